@@ -1,0 +1,59 @@
+# Targets end with a `##` text; `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO_BIN := .venv-demo/bin
+PIP := -m pip --disable-pip-version-check install --quiet
+PYTEST_FLAGS ?=
+PACKAGES := dataplane
+CODE := dataplane tests bench examples
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: .venv/.ready ## make .venv with everything for development (hash-locked); no-op when fresh
+
+.venv/.ready: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python $(PIP) --require-hashes -r requirements.lock
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv-demo/.ready: requirements-demo.lock pyproject.toml
+	test -x $(DEMO_BIN)/python || $(PYTHON) -m venv .venv-demo
+	$(DEMO_BIN)/python $(PIP) --require-hashes -r requirements-demo.lock
+	$(DEMO_BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# --- checks -------------------------------------------------------------------------------------
+
+.PHONY: check
+check: setup ## format, lint, types, layers
+	$(BIN)/ruff format --check --quiet $(CODE)
+	$(BIN)/ruff check --quiet $(CODE)
+	$(BIN)/mypy --no-error-summary
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: setup ## format the code and apply safe fixes
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+.PHONY: test
+test: setup ## all tests; real Postgres, real sockets
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.PHONY: behaviours
+behaviours: setup ## run all tests and write docs/behaviours.md from those that passed
+	@$(BIN)/python -m pytest --behaviours-write
+
+.PHONY: lock
+lock: setup ## compile both lock files from pyproject.toml
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group dev -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --group demo -c requirements.lock -o requirements-demo.lock
+
+LOCK_FLAGS := --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

@@ -1,0 +1,1 @@
+"""Ownership of partitions: order, timers, routing, catalog, authorisation."""

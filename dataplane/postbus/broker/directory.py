@@ -1,0 +1,111 @@
+"""The catalog of a namespace: which entities exist, what they are and where they live (D14).
+
+One process decides for now; the durable catalog lies with partition 0 and every partition keeps
+its own copy through its own journal. A definition counts as changed when the catalog's commit is
+durable and, if the home partition is loaded, it has acknowledged the change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from postbus.contract import QueueProperties
+from postbus.entity.commands import Command, DropEntity, PutEntity, Refused, Reply
+from postbus.store.catalog import CatalogEntry, CatalogStore
+
+
+class DefinitionFollower(Protocol):
+    """A partition's host, as far as the directory knows it."""
+
+    @property
+    def is_loaded(self) -> bool: ...
+
+    async def call(self, command: Command) -> Reply: ...
+
+
+class Directory:
+    """Definitions in memory, in step with the catalog's tables."""
+
+    def __init__(self, catalog: CatalogStore, partition_count: int) -> None:
+        self._catalog = catalog
+        self._partition_count = partition_count
+        self._entries: dict[str, CatalogEntry] = {}
+        self._followers: Sequence[DefinitionFollower] = ()
+        self._changing = asyncio.Lock()
+        self.version = 0
+
+    def follow(self, followers: Sequence[DefinitionFollower]) -> None:
+        """Name the hosts of the partitions, in order of partition id."""
+        self._followers = followers
+
+    async def load(self) -> None:
+        """Read the catalog; raises `StoreUnavailable`."""
+        self.version, entries = await self._catalog.load()
+        self._entries = {entry.name.lower(): entry for entry in entries}
+
+    def find(self, name: str) -> CatalogEntry | None:
+        """Return the entity of a lower-case name."""
+        return self._entries.get(name)
+
+    def entries(self) -> list[CatalogEntry]:
+        return sorted(self._entries.values(), key=lambda entry: entry.name)
+
+    def entries_of(self, partition_id: int) -> list[CatalogEntry]:
+        """Return what lives in a partition, for its host to catch up with."""
+        return [
+            entry for entry in self._entries.values() if entry.home_partition == partition_id
+        ]
+
+    async def put_queue(self, name: str, properties: QueueProperties) -> CatalogEntry:
+        """Create a queue or change its definition; an equal definition changes nothing.
+
+        Raises `StoreUnavailable` when the catalog could not be written.
+        """
+        async with self._changing:
+            known = self._entries.get(name.lower())
+            if known is not None and known.properties == properties:
+                return known
+            entry = await self._catalog.put(
+                name=known.name if known else name,
+                properties=properties,
+                home_partition=(
+                    known.home_partition if known else home_of(name, self._partition_count)
+                ),
+            )
+            self._entries[name.lower()] = entry
+            self.version = entry.version
+            await self._tell(
+                entry.home_partition,
+                PutEntity(entry.entity_no, entry.name, entry.properties, entry.version),
+            )
+            return entry
+
+    async def delete(self, name: str) -> bool:
+        """Free a name at once; its messages go with it. False when there was none."""
+        async with self._changing:
+            entry = self._entries.get(name.lower())
+            if entry is None:
+                return False
+            self.version = await self._catalog.delete(entry.entity_no)
+            del self._entries[name.lower()]
+            await self._tell(entry.home_partition, DropEntity(entry.entity_no, self.version))
+            return True
+
+    async def _tell(self, partition_id: int, command: Command) -> None:
+        """Let a loaded partition follow; one that is not catches up when it loads."""
+        if self._followers and self._followers[partition_id].is_loaded:
+            reply = await self._followers[partition_id].call(command)
+            assert not isinstance(reply, Refused) or reply.refusal.value in ("not-applied", "unknown")
+
+
+def home_of(name: str, partition_count: int) -> int:
+    """Choose the partition of a new entity by rendezvous hashing of its name."""
+    key = name.lower().encode()
+
+    def weight(partition_id: int) -> bytes:
+        return hashlib.blake2b(key, digest_size=8, salt=partition_id.to_bytes(2, "big")).digest()
+
+    return max(range(partition_count), key=weight)

@@ -1,0 +1,430 @@
+"""The host of one partition: order, release after commit, timers, reload.
+
+Every command of a partition passes `submit`; nothing it causes is told to the outside before the
+commit that justifies it, and never before what came earlier. The host does the I/O the state
+machine asks for. On any failure of a commit it drops the partition's memory, claims the partition
+afresh and loads it: there is no rollback. It never looks into a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol, TypeAlias
+
+from postbus.broker.clock import EntityClock
+from postbus.broker.directory import Directory
+from postbus.contract import NamespaceLimits
+from postbus.entity.commands import (
+    AddConsumer,
+    Command,
+    Delivery,
+    Disposition,
+    DropEntity,
+    Enqueue,
+    PutEntity,
+    Quiesce,
+    Refusal,
+    Refused,
+    RemoveConsumer,
+    Reply,
+    SetDemand,
+    Settle,
+    StoredRow,
+    SupplyRows,
+    Tick,
+)
+from postbus.entity.outcomes import Deliver, EndConsumer, Fetch, Needs, Outcome
+from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
+from postbus.store.journal import Journal
+from postbus.store.postgres import Store, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+OnReply: TypeAlias = Callable[[Reply], None]
+
+WAITING_LIMIT = 10_000
+"""Commands held while a partition loads; one more is refused as busy. Our choice: a second of
+sends of a busy bus, small against the memory budget."""
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 5.0
+CLOCK_SAMPLE_S = 10.0
+CONFIRMATION_S = 3.0
+"""How long ownership counts as confirmed after a commit or a read (D9)."""
+
+
+class DeliverySink(Protocol):
+    """What a door registers for one consumer. Calls come from the event loop, never nested."""
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        """Write these to the wire; they are durable as far as they must be."""
+
+    def ended(self, refusal: Refusal) -> None:
+        """The broker removed the consumer: entity dropped, disabled, or receiving disabled."""
+
+    def reset(self) -> None:
+        """The partition was reloaded: the consumer is gone and every lock with it."""
+
+
+class HostStatus(Enum):
+    """Life cycle; UNCLAIMED -> LOADING -> ACTIVE -> LOADING ... -> CLOSED."""
+
+    UNCLAIMED = "unclaimed"
+    LOADING = "loading"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+class Host:
+    """Owns one partition while it is claimed."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: int,
+        store: Store,
+        directory: Directory,
+        clock: EntityClock,
+        budget: WindowBudget,
+        limits: NamespaceLimits,
+        broker_name: str,
+        new_seed: Callable[[], int],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.partition_id = partition_id
+        self.status = HostStatus.UNCLAIMED
+        self.reload_count = 0
+        self._store = store
+        self._directory = directory
+        self._clock = clock
+        self._budget = budget
+        self._limits = limits
+        self._broker_name = broker_name
+        self._new_seed = new_seed
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._state: PartitionState | None = None
+        self._journal: Journal | None = None
+        self._sinks: dict[int, DeliverySink] = {}
+        self._waiting: deque[tuple[Command, OnReply | None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._failures = 0
+        self._stopping = False
+        self._upkeep: asyncio.Task[None] | None = None
+
+    # --- for the router -------------------------------------------------------------------------
+
+    def submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+        """Apply a command now, or hold it until the partition is loaded."""
+        if self._state is not None:
+            self._apply(command, on_reply, None)
+        elif self.status is HostStatus.CLOSED:
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+        elif len(self._waiting) >= WAITING_LIMIT:
+            _reply(on_reply, Refused(Refusal.BUSY, "the partition is loading"))
+        else:
+            self._waiting.append((command, on_reply))
+            self.claim()
+
+    def claim(self) -> None:
+        """Start to own the partition unless that is so or under way."""
+        if self.status is HostStatus.UNCLAIMED:
+            self.status = HostStatus.LOADING
+            self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
+
+    def register_sink(self, consumer_id: int, sink: DeliverySink) -> None:
+        self._sinks[consumer_id] = sink
+
+    def unregister_sink(self, consumer_id: int) -> None:
+        self._sinks.pop(consumer_id, None)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._state is not None
+
+    async def call(self, command: Command) -> Reply:
+        """Apply a command and wait for what came of it."""
+        answered: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        self.submit(command, answer)
+        return await answered
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted from doors that no commit has covered yet."""
+        return 0 if self._journal is None else self._journal.queued_bytes
+
+    def counts(self, entity_no: int) -> Counts | None:
+        """Return exact message counts, None while the partition is not loaded."""
+        return None if self._state is None else self._state.counts(entity_no)
+
+    async def stop(self) -> None:
+        """Commit what was accepted, journal what is outstanding, release the partition (D6)."""
+        self._stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        journal = self._journal
+        if self._state is not None and journal is not None:
+            await self.call(Quiesce())
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        self.status = HostStatus.CLOSED
+        self._state = self._journal = None
+        self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+        if journal is not None:
+            await journal.close()
+
+    # --- applying -------------------------------------------------------------------------------
+
+    def _apply(
+        self, command: Command, on_reply: OnReply | None, found: Sequence[StoredRow] | None
+    ) -> None:
+        state, journal = self._state, self._journal
+        if state is None or journal is None:
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            return
+        if type(command) is Enqueue and journal.is_congested:
+            _reply(on_reply, Refused(Refusal.BUSY, "the store is behind; send again later"))
+            return
+        try:
+            result = state.apply(command, self._clock(), found)
+        except Exception:
+            logger.exception("partition state broke", extra={"partition": self.partition_id})
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            self._reload(journal)
+            return
+        if type(result) is Needs:
+            self._tasks.create_task(self._read_and_apply(command, on_reply, result))
+            return
+        assert isinstance(result, Outcome)
+        if journal.is_idle and not (result.inserts or result.deletes or result.mutations):
+            self._release(result, on_reply)
+        else:
+            journal.submit(result, on_reply)
+        deadline_ms = state.next_deadline_ms
+        if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
+            self._arm(deadline_ms)
+
+    def _release(self, outcome: Outcome, on_reply: OnReply | None) -> None:
+        """Tell what an outcome caused; its commit and all earlier ones are durable."""
+        for effect in outcome.effects:
+            if type(effect) is Deliver:
+                sink = self._sinks.get(effect.consumer_id)
+                if sink is not None:
+                    sink.deliver(effect.deliveries)
+                else:
+                    self._give_back(effect)
+            elif type(effect) is Fetch:
+                self._tasks.create_task(self._fetch(effect))
+            elif type(effect) is EndConsumer:
+                gone = self._sinks.pop(effect.consumer_id, None)
+                if gone is not None:
+                    gone.ended(effect.refusal)
+        if on_reply is not None:
+            on_reply(outcome.reply)
+
+    def _give_back(self, effect: Deliver) -> None:
+        """Release what reached no wire; a receive-and-delete delivery is lost by design (S26)."""
+        tokens = [delivery.lock_token for delivery in effect.deliveries if delivery.lock_token]
+        if tokens:
+            self.submit(
+                Settle(effect.entity_no, effect.sub_queue, tokens, Disposition.RELEASE)
+            )
+
+    def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
+        """Called by the journal in order, once for each commit."""
+        self._failures = 0
+        for outcome, on_reply in parked:
+            self._release(outcome, on_reply)
+
+    def _failed(
+        self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
+    ) -> None:
+        """Called by the journal once, when it is dead. Nobody is told a guess (D10)."""
+        journal = self._journal
+        logger.warning(
+            "commit failed, reloading",
+            extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
+        )
+        if journal is not None:
+            self._reload(journal)
+        for _, on_reply, refusal in parked:
+            _reply(on_reply, Refused(refusal, "the store did not confirm the commit"))
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    async def _read_and_apply(
+        self, command: Command, on_reply: OnReply | None, needs: Needs
+    ) -> None:
+        journal = self._journal
+        if journal is None:
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            return
+        rows: list[StoredRow] = []
+        try:
+            if needs.row_keys:
+                rows += await journal.read_rows(needs.row_keys)
+            for first_key, end_key, limit in needs.ranges:
+                rows += await journal.read_range(first_key, end_key, limit)
+            for entity_no, sub_queue, from_sequence, limit in needs.numbers:
+                rows += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
+        except StoreUnavailable as error:
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, str(error)))
+            return
+        self._apply(command, on_reply, rows)
+
+    async def _fetch(self, effect: Fetch) -> None:
+        """Page messages in; repeated until it works, since the sub-queue waits for it."""
+        backoff_s = FIRST_BACKOFF_S
+        journal = self._journal
+        while journal is not None and journal is self._journal:
+            try:
+                rows = await journal.read_rows(effect.row_keys)
+            except StoreUnavailable as error:
+                logger.warning(
+                    "paging failed", extra={"partition": self.partition_id, "error": str(error)}
+                )
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                continue
+            if journal is self._journal:
+                self.submit(SupplyRows(effect.entity_no, effect.sub_queue, rows))
+            return
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _arm(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(deadline_ms - self._clock(), 0) / 1_000
+        self._timer_ms = deadline_ms
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._state is None or self._stopping:
+            return
+        if self._clock() < self._timer_ms:  # the clock was corrected meanwhile
+            self._arm(self._timer_ms)
+            return
+        self._apply(Tick(), None, None)
+
+    def clock_changed(self) -> None:
+        """Entity time was moved by hand: look at the deadlines again."""
+        if self._timer is not None:
+            self._arm(self._timer_ms)
+
+    async def _keep_up(self, journal: Journal) -> None:
+        """Sample database time and let the store look after itself while the journal lives."""
+        while journal is self._journal:
+            try:
+                self._clock.observe(await journal.sample_clock_ms())
+                await journal.upkeep()
+            except StoreUnavailable as error:
+                logger.warning(
+                    "upkeep failed", extra={"partition": self.partition_id, "error": str(error)}
+                )
+            await asyncio.sleep(CLOCK_SAMPLE_S)
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def _reload(self, journal: Journal) -> None:
+        """Drop all memory and start again from the tables."""
+        if journal is not self._journal:
+            return
+        self._state, self._journal = None, None
+        journal.abandon()
+        self._failures += 1
+        self.reload_count += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        if self._stopping:
+            return
+        self.status = HostStatus.LOADING
+        self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.reset()
+
+    async def _load(self) -> None:
+        backoff_s = FIRST_BACKOFF_S if self._failures else 0.0
+        while not self._stopping:
+            await asyncio.sleep(backoff_s)
+            try:
+                journal, loaded = await Journal.open(
+                    self._store,
+                    self.partition_id,
+                    self._broker_name,
+                    on_committed=self._committed,
+                    on_failed=self._failed,
+                    one_by_one=self._failures >= 2,
+                )
+                self._clock.observe(await journal.sample_clock_ms())
+            except StoreUnavailable as error:
+                self._failures += 1
+                backoff_s = min(max(backoff_s, FIRST_BACKOFF_S) * 2, LAST_BACKOFF_S)
+                logger.warning(
+                    "partition could not be loaded",
+                    extra={"partition": self.partition_id, "error": str(error)},
+                )
+                self._refuse_waiting(Refused(Refusal.NOT_APPLIED, str(error)))
+                continue
+            break
+        else:
+            return
+        if self._stopping:
+            await journal.close()
+            return
+        self._journal = journal
+        self._state = PartitionState(
+            partition_id=self.partition_id,
+            loaded=loaded,
+            seed=self._new_seed(),
+            budget=self._budget,
+            limits=self._limits,
+        )
+        self.status = HostStatus.ACTIVE
+        self._upkeep = self._tasks.create_task(self._keep_up(journal))
+        logger.info(
+            "partition loaded", extra={"partition": self.partition_id, "epoch": loaded.epoch}
+        )
+        self._catch_up({entity.entity_no for entity in loaded.entities}, loaded.catalog_version)
+        waiting, self._waiting = self._waiting, deque()
+        for command, on_reply in waiting:
+            self.submit(command, on_reply)
+        self._apply(Tick(), None, None)
+
+    def _catch_up(self, known: set[int], version: int) -> None:
+        """Bring the partition's copy of the definitions up to the catalog (D14)."""
+        wanted = self._directory.entries_of(self.partition_id)
+        for entry in wanted:
+            if entry.entity_no not in known or entry.version > version:
+                self.submit(PutEntity(entry.entity_no, entry.name, entry.properties, entry.version))
+        for entity_no in known - {entry.entity_no for entry in wanted}:
+            self.submit(DropEntity(entity_no, self._directory.version))
+
+    def _refuse_waiting(self, reply: Refused) -> None:
+        """Answer whoever waits; consumers stay, they have nobody to repeat them."""
+        waiting, self._waiting = self._waiting, deque()
+        for command, on_reply in waiting:
+            if isinstance(command, AddConsumer | SetDemand | RemoveConsumer) and not self._stopping:
+                self._waiting.append((command, on_reply))
+            else:
+                _reply(on_reply, reply)
+
+
+def _reply(on_reply: OnReply | None, reply: Reply) -> None:
+    if on_reply is not None:
+        on_reply(reply)

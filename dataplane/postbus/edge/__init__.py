@@ -1,0 +1,1 @@
+"""The doors: translation between wire protocols and entity commands."""

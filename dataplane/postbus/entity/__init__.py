@@ -1,0 +1,1 @@
+"""The deterministic state machine of one partition: commands in, outcomes out."""

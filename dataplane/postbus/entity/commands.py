@@ -1,0 +1,348 @@
+"""What a partition can be told, and what it replies.
+
+Commands are imperatives, replies are facts the host releases after the commit. Everything here is
+plain data: edge, host and a peer stream carry it, only `partition_state` interprets it. Commands
+are vectors where the message path needs it: one `Enqueue` or `Settle` holds a burst of one link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import NamedTuple, TypeAlias
+
+from postbus.contract import QueueProperties
+from postbus.message.envelope import Envelope
+
+
+class SubQueue(IntEnum):
+    """Where a message of an entity lies; the value is stored with each block of row keys."""
+
+    ACTIVE = 0
+    DEAD_LETTER = 1
+    SCHEDULED = 2
+    TRANSFER_DEAD_LETTER = 3
+    OUTBOX = 4
+
+
+class ReceiveMode(IntEnum):
+    """How a consumer takes messages."""
+
+    PEEK_LOCK = 0
+    RECEIVE_AND_DELETE = 1
+
+
+class MessageState(IntEnum):
+    """Value of the annotation `x-opt-message-state`."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+class Disposition(IntEnum):
+    """What the holder of a lock decides."""
+
+    COMPLETE = 0
+    ABANDON = 1
+    RELEASE = 2
+    DEFER = 3
+    DEAD_LETTER = 4
+
+
+class Refusal(Enum):
+    """Expected refusals: values, not exceptions. Each door has one total table for them."""
+
+    ENTITY_NOT_FOUND = "entity-not-found"
+    ENTITY_DISABLED = "entity-disabled"
+    SEND_DISABLED = "send-disabled"
+    RECEIVE_DISABLED = "receive-disabled"
+    QUOTA_EXCEEDED = "quota-exceeded"
+    STORE_FULL = "store-full"
+    MESSAGE_TOO_LARGE = "message-too-large"
+    PROPERTIES_TOO_LARGE = "properties-too-large"
+    MESSAGE_MALFORMED = "message-malformed"
+    ARGUMENT_OUT_OF_RANGE = "argument-out-of-range"
+    LOCK_LOST = "lock-lost"
+    MESSAGE_NOT_FOUND = "message-not-found"
+    NOT_ALLOWED = "not-allowed"
+    NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (D10)
+    UNKNOWN = "unknown"  # the commit's result is not known (D10)
+    BUSY = "busy"
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Enqueue:
+    """Store messages in order. `is_atomic`: all or none (a batch); else each for itself."""
+
+    entity_no: int
+    messages: list[Envelope]
+    is_atomic: bool = False
+
+
+@dataclass(slots=True)
+class CancelScheduled:
+    entity_no: int
+    sequence_numbers: list[int]
+
+
+@dataclass(slots=True)
+class AddConsumer:
+    """Register a receiver. `consumer_id` is unique in the process and never reused."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    consumer_id: int
+    mode: ReceiveMode
+
+
+@dataclass(slots=True)
+class SetDemand:
+    """Allow deliveries up to `limit`, counted since the consumer was added (absolute, D12).
+
+    `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
+    delivered; the reply `DemandSet` follows those deliveries.
+    """
+
+    consumer_id: int
+    limit: int
+    is_drain: bool = False
+
+
+@dataclass(slots=True)
+class RemoveConsumer:
+    """Forget a receiver. Its locks live on until they expire (N2)."""
+
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class Settle:
+    """Settle locked messages. Reply `Settled` names the tokens that were not held any more.
+
+    `properties` are changes to application properties, values as `message.codec` decodes them;
+    reason and description only with DEAD_LETTER.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+    disposition: Disposition
+    reason: str | None = None
+    description: str | None = None
+    properties: dict[str, object] | None = None
+
+
+@dataclass(slots=True)
+class RenewLocks:
+    """All or none; reply `LocksRenewed` or `Refused(LOCK_LOST)`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+
+
+@dataclass(slots=True)
+class Peek:
+    """Browse from a number upward, any state. Reply `Peeked`; may hold fewer than `limit`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    from_sequence: int
+    limit: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class ReceiveDeferred:
+    """All or none. Reply `DeferredReceived` or `Refused(MESSAGE_NOT_FOUND)`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+    mode: ReceiveMode
+
+
+@dataclass(slots=True)
+class DeleteMessages:
+    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete, X10)."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    limit: int
+    enqueued_before_ms: int
+
+
+@dataclass(slots=True)
+class PutEntity:
+    """Create an entity in this partition or replace its definition."""
+
+    entity_no: int
+    name: str
+    properties: QueueProperties
+    catalog_version: int
+
+
+@dataclass(slots=True)
+class DropEntity:
+    """Forget an entity; its consumers end with ENTITY_NOT_FOUND, its rows are deleted in chunks."""
+
+    entity_no: int
+    catalog_version: int
+
+
+@dataclass(slots=True)
+class SupplyRows:
+    """Rows the host read for an effect `Fetch`, in key order. A key without a row is an error."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    rows: list[StoredRow]
+
+
+@dataclass(slots=True)
+class Tick:
+    """Time has come: expire locks, activate schedules, journal outstanding acquisitions."""
+
+
+@dataclass(slots=True)
+class Quiesce:
+    """Clean stop: journal every acquisition that is outstanding and the sizes (D6, D18)."""
+
+
+Command: TypeAlias = (
+    Enqueue
+    | CancelScheduled
+    | AddConsumer
+    | SetDemand
+    | RemoveConsumer
+    | Settle
+    | RenewLocks
+    | Peek
+    | ReceiveDeferred
+    | DeleteMessages
+    | PutEntity
+    | DropEntity
+    | SupplyRows
+    | Tick
+    | Quiesce
+)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+class StoredRow(NamedTuple):
+    """One row of `message` with what the side tables say of it.
+
+    `sequence` is the number of `kept` or `due`, None in ACTIVE, where the block gives it.
+    `delivery_count` is the greatest of `kept`, `patch` and 0; the attempts of `acquired` are in
+    memory. The patch's application properties are already folded into the envelope.
+    """
+
+    row_key: int
+    enqueued_ms: int
+    sequence: int | None
+    delivery_count: int
+    is_deferred: bool
+    envelope: Envelope
+
+
+# --- replies ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Refused:
+    """The whole command was refused. `detail` completes the sentence a human reads."""
+
+    refusal: Refusal
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Enqueued:
+    """`sequence_numbers[i]` belongs to message i; `refusals` maps an index to its refusal."""
+
+    sequence_numbers: list[int]
+    refusals: dict[int, Refused] | None = None
+
+
+@dataclass(slots=True)
+class Settled:
+    """`lost` holds the indexes whose lock was not held any more, None when all were."""
+
+    lost: list[int] | None = None
+
+
+@dataclass(slots=True)
+class LocksRenewed:
+    locked_until_ms: list[int]
+
+
+@dataclass(slots=True)
+class DemandSet:
+    """`delivered`: deliveries made to the consumer since it was added."""
+
+    delivered: int
+
+
+@dataclass(slots=True)
+class Peeked:
+    messages: list[PeekedMessage]
+
+
+@dataclass(slots=True)
+class DeferredReceived:
+    deliveries: list[Delivery]
+
+
+@dataclass(slots=True)
+class MessagesDeleted:
+    count: int
+
+
+@dataclass(slots=True)
+class Cancelled:
+    pass
+
+
+@dataclass(slots=True)
+class Done:
+    """The command took effect and has nothing to tell."""
+
+
+Reply: TypeAlias = (
+    Refused
+    | Enqueued
+    | Settled
+    | LocksRenewed
+    | DemandSet
+    | Peeked
+    | DeferredReceived
+    | MessagesDeleted
+    | Cancelled
+    | Done
+)
+
+
+class PeekedMessage(NamedTuple):
+    sequence: int
+    enqueued_ms: int
+    delivery_count: int
+    state: MessageState
+    envelope: Envelope
+
+
+class Delivery(NamedTuple):
+    """One acquisition. `lock_token` is b"" in receive-and-delete; 16 bytes otherwise (D11)."""
+
+    lock_token: bytes
+    locked_until_ms: int
+    sequence: int
+    enqueued_ms: int
+    delivery_count: int  # earlier failed deliveries, 0 on the first
+    ttl_ms: int | None  # the effective one, None when the message never expires
+    envelope: Envelope

@@ -1,0 +1,110 @@
+"""Row keys and sequence numbers: blocks reserved for one sub-queue, used from their start (D2)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import ReserveBlock
+
+if TYPE_CHECKING:
+    from postbus.entity.turn import Turn
+
+FIRST_BLOCK_KEYS: Final = 256
+LAST_BLOCK_KEYS: Final = 65_536
+GROWTH: Final = 4
+"""Each block of a sub-queue is four times the one before, up to the last size (D2)."""
+
+
+class Numbering:
+    """The row keys of one sub-queue; in ACTIVE also the sequence numbers of the entity.
+
+    The number of a key in a block is key + offset. `next_sequence` is the first number never
+    reserved by a block.
+    """
+
+    __slots__ = (
+        "_end_key",
+        "_entity_no",
+        "_first_keys",
+        "_next_key",
+        "_next_size",
+        "_offset",
+        "_offsets",
+        "_sub_queue",
+        "next_sequence",
+    )
+
+    def __init__(self, entity_no: int, sub_queue: SubQueue, next_sequence: int) -> None:
+        self._entity_no = entity_no
+        self._sub_queue = sub_queue
+        self.next_sequence = next_sequence
+        self._next_key = 0
+        self._end_key = 0
+        self._offset = 0
+        self._next_size = FIRST_BLOCK_KEYS
+        self._first_keys: list[int] = []
+        self._offsets: list[int] = []
+
+    def add_loaded(self, block: ReserveBlock) -> None:
+        """Learn of a block of an earlier life, in key order; its unused rest stays unused."""
+        self._first_keys.append(block.first_key)
+        self._offsets.append(block.first_sequence - block.first_key)
+
+    def take(self, count: int, turn: Turn) -> list[tuple[int, int, int]]:
+        """Use `count` keys. Shape: runs of (first key, offset to the number, length)."""
+        key = self._next_key
+        if key + count <= self._end_key:
+            self._next_key = key + count
+            return [(key, self._offset, count)]
+        runs: list[tuple[int, int, int]] = []
+        while count > 0:
+            if self._next_key == self._end_key:
+                self._reserve(turn)
+            length = min(count, self._end_key - self._next_key)
+            runs.append((self._next_key, self._offset, length))
+            self._next_key += length
+            count -= length
+        return runs
+
+    def take_one(self, turn: Turn) -> tuple[int, int]:
+        """Use one key. Shape: (key, number)."""
+        ((key, offset, _),) = self.take(1, turn)
+        return key, key + offset
+
+    def number_of(self, row_key: int) -> int:
+        """Return the sequence number of a key in ACTIVE."""
+        return row_key + self._offsets[bisect_right(self._first_keys, row_key) - 1]
+
+    def key_from(self, sequence: int) -> int:
+        """Return the lowest key in ACTIVE whose number may be `sequence` or above."""
+        keys, offsets = self._first_keys, self._offsets
+        low, high = 0, len(keys)
+        while low < high:  # the first block that starts above `sequence`
+            middle = (low + high) // 2
+            if keys[middle] + offsets[middle] <= sequence:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return 0
+        key = sequence - offsets[low - 1]
+        return min(key, keys[low]) if low < len(keys) else key
+
+    def _reserve(self, turn: Turn) -> None:
+        size = self._next_size
+        self._next_size = min(size * GROWTH, LAST_BLOCK_KEYS)
+        is_active = self._sub_queue is SubQueue.ACTIVE
+        first_sequence = self.next_sequence if is_active else 0
+        first_key = turn.next_key
+        turn.next_key += size
+        turn.outcome.mutations.append(
+            ReserveBlock(first_key, size, self._entity_no, self._sub_queue, first_sequence)
+        )
+        self._next_key, self._end_key = first_key, first_key + size
+        self._offset = first_sequence - first_key
+        if is_active:
+            self.next_sequence += size
+            self._first_keys.append(first_key)
+            self._offsets.append(self._offset)

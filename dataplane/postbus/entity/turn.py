@@ -1,0 +1,140 @@
+"""What the entities of one partition share, and the outcome being made right now.
+
+`PartitionState` begins a turn for each command; sub-queues write their mutations and effects into
+`outcome`. Time, randomness and row keys come from here and from nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, TypeAlias
+
+from postbus.contract import NamespaceLimits
+from postbus.entity.commands import Done
+from postbus.entity.outcomes import Outcome, RecordAcquired
+from postbus.entity.queued import QueuedMessage
+from postbus.entity.window import Window
+
+OnTime: TypeAlias = Callable[[], None]
+
+MAINTENANCE_LIMIT: Final = 1_000
+"""Messages one apply may expire, activate or delete besides what a client asked for (D7)."""
+
+OUTSTANDING_MS: Final = 100
+"""After this time an acquisition that is neither settled nor returned is journalled (D6)."""
+
+DONE: Final = Done()
+
+
+class Turn:
+    """Shared by all entities of a partition; see the module's docstring."""
+
+    __slots__ = (
+        "_timer_count",
+        "allowance",
+        "committed_ms",
+        "first_key",
+        "limits",
+        "next_key",
+        "now_ms",
+        "outcome",
+        "outstanding",
+        "random",
+        "resumed",
+        "timers",
+        "token_suffix",
+        "window",
+    )
+
+    def __init__(
+        self,
+        *,
+        random: Random,
+        token_suffix: bytes,
+        first_key: int,
+        window: Window,
+        limits: NamespaceLimits,
+    ) -> None:
+        self.random = random
+        self.token_suffix = token_suffix
+        self.first_key = first_key  # keys from here on were made in this life of the partition
+        self.next_key = first_key
+        self.window = window
+        self.limits = limits
+        self.now_ms = 0
+        self.committed_ms = 0
+        self.allowance = MAINTENANCE_LIMIT
+        self.outcome = Outcome(DONE)
+        self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
+        self.resumed: dict[OnTime, None] = {}
+        self.timers: list[tuple[int, int, OnTime]] = []
+        self._timer_count = 0
+
+    def begin(self, now_ms: int) -> Outcome:
+        """Start the outcome of one command."""
+        self.now_ms = now_ms
+        self.allowance = MAINTENANCE_LIMIT
+        self.outcome = outcome = Outcome(DONE)
+        outcome.applied_ms = now_ms
+        return outcome
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def set_timer(self, when_ms: int, on_time: OnTime) -> None:
+        """Call back in the first Tick at or after `when_ms`. Timers are not withdrawn."""
+        self._timer_count += 1
+        heappush(self.timers, (when_ms, self._timer_count, on_time))
+
+    def run_timers(self) -> None:
+        """Call what is due, then what an earlier turn left unfinished."""
+        timers, now_ms = self.timers, self.now_ms
+        while timers and timers[0][0] <= now_ms:
+            heappop(timers)[2]()
+        if self.resumed:
+            resumed, self.resumed = self.resumed, {}
+            for on_time in resumed:
+                on_time()
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When the next Tick has something to do."""
+        if self.resumed:
+            return self.now_ms
+        deadline_ms = self.timers[0][0] if self.timers else None
+        if self.outstanding:
+            journal_ms = self.outstanding[0][0] + OUTSTANDING_MS
+            if deadline_ms is None or journal_ms < deadline_ms:
+                return journal_ms
+        return deadline_ms
+
+    # --- delivery counts --------------------------------------------------------------------------
+
+    def record_outstanding(self) -> None:
+        """Journal first deliveries that stay out (D6).
+
+        When the oldest has waited long enough, all that waited half as long go along: one commit
+        every 50 ms at most, and still nothing waits longer than promised.
+        """
+        outstanding, now_ms = self.outstanding, self.now_ms
+        if not outstanding or now_ms - outstanding[0][0] < OUTSTANDING_MS:
+            return
+        row_keys: list[int] = []
+        attempts: list[int] = []
+        while outstanding and now_ms - outstanding[0][0] >= OUTSTANDING_MS // 2:
+            for message in outstanding.popleft()[1]:
+                attempt = message.failures + 1
+                if message.token is not None and message.recorded < attempt:
+                    message.recorded = attempt
+                    row_keys.append(message.row_key)
+                    attempts.append(attempt)
+        if row_keys:
+            self.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+
+    def record(self, message: QueuedMessage, attempts: int) -> None:
+        """Journal the attempts of one message unless the tables have them so."""
+        if message.recorded != attempts:
+            message.recorded = attempts
+            self.outcome.mutations.append(RecordAcquired([message.row_key], [attempts]))

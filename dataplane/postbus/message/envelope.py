@@ -1,0 +1,72 @@
+"""The parts of one message, sliced once on arrival and never re-encoded.
+
+The edge makes an `Envelope` of each transfer (and of each member of a batch); entity, store and
+delivery carry it unchanged. Only a patch (dead-letter reason, modified properties) replaces
+`application_properties`. Source: AMQP 1.0 part 3, 3.2.
+"""
+
+from __future__ import annotations
+
+
+class Envelope:
+    """One message at rest: what the broker looks at, and the raw sections it forwards.
+
+    Shape: `properties`, `application_properties` and `body` are whole encoded sections as
+    received (b"" when absent); `body` is all body sections followed by the footer. `annotations`
+    are encoded key/value pairs of the client's message annotations without a map header and
+    without the keys the broker owns; `annotation_count` counts pairs. `message_id` is the encoded
+    AMQP value with its type. `session_id` and the keys are UTF-8. Delivery annotations are dropped.
+    """
+
+    __slots__ = (
+        "annotation_count",
+        "annotations",
+        "application_properties",
+        "body",
+        "hop_count",
+        "is_durable",
+        "message_id",
+        "partition_key",
+        "priority",
+        "properties",
+        "scheduled_ms",
+        "session_id",
+        "size_bytes",
+        "ttl_ms",
+        "via_partition_key",
+    )
+
+    def __init__(
+        self,
+        *,
+        is_durable: bool = False,
+        priority: int | None = None,
+        ttl_ms: int | None = None,
+        annotations: bytes = b"",
+        annotation_count: int = 0,
+        scheduled_ms: int | None = None,
+        partition_key: bytes | None = None,
+        via_partition_key: bytes | None = None,
+        message_id: bytes | None = None,
+        session_id: bytes | None = None,
+        hop_count: int = 0,
+        properties: bytes = b"",
+        application_properties: bytes = b"",
+        body: bytes = b"",
+        size_bytes: int = 0,
+    ) -> None:
+        self.is_durable = is_durable
+        self.priority = priority
+        self.ttl_ms = ttl_ms
+        self.annotations = annotations
+        self.annotation_count = annotation_count
+        self.scheduled_ms = scheduled_ms
+        self.partition_key = partition_key
+        self.via_partition_key = via_partition_key
+        self.message_id = message_id
+        self.session_id = session_id
+        self.hop_count = hop_count
+        self.properties = properties
+        self.application_properties = application_properties
+        self.body = body
+        self.size_bytes = size_bytes

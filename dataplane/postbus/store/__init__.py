@@ -1,0 +1,1 @@
+"""Durability: the group-commit journal and the SQL behind it."""
