@@ -28,6 +28,24 @@ setup: .venv/.ready ## make .venv with everything for development (hash-locked);
 	$(DEMO_BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+# --- running ------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: .venv-demo/.ready ## a bus from nothing, driven and checked with the official SDK
+	@$(DEMO_BIN)/python examples/demo.py
+
+.PHONY: dev
+dev: .venv-demo/.ready ## a bus on this machine from examples/, data in .postbus
+	@$(DEMO_BIN)/python -m postbus dev examples $(DEV_FLAGS)
+
+.PHONY: bench
+bench: setup ## measure this bus beside its peers; needs a C++ compiler
+	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
+
+.PHONY: kill-test
+kill-test: setup ## kill -9 broker and Postgres under load, then check the record of what happened
+	@$(BIN)/python tests/faults/kill_nine.py $(KILL_FLAGS)
+
 # --- checks -------------------------------------------------------------------------------------
 
 .PHONY: check

@@ -54,7 +54,7 @@ class RabbitMQ(Server):
         """Read it from the name of the installed library."""
         found = sorted(_RABBITMQ_LIBRARY.glob("lib/rabbitmq_server-*"))
         release = subprocess.run(
-            ["erl", "-noshell", "-eval", 'io:put_chars(erlang:system_info(otp_release)),halt().'],
+            ["erl", "-noshell", "-eval", "io:put_chars(erlang:system_info(otp_release)),halt()."],
             capture_output=True,
             text=True,
             check=False,
@@ -237,10 +237,8 @@ def _tune(broker_xml: Path, profile: Path) -> None:
     for name, value in _ARTEMIS_CREDITS.items():
         text = re.sub(rf"{name}=\d+", f"{name}={value}", text)
     timeout = f"<journal-buffer-timeout>{_ARTEMIS_BUFFER_TIMEOUT_NS}</journal-buffer-timeout>"
-    if "<journal-buffer-timeout>" in text:
-        text = re.sub(r"<journal-buffer-timeout>\d+</journal-buffer-timeout>", timeout, text)
-    else:
-        text = text.replace("<journal-max-io>", f"{timeout}\n      <journal-max-io>", 1)
+    # The instance is created without its own idea of the time-out, so that this one stands alone.
+    text = text.replace("<journal-min-files>", f"{timeout}\n      <journal-min-files>", 1)
     for line in (timeout, "<journal-datasync>true<", "<journal-type>ASYNCIO<"):
         if line not in text:
             raise BenchError(f"Artemis: configuration without {line}")

@@ -128,7 +128,7 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        members = procfs.tree([process.pid, *self.postgres_roots()])
+        members = procfs.tree([process.pid])  # never a Postgres that was only lent
         process.terminate()
         try:
             process.wait(limit_s)

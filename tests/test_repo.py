@@ -97,9 +97,7 @@ def test_no_module_is_longer_than_the_hard_limit() -> None:
 
 def test_modules_above_the_review_mark_are_listed_with_a_reason() -> None:
     above = {
-        shown(path)
-        for path in python_files("dataplane")
-        if read(path).count("\n") > REVIEW_LINES
+        shown(path) for path in python_files("dataplane") if read(path).count("\n") > REVIEW_LINES
     }
     assert above == set(REVIEWED_LARGE_MODULES)
 

@@ -71,14 +71,17 @@ std::uint64_t Sender::next_due_ns() const {
 
 void Sender::on_disposition(const wire::Performative& disposition, std::uint64_t now) {
     const bool is_from_receiver = disposition.fields[0].number == 1;
-    if (!is_from_receiver) return;
+    const bool is_settled = disposition.fields[3].number == 1;
+    const std::uint64_t state = disposition.fields[4].descriptor;
+    const bool is_outcome = state >= wire::kAccepted && state <= wire::kModified;
+    if (!is_from_receiver || (!is_settled && !is_outcome)) return;
     const std::uint32_t first = disposition.u32(1);
     std::uint32_t last = disposition.fields[2].is_null() ? first : disposition.u32(2);
     const auto next = static_cast<std::uint32_t>(tally_.sent);
     if (static_cast<std::int32_t>(last - next) >= 0) last = next - 1;
     for (std::uint32_t id = first; static_cast<std::int32_t>(last - id) >= 0; ++id)
-        settle(id, disposition.fields[4].descriptor, now);
-    if (disposition.fields[4].descriptor == wire::kRejected && refusal_.empty()) {
+        settle(id, state, now);
+    if (state == wire::kRejected && refusal_.empty()) {
         const auto fields = wire::read_list(disposition.fields[4], 1);
         if (!fields.empty()) refusal_ = wire::describe_error(fields[0]);
     }

@@ -1,3 +1,3 @@
-"""Postbus: a service bus with the semantics and wire protocol of Azure Service Bus, durable in Postgres."""
+"""Postbus: a service bus like Azure Service Bus on the wire, durable in Postgres."""
 
 __version__ = "0.1.0"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command line; the process ends with its exit code."""
-    from postbus.cli import run
-
+    try:
+        from postbus.cli import run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("postbus"):
+            raise
+        sys.exit(f"postbus: {error.name} is missing: pip install 'postbus[dataplane,embedded]'")
     run()
 
 

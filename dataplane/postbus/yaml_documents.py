@@ -6,6 +6,7 @@ nothing of kinds; `manifests` gives the values a meaning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,9 +83,16 @@ class Document:
         if isinstance(node, yaml.SequenceNode):
             return [self._convert(item, (*path, at)) for at, item in enumerate(node.value)]
         try:
-            return self._scalars.construct_object(node)
+            value = self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             raise Malformed(line, f"unreadable value {node.value!r}") from error
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Malformed(line, "this number cannot be used")
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise Malformed(line, "this number is too large")
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise Malformed(line, f"values tagged {node.tag} cannot be used")
+        return value
 
     def _convert_mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -109,6 +117,7 @@ class Document:
 
 
 def read_documents(path: Path, shown: str) -> Iterator[Document]:
+    """Yield the documents of a file named `shown` in messages; raises `ManifestError`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ManifestError([Problem(shown, 0, "", "the file is larger than 4 MiB")])
@@ -120,7 +129,7 @@ def read_documents(path: Path, shown: str) -> Iterator[Document]:
         raise ManifestError([Problem(shown, 0, "", reason.lower())]) from error
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
-            if node is not None and not (isinstance(node, yaml.ScalarNode) and not node.value):
+            if not isinstance(node, yaml.ScalarNode) or node.value:
                 yield Document(shown, node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -134,6 +143,7 @@ def read_documents(path: Path, shown: str) -> Iterator[Document]:
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield files as given, and of a folder its `*.yaml` and `*.yml` in order."""
     for path in paths:
         if path.is_dir():
             found = sorted(item for item in path.iterdir() if item.suffix in {".yaml", ".yml"})

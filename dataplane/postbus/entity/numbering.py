@@ -9,6 +9,7 @@ from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import ReserveBlock
 
 if TYPE_CHECKING:
+    from postbus.entity.queue_state import QueueState
     from postbus.entity.turn import Turn
 
 FIRST_BLOCK_KEYS: Final = 256
@@ -26,7 +27,7 @@ class Numbering:
 
     __slots__ = (
         "_end_key",
-        "_entity_no",
+        "_entity",
         "_first_keys",
         "_next_key",
         "_next_size",
@@ -36,8 +37,8 @@ class Numbering:
         "next_sequence",
     )
 
-    def __init__(self, entity_no: int, sub_queue: SubQueue, next_sequence: int) -> None:
-        self._entity_no = entity_no
+    def __init__(self, entity: QueueState, sub_queue: SubQueue, next_sequence: int) -> None:
+        self._entity = entity
         self._sub_queue = sub_queue
         self.next_sequence = next_sequence
         self._next_key = 0
@@ -100,7 +101,7 @@ class Numbering:
         first_key = turn.next_key
         turn.next_key += size
         turn.outcome.mutations.append(
-            ReserveBlock(first_key, size, self._entity_no, self._sub_queue, first_sequence)
+            ReserveBlock(first_key, size, self._entity.entity_no, self._sub_queue, first_sequence)
         )
         self._next_key, self._end_key = first_key, first_key + size
         self._offset = first_sequence - first_key
@@ -108,3 +109,5 @@ class Numbering:
             self.next_sequence += size
             self._first_keys.append(first_key)
             self._offsets.append(self._offset)
+            # This commit is a barrier anyway, therefore the checkpoint of the size costs nothing.
+            turn.outcome.mutations.append(self._entity.recorded_size())

@@ -208,7 +208,7 @@ class LoadedPartition:
     `keys`: live row keys of each block's sub-queue in key order, deferred ones included.
     `next_sequence`: entity -> first number never reserved. `deferred`: row key -> number.
     `due`: scheduled rows. `attempts`: row key -> attempts recorded last (D6). `next_row_key`: the
-    first key never reserved.
+    first key never reserved. `is_clean`: the writer before stopped in order.
     """
 
     epoch: int
@@ -221,3 +221,4 @@ class LoadedPartition:
     deferred: dict[tuple[int, SubQueue], dict[int, int]] = field(default_factory=dict)
     due: list[PutDue] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)
+    is_clean: bool = False

@@ -10,13 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired
 from postbus.entity.queued import QueuedMessage
 from postbus.entity.window import Window
+
+if TYPE_CHECKING:
+    from postbus.entity.sub_queue import SubQueueState
 
 OnTime: TypeAlias = Callable[[], None]
 
@@ -44,6 +47,7 @@ class Turn:
         "outstanding",
         "random",
         "resumed",
+        "sub_queues",
         "timers",
         "token_suffix",
         "window",
@@ -71,6 +75,7 @@ class Turn:
         self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
         self.resumed: dict[OnTime, None] = {}
         self.timers: list[tuple[int, int, OnTime]] = []
+        self.sub_queues: dict[SubQueueState, None] = {}
         self._timer_count = 0
 
     def begin(self, now_ms: int) -> Outcome:

@@ -1,0 +1,57 @@
+"""Error conditions of AMQP 1.0 and of Service Bus, and errors by their reach.
+
+The class of an error decides what ends: close, end or detach.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+INTERNAL_ERROR: Final = "amqp:internal-error"
+NOT_FOUND: Final = "amqp:not-found"
+UNAUTHORIZED_ACCESS: Final = "amqp:unauthorized-access"
+DECODE_ERROR: Final = "amqp:decode-error"
+RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
+NOT_ALLOWED: Final = "amqp:not-allowed"
+INVALID_FIELD: Final = "amqp:invalid-field"
+NOT_IMPLEMENTED: Final = "amqp:not-implemented"
+ILLEGAL_STATE: Final = "amqp:illegal-state"
+FRAME_SIZE_TOO_SMALL: Final = "amqp:frame-size-too-small"
+CONNECTION_FORCED: Final = "amqp:connection:forced"
+FRAMING_ERROR: Final = "amqp:connection:framing-error"
+WINDOW_VIOLATION: Final = "amqp:session:window-violation"
+ERRANT_LINK: Final = "amqp:session:errant-link"
+HANDLE_IN_USE: Final = "amqp:session:handle-in-use"
+UNATTACHED_HANDLE: Final = "amqp:session:unattached-handle"
+DETACH_FORCED: Final = "amqp:link:detach-forced"
+MESSAGE_SIZE_EXCEEDED: Final = "amqp:link:message-size-exceeded"
+
+TIMEOUT: Final = "com.microsoft:timeout"
+SERVER_BUSY: Final = "com.microsoft:server-busy"
+ARGUMENT_ERROR: Final = "com.microsoft:argument-error"
+ARGUMENT_OUT_OF_RANGE: Final = "com.microsoft:argument-out-of-range"
+ENTITY_DISABLED: Final = "com.microsoft:entity-disabled"
+MESSAGE_LOCK_LOST: Final = "com.microsoft:message-lock-lost"
+MESSAGE_NOT_FOUND: Final = "com.microsoft:message-not-found"
+DEAD_LETTER: Final = "com.microsoft:dead-letter"
+
+
+class AmqpError(Exception):
+    """A condition and a description for the peer."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(condition, description)
+        self.condition = condition
+        self.description = description
+
+
+class AmqpConnectionError(AmqpError):
+    """Ends the connection."""
+
+
+class AmqpSessionError(AmqpError):
+    """Ends the session."""
+
+
+class AmqpLinkError(AmqpError):
+    """Detaches the link."""

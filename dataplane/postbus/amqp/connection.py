@@ -1,0 +1,598 @@
+"""One AMQP connection, server side: bytes in, events out, bytes to send.
+
+Order of the methods: receive data, answer, get bytes, time, parsing. Whatever arrives, nothing is
+raised: a violation closes the connection, ends the session or detaches the link, with a condition
+and a description. Source: AMQP 1.0 part 2, 2.4; part 5, 5.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import Any, Final
+
+from postbus.amqp import conditions
+from postbus.amqp import performatives as p
+from postbus.amqp.conditions import (
+    AmqpConnectionError,
+    AmqpError,
+    AmqpLinkError,
+    AmqpSessionError,
+)
+from postbus.amqp.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    Event,
+    LinkDetached,
+    SaslInitReceived,
+    SessionBegun,
+    SessionEnded,
+)
+from postbus.amqp.frames import (
+    AMQP_FRAME,
+    AMQP_HEADER,
+    EMPTY_FRAME,
+    HEADER,
+    SASL_FRAME,
+    SASL_HEADER,
+    TRANSFER_BYTES,
+    frame,
+)
+from postbus.amqp.limits import Limits
+from postbus.amqp.performatives import ACCEPTED, DeliveryState
+from postbus.amqp.session import Session, TransferFields
+from postbus.message.codec import (
+    Array,
+    DecodeError,
+    Described,
+    Symbol,
+    Ubyte,
+    Ushort,
+    decode_value,
+    encode_value,
+    skip_value,
+)
+
+MIN_FRAME_BYTES: Final = 512
+GONE_HANDLES: Final = 64
+"""Handles remembered after a detach of ours, for frames that crossed it."""
+
+_U32: Final = struct.Struct(">I").unpack_from
+
+
+class Connection:
+    """See the module's docstring. `context` belongs to the owner."""
+
+    def __init__(
+        self,
+        *,
+        container_id: str,
+        limits: Limits,
+        sasl_mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"),
+        delivery_id_base: int = 0x4000_0000,
+    ) -> None:
+        self.container_id = container_id
+        self.limits = limits
+        self.delivery_id_base = delivery_id_base
+        self.context: Any = None
+        self.remote_container_id = ""
+        self.is_opened = False
+        self.is_closed = False
+        self.payload_limit = MIN_FRAME_BYTES - TRANSFER_BYTES
+        self._mechanisms = sasl_mechanisms
+        self._rest = b""
+        self._out: list[bytes] = []
+        self.out_bytes = 0
+        self._awaits_header = True
+        self._sasl_frames = 0
+        self._is_authenticated = False
+        self._sasl_pending = False
+        self._sessions: dict[int, Session] = {}
+        self._channels: set[int] = set()
+        self._remote_channel_max = 0xFFFF
+        self._gone: OrderedDict[tuple[Session, int], None] = OrderedDict()
+        self._remote_idle_ms = 0
+        self._last_received_ms = 0
+        self._last_sent_ms = 0
+        self._has_written = False
+
+    # --- receive data ---------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now_ms: int) -> list[Event]:
+        """Take bytes from the transport. `now_ms` is real (monotonic) time."""
+        self._last_received_ms = now_ms
+        events: list[Event] = []
+        if self.is_closed:
+            return events
+        if self._rest:
+            data = self._rest + data
+        try:
+            used = self._parse(data, events)
+        except AmqpConnectionError as error:
+            self._fail(error, events)
+            return events
+        except DecodeError as error:
+            self._fail(AmqpConnectionError(conditions.DECODE_ERROR, str(error)), events)
+            return events
+        except (IndexError, struct.error):  # the in-place parsers rely on Python's own bounds
+            cut_off = AmqpConnectionError(conditions.DECODE_ERROR, "the frame is cut off")
+            self._fail(cut_off, events)
+            return events
+        self._rest = data[used:] if used < len(data) else b""
+        return events
+
+    # --- answer ---------------------------------------------------------------------------------
+
+    def accept_sasl(self) -> None:
+        """The peer's SASL init was right."""
+        self._sasl_pending = False
+        self._is_authenticated = True
+        self._awaits_header = True
+        self.write(frame(0, p.described_list(p.SASL_OUTCOME, [b"\x50\x00"]), SASL_FRAME))
+
+    def refuse_sasl(self, code: int = 1) -> None:
+        """Refuse (1: authentication, 2: system, 4: transient); the transport should be closed."""
+        self._sasl_pending = False
+        self.is_closed = True
+        outcome = p.described_list(p.SASL_OUTCOME, [encode_value(Ubyte(code))])
+        self.write(frame(0, outcome, SASL_FRAME))
+
+    def close(self, error: AmqpError | None = None) -> None:
+        """Close from our side; write what is pending, then close the transport."""
+        if self.is_closed:
+            return
+        if self.is_opened:
+            self.write(frame(0, p.described_list(p.CLOSE, [p.encode_error(error)])))
+        self._discard()
+
+    def sessions(self) -> list[Session]:
+        return list(self._sessions.values())
+
+    # --- get bytes ------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for the transport."""
+        self._out.append(data)
+        self.out_bytes += len(data)
+
+    def write_parts(self, head: bytes, parts: tuple[bytes, ...], parts_bytes: int) -> None:
+        """Queue a transfer frame without joining it."""
+        out = self._out
+        out.append(head)
+        out += parts
+        self.out_bytes += len(head) + parts_bytes
+
+    def data_to_send(self) -> list[bytes]:
+        """Return and forget the buffers to write, in order."""
+        out = self._out
+        if out:
+            self._out = []
+            self.out_bytes = 0
+            self._has_written = True
+        return out
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> list[Event]:
+        """Send a heartbeat when due; close a peer that has been silent for too long."""
+        events: list[Event] = []
+        if self.is_closed:
+            return events
+        if self._has_written:
+            self._has_written = False
+            self._last_sent_ms = now_ms
+        idle_ms = self.limits.idle_timeout_ms
+        if not self._last_received_ms:
+            self._last_received_ms = now_ms
+        if idle_ms and now_ms - self._last_received_ms >= idle_ms:
+            error = AmqpConnectionError(
+                conditions.RESOURCE_LIMIT_EXCEEDED, "nothing was received within the idle timeout"
+            )
+            self._fail(error, events)
+        elif self.is_opened and self._remote_idle_ms:
+            if now_ms - self._last_sent_ms >= self._remote_idle_ms // 2:
+                self.write(EMPTY_FRAME)
+                self._last_sent_ms = now_ms
+        return events
+
+    @property
+    def tick_interval_ms(self) -> int:
+        """How often `tick` should be called."""
+        intervals = [each for each in (self.limits.idle_timeout_ms, self._remote_idle_ms) if each]
+        return max(min(intervals, default=60_000) // 4, 100)
+
+    # --- for sessions ---------------------------------------------------------------------------
+
+    def note_gone(self, session: Session, handle: int) -> None:
+        """Remember a handle we detached: frames of the peer may still cross."""
+        self._gone[session, handle] = None
+        if len(self._gone) > GONE_HANDLES:
+            self._gone.popitem(last=False)
+
+    def is_handle_crossing(self, session: Session, handle: int) -> bool:
+        return (session, handle) in self._gone
+
+    # --- parsing --------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes, events: list[Event]) -> int:
+        """Consume whole frames; return how many bytes were used."""
+        pos, size = 0, len(data)
+        max_frame_bytes = self.limits.max_frame_bytes
+        while size - pos >= 8 and not self.is_closed:
+            if self._sasl_pending:
+                break
+            if self._awaits_header:
+                if not self._take_header(data[pos : pos + 8], events):
+                    return size
+                pos += 8
+                continue
+            frame_bytes, offset, frame_type, channel = HEADER.unpack_from(data, pos)
+            start = pos + offset * 4
+            end = pos + frame_bytes
+            if offset < 2 or start > end or frame_bytes > max_frame_bytes:
+                raise AmqpConnectionError(conditions.FRAMING_ERROR, "malformed or oversize frame")
+            if end > size:
+                break
+            pos = end
+            if frame_type == SASL_FRAME:
+                self._take_sasl(data, start, end, events)
+            elif frame_type != AMQP_FRAME or not self._is_authenticated:
+                raise AmqpConnectionError(conditions.FRAMING_ERROR, "unexpected frame type")
+            elif start < end:
+                self._take_frame(data, start, end, channel, events)
+        return pos
+
+    def _take_header(self, header: bytes, events: list[Event]) -> bool:
+        """Answer a protocol header; False when the transport must be closed."""
+        if header == SASL_HEADER and not self._is_authenticated:
+            self._awaits_header = False
+            mechanisms = encode_value(Array(0xA3, [Symbol(name) for name in self._mechanisms]))
+            body = p.described_list(p.SASL_MECHANISMS, [mechanisms])
+            self.write(SASL_HEADER + frame(0, body, SASL_FRAME))
+            return True
+        if header == AMQP_HEADER and self._is_authenticated:
+            self._awaits_header = False
+            self.write(AMQP_HEADER)
+            return True
+        self.write(AMQP_HEADER if self._is_authenticated else SASL_HEADER)
+        self._discard()
+        events.append(ConnectionClosed(None))
+        return False
+
+    def _take_sasl(self, data: bytes, start: int, end: int, events: list[Event]) -> None:
+        self._sasl_frames += 1
+        if self._is_authenticated or self._sasl_frames > self.limits.sasl_frames:
+            raise AmqpConnectionError(conditions.FRAMING_ERROR, "unexpected SASL frame")
+        value, _ = decode_value(data, start, end)
+        if p.code_of(value) != p.SASL_INIT:
+            raise AmqpConnectionError(conditions.FRAMING_ERROR, "expected sasl-init")
+        mechanism, response, hostname = p.fields_of(value, 3)
+        self._sasl_pending = True
+        events.append(
+            SaslInitReceived(
+                str(mechanism),
+                response if isinstance(response, bytes) else b"",
+                hostname if isinstance(hostname, str) else None,
+            )
+        )
+
+    def _take_frame(
+        self, data: bytes, start: int, end: int, channel: int, events: list[Event]
+    ) -> None:
+        """Dispatch one performative; errors of a session or link end just that."""
+        session = self._sessions.get(channel)
+        code = data[start + 2] if end - start > 3 and data[start + 1] == 0x53 else 0
+        handle: int | None = None
+        try:
+            if code == p.TRANSFER and session is not None:
+                fields, payload_at = parse_transfer(data, start, end)
+                handle = fields[0]
+                event = session.receive_transfer(fields, data[payload_at:end])
+                if event is not None:
+                    events.append(event)
+            elif code == p.DISPOSITION and session is not None:
+                self._take_disposition(session, data, start, end, events)
+            else:
+                self._take_other(data, start, end, channel, events)
+        except AmqpLinkError as error:
+            link = None if session is None or handle is None else session.link_of(handle)
+            if link is not None:
+                link.detach(error)
+                events.append(LinkDetached(link, True, error))
+        except AmqpSessionError as error:
+            if session is not None:
+                session.end(error)
+                events.append(SessionEnded(session))
+
+    def _take_disposition(
+        self, session: Session, data: bytes, start: int, end: int, events: list[Event]
+    ) -> None:
+        fast = parse_disposition(data, start, end)
+        if fast is not None:
+            session.receive_disposition(*fast, events)
+            return
+        value, _ = decode_value(data, start, end)
+        role, first, last, settled, state, _ = p.fields_of(value, 6)
+        if role is not True:
+            return  # our answers settle the peer's deliveries for good
+        first = p.require_uint(first, "first")
+        last = p.optional_uint(last, "last", first)
+        session.receive_disposition(first, last, settled is True, p.decode_state(state), events)
+
+    def _take_other(
+        self, data: bytes, start: int, end: int, channel: int, events: list[Event]
+    ) -> None:
+        value, _ = decode_value(data, start, end)
+        code = p.code_of(value)
+        if code not in p.FIELD_COUNTS or not isinstance(value, Described):
+            raise AmqpConnectionError(conditions.NOT_IMPLEMENTED, "unknown performative")
+        if not isinstance(value.value, list):
+            raise AmqpConnectionError(conditions.DECODE_ERROR, "performative is not a list")
+        fields = p.fields_of(value, p.FIELD_COUNTS[code])
+        if code == p.OPEN:
+            self._take_open(fields, events)
+            return
+        if not self.is_opened:
+            raise AmqpConnectionError(conditions.ILLEGAL_STATE, "the first frame is not open")
+        if code == p.CLOSE:
+            self.write(frame(0, p.described_list(p.CLOSE, [p.NULL])))
+            self._discard()
+            events.append(ConnectionClosed(p.decode_error(fields[0])))
+            return
+        if code == p.BEGIN:
+            self._take_begin(fields, channel, events)
+            return
+        session = self._sessions.get(channel)
+        if session is None or session.is_ended:
+            if session is None:
+                raise AmqpConnectionError(conditions.NOT_ALLOWED, "no session on this channel")
+            if code == p.END:
+                del self._sessions[channel]
+            return
+        if code == p.ATTACH:
+            raw = raw_fields(data, start, end, (5, 6))
+            events.append(session.receive_attach(fields, raw))
+        elif code == p.FLOW:
+            events += session.receive_flow(fields)
+        elif code == p.DETACH:
+            event = session.receive_detach(fields)
+            if event is not None:
+                events.append(event)
+        elif code == p.END:
+            session.receive_end()
+            del self._sessions[channel]
+            self._channels.discard(session.channel)
+            events.append(SessionEnded(session))
+        elif code == p.TRANSFER:
+            transfer, payload_at = parse_transfer(data, start, end)
+            event = session.receive_transfer(transfer, data[payload_at:end])
+            if event is not None:
+                events.append(event)
+
+    def _take_open(self, fields: list[Any], events: list[Event]) -> None:
+        if self.is_opened:
+            raise AmqpConnectionError(conditions.ILLEGAL_STATE, "open was sent twice")
+        container_id, hostname = fields[0], fields[1]
+        if not isinstance(container_id, str):
+            raise AmqpConnectionError(conditions.INVALID_FIELD, "open without container-id")
+        max_frame_bytes = p.optional_uint(fields[2], "max-frame-size", 0xFFFF_FFFF)
+        if max_frame_bytes < MIN_FRAME_BYTES:
+            raise AmqpConnectionError(conditions.INVALID_FIELD, "max-frame-size is below 512")
+        max_frame_bytes = min(max_frame_bytes, 1 << 20)
+        self.payload_limit = max_frame_bytes - TRANSFER_BYTES - 64
+        self._remote_channel_max = p.optional_uint(fields[3], "channel-max", 0xFFFF, 0xFFFF)
+        self._remote_idle_ms = p.optional_uint(fields[4], "idle-time-out", 0)
+        self.remote_container_id = container_id
+        self.is_opened = True
+        body = p.described_list(
+            p.OPEN,
+            [
+                encode_value(self.container_id),
+                p.NULL,
+                p.uint(self.limits.max_frame_bytes),
+                encode_value(Ushort(self.limits.channel_max)),
+                p.uint(self.limits.idle_timeout_ms) if self.limits.idle_timeout_ms else p.NULL,
+                *[p.NULL] * 5,
+            ],
+        )
+        self.write(frame(0, body))
+        properties = fields[9] if isinstance(fields[9], dict) else {}
+        events.append(
+            ConnectionOpened(
+                container_id, hostname if isinstance(hostname, str) else None, properties
+            )
+        )
+
+    def _take_begin(self, fields: list[Any], channel: int, events: list[Event]) -> None:
+        known = self._sessions.get(channel)
+        if known is not None and not known.is_ended:
+            raise AmqpConnectionError(conditions.ILLEGAL_STATE, "the channel has a session")
+        if channel > self.limits.channel_max:
+            raise AmqpConnectionError(conditions.FRAMING_ERROR, "channel above channel-max")
+        own_channel = 0
+        while own_channel in self._channels:
+            own_channel += 1
+        if own_channel > self._remote_channel_max:
+            raise AmqpConnectionError(conditions.RESOURCE_LIMIT_EXCEEDED, "too many sessions")
+        session = Session(
+            self,
+            own_channel,
+            channel,
+            next_incoming_id=p.require_uint(fields[1], "next-outgoing-id"),
+            remote_window=p.require_uint(fields[2], "incoming-window"),
+            remote_handle_max=p.optional_uint(fields[4], "handle-max", 0xFFFF_FFFF),
+        )
+        self._sessions[channel] = session
+        self._channels.add(own_channel)
+        session.write(
+            p.described_list(
+                p.BEGIN,
+                [
+                    encode_value(Ushort(channel)),
+                    p.uint(self.delivery_id_base),
+                    p.uint(self.limits.incoming_window),
+                    p.uint(0x7FFF_FFFF),
+                    p.uint(self.limits.handle_max),
+                    p.NULL,
+                    p.NULL,
+                    p.NULL,
+                ],
+            )
+        )
+        events.append(SessionBegun(session))
+
+    def _fail(self, error: AmqpConnectionError, events: list[Event]) -> None:
+        """Close for a violation of the peer."""
+        if not self.is_opened and self._is_authenticated and not self._awaits_header:
+            self.is_opened = True  # a close may only follow an open of ours
+            self.write(frame(0, p.described_list(p.OPEN, [encode_value(self.container_id)])))
+        self.close(error)
+        events.append(ConnectionClosed(error))
+
+    def _discard(self) -> None:
+        self.is_closed = True
+        self._rest = b""
+        self._sessions.clear()
+        self._channels.clear()
+        self._gone.clear()
+
+
+# --- the two hot lists and raw fields -----------------------------------------------------------
+
+
+def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, int]:
+    """Return a transfer's fields and where its payload starts.
+
+    The forms every client writes for its hot frame are read in place; any other goes through the
+    codec. Raises `DecodeError`.
+    """
+    pos = start + 3
+    code = data[pos]
+    if code == 0xC0 and pos + 2 < end:
+        fields_end = pos + 2 + data[pos + 1]
+        count = data[pos + 2]
+        pos += 3
+        if 4 <= count <= 6 and fields_end <= end and fields_end - pos >= 8:
+            handle = -1
+            code = data[pos]
+            if code == 0x43:
+                handle, pos = 0, pos + 1
+            elif code == 0x52:
+                handle, pos = data[pos + 1], pos + 2
+            code = data[pos]
+            delivery_id = -1
+            if code == 0x70:
+                delivery_id, pos = _U32(data, pos + 1)[0], pos + 5
+            elif code == 0x52:
+                delivery_id, pos = data[pos + 1], pos + 2
+            elif code == 0x43:
+                delivery_id, pos = 0, pos + 1
+            if handle >= 0 and delivery_id >= 0 and pos < fields_end and data[pos] == 0xA0:
+                tag_end = pos + 2 + data[pos + 1]
+                tail = data[tag_end:fields_end]
+                # message-format 0, then settled false or true and more false where they are given
+                simple = _TAILS.get(tail)
+                if simple is not None and simple[0] == count:
+                    tag = data[pos + 2 : tag_end]
+                    fields = (handle, delivery_id, tag, 0, simple[1], False, None, False)
+                    return fields, fields_end
+    return _parse_any_transfer(data, start, end)
+
+
+_TAILS: Final = {
+    b"\x43": (4, False),
+    b"\x43\x42": (5, False),
+    b"\x43\x41": (5, True),
+    b"\x43\x42\x42": (6, False),
+    b"\x43\x41\x42": (6, True),
+    b"\x43\x40\x42": (6, False),
+    b"\x40\x42\x42": (6, False),
+}
+
+
+def _parse_any_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, int]:
+    value, payload_at = decode_value(data, start, end)
+    if not isinstance(value.value, list):
+        raise DecodeError("transfer is not a list")
+    fields = p.fields_of(value, 11)
+    delivery_id = fields[1]
+    if delivery_id is not None:
+        delivery_id = p.require_uint(delivery_id, "delivery-id")
+    tag = fields[2]
+    if tag is not None and (not isinstance(tag, bytes) or len(tag) > 32):
+        raise DecodeError("delivery-tag is not a binary of at most 32 octets")
+    return (
+        p.require_uint(fields[0], "handle"),
+        delivery_id,
+        tag,
+        p.optional_uint(fields[3], "message-format", 0),
+        fields[4] is True,
+        fields[5] is True,
+        p.decode_state(fields[7]),
+        fields[9] is True,
+    ), payload_at
+
+
+_ACCEPTED_TAILS: Final = {
+    b"\x41\x00\x53\x24\x45": True,
+    b"\x42\x00\x53\x24\x45": False,
+    b"\x41\x00\x53\x24\x45\x42": True,
+    b"\x42\x00\x53\x24\x45\x42": False,
+    b"\x41\x00\x53\x24\xc0\x01\x00": True,
+    b"\x42\x00\x53\x24\xc0\x01\x00": False,
+    b"\x42\x00\x53\x24\x45\x40": False,
+    b"\x41\x00\x53\x24\x45\x40": True,
+}
+
+
+def parse_disposition(
+    data: bytes, start: int, end: int
+) -> tuple[int, int, bool, DeliveryState] | None:
+    """Return (first, last, settled, accepted) of the usual form, None for any other."""
+    pos = start + 3
+    if end - pos < 8 or data[pos] != 0xC0 or data[pos + 3] != 0x41:
+        return None
+    pos += 4
+    code = data[pos]
+    if code == 0x70 and end - pos > 6:
+        first, pos = _U32(data, pos + 1)[0], pos + 5
+    elif code == 0x52:
+        first, pos = data[pos + 1], pos + 2
+    elif code == 0x43:
+        first, pos = 0, pos + 1
+    else:
+        return None
+    code = data[pos]
+    if code == 0x70 and end - pos > 5:
+        last, pos = _U32(data, pos + 1)[0], pos + 5
+    elif code == 0x40:
+        last, pos = first, pos + 1
+    elif code == 0x52:
+        last, pos = data[pos + 1], pos + 2
+    elif code == 0x43:
+        last, pos = 0, pos + 1
+    else:
+        return None
+    settled = _ACCEPTED_TAILS.get(data[pos:end])
+    if settled is None:
+        return None
+    return first, last, settled, ACCEPTED
+
+
+def raw_fields(data: bytes, start: int, end: int, indexes: tuple[int, int]) -> tuple[bytes, bytes]:
+    """Return the encoded bytes of two fields of a performative's list; null when absent."""
+    pos = skip_value(data, start + 1, end)  # the descriptor
+    code = data[pos]
+    if code == 0xC0:
+        count, pos = data[pos + 2], pos + 3
+    elif code == 0xD0:
+        count, pos = _U32(data, pos + 5)[0], pos + 9
+    else:
+        count = 0
+    found = [p.NULL, p.NULL]
+    for index in range(min(count, max(indexes) + 1)):
+        after = skip_value(data, pos, end)
+        if index in indexes:
+            found[indexes.index(index)] = bytes(data[pos:after])
+        pos = after
+    return found[0], found[1]

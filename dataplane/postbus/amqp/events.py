@@ -1,0 +1,117 @@
+"""What the engine tells its owner, in the order it happened on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from postbus.amqp.conditions import AmqpError
+    from postbus.amqp.link import IncomingLink, Link, OutgoingLink
+    from postbus.amqp.performatives import DeliveryState
+    from postbus.amqp.session import Session
+
+
+@dataclass(slots=True)
+class SaslInitReceived:
+    """Answer with `Connection.accept_sasl` or `Connection.refuse_sasl`."""
+
+    mechanism: str
+    initial_response: bytes
+    hostname: str | None
+
+
+@dataclass(slots=True)
+class ConnectionOpened:
+    container_id: str
+    hostname: str | None
+    properties: dict[Any, Any]
+
+
+@dataclass(slots=True)
+class ConnectionClosed:
+    """Write what `data_to_send` returns, then close the transport."""
+
+    error: AmqpError | None
+
+
+@dataclass(slots=True)
+class SessionBegun:
+    session: Session
+
+
+@dataclass(slots=True)
+class SessionEnded:
+    """All links of the session are gone with it."""
+
+    session: Session
+
+
+@dataclass(slots=True)
+class LinkAttached:
+    """Answer with `accept` or `refuse` of the link."""
+
+    link: Link
+
+
+@dataclass(slots=True)
+class LinkFlowed:
+    """The peer granted or withdrew credit, or asks to drain: see `limit` and `is_draining`."""
+
+    link: OutgoingLink
+
+
+@dataclass(slots=True)
+class LinkDetached:
+    link: Link
+    is_closed: bool
+    error: AmqpError | None
+
+
+@dataclass(slots=True)
+class TransferReceived:
+    """One complete delivery from the peer."""
+
+    link: IncomingLink
+    delivery_id: int
+    delivery_tag: bytes
+    message_format: int
+    is_settled: bool
+    state: DeliveryState | None
+    payload: bytes
+
+
+@dataclass(slots=True)
+class DeliveriesUpdated:
+    """The peer's disposition on our deliveries; `tags[i]` belongs to `delivery_ids[i]`."""
+
+    link: OutgoingLink
+    delivery_ids: list[int]
+    tags: list[bytes]
+    state: DeliveryState | None
+    is_settled: bool
+
+
+@dataclass(slots=True)
+class UnknownDeliveries:
+    """A disposition on ids that are not unsettled here; answer through `Session.settle_unknown`."""
+
+    session: Session
+    first: int
+    last: int
+    state: DeliveryState | None
+
+
+Event: TypeAlias = (
+    SaslInitReceived
+    | ConnectionOpened
+    | ConnectionClosed
+    | SessionBegun
+    | SessionEnded
+    | LinkAttached
+    | LinkFlowed
+    | LinkDetached
+    | TransferReceived
+    | DeliveriesUpdated
+    | UnknownDeliveries
+)

@@ -1,0 +1,231 @@
+"""The two kinds of link, seen from the broker.
+
+An `IncomingLink` brings messages from the peer, an `OutgoingLink` takes messages to it. Links know
+credit and their attach; delivery ids and windows belong to the session.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from postbus.amqp import performatives as p
+from postbus.amqp.conditions import AmqpError
+from postbus.amqp.frames import link_frame
+from postbus.amqp.performatives import NULL, DeliveryState, Terminus
+from postbus.message.codec import Symbol, Ubyte, encode_value
+
+if TYPE_CHECKING:
+    from postbus.amqp.session import Session
+
+SERIAL: int = 1 << 32
+
+
+class Link:
+    """What both kinds share. `context` belongs to the owner of the connection."""
+
+    __slots__ = (
+        "context",
+        "delivery_count",
+        "handle",
+        "is_attached",
+        "is_detach_sent",
+        "name",
+        "properties",
+        "rcv_settle_mode",
+        "remote_handle",
+        "session",
+        "snd_settle_mode",
+        "source",
+        "target",
+    )
+
+    is_incoming = False
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        handle: int,
+        remote_handle: int,
+        source: Terminus | None,
+        target: Terminus | None,
+        snd_settle_mode: int,
+        rcv_settle_mode: int,
+        properties: dict[Any, Any],
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        self.remote_handle = remote_handle
+        self.source = source
+        self.target = target
+        self.snd_settle_mode = snd_settle_mode
+        self.rcv_settle_mode = rcv_settle_mode
+        self.properties = properties
+        self.delivery_count = 0
+        self.is_attached = False
+        self.is_detach_sent = False
+        self.context: Any = None
+
+    def refuse(self, error: AmqpError) -> None:
+        """Answer the attach with a null terminus and a closing detach, as clients expect."""
+        self._send_attach(None, None, is_refused=True)
+        self.detach(error)
+
+    def detach(self, error: AmqpError | None = None, *, is_closed: bool = True) -> None:
+        """Detach from our side; later frames of the peer for this handle are ignored."""
+        if self.is_detach_sent or self.session.is_ended:
+            return
+        self.is_detach_sent = True
+        self.is_attached = False
+        self.session.write(
+            p.described_list(
+                p.DETACH, [p.uint(self.handle), encode_value(is_closed), p.encode_error(error)]
+            )
+        )
+        self.session.forget_link(self)
+
+    def _send_attach(
+        self,
+        max_message_bytes: int | None,
+        properties: dict[str, Any] | None,
+        *,
+        is_refused: bool = False,
+    ) -> None:
+        source = NULL if self.source is None else self.source.raw
+        target = NULL if self.target is None else self.target.raw
+        if is_refused and self.is_incoming:
+            target = NULL
+        elif is_refused:
+            source = NULL
+        tagged = {Symbol(key): value for key, value in (properties or {}).items()}
+        self.session.write(
+            p.described_list(
+                p.ATTACH,
+                [
+                    encode_value(self.name),
+                    p.uint(self.handle),
+                    encode_value(self.is_incoming),
+                    encode_value(Ubyte(self.snd_settle_mode)),
+                    encode_value(Ubyte(self.rcv_settle_mode)),
+                    source,
+                    target,
+                    NULL,
+                    b"\x42",
+                    NULL if self.is_incoming else p.uint(0),
+                    NULL if max_message_bytes is None else p.ulong(max_message_bytes),
+                    NULL,
+                    NULL,
+                    encode_value(tagged) if tagged else NULL,
+                ],
+            )
+        )
+
+
+class IncomingLink(Link):
+    """A link on which the peer sends."""
+
+    __slots__ = (
+        "credit",
+        "is_discarding",
+        "max_message_bytes",
+        "partial",
+        "partial_bytes",
+        "partial_transfer",
+    )
+
+    is_incoming = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.credit = 0
+        self.max_message_bytes = 0
+        self.partial: list[bytes] = []
+        self.partial_bytes = 0
+        self.partial_transfer: tuple[int, bytes, int, bool, DeliveryState | None] | None = None
+        self.is_discarding = False
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.target is not None and self.target.is_coordinator
+
+    def accept(
+        self, *, max_message_bytes: int, credit: int, properties: dict[str, Any] | None = None
+    ) -> None:
+        """Attach and let the peer send `credit` deliveries."""
+        self.max_message_bytes = max_message_bytes
+        self.is_attached = True
+        self._send_attach(max_message_bytes, properties)
+        self.grant(credit)
+
+    def grant(self, credit: int) -> None:
+        """Set the credit the peer has from now on (not an increment)."""
+        self.credit = credit
+        self.session.write_flow(self.handle, self.delivery_count, credit)
+
+    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+        """Settle the peer's deliveries `first` to `last` with one outcome."""
+        self.session.write_disposition(True, first, last, state)
+
+
+class OutgoingLink(Link):
+    """A link on which the peer receives.
+
+    `limit` is the number of deliveries since the attach that the peer's credit allows, comparable
+    with `sent`; credit that was drained is not in it.
+    """
+
+    __slots__ = ("_transfer", "is_draining", "limit", "max_message_bytes", "sent")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sent = 0
+        self.limit = 0
+        self.is_draining = False
+        self.max_message_bytes: int | None = None
+        self._transfer = link_frame(self.session.channel, self.handle)
+
+    @property
+    def credit(self) -> int:
+        return self.limit - self.sent
+
+    def accept(self, properties: dict[str, Any] | None = None) -> None:
+        """Attach; deliveries may follow as credit allows."""
+        self.is_attached = True
+        self._send_attach(None, properties)
+
+    def send(
+        self, tag: bytes, parts: tuple[bytes, ...], *, is_settled: bool, message_format: int = 0
+    ) -> None:
+        """Send one delivery; it leaves when the session's window allows.
+
+        `parts` are joined on the wire. The caller watches `credit`.
+        """
+        self.sent += 1
+        self.delivery_count += 1
+        self.session.send_transfer(self, self._transfer, tag, parts, is_settled, message_format)
+
+    def on_flow(self, delivery_count: int | None, credit: int, *, is_draining: bool) -> None:
+        """Take the peer's credit (2.6.7)."""
+        if delivery_count is None:
+            delivery_count = 0
+        behind = (self.delivery_count - delivery_count) % SERIAL
+        if behind >= SERIAL // 2:
+            behind = 0
+        self.limit = self.sent + max(credit - behind, 0)
+        self.is_draining = is_draining
+
+    def drained(self) -> None:
+        """Answer a drain: give up the credit that is left."""
+        self.delivery_count += max(self.credit, 0)
+        self.limit = self.sent
+        self.is_draining = False
+        self.session.write_flow(self.handle, self.delivery_count % SERIAL, 0, is_drain=True)
+
+    def echo_flow(self) -> None:
+        """Tell the peer our view of the link."""
+        self.session.write_flow(self.handle, self.delivery_count % SERIAL, max(self.credit, 0))
+
+    def settle(self, first: int, last: int, state: DeliveryState) -> None:
+        """Answer the peer's dispositions on deliveries `first` to `last`; they are settled."""
+        self.session.settle_outgoing(first, last, state)

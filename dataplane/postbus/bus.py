@@ -1,0 +1,414 @@
+"""Assembles and runs one bus: store, partitions, catalog, doors, metrics.
+
+The command line and tests start it and stop it. All wiring is here and nothing else: no room
+imports this module, and it decides nothing about messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+import asyncpg
+
+from postbus import __version__
+from postbus.broker.authz import Authorizer, KeyRule
+from postbus.broker.clock import EntityClock
+from postbus.broker.directory import Directory
+from postbus.broker.host import Host, HostStatus
+from postbus.broker.router import Router
+from postbus.contract import Right
+from postbus.data_directory import DataDirectory
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.embedded import EmbeddedError, EmbeddedPostgres
+from postbus.entity.commands import Tick
+from postbus.entity.window import WindowBudget
+from postbus.manifests import BusDefinition, RuleDefinition, RuleKeys
+from postbus.settings import Settings
+from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreError, StoreMisconfigured
+from postbus.store.postgres import Store
+from postbus.telemetry import BusSample, MetricsServer, PartitionSample, QueueSample, make_registry
+
+logger = logging.getLogger(__name__)
+
+LOADING_S = 10.0
+"""How long a start waits for partitions; clients that come earlier wait themselves. Twice the
+silence after which another broker's partition may be taken over."""
+
+
+STOP_S = 20.0
+"""What closing connections, commits and Postgres may take beyond the grace period."""
+
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Door(Enum):
+    """Ways in."""
+
+    PLAIN = "amqp"
+    TLS = "amqps"
+
+
+class BusError(Exception):
+    """The bus cannot start; the text is for the user."""
+
+    def __init__(self, message: str, *, is_about_store: bool = False) -> None:
+        self.is_about_store = is_about_store
+        super().__init__(message)
+
+
+class Bus:
+    """One broker process' worth of bus. `start` once, then `wait` or `stop`.
+
+    Everything runs in one supervised task; an error there ends the bus and comes out of `wait`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        definition: BusDefinition,
+        data: DataDirectory,
+        *,
+        is_embedded: bool,
+    ) -> None:
+        self._settings = settings
+        self._definition = definition
+        self._data = data
+        self._is_embedded = is_embedded
+        self._postgres: EmbeddedPostgres | None = None
+        self._budget = WindowBudget(settings.window_bytes)
+        self._partition_count = 0
+        self._hosts: list[Host] = []
+        self._directory: Directory | None = None
+        self._listeners: dict[Door, AmqpListener] = {}
+        self._metrics: MetricsServer | None = None
+        self._stopping = asyncio.Event()
+        self._is_ready = False
+        self._grace_s = settings.grace_s
+        self._task: asyncio.Task[None] | None = None
+        self.authority_file: Path | None = None
+        """What clients have to trust, when the certificate was made here."""
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self, on_step: Callable[[str], None] = lambda _: None) -> None:
+        """Return when clients may come; raises `BusError`. `on_step` is told what goes on."""
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(on_step, ready), name="bus")
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            await self.wait()
+            raise BusError("the bus was stopped while it started")
+
+    async def wait(self) -> None:
+        """Return when the bus has stopped; raises what ended it."""
+        assert self._task is not None
+        try:
+            await asyncio.shield(self._task)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop cleanly: no new work, commit what was accepted, release the partitions."""
+        self._grace_s = self._settings.grace_s if grace_s is None else grace_s
+        self._stopping.set()
+        if self._task is not None:
+            _, late = await asyncio.wait({self._task}, timeout=self._grace_s + STOP_S)
+            if late:
+                logger.warning("the stop takes too long and is cut short")
+                self._task.cancel()
+                await asyncio.wait({self._task})
+            if not self._task.cancelled() and self._task.exception() is not None:
+                logger.debug("bus ended with an error", exc_info=self._task.exception())
+
+    def cut_short(self) -> None:
+        """Do not wait for clients any longer."""
+        for listener in self._listeners.values():
+            listener.abort()
+
+    async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
+        store: Store | None = None
+        try:
+            if self._is_embedded:
+                on_step("starting Postgres")
+                await self._start_postgres()
+            on_step("opening the store")
+            store = Store(self._dsn(), unsafe=self._settings.is_unsafe)
+            self._directory = await self._open_catalog(store)
+            async with asyncio.TaskGroup() as tasks:
+                router = self._make_hosts(store, self._directory, tasks)
+                on_step("loading partitions")
+                await self._define_queues(self._directory)
+                await self._load_partitions(self._directory)
+                on_step("opening the doors")
+                try:
+                    await self._open_doors(router, tasks)
+                    self._is_ready = True
+                    ready.set_result(None)
+                    await self._stopping.wait()
+                finally:
+                    self._is_ready = False
+                    await self._close_doors()
+                    for host in self._hosts:
+                        await host.stop()
+        finally:
+            if store is not None:
+                await store.close()
+            if self._postgres is not None:
+                await asyncio.to_thread(self._postgres.stop)
+
+    # --- store ----------------------------------------------------------------------------------
+
+    async def _start_postgres(self) -> None:
+        fast = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+        settings = fast if self._settings.is_unsafe else None
+        try:
+            self._postgres = EmbeddedPostgres(self._data.postgres, settings=settings)
+            await asyncio.to_thread(self._postgres.start)
+        except (EmbeddedError, OSError) as error:
+            raise BusError(str(error), is_about_store=True) from error
+
+    def _dsn(self) -> str:
+        if self._postgres is not None:
+            return self._postgres.dsn
+        assert self._settings.stores is not None
+        return self._settings.stores.get_secret_value()
+
+    async def _open_catalog(self, store: Store) -> Directory:
+        """Check and migrate the store; any trouble now is for the user, not to be waited for."""
+        catalog = CatalogStore(store)
+        try:
+            await store.open()
+            _, entries = await catalog.load()
+            in_use = max((entry.home_partition + 1 for entry in entries), default=0)
+            wanted = self._definition.properties.limits.partition_count
+            self._partition_count = max(wanted, in_use)
+            directory = Directory(catalog, self._partition_count)
+            await directory.load()
+        except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
+            raise BusError(explain_store_error(error), is_about_store=True) from error
+        return directory
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    def _make_hosts(self, store: Store, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
+        clock = EntityClock(
+            lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
+        )
+        self._hosts = [
+            Host(
+                partition_id=partition_id,
+                store=store,
+                directory=directory,
+                clock=clock,
+                budget=self._budget,
+                limits=self._definition.properties.limits,
+                broker_name=self._settings.broker_name,
+                new_seed=lambda: secrets.randbits(64),
+                tasks=tasks,
+            )
+            for partition_id in range(self._partition_count)
+        ]
+        directory.follow(self._hosts)
+        return Router(self._hosts, directory, clock)
+
+    async def _define_queues(self, directory: Directory) -> None:
+        """Create or change what the manifests say; what they do not say stays."""
+        try:
+            for queue in self._definition.queues:
+                await directory.put_queue(queue.name, queue.properties)
+        except StoreError as error:
+            raise BusError(explain_store_error(error), is_about_store=True) from error
+
+    async def _load_partitions(self, directory: Directory) -> None:
+        """Claim what holds queues, so that the first client need not wait for it."""
+        homes = {entry.home_partition for entry in directory.entries()}
+        loading = [asyncio.ensure_future(self._hosts[home].call(Tick())) for home in homes]
+        if loading:
+            _, late = await asyncio.wait(loading, timeout=LOADING_S)
+            for call in late:
+                call.cancel()
+            if late:
+                logger.warning("partitions are still loading", extra={"count": len(late)})
+
+    # --- doors ----------------------------------------------------------------------------------
+
+    async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
+        """Listen; everything is released again when one port cannot be had."""
+        settings = self._settings
+        authorizer = Authorizer(self._key_rules())
+        contexts: list[tuple[Door, int, ssl.SSLContext | None]] = []
+        if settings.listens_plain:
+            contexts.append((Door.PLAIN, settings.port, None))
+        if settings.is_tls_enabled:
+            contexts.append((Door.TLS, settings.tls_port, self._tls_context()))
+        for door, port, context in contexts:
+            listener = AmqpListener(router, authorizer, self._definition.properties.limits, tasks)
+            with _port_errors(settings.host, port):
+                await listener.start(settings.host, port, context)
+            self._listeners[door] = listener
+        if settings.is_metrics_enabled:
+            self._metrics = MetricsServer(make_registry(self.sample), lambda: self._is_ready)
+            with _port_errors(settings.metrics_host, settings.metrics_port):
+                await self._metrics.start(settings.metrics_host, settings.metrics_port)
+
+    async def _close_doors(self) -> None:
+        await asyncio.gather(
+            *(listener.stop(self._grace_s) for listener in self._listeners.values())
+        )
+        if self._metrics is not None:
+            await self._metrics.stop()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        settings = self._settings
+        certificate, key = settings.tls_certificate_file, settings.tls_key_file
+        try:
+            if certificate is None or key is None:
+                names = [name.strip() for name in settings.tls_names.split(",") if name.strip()]
+                if settings.host not in ANY_ADDRESS:
+                    names.append(settings.host)
+                files = ensure_certificate(self._data.certificates, [socket.gethostname(), *names])
+                self.authority_file = files.authority_file
+                certificate, key = files.certificate_file, files.key_file
+            minimum = self._definition.properties.minimum_tls_version
+            return server_context(certificate, key, minimum)
+        except (OSError, ValueError) as error:
+            raise BusError(f"the certificate cannot be used: {error}") from error
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def _key_rules(self) -> list[KeyRule]:
+        """Return every rule of the bus and its queues with given or generated keys."""
+        scopes: list[tuple[str | None, tuple[RuleDefinition, ...]]] = [
+            (None, self._definition.rules),
+            *((queue.name, queue.rules) for queue in self._definition.queues),
+        ]
+        return [
+            KeyRule(rule.name, rule.rights, self._keys_of(scope, rule), scope)
+            for scope, rules in scopes
+            for rule in rules
+        ]
+
+    def _keys_of(self, scope: str | None, rule: RuleDefinition) -> RuleKeys:
+        path = "/".join([self._definition.name, *([scope] if scope else []), rule.name])
+        return rule.keys or self._data.keys_of(path)
+
+    # --- what it tells --------------------------------------------------------------------------
+
+    def doors(self) -> dict[Door, tuple[str, int]]:
+        """Return where clients of this machine connect, by door."""
+        host = self._settings.host
+        shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
+        return {door: (shown, listener.port) for door, listener in self._listeners.items()}
+
+    def connection_strings(self) -> list[tuple[str, str]]:
+        """Return a title and a connection string for the first rule that may do everything."""
+        rule = next((one for one in self._definition.rules if Right.MANAGE in one.rights), None)
+        if rule is None:
+            return []
+        key = self._keys_of(None, rule).primary
+        credentials = f"SharedAccessKeyName={rule.name};SharedAccessKey={key}"
+        doors, strings = self.doors(), []
+        if Door.PLAIN in doors:
+            host, port = doors[Door.PLAIN]
+            text = f"Endpoint=sb://{host}:{port};{credentials};UseDevelopmentEmulator=true"
+            strings.append((f"of {rule.name}, without TLS", text))
+        elif Door.TLS in doors:
+            host, port = doors[Door.TLS]
+            text = f"Endpoint=sb://{host}:{port};{credentials}"
+            strings.append((f"of {rule.name}, with TLS", text))
+        return strings
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return lines about the bus, for people."""
+        queues = (
+            sorted(entry.name for entry in self._directory.entries()) if self._directory else []
+        )
+        shown = ", ".join(queues[:8]) + (f" and {len(queues) - 8} more" if len(queues) > 8 else "")
+        lines = [
+            ("bus", f"{self._definition.name} ({self._definition.properties.sku.name.value})"),
+            ("queues", shown or "none"),
+            ("data", str(self._data.path)),
+        ]
+        lines += [
+            (door.value, f"{door.value}://{host}:{port}")
+            for door, (host, port) in self.doors().items()
+        ]
+        if self._metrics is not None:
+            lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
+        return lines
+
+    def sample(self) -> BusSample:
+        """Return what metrics tell, as of now."""
+        sample = BusSample(
+            __version__,
+            connections=sum(listener.connection_count for listener in self._listeners.values()),
+            window_bytes=self._budget.used_bytes,
+        )
+        sample.partitions = [
+            PartitionSample(
+                host.partition_id, host.status.value, host.reload_count, host.queued_bytes
+            )
+            for host in self._hosts
+            if host.status is not HostStatus.UNCLAIMED
+        ]
+        for entry in self._directory.entries() if self._directory else []:
+            counts = self._hosts[entry.home_partition].counts(entry.entity_no)
+            if counts is not None:
+                sample.queues.append(
+                    QueueSample(
+                        entry.name,
+                        counts.active,
+                        counts.dead_letter,
+                        counts.scheduled,
+                        counts.size_bytes,
+                    )
+                )
+        return sample
+
+
+@contextmanager
+def _port_errors(host: str, port: int) -> Iterator[None]:
+    """Say which port cannot be had, and why."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "is in use by another program: choose another, 0 takes any free one"
+        elif error.errno == errno.EACCES:
+            reason = "needs more rights than this user has"
+        else:
+            reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
+        raise BusError(f"port {port} on {host} {reason}") from error
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single error of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def explain_store_error(error: Exception) -> str:
+    """Return what to tell a user about a store that cannot be used; never its password."""
+    if isinstance(error, ValueError):
+        return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
+    if isinstance(error, StoreMisconfigured):
+        return f"Postgres cannot be used: {error}"
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    if isinstance(cause, asyncpg.PostgresError):
+        return f"Postgres cannot be used: {cause}"
+    return f"Postgres cannot be reached: {cause or error}"

@@ -1,0 +1,130 @@
+"""The folder of one local bus: its lock, its generated keys, its certificates, its Postgres.
+
+The assembly opens it before anything else and closes it last. Everything in it is for the owner
+only. It must never be shared: two processes on one embedded Postgres would fight.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from postbus.manifests import RuleKeys
+
+KEY_BYTES = 32  # as long as the keys that Azure makes
+
+
+class DataDirectoryError(Exception):
+    """The folder cannot be used."""
+
+
+class DataDirectory:
+    """An open data directory; a context manager that holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.postgres = self.path / "postgres"
+        self.certificates = self.path / "tls"
+        self._keys_file = self.path / "keys.json"
+        self._lock_fd: int | None = None
+
+    def open(self) -> None:
+        """Create the folder if need be and lock it; raises `DataDirectoryError`."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.chmod(folder_mode())
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            reason = (error.strerror or "cannot be used").lower()
+            raise DataDirectoryError(f"data directory {self.path}: {reason}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 20).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise DataDirectoryError(
+                f"data directory {self.path} is in use by process {holder or 'unknown'}:"
+                " stop it, or choose another with --data"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._lock_fd = descriptor
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> DataDirectory:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def keys_of(self, rule_path: str) -> RuleKeys:
+        """Return the generated keys of a rule such as `shop-bus/orders/reader`; made once.
+
+        Raises `DataDirectoryError` when the file of keys cannot be read.
+        """
+        known = self._read_keys()
+        if rule_path not in known:
+            known[rule_path] = [_new_key(), _new_key()]
+            write_private(self._keys_file, json.dumps(known, indent=1).encode())
+        primary, secondary = known[rule_path]
+        return RuleKeys(primary, secondary)
+
+    def _read_keys(self) -> dict[str, list[str]]:
+        try:
+            known = json.loads(self._keys_file.read_text(encoding="utf-8"))
+            for keys in known.values():
+                if [type(key) for key in keys] != [str, str]:
+                    raise ValueError("a rule needs two keys")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise DataDirectoryError(
+                f"{self._keys_file} cannot be read: mend it, or remove it for new keys"
+            ) from error
+        return dict(known)
+
+
+def folder_mode() -> int:
+    """Return the mode of a data directory: private, but as root others may pass through.
+
+    Postgres refuses to run as root; its own account has to reach its own folder inside.
+    """
+    return 0o711 if os.geteuid() == 0 else 0o700
+
+
+def _new_key() -> str:
+    """Return a key in the form of Azure's: base64 of random bytes."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,180 @@
+"""A certificate authority for one data directory, and a server certificate signed by it.
+
+For buses on a developer's machine: `postbus dev` calls it before it listens with TLS. A bus that
+others use gets its certificate from the settings. Private keys are written for the owner only.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS = 3_650
+SERVER_DAYS = 397  # the longest that browsers and Apple's TLS accept
+RENEW_DAYS = 30
+BACKDATE = timedelta(hours=1)  # clients with a slow clock
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCertificate:
+    """Files in PEM form; `authority_file` is what clients have to trust."""
+
+    authority_file: Path
+    certificate_file: Path
+    key_file: Path
+
+
+def ensure_certificate(
+    folder: Path, names: Sequence[str] = (), now: datetime | None = None
+) -> ServerCertificate:
+    """Return a certificate for loopback and `names`, made or renewed only when it has to be.
+
+    The authority outlives server certificates, so that clients trust it once. Raises OSError when
+    the folder cannot be written, ValueError when a file in it is damaged.
+    """
+    now = now or datetime.now(UTC)
+    wanted = tuple(dict.fromkeys([*LOCAL_NAMES, *names]))
+    files = ServerCertificate(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority, authority_key = _ensure_authority(files.authority_file, folder / "ca.key", now)
+    if not _is_usable(files, authority, wanted, now):
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _sign_server(key.public_key(), wanted, authority, authority_key, now)
+        _write(files.key_file, _private_bytes(key))
+        chain = certificate.public_bytes(Encoding.PEM) + authority.public_bytes(Encoding.PEM)
+        _write(files.certificate_file, chain)
+    return files
+
+
+def server_context(certificate_file: Path, key_file: Path, minimum: str = "1.2") -> ssl.SSLContext:
+    """Return the TLS context of a server; raises OSError or ssl.SSLError for unusable files."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if minimum == "1.3" else ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate_file, key_file)
+    return context
+
+
+def _ensure_authority(
+    certificate_file: Path, key_file: Path, now: datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if certificate_file.exists() and key_file.exists():
+        certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+        key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError(f"{key_file} holds another kind of key")
+        if certificate.not_valid_after_utc - now > timedelta(days=SERVER_DAYS):
+            return certificate, key
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Postbus local authority")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATE)
+        .not_valid_after(now + timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(key_file, _private_bytes(key))
+    _write(certificate_file, certificate.public_bytes(Encoding.PEM))
+    return certificate, key
+
+
+def _sign_server(
+    key: ec.EllipticCurvePublicKey,
+    names: Sequence[str],
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Postbus")])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATE)
+        .not_valid_after(now + timedelta(days=SERVER_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+            critical=False,
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
+def _is_usable(
+    files: ServerCertificate, authority: x509.Certificate, names: Sequence[str], now: datetime
+) -> bool:
+    """Whether the stored certificate covers the names, lives on and is the authority's."""
+    if not files.certificate_file.exists() or not files.key_file.exists():
+        return False
+    certificate = x509.load_pem_x509_certificate(files.certificate_file.read_bytes())
+    covered = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    identity = certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    own = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    return (
+        certificate.not_valid_after_utc - now > timedelta(days=RENEW_DAYS)
+        and identity.key_identifier == own.digest
+        and all(_general_name(name) in covered for name in names)
+    )
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        address: IPv4Address | IPv6Address = ip_address(name)
+    except ValueError:
+        return x509.DNSName(name)
+    return x509.IPAddress(address)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write for the owner only, whole or not at all."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(name, path)

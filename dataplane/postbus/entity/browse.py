@@ -1,0 +1,362 @@
+"""Reading and taking messages out of their order: peek, deferred ones by number, batch delete.
+
+What is not in memory is asked for through `Needs`. Memory decides what exists: a row that is found
+but not known is deleted by an outcome under way; a key without a row is not committed yet.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from heapq import heapify, nsmallest
+from itertools import chain, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from postbus.entity import expiry, locks
+from postbus.entity.commands import (
+    DeferredReceived,
+    DeleteMessages,
+    Delivery,
+    MessagesDeleted,
+    MessageState,
+    Peek,
+    Peeked,
+    PeekedMessage,
+    ReceiveDeferred,
+    ReceiveMode,
+    Refusal,
+    Refused,
+    StoredRow,
+)
+from postbus.entity.outcomes import Needs, RecordAcquired
+from postbus.entity.queued import QueuedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from postbus.entity.scheduled import ScheduledMessages
+    from postbus.entity.sub_queue import SubQueueState
+
+SCAN_KEYS = 1_000
+"""Backlog keys a batch delete looks at beyond what it may delete (D7)."""
+
+_row_key = attrgetter("row_key")
+
+_Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
+"""(number, row key, state, the message if it is an object)."""
+
+
+# --- peek -----------------------------------------------------------------------------------------
+
+
+def peek(
+    sub: SubQueueState,
+    scheduled: ScheduledMessages,
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """List messages of any state by number. Nothing is removed, nothing computed (N5)."""
+    if not sub.is_main:
+        return _peek_kept(sub, command, found)
+    entries = _entries_from(sub, scheduled, command.from_sequence, command.limit)
+    absent = [entry[1] for entry in entries if entry[3] is None or entry[3].envelope is None]
+    if absent and found is None:
+        return Needs(row_keys=absent)
+    rows = {row.row_key: row for row in found or ()}
+    messages: list[PeekedMessage] = []
+    total_bytes = 0
+    for sequence, row_key, state, message in entries:
+        if message is not None and message.envelope is not None:
+            peeked = PeekedMessage(
+                sequence, message.enqueued_ms, message.failures, state, message.envelope
+            )
+        else:
+            row = rows.get(row_key)
+            if row is None:
+                break  # not committed yet; what follows must not overtake it
+            count = sub.attempts.get(row_key, row.delivery_count)
+            if message is not None:
+                count = message.failures
+            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, row.envelope)
+        total_bytes += peeked.envelope.size_bytes
+        if messages and total_bytes > command.max_bytes:
+            break
+        messages.append(peeked)
+    return Peeked(messages)
+
+
+def _entries_from(
+    sub: SubQueueState, scheduled: ScheduledMessages, from_sequence: int, limit: int
+) -> list[_Entry]:
+    """Return the first `limit` messages of the main queue in order of number."""
+    active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
+    first_key = sub.numbering.key_from(from_sequence)
+    entries: list[_Entry] = []
+    for source in (sub.ready, sub.tail):
+        start = bisect_left(source, first_key, key=_row_key)
+        entries += [
+            (message.sequence, message.row_key, active, message)
+            for message in islice(source, start, start + limit)
+        ]
+    start = bisect_left(sub.backlog, first_key, sub.backlog_head)
+    number_of = sub.numbering.number_of
+    entries += [(number_of(key), key, active, None) for key in sub.backlog[start : start + limit]]
+    unordered: Iterator[_Entry] = chain(
+        (
+            (
+                message.sequence,
+                message.row_key,
+                deferred if message.is_deferred else active,
+                message,
+            )
+            for message in _objects_out_of_order(sub)
+            if message.sequence >= from_sequence
+        ),
+        (
+            (sequence, row_key, deferred, None)
+            for sequence, row_key in sub.deferred.items()
+            if sequence >= from_sequence
+        ),
+    )
+    entries += nsmallest(limit, unordered, key=_number)
+    entries += [
+        (sequence, row_key, MessageState.SCHEDULED, None)
+        for sequence, row_key in islice(scheduled.from_number(from_sequence), limit)
+    ]
+    entries.sort(key=_number)
+    return entries[:limit]
+
+
+def _number(entry: _Entry) -> int:
+    return entry[0]
+
+
+def _objects_out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
+    return chain((message for _, message in sub.returned), sub.locks.values(), sub.doomed.values())
+
+
+def _peek_kept(
+    sub: SubQueueState, command: Peek, found: Sequence[StoredRow] | None
+) -> Peeked | Needs:
+    """Peek where the number is kept beside the row: the tables have the order."""
+    entity_no = sub.entity.entity_no
+    limit = command.limit
+    if found is None:
+        return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
+    objects = {
+        message.row_key: message
+        for message in chain(sub.ready, sub.tail, _objects_out_of_order(sub))
+    }
+    deferred = set(sub.deferred.values())
+    messages: list[PeekedMessage] = []
+    total_bytes = 0
+    for row in found:
+        message = objects.get(row.row_key)
+        is_deferred = row.row_key in deferred
+        if message is None and not is_deferred and not _is_in_backlog(sub, row.row_key):
+            continue
+        total_bytes += row.envelope.size_bytes
+        if messages and total_bytes > command.max_bytes:
+            break
+        count = sub.attempts.get(row.row_key, row.delivery_count)
+        if message is not None:
+            count = message.failures
+            is_deferred = message.is_deferred
+        state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
+        assert row.sequence is not None
+        messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, row.envelope))
+    if not messages and len(found) >= limit and found[-1].sequence is not None:
+        return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
+    return Peeked(messages)
+
+
+def _is_in_backlog(sub: SubQueueState, row_key: int) -> bool:
+    position = bisect_left(sub.backlog, row_key, sub.backlog_head)
+    return position < len(sub.backlog) and sub.backlog[position] == row_key
+
+
+# --- deferred messages ----------------------------------------------------------------------------
+
+
+def receive_deferred(
+    sub: SubQueueState, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+) -> DeferredReceived | Refused | Needs:
+    """Hand out deferred messages by number, all or none. Expired ones expire now."""
+    row_keys: list[int] = []
+    for sequence in dict.fromkeys(command.sequence_numbers):
+        row_key = sub.deferred.get(sequence)
+        if row_key is None:
+            return Refused(
+                Refusal.MESSAGE_NOT_FOUND, f"no deferred message has the number {sequence}"
+            )
+        row_keys.append(row_key)
+    if found is None and row_keys:
+        return Needs(row_keys=row_keys)
+    rows = {row.row_key: row for row in found or ()}
+    if not all(row_key in rows for row_key in row_keys):
+        return Refused(Refusal.MESSAGE_NOT_FOUND, "a message is gone")
+    messages = [
+        _from_deferred(sub, sequence, rows[row_key])
+        for sequence, row_key in zip(dict.fromkeys(command.sequence_numbers), row_keys, strict=True)
+    ]
+    expired = [message for message in messages if expiry.is_expired(sub, message)]
+    for message in expired:
+        _take_deferred(sub, message)
+        expiry.expire(sub, message)
+    if expired:
+        return Refused(Refusal.MESSAGE_NOT_FOUND, "a deferred message has expired")
+    for message in messages:
+        _take_deferred(sub, message)
+    if command.mode is ReceiveMode.RECEIVE_AND_DELETE:
+        deliveries = [_delivery(sub, message, b"", 0) for message in messages]
+        for message in messages:
+            sub.remove(message)
+        return DeferredReceived(deliveries)
+    return DeferredReceived(_lock_deferred(sub, messages))
+
+
+def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
+    envelope = row.envelope
+    section = sub.deferred_sections.get(row.row_key)
+    if section is not None:  # the row may not show the patch yet
+        envelope = locks.with_properties(envelope, section)
+    message = QueuedMessage(row.row_key, sequence, row.enqueued_ms, envelope)
+    message.is_deferred = True
+    message.failures = sub.attempts.get(row.row_key, row.delivery_count)
+    message.recorded = message.failures
+    return message
+
+
+def _take_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
+    assert message.envelope is not None
+    del sub.deferred[message.sequence]
+    sub.attempts.pop(message.row_key, None)
+    sub.deferred_sections.pop(message.row_key, None)
+    sub.turn.window.add(1, message.envelope.size_bytes)
+
+
+def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[Delivery]:
+    turn = sub.turn
+    until_ms = turn.now_ms + sub.entity.lock_duration_ms
+    row_keys: list[int] = []
+    attempts: list[int] = []
+    deliveries: list[Delivery] = []
+    for message in messages:
+        token = turn.random.randbytes(8) + turn.token_suffix
+        deliveries.append(_delivery(sub, message, token, until_ms))
+        message.token = token
+        message.locked_until_ms = until_ms
+        sub.locks[token] = message
+        if sub.is_main:
+            message.recorded = message.failures + 1
+            row_keys.append(message.row_key)
+            attempts.append(message.recorded)
+    if row_keys:
+        turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+    if messages:
+        locks.watch(sub, until_ms)
+    if turn.window.is_over:
+        sub.shed()
+    return deliveries
+
+
+def _delivery(sub: SubQueueState, message: QueuedMessage, token: bytes, until_ms: int) -> Delivery:
+    envelope = message.envelope
+    assert envelope is not None
+    ttl_ms = envelope.ttl_ms
+    if sub.is_main:
+        ttl_ms = expiry.effective_ttl_ms(sub.entity, ttl_ms)
+    return Delivery(
+        token,
+        until_ms,
+        message.sequence,
+        message.enqueued_ms,
+        message.failures,
+        ttl_ms,
+        envelope,
+    )
+
+
+# --- batch delete ---------------------------------------------------------------------------------
+
+
+def delete_messages(
+    sub: SubQueueState, command: DeleteMessages, found: Sequence[StoredRow] | None
+) -> MessagesDeleted | Needs:
+    """Delete the oldest messages that are neither locked nor deferred (X10)."""
+    limit = min(command.limit, sub.turn.limits.max_delete_count)
+    bound_ms = command.enqueued_before_ms
+    in_front = sum(
+        message.enqueued_ms <= bound_ms
+        for message in chain((message for _, message in sub.returned), sub.ready)
+    )
+    scan = sub.backlog[sub.backlog_head :][: max(limit - in_front, 0) + SCAN_KEYS]
+    if in_front >= limit:
+        scan = array("q")
+    if scan and found is None:
+        return Needs(row_keys=list(scan))
+    deleted = 0
+    kept_returned: list[tuple[int, QueuedMessage]] = []
+    for row_key, message in sorted(sub.returned, key=lambda pair: pair[0]):
+        if deleted < limit and message.enqueued_ms <= bound_ms:
+            sub.stubs.pop(row_key, None)
+            sub.remove(message)
+            deleted += 1
+        else:
+            kept_returned.append((row_key, message))
+    heapify(kept_returned)
+    sub.returned = kept_returned
+    sub.ready, count = _delete_loaded(sub, sub.ready, limit - deleted, bound_ms)
+    deleted += count
+    if scan:
+        deleted += _delete_paged(sub, scan, found or (), limit - deleted, bound_ms)
+    if deleted < limit and sub.backlog_head == len(sub.backlog):
+        sub.tail, count = _delete_loaded(sub, sub.tail, limit - deleted, bound_ms)
+        deleted += count
+    sub.promote_tail()
+    return MessagesDeleted(deleted)
+
+
+def _delete_loaded(
+    sub: SubQueueState, messages: deque[QueuedMessage], limit: int, bound_ms: int
+) -> tuple[deque[QueuedMessage], int]:
+    kept: deque[QueuedMessage] = deque()
+    deleted = 0
+    for message in messages:
+        if deleted < limit and message.enqueued_ms <= bound_ms:
+            sub.remove(message)
+            deleted += 1
+        else:
+            kept.append(message)
+    return kept, deleted
+
+
+def _delete_paged(
+    sub: SubQueueState,
+    scan: array[int],
+    found: Sequence[StoredRow],
+    limit: int,
+    bound_ms: int,
+) -> int:
+    """Delete messages of which only the key is in memory; rows not committed yet stay."""
+    rows = {row.row_key: row for row in found}
+    outcome = sub.turn.outcome
+    kept = array("q")
+    deleted = 0
+    for row_key in scan:
+        row = rows.get(row_key)
+        if row is None or deleted == limit or row.enqueued_ms > bound_ms:
+            kept.append(row_key)
+            continue
+        deleted += 1
+        outcome.deletes.append(row_key)
+        if row_key >= sub.turn.first_key and row.enqueued_ms >= sub.turn.committed_ms:
+            outcome.touches_uncommitted = True
+        sub.attempts.pop(row_key, None)
+        sub.live -= 1
+        sub.entity.shrink(row.envelope.size_bytes)
+    head = sub.backlog_head
+    sub.backlog[head : head + len(scan)] = kept
+    return deleted

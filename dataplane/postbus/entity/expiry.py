@@ -1,0 +1,107 @@
+"""Messages that leave by rule: expired, out of deliveries, or dead-lettered.
+
+Expiry is lazy (N11): callers ask when a message is acquired or returned, under the definition of
+that moment (N16).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import MoveMessage
+from postbus.entity.queued import QueuedMessage
+from postbus.message.patch import merge_properties
+
+if TYPE_CHECKING:
+    from postbus.entity.queue_state import QueueState
+    from postbus.entity.sub_queue import SubQueueState
+
+REASON: Final = "DeadLetterReason"
+DESCRIPTION: Final = "DeadLetterErrorDescription"
+SYSTEM_PROPERTY_BYTES: Final = 16_384
+"""Room for reason and description on top of what a sender may use: two strings of 4,096
+characters of at most four bytes would need twice that, the broker's own need 200 bytes."""
+
+EXPIRED: Final[dict[str, object]] = {
+    REASON: "TTLExpiredException",
+    DESCRIPTION: "The message expired and was dead lettered.",
+}
+HEADER_TOO_LARGE: Final[dict[str, object]] = {
+    REASON: "HeaderSizeExceeded",
+    DESCRIPTION: "The size quota for this stream has been exceeded.",
+}
+"""Source: the table of system reasons in Azure's page on dead-letter queues (S259, S261)."""
+
+
+def effective_ttl_ms(entity: QueueState, own_ttl_ms: int | None) -> int | None:
+    """Return the shorter of the message's and the entity's time to live; None is never."""
+    default_ttl_ms = entity.default_ttl_ms
+    if default_ttl_ms is None or (own_ttl_ms is not None and own_ttl_ms <= default_ttl_ms):
+        return own_ttl_ms
+    return default_ttl_ms
+
+
+def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Say whether a message of the main queue has passed its time."""
+    if not sub.is_main:
+        return False
+    ttl_ms = effective_ttl_ms(sub.entity, message.own_ttl_ms)
+    return ttl_ms is not None and message.enqueued_ms + ttl_ms <= sub.turn.now_ms
+
+
+def expire(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Drop or dead-letter an expired message that is in no place of the order any more."""
+    if not sub.entity.dead_letters_expired:
+        sub.remove(message)
+    else:
+        dead_letter(sub, message, EXPIRED)
+
+
+def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Dead-letter a message whose last allowed delivery failed (N1)."""
+    text = f"Message could not be consumed after {sub.entity.max_delivery_count} delivery attempts."
+    dead_letter(sub, message, {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text})
+
+
+def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str, object]) -> None:
+    """Move a message that is in no place of the order to the dead-letter queue.
+
+    A stub waits in `doomed` until its row is read, because the reason is merged into the row's
+    application properties; `settle_doomed` then goes on.
+    """
+    envelope = message.envelope
+    if envelope is None:
+        sub.doomed[message.row_key] = message
+        sub.turn.resumed[sub.fetch_doomed] = None
+        return
+    section = envelope.application_properties
+    if properties:
+        limit_bytes = sub.turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
+        section = merge_properties(section, properties, limit_bytes)
+    move(sub, message, section)
+
+
+def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
+    """Move a loaded message with its new application properties to the dead-letter queue."""
+    assert message.envelope is not None
+    entity = sub.entity
+    target = entity.sub_queue(SubQueue.DEAD_LETTER)
+    new_row_key, _ = target.numbering.take_one(sub.turn)
+    sub.turn.outcome.mutations.append(
+        MoveMessage(
+            message.row_key,
+            new_row_key,
+            entity.entity_no,
+            SubQueue.DEAD_LETTER,
+            message.sequence,
+            message.failures,
+            None,
+            section,
+        )
+    )
+    grown_bytes = len(section) - len(message.envelope.application_properties)
+    kept_bytes = message.envelope.size_bytes
+    sub.forget(message)
+    entity.size_bytes += kept_bytes + grown_bytes
+    target.append_key(new_row_key)

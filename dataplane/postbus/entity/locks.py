@@ -1,0 +1,348 @@
+"""Settlement, renewal and expiry of message locks.
+
+`SubQueueState.locks` maps token to message in the order the locks expire: every new or renewed lock
+lasts the same time and goes to the end. Only a shorter lock duration breaks that order; until the
+last longer lock is gone (`unsorted_until_ms`) expiry then looks at all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity import expiry, paging
+from postbus.entity.commands import (
+    Disposition,
+    LocksRenewed,
+    Refusal,
+    Refused,
+    RenewLocks,
+    Settle,
+    Settled,
+    StoredRow,
+)
+from postbus.entity.outcomes import Needs, PatchMessage
+from postbus.entity.queued import QueuedMessage
+from postbus.message.envelope import Envelope
+from postbus.message.patch import merge_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.sub_queue import SubQueueState
+
+REASON_CHARS: Final = 4_096
+"""Longest reason or description. Source: Azure's page on dead-letter queues."""
+
+
+def settle(
+    sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
+) -> Settled | Refused | Needs:
+    """Settle a vector of tokens; the reply names those not held any more."""
+    if command.disposition is Disposition.COMPLETE:
+        return _complete(sub, command.lock_tokens)
+    if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
+        return Refused(Refusal.NOT_ALLOWED, "a message of a dead-letter queue stays there")
+    changes = _changes(command)
+    if isinstance(changes, Refused):
+        return changes
+    needs_envelope = bool(changes) or command.disposition is Disposition.DEAD_LETTER
+    if needs_envelope and not _load_locked(sub, command.lock_tokens, found):
+        return Needs(row_keys=_stub_keys(sub, command.lock_tokens))
+    sections: dict[bytes, bytes] = {}
+    if changes:
+        merged = _merge_all(sub, command, changes)
+        if isinstance(merged, Refused):
+            return merged
+        sections = merged
+    lost: list[int] = []
+    for index, token in enumerate(command.lock_tokens):
+        message = _unlock(sub, token)
+        if message is None:
+            lost.append(index)
+        else:
+            _settle_one(sub, message, command.disposition, changes, sections.get(token))
+    if sub.waiting:
+        sub.pump()
+    if sub.turn.window.is_over:
+        paging.shed(sub)
+    return Settled(lost or None)
+
+
+def _complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
+    turn = sub.turn
+    now_ms = turn.now_ms
+    deletes = turn.outcome.deletes
+    pop = sub.locks.pop
+    lost: list[int] | None = None
+    size_bytes = stub_bytes = stubs = 0
+    for index, token in enumerate(tokens):
+        message = pop(token, None)
+        if message is None or message.locked_until_ms <= now_ms:
+            if lost is None:
+                lost = []
+            lost.append(index)
+            if message is not None:
+                _expire_one(sub, message)
+            continue
+        message.token = None
+        deletes.append(message.row_key)
+        envelope = message.envelope
+        if envelope is None:
+            stubs += 1
+            stub_bytes += message.size_bytes
+        else:
+            size_bytes += envelope.size_bytes
+    count = len(tokens) - (0 if lost is None else len(lost))
+    sub.live -= count
+    sub.entity.shrink(size_bytes + stub_bytes)
+    turn.window.remove(count - stubs, size_bytes)
+    if sub.waiting:
+        sub.pump()
+    return Settled(lost)
+
+
+def _settle_one(
+    sub: SubQueueState,
+    message: QueuedMessage,
+    disposition: Disposition,
+    changes: dict[str, object],
+    section: bytes | None,
+) -> None:
+    if section is None and changes and disposition is not Disposition.DEAD_LETTER:
+        expiry.dead_letter(sub, message, expiry.HEADER_TOO_LARGE)
+    elif disposition is Disposition.DEAD_LETTER:
+        assert message.envelope is not None
+        old = message.envelope.application_properties
+        expiry.move(sub, message, old if section is None else section)
+    elif disposition is Disposition.DEFER:
+        _defer(sub, message, section)
+    else:
+        if section is not None:
+            _replace_properties(sub, message, section)
+        if disposition is Disposition.RELEASE:
+            stays = _give_back(sub, message)
+        else:
+            stays = _fail(sub, message, is_abandoned=True)
+        if stays and section is not None:
+            sub.turn.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
+
+
+def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
+    """Take the lock of a token away; None when it is not held, or not any more."""
+    message = sub.locks.pop(token, None)
+    if message is None:
+        return None
+    if message.locked_until_ms <= sub.turn.now_ms:
+        _expire_one(sub, message)
+        return None
+    message.token = None
+    return message
+
+
+# --- what becomes of a message whose lock is gone -------------------------------------------------
+
+
+def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
+    message.token = None
+    _fail(sub, message, is_abandoned=False)
+
+
+def _fail(sub: SubQueueState, message: QueuedMessage, *, is_abandoned: bool) -> bool:
+    """Count a failed delivery; say whether the message stays in its sub-queue.
+
+    In a dead-letter queue only abandoning counts, and nothing but its record is kept (wire: the
+    count there is not raised by expiry, and nobody is limited).
+    """
+    if sub.is_main:
+        message.failures += 1
+        if message.failures >= sub.entity.max_delivery_count:
+            expiry.exhaust(sub, message)
+            return False
+    elif is_abandoned:
+        message.failures += 1
+        sub.turn.record(message, message.failures)
+    return _put_back(sub, message)
+
+
+def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Return a message as if it had not been delivered; the attempt is taken back (D6)."""
+    if message.recorded > message.failures:
+        sub.turn.record(message, message.failures)
+    return _put_back(sub, message)
+
+
+def _put_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+    if message.is_deferred:
+        _park_deferred(sub, message)
+    elif expiry.is_expired(sub, message):
+        expiry.expire(sub, message)
+        return False
+    else:
+        sub.put_back(message)
+    return True
+
+
+def _defer(sub: SubQueueState, message: QueuedMessage, section: bytes | None) -> None:
+    if section is not None:
+        _replace_properties(sub, message, section)
+    if section is not None or not message.is_deferred:
+        sub.turn.outcome.mutations.append(PatchMessage(message.row_key, True, None, section))
+    message.is_deferred = True
+    _park_deferred(sub, message)
+    if section is not None:
+        sub.deferred_sections[message.row_key] = section
+
+
+def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Keep only number and key of a deferred message, with its count in the tables."""
+    sub.turn.record(message, message.failures)
+    if message.failures:
+        sub.attempts[message.row_key] = message.failures
+    if message.envelope is not None:
+        paging.unload(sub, message)
+    sub.deferred[message.sequence] = message.row_key
+
+
+# --- changed properties ---------------------------------------------------------------------------
+
+
+def _changes(command: Settle) -> dict[str, object] | Refused:
+    """Return the application properties a settlement sets."""
+    if command.disposition is not Disposition.DEAD_LETTER:
+        return {} if command.disposition is Disposition.RELEASE else command.properties or {}
+    changes = dict(command.properties or {})
+    for name, text in (
+        (expiry.REASON, command.reason),
+        (expiry.DESCRIPTION, command.description),
+    ):
+        if text is not None:
+            if len(text) > REASON_CHARS:
+                return Refused(
+                    Refusal.ARGUMENT_OUT_OF_RANGE, f"{name} is longer than 4096 characters"
+                )
+            changes[name] = text
+    return changes
+
+
+def _merge_all(
+    sub: SubQueueState, command: Settle, changes: dict[str, object]
+) -> dict[bytes, bytes] | Refused:
+    """Merge before anything is settled, so that the command is refused whole or not at all (D8).
+
+    A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
+    """
+    is_dead_letter = command.disposition is Disposition.DEAD_LETTER
+    limit_bytes = sub.turn.limits.max_header_bytes
+    if is_dead_letter:
+        limit_bytes += expiry.SYSTEM_PROPERTY_BYTES
+    sections: dict[bytes, bytes] = {}
+    for token in command.lock_tokens:
+        message = sub.locks.get(token)
+        if message is None or message.envelope is None:
+            continue
+        try:
+            sections[token] = merge_properties(
+                message.envelope.application_properties, changes, limit_bytes
+            )
+        except ValueError as error:
+            if is_dead_letter:
+                return Refused(Refusal.PROPERTIES_TOO_LARGE, str(error))
+    return sections
+
+
+def _load_locked(
+    sub: SubQueueState, tokens: list[bytes], found: Sequence[StoredRow] | None
+) -> bool:
+    """Load the locked stubs among `tokens` from what was found; say whether none is left."""
+    rows = {row.row_key: row for row in found or ()}
+    missing = False
+    for token in tokens:
+        message = sub.locks.get(token)
+        if message is not None and message.envelope is None:
+            row = rows.get(message.row_key)
+            if row is None:
+                missing = True
+            else:
+                paging.load(sub, message, row)
+    return not missing
+
+
+def _stub_keys(sub: SubQueueState, tokens: list[bytes]) -> list[int]:
+    held = (sub.locks.get(token) for token in tokens)
+    return [message.row_key for message in held if message is not None and not message.envelope]
+
+
+def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
+    old = message.envelope
+    assert old is not None
+    grown_bytes = len(section) - len(old.application_properties)
+    message.envelope = with_properties(old, section)
+    sub.entity.size_bytes += grown_bytes
+    sub.turn.window.add(0, grown_bytes)
+
+
+def with_properties(envelope: Envelope, section: bytes) -> Envelope:
+    """Copy an envelope with other application properties; its size follows."""
+    fields = {name: getattr(envelope, name) for name in Envelope.__slots__}
+    fields["application_properties"] = section
+    fields["size_bytes"] += len(section) - len(envelope.application_properties)
+    return Envelope(**fields)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def watch(sub: SubQueueState, until_ms: int) -> None:
+    """Make sure a Tick comes when a lock may expire."""
+    if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
+        sub.lock_timer_ms = until_ms
+        sub.turn.set_timer(until_ms, sub.expire_locks)
+
+
+def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
+    """Extend all locks or none."""
+    now_ms = sub.turn.now_ms
+    held = sub.locks
+    for token in command.lock_tokens:
+        message = held.get(token)
+        if message is None or message.locked_until_ms <= now_ms:
+            return Refused(Refusal.LOCK_LOST)
+    until_ms = now_ms + sub.entity.lock_duration_ms
+    for token in command.lock_tokens:
+        message = held.pop(token)
+        message.locked_until_ms = until_ms
+        held[token] = message
+    if command.lock_tokens:
+        watch(sub, until_ms)
+    return LocksRenewed([until_ms] * len(command.lock_tokens))
+
+
+def expire(sub: SubQueueState) -> None:
+    """Take expired locks away, as many as one turn allows, and look at what remains."""
+    turn = sub.turn
+    now_ms = turn.now_ms
+    if sub.lock_timer_ms is None or sub.lock_timer_ms > now_ms:
+        return  # an earlier timer did this one's work
+    sub.lock_timer_ms = None
+    is_sorted = now_ms >= sub.unsorted_until_ms
+    expired: list[bytes] = []
+    next_ms: int | None = None
+    for token, message in sub.locks.items():
+        until_ms = message.locked_until_ms
+        if until_ms <= now_ms:
+            if len(expired) == turn.allowance:
+                sub.lock_timer_ms = now_ms
+                turn.resumed[sub.expire_locks] = None
+                break
+            expired.append(token)
+        elif next_ms is None or until_ms < next_ms:
+            next_ms = until_ms
+            if is_sorted:
+                break
+    turn.allowance -= len(expired)
+    for token in expired:
+        _expire_one(sub, sub.locks.pop(token))
+    if next_ms is not None:
+        watch(sub, next_ms)
+    if expired:
+        sub.pump()

@@ -1,0 +1,387 @@
+"""The pure state machine of one partition: `apply(command, now)` returns what must become true.
+
+Owns the partition's entities, locks, receivers and numbers; the host calls it and does what its
+outcomes say. It knows no clock, no I/O and no log, and it is deterministic: the same commands at
+the same times, the same seed and the same loaded state give the same outcomes. It never looks into
+a message beyond its `Envelope`. A broken invariant raises, and the host loads the partition afresh.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, assert_never
+
+from postbus.contract import EntityStatus, NamespaceLimits
+from postbus.entity import browse, locks, paging
+from postbus.entity.commands import (
+    AddConsumer,
+    CancelScheduled,
+    Command,
+    DeleteMessages,
+    DemandSet,
+    DropEntity,
+    Enqueue,
+    Peek,
+    PutEntity,
+    Quiesce,
+    ReceiveDeferred,
+    Refusal,
+    Refused,
+    RemoveConsumer,
+    RenewLocks,
+    Reply,
+    SetDemand,
+    Settle,
+    StoredRow,
+    SubQueue,
+    SupplyRows,
+    Tick,
+)
+from postbus.entity.outcomes import (
+    DropDefinition,
+    LoadedPartition,
+    Needs,
+    Outcome,
+    PutDefinition,
+    PutDue,
+    RecordAcquired,
+)
+from postbus.entity.queue_state import QueueState
+from postbus.entity.queued import Consumer
+from postbus.entity.sub_queue import SubQueueState
+from postbus.entity.turn import DONE, Turn
+from postbus.entity.window import Window, WindowBudget
+
+__all__ = ["Counts", "PartitionState", "WindowBudget"]
+
+PURGE_PAUSE_MS: Final = 10
+"""Time between two chunks of rows of a dropped entity: the journal has other work. Our choice."""
+
+PARTITION_BYTES: Final = 2
+EPOCH_BYTES: Final = 6
+"""Shape of a lock token after its 8 random bytes (D11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Exact counts of one entity; `size_bytes` is an estimate after a load (D18).
+
+    `active` includes locked and deferred messages.
+    """
+
+    active: int
+    dead_letter: int
+    scheduled: int
+    transfer_dead_letter: int
+    size_bytes: int
+
+
+class PartitionState:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: int,
+        loaded: LoadedPartition,
+        seed: int,
+        budget: WindowBudget,
+        limits: NamespaceLimits,
+    ) -> None:
+        self.partition_id = partition_id
+        self.catalog_version = loaded.catalog_version
+        self._turn = Turn(
+            random=Random(seed),
+            token_suffix=partition_id.to_bytes(PARTITION_BYTES, "big")
+            + loaded.epoch.to_bytes(EPOCH_BYTES, "big"),
+            first_key=loaded.next_row_key,
+            window=Window(budget),
+            limits=limits,
+        )
+        self._entities: dict[int, QueueState] = {}
+        self._consumers: dict[int, tuple[SubQueueState, Consumer]] = {}
+        self._purged: deque[array[int]] = deque()
+        self._load(loaded)
+
+    # --- for the host -----------------------------------------------------------------------------
+
+    def apply(
+        self, command: Command, now_ms: int, found: Sequence[StoredRow] | None = None
+    ) -> Outcome | Needs:
+        """Change the state; the same command again with `found` when the answer is `Needs`."""
+        outcome = self._turn.begin(now_ms)
+        reply = self._dispatch(command, found)
+        if type(reply) is Needs:
+            return reply
+        assert not isinstance(reply, Needs)
+        outcome.reply = reply
+        return outcome
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When the next Tick is due; None when nothing waits for time."""
+        return self._turn.next_deadline_ms
+
+    def mark_committed(self, applied_ms: int) -> None:
+        """Learn that every outcome up to one with this `applied_ms` is durable; optional."""
+        if applied_ms > self._turn.committed_ms:
+            self._turn.committed_ms = applied_ms
+
+    def discard(self) -> None:
+        """Give the window back to the budget; the state must not be used afterwards."""
+        self._turn.window.discard()
+
+    def counts(self, entity_no: int) -> Counts | None:
+        """Return the counts of an entity, None when the partition does not know it."""
+        entity = self._entities.get(entity_no)
+        if entity is None:
+            return None
+        return Counts(
+            entity.live_count(SubQueue.ACTIVE),
+            entity.live_count(SubQueue.DEAD_LETTER),
+            len(entity.scheduled),
+            entity.live_count(SubQueue.TRANSFER_DEAD_LETTER),
+            entity.size_bytes if entity.message_count else 0,
+        )
+
+    def entity_by_no(self, entity_no: int) -> QueueState | None:
+        """Return an entity for reading only."""
+        return self._entities.get(entity_no)
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def _dispatch(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        match command:
+            case Enqueue():
+                entity = self._entities.get(command.entity_no)
+                return _not_found() if entity is None else entity.enqueue(command)
+            case Settle():
+                entity = self._entities.get(command.entity_no)
+                if entity is None:
+                    return _not_found()
+                return locks.settle(entity.sub_queue(command.sub_queue), command, found)
+            case SetDemand():
+                return self._set_demand(command, found)
+            case SupplyRows():
+                return self._supply(command)
+            case RenewLocks():
+                entity = self._entities.get(command.entity_no)
+                if entity is None:
+                    return _not_found()
+                return locks.renew(entity.sub_queue(command.sub_queue), command)
+            case Peek():
+                return self._peek(command, found)
+            case ReceiveDeferred():
+                return self._receive_deferred(command, found)
+            case CancelScheduled():
+                return self._cancel(command)
+            case DeleteMessages():
+                return self._delete_messages(command, found)
+            case AddConsumer():
+                return self._add_consumer(command)
+            case RemoveConsumer():
+                return self._remove_consumer(command)
+            case PutEntity():
+                return self._put_entity(command)
+            case DropEntity():
+                return self._drop_entity(command)
+            case Tick():
+                self._turn.run_timers()
+                self._turn.record_outstanding()
+                return DONE
+            case Quiesce():
+                self._quiesce()
+                return DONE
+            case _:
+                assert_never(command)
+
+    def _add_consumer(self, command: AddConsumer) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        refused = entity.receive_refusal()
+        if refused is not None:
+            return refused
+        if command.consumer_id not in self._consumers:
+            consumer = Consumer(command.consumer_id, command.mode)
+            sub = entity.sub_queue(command.sub_queue)
+            sub.add_consumer(consumer)
+            self._consumers[command.consumer_id] = (sub, consumer)
+        return DONE
+
+    def _set_demand(self, command: SetDemand, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        registered = self._consumers.get(command.consumer_id)
+        if registered is None:
+            return _not_found()
+        sub, consumer = registered
+        needs = sub.set_demand(consumer, command.limit, is_drain=command.is_drain, found=found)
+        return DemandSet(consumer.delivered) if needs is None else needs
+
+    def _remove_consumer(self, command: RemoveConsumer) -> Reply:
+        registered = self._consumers.pop(command.consumer_id, None)
+        if registered is not None:
+            registered[0].remove_consumer(command.consumer_id)
+        return DONE
+
+    def _supply(self, command: SupplyRows) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is not None:
+            paging.supply(entity.sub_queue(command.sub_queue), command.rows)
+        return DONE
+
+    def _peek(self, command: Peek, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        if entity.properties.status is EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED, entity.name)
+        sub = entity.sub_queue(command.sub_queue)
+        return browse.peek(sub, entity.scheduled, command, found)
+
+    def _receive_deferred(
+        self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+    ) -> Reply | Needs:
+        entity = self._entities.get(command.entity_no)
+        refused = _not_found() if entity is None else entity.receive_refusal()
+        if entity is None or refused is not None:
+            return refused or _not_found()
+        return browse.receive_deferred(entity.sub_queue(command.sub_queue), command, found)
+
+    def _delete_messages(
+        self, command: DeleteMessages, found: Sequence[StoredRow] | None
+    ) -> Reply | Needs:
+        entity = self._entities.get(command.entity_no)
+        refused = _not_found() if entity is None else entity.receive_refusal()
+        if entity is None or refused is not None:
+            return refused or _not_found()
+        return browse.delete_messages(entity.sub_queue(command.sub_queue), command, found)
+
+    def _cancel(self, command: CancelScheduled) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        if entity.properties.status is EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED, entity.name)
+        return entity.scheduled.cancel(command.sequence_numbers)
+
+    # --- definitions ------------------------------------------------------------------------------
+
+    def _put_entity(self, command: PutEntity) -> Reply:
+        self.catalog_version = max(self.catalog_version, command.catalog_version)
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            entity = QueueState(command.entity_no, command.name, command.properties, self._turn, 1)
+            self._entities[command.entity_no] = entity
+        else:
+            for consumer_id in entity.redefine(command.properties):
+                del self._consumers[consumer_id]
+        self._turn.outcome.mutations.append(
+            PutDefinition(
+                command.entity_no,
+                command.name,
+                command.properties,
+                command.catalog_version,
+                entity.active.numbering.next_sequence,
+            )
+        )
+        return DONE
+
+    def _drop_entity(self, command: DropEntity) -> Reply:
+        self.catalog_version = max(self.catalog_version, command.catalog_version)
+        entity = self._entities.pop(command.entity_no, None)
+        if entity is None:
+            return DONE
+        for consumer_id in entity.end_consumers(Refusal.ENTITY_NOT_FOUND):
+            del self._consumers[consumer_id]
+        keys = array("q", entity.scheduled.row_keys())
+        entity.scheduled.clear()
+        for sub in entity.sub_queues():
+            keys.extend(sub.row_keys())
+            sub.clear()
+        self._turn.outcome.mutations.append(
+            DropDefinition(command.entity_no, command.catalog_version)
+        )
+        self._start_purge(keys)
+        return DONE
+
+    def _start_purge(self, row_keys: array[int]) -> None:
+        """Delete the rows of a dropped entity in chunks, one a Tick."""
+        if row_keys:
+            self._purged.append(row_keys)
+            if len(self._purged) == 1:
+                self._turn.set_timer(self._turn.now_ms, self._purge)
+
+    def _purge(self) -> None:
+        turn = self._turn
+        row_keys = self._purged[0]
+        chunk = row_keys[-turn.allowance :] if turn.allowance else array("q")
+        del row_keys[len(row_keys) - len(chunk) :]
+        turn.allowance -= len(chunk)
+        if chunk:
+            turn.outcome.deletes.extend(chunk)
+            turn.outcome.touches_uncommitted = True
+        if not row_keys:
+            self._purged.popleft()
+        if self._purged:
+            turn.set_timer(turn.now_ms + PURGE_PAUSE_MS, self._purge)
+
+    # --- stop and start ---------------------------------------------------------------------------
+
+    def _quiesce(self) -> None:
+        """Journal every attempt the tables do not know, and the sizes (D6, D18)."""
+        mutations = self._turn.outcome.mutations
+        row_keys: list[int] = []
+        attempts: list[int] = []
+        for sub in self._turn.sub_queues:
+            for message, attempt in sub.unrecorded():
+                message.recorded = attempt
+                row_keys.append(message.row_key)
+                attempts.append(attempt)
+        if row_keys:
+            mutations.append(RecordAcquired(row_keys, attempts))
+        for entity in self._entities.values():
+            mutations.append(entity.recorded_size())
+
+    def _load(self, loaded: LoadedPartition) -> None:
+        for stored in loaded.entities:
+            self._entities[stored.entity_no] = QueueState(
+                stored.entity_no,
+                stored.name,
+                stored.properties,
+                self._turn,
+                loaded.next_sequence.get(stored.entity_no, 1),
+                stored.size_bytes,
+            )
+        blocks = sorted(loaded.blocks)
+        for block in blocks:
+            entity = self._entities.get(block.entity_no)
+            if entity is not None and block.sub_queue is SubQueue.ACTIVE:
+                entity.active.numbering.add_loaded(block)
+        for (entity_no, kind), keys in loaded.keys.items():
+            entity = self._entities.get(entity_no)
+            if entity is None:
+                self._start_purge(array("q", keys))
+            elif kind is not SubQueue.SCHEDULED and keys:
+                deferred = loaded.deferred.get((entity_no, kind), {})
+                entity.sub_queue(kind).load(keys, deferred)
+        due_rows: dict[int, list[PutDue]] = {}
+        for due in loaded.due:
+            due_rows.setdefault(due.entity_no, []).append(due)
+        for entity_no, rows in due_rows.items():
+            if entity_no in self._entities:
+                self._entities[entity_no].scheduled.load(rows)
+        first_keys = [block.first_key for block in blocks]
+        for row_key, attempt in loaded.attempts.items():
+            block = blocks[bisect_right(first_keys, row_key) - 1]
+            entity = self._entities.get(block.entity_no)
+            if entity is not None:
+                entity.sub_queue(block.sub_queue).attempts[row_key] = attempt
+
+
+def _not_found() -> Refused:
+    return Refused(Refusal.ENTITY_NOT_FOUND)

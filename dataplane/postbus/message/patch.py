@@ -1,0 +1,109 @@
+"""Changes of application properties (modified outcomes, dead-letter reasons) and their limits."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from postbus.message.codec import (
+    Array,
+    DecodeError,
+    Described,
+    decode_value,
+    encode_map,
+    encode_value,
+    skip_value,
+)
+from postbus.message.envelope import Envelope
+
+DEAD_LETTER_REASON: Final = "DeadLetterReason"
+DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
+
+MAX_PROPERTY_BYTES: Final = 32 * 1024
+MAX_PROPERTIES_BYTES: Final = 64 * 1024
+MAX_ID_CHARS: Final = 128
+
+_DESCRIPTOR: Final = b"\x00\x53\x74"
+_U32: Final = struct.Struct(">I").unpack_from
+
+
+class PropertiesTooLarge(ValueError):
+    """The application properties would exceed their limit."""
+
+
+def merge_properties(
+    section: bytes, changes: dict[str, object], limit_bytes: int = MAX_PROPERTIES_BYTES
+) -> bytes:
+    """Return the section with `changes` set; what does not change is copied as bytes, in order.
+
+    Raises `PropertiesTooLarge`, and `TypeError` for a value that is no simple AMQP value.
+    """
+    for value in changes.values():
+        if isinstance(value, list | dict | Array | Described):
+            raise TypeError("an application property is a simple value")
+    kept = [entry for name, entry in _entries(section) if name is None or name not in changes]
+    kept += [encode_value(str(name)) + encode_value(value) for name, value in changes.items()]
+    merged = _DESCRIPTOR + encode_map(b"".join(kept), len(kept))
+    if len(merged) > limit_bytes:
+        raise PropertiesTooLarge(PropertiesTooLarge.__doc__)
+    return merged
+
+
+def check_properties(envelope: Envelope) -> str | None:
+    """Return what a message's properties violate, None when they are within the limits.
+
+    Looks inside only where the sizes make a violation possible.
+    """
+    if len(envelope.properties) > MAX_ID_CHARS:
+        message_id = envelope.message_id
+        if message_id is not None and len(message_id) > MAX_ID_CHARS + 2:
+            value, _ = decode_value(message_id)
+            if isinstance(value, str | bytes) and len(value) > MAX_ID_CHARS:
+                return f"The message id is longer than {MAX_ID_CHARS} characters."
+        if envelope.session_id is not None and _is_long(envelope.session_id):
+            return f"The session id is longer than {MAX_ID_CHARS} characters."
+        if len(envelope.properties) > MAX_PROPERTIES_BYTES:
+            return f"The properties are larger than {MAX_PROPERTIES_BYTES} bytes."
+    for key in (envelope.partition_key, envelope.via_partition_key):
+        if key is not None and _is_long(key):
+            return f"The partition key is longer than {MAX_ID_CHARS} characters."
+    if (
+        envelope.session_id is not None
+        and envelope.partition_key is not None
+        and envelope.session_id != envelope.partition_key
+    ):
+        return "The partition key differs from the session id."
+    section = envelope.application_properties
+    if len(section) > MAX_PROPERTY_BYTES:
+        if len(section) + len(envelope.properties) > MAX_PROPERTIES_BYTES:
+            return f"All properties together are larger than {MAX_PROPERTIES_BYTES} bytes."
+        for name, entry in _entries(section):
+            if len(entry) - len(name or "") > MAX_PROPERTY_BYTES + 8:
+                return f"The property '{name}' is larger than {MAX_PROPERTY_BYTES} bytes."
+    return None
+
+
+def _is_long(key: bytes) -> bool:
+    return len(key) > MAX_ID_CHARS and len(key.decode()) > MAX_ID_CHARS
+
+
+def _entries(section: bytes) -> list[tuple[str | None, bytes]]:
+    """Return (name, encoded key and value) of a section's map."""
+    if not section:
+        return []
+    end = len(section)
+    pos = skip_value(section, 1, end)
+    code = section[pos]
+    if code == 0xC1:
+        count, pos = section[pos + 2], pos + 3
+    elif code == 0xD1:
+        count, pos = _U32(section, pos + 5)[0], pos + 9
+    else:
+        raise DecodeError("application properties are not a map")
+    found: list[tuple[str | None, bytes]] = []
+    for _ in range(count // 2):
+        name, value_at = decode_value(section, pos, end)
+        after = skip_value(section, value_at, end)
+        found.append((name if isinstance(name, str) else None, section[pos:after]))
+        pos = after
+    return found

@@ -1,0 +1,175 @@
+"""Settings of one broker process, read once and passed on as arguments.
+
+`load_settings` merges what the command line says with `POSTBUS_…` variables of the environment;
+the command line wins. No other module reads the environment. docs/guides/settings.md describes
+the same fields; a test compares both.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "POSTBUS_"
+SCHEMES = ("postgresql://", "postgres://")
+
+
+class SettingsError(Exception):
+    """The settings cannot be used."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be chosen about a broker process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
+
+    data: Path = Path(".postbus")
+    """Folder of generated keys, certificates and the embedded Postgres. Only one process may use
+    it at a time. Default: `.postbus` below the current folder, so that each project has its own."""
+
+    stores: SecretStr | None = None
+    """Address of Postgres, `postgresql://user:password@host/database`. A direct connection: a
+    transaction pooler would break the ownership of partitions. Default: none, `serve` needs it."""
+
+    broker_name: str = Field("broker-0", min_length=1, max_length=63)
+    """Name of this broker, unique among those of a namespace. A restarted broker of the same name
+    takes its partitions back at once; another name waits 5 seconds. Default: broker-0."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Default: loopback only; `0.0.0.0` is everybody on IPv4."""
+
+    port: int = Field(5672, ge=0, le=65_535)
+    """Port of AMQP without TLS, which the SDKs use with `UseDevelopmentEmulator=true`. 0 takes any
+    free port. Default: 5672, the registered one."""
+
+    is_plain_enabled: bool | None = None
+    """Whether to listen without TLS. Default: only when `host` is loopback, since keys would cross
+    the network in clear."""
+
+    tls_port: int = Field(5671, ge=0, le=65_535)
+    """Port of AMQP over TLS. 0 takes any free port. Default: 5671, the registered one and the only
+    one that all SDKs accept with TLS."""
+
+    is_tls_enabled: bool = True
+    """Whether to listen with TLS. Default: yes."""
+
+    tls_certificate_file: Path | None = None
+    """Certificate chain in PEM form. Default: one signed by the authority in `data`."""
+
+    tls_key_file: Path | None = None
+    """Private key of that certificate in PEM form. Default: see `tls_certificate_file`."""
+
+    tls_names: str = ""
+    """Further host names and addresses for the generated certificate, separated by commas.
+    Default: none; `localhost`, the machine's name and loopback addresses are always in it."""
+
+    metrics_port: int = Field(9464, ge=0, le=65_535)
+    """Port of `/metrics`, `/healthz` and `/readyz`. 0 takes any free port. Default: 9464, the one
+    of OpenTelemetry's Prometheus exporter."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address of that port. Default: loopback; metrics name queues and need no key."""
+
+    is_metrics_enabled: bool = True
+    """Whether to serve metrics and health. Default: yes."""
+
+    window_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
+    """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. What
+    does not fit stays in Postgres and is read when it is needed. Default: 256 MiB."""
+
+    is_unsafe: bool = False
+    """Whether to accept a Postgres that may lose accepted messages in a power cut (`fsync` or
+    `synchronous_commit` off) and to run the embedded one that way. Default: no."""
+
+    grace_s: float = Field(10.0, ge=0, le=3_600)
+    """Seconds a stop may take until connections are cut. Accepted messages are safe in any case.
+    Default: 10."""
+
+    log_format: Literal["human", "json"] = "human"
+    """Form of log lines on standard error. Default: human; containers want json."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level of log lines that are written. Default: info. Debug logs every frame."""
+
+    @property
+    def listens_plain(self) -> bool:
+        """Whether to listen without TLS, all considered."""
+        return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
+
+    def validate_together(self) -> None:
+        """Refuse fields that contradict each other; raises `SettingsError`."""
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise SettingsError("tls_certificate_file and tls_key_file need each other")
+        if self.stores is not None and not self.stores.get_secret_value().startswith(SCHEMES):
+            raise SettingsError("POSTBUS_STORES: must begin with postgresql://")
+        if not self.listens_plain and not self.is_tls_enabled:
+            raise SettingsError(
+                "neither plain nor TLS connections are enabled: nobody could connect"
+            )
+        ports = [("port", self.port)] if self.listens_plain else []
+        ports += [("tls_port", self.tls_port)] if self.is_tls_enabled else []
+        ports += [("metrics_port", self.metrics_port)] if self.is_metrics_enabled else []
+        for at, (name, port) in enumerate(ports):
+            for other, taken in ports[:at]:
+                if port and port == taken:
+                    raise SettingsError(f"{name} and {other} are both {port}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_settings(**said: Any) -> Settings:
+    """Return settings of the environment, overridden by what was said and is not None.
+
+    Raises `SettingsError` with one line for each mistake, named as the user wrote it.
+    """
+    given = {name: value for name, value in said.items() if value is not None}
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False):
+            name = str(problem["loc"][0]) if problem["loc"] else ""
+            shown = f"--{name.replace('_', '-')}" if name in given else PREFIX + name.upper()
+            message = str(problem["msg"]).removeprefix("Value error, ")
+            lines.append(f"{shown}: {message[:1].lower()}{message[1:]}")
+        raise SettingsError("\n".join(lines)) from None
+    except Exception as error:  # noqa: BLE001 pydantic-settings wraps unreadable JSON in its own way
+        raise SettingsError(str(error)) from None
+    settings.validate_together()
+    return settings
+
+
+def unknown_variables(names: Iterable[str] | None = None) -> list[str]:
+    """Return a remark for each variable of the environment that looks like a setting but is none.
+
+    Only a remark: Kubernetes sets `POSTBUS_SERVICE_HOST` and the like for a service `postbus`.
+    """
+    names = os.environ if names is None else names
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    remarks = []
+    for name in sorted(names):
+        if name.startswith(PREFIX) and name not in known and "SERVICE" not in name:
+            close = difflib.get_close_matches(name, known, 1, 0.85)
+            remarks += [f"{name} is no setting; did you mean {close[0]}?"] if close else []
+    return remarks

@@ -1,0 +1,84 @@
+"""What can go wrong with a store, and what the driver's exceptions mean.
+
+One translation for the whole room: callers see `StoreUnavailable` (try again), its kinds, or
+`StoreMisconfigured` (a human must act); what is neither is a bug and passes as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TypeAlias
+
+import asyncpg
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+COMMIT_MS: Final = 4_500
+"""Statement timeout of writers, below the 5 s after which a commit is called unknown (D10): a
+statement the server gave up on is known to be rolled back."""
+
+
+class StoreError(Exception):
+    """The store failed."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail or type(self).__doc__ or "")
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached or cannot answer now; try again."""
+
+
+class Fenced(StoreUnavailable):
+    """Another broker owns the partition."""
+
+
+class StoreFull(StoreUnavailable):
+    """The database has no room left."""
+
+
+class StoreMisconfigured(StoreError):
+    """The database is not set up as Postbus needs it; a human must act."""
+
+
+class SchemaTooNew(StoreMisconfigured):
+    """The tables were made by a newer Postbus; run that version."""
+
+
+UNAVAILABLE_CLASSES: Final = frozenset({"08", "40", "57", "58"})
+"""Connection exception, transaction rollback, operator intervention, system error."""
+UNAVAILABLE_STATES: Final = frozenset({"25006", "53000", "53300", "53400", "55P03"})
+"""Read-only (a standby), too many connections, configuration limit, lock not available."""
+FULL_STATES: Final = frozenset({"53100", "53200"})
+"""Disk full, out of memory."""
+
+
+def as_store_error(error: Exception) -> StoreError | None:
+    """Return what a driver's exception means to callers, None when it is a bug of ours."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, asyncpg.PostgresError):
+        state = error.sqlstate or ""
+        if state in FULL_STATES:
+            return StoreFull(str(error))
+        if state[:2] in UNAVAILABLE_CLASSES or state in UNAVAILABLE_STATES:
+            return StoreUnavailable(f"{type(error).__name__}: {error}")
+        return None
+    if isinstance(error, asyncpg.DataError):
+        return None
+    if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError):
+        return StoreUnavailable(f"{type(error).__name__}: {error}")
+    return None
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise StoreUnavailable or StoreFull for what the driver raises; bugs pass as they are."""
+    try:
+        yield
+    except Exception as error:
+        meaning = as_store_error(error)
+        if meaning is None or meaning is error:
+            raise
+        raise meaning from error

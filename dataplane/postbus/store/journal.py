@@ -1,0 +1,539 @@
+"""Group commit of one partition: outcomes in, commits in order, news of what became durable.
+
+Whatever is queued while commits are in flight forms the next one. At most two are in flight, on
+two connections, and only if both are plain (D20); outcomes are told strictly in order. The journal
+claims its partition when it opens and proves each second that it still owns it (D9). After the
+first failure it is dead: it says what was not applied and what is unknown (D10), and the host opens
+another one, whose claim ends our backends first. Called by `broker/host.py` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import asyncpg
+
+from postbus.entity.commands import Refusal, StoredRow, SubQueue
+from postbus.entity.outcomes import LoadedPartition, Outcome
+from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, SideRows
+from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
+from postbus.store.errors import StoreError, StoreFull, StoreUnavailable, as_store_error
+from postbus.store.load import load_partition
+from postbus.store.postgres import Store
+from postbus.store.reads import Reader
+from postbus.store.staging import stage_bodies
+from postbus.store.upkeep import Upkeep
+from postbus.store.writer import Writer
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+OnCommitted: TypeAlias = Callable[[list[tuple[Outcome, P]]], None]
+OnFailed: TypeAlias = Callable[[list[tuple[Outcome, P, Refusal]], Exception], None]
+
+BATCH_ROWS: Final = 400
+BATCH_BYTES: Final = 1 << 20
+OVERLAP_ROWS: Final = 100
+"""Rows that must wait before a second commit starts beside the first. Source: measured, D20."""
+QUEUED_BYTES: Final = 32 << 20
+QUEUED_ROWS: Final = 50_000
+"""Above either the journal is congested: about half a second of work at full speed."""
+ANSWER_S: Final = 5.0
+"""A commit without an answer for so long is unknown (D10)."""
+WATCH_S: Final = 0.5
+BEAT_S: Final = 1.0
+ALONE_COMMITS: Final = 200
+"""Commits of a single outcome before batches form again. Our choice: long enough to meet the
+outcome that failed before when its client repeats it at once, a tenth of a second at full speed."""
+
+
+class _Queued(Generic[P]):
+    """An outcome that waits for its commit."""
+
+    __slots__ = ("byte_count", "outcome", "parked", "row_count", "staging")
+
+    def __init__(self, outcome: Outcome, parked: P, row_count: int, byte_count: int) -> None:
+        self.outcome = outcome
+        self.parked = parked
+        self.row_count = row_count
+        self.byte_count = byte_count
+        self.staging: asyncio.Task[None] | None = None
+
+
+class _Lane(Generic[P]):
+    """A writer connection and its task. `wake` is set while the task sleeps."""
+
+    __slots__ = ("slot", "task", "wake", "writer")
+
+    def __init__(self, slot: Slot, writer: Writer) -> None:
+        self.slot = slot
+        self.writer = writer
+        self.task: asyncio.Task[None] | None = None
+        self.wake: asyncio.Future[None] | None = None
+
+
+class Journal(Generic[P]):
+    """Commits the outcomes of one claimed partition and tells when they are durable.
+
+    Dead after the first failure: the host calls `abandon` and opens another.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        partition_id: int,
+        *,
+        on_committed: OnCommitted[P],
+        on_failed: OnFailed[P],
+        one_by_one: bool,
+    ) -> None:
+        """Only `open` calls this."""
+        self.partition_id = partition_id
+        self.epoch = 0
+        self.confirmed_at = time.monotonic()
+        self.queued_bytes = 0
+        self.queued_rows = 0
+        self._store = store
+        self._on_committed = on_committed
+        self._on_failed = on_failed
+        self._alone = ALONE_COMMITS if one_by_one else 0
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(store, partition_id)
+        self._sides = SideRows()
+        self._upkeep = Upkeep(store, partition_id)
+        self._queue: deque[_Queued[P]] = deque()
+        self._in_flight: deque[Batch[P]] = deque()
+        self._lanes: list[_Lane[P]] = []
+        self._is_opening_second = False
+        self._is_kicked = False  # a writer was woken and did not look at the queue yet
+        self._is_beat_due = False
+        self._beaten_at = self.confirmed_at
+        self._busy_since: float | None = None  # of a statement that is no commit
+        self._persisted_ms = 0
+        self._waiting_rows = 0
+        self._is_dead = False
+        self._error: Exception | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        partition_id: int,
+        broker_name: str,
+        *,
+        on_committed: OnCommitted[P],
+        on_failed: OnFailed[P],
+        one_by_one: bool = False,
+    ) -> tuple[Journal[P], LoadedPartition]:
+        """Claim the partition (D9), load it, start committing.
+
+        Creates the partition's tables at first use. `one_by_one` commits outcomes singly, so that
+        one the server refuses fails alone. Raises StoreUnavailable (retry), its kind Fenced
+        (another broker holds the partition), or StoreMisconfigured and its kind SchemaTooNew.
+        """
+        await store.create_partition(partition_id)
+        connection = await store.connect_writer(partition_id)
+        try:
+            claim = await claim_partition(connection, partition_id, broker_name)
+            loaded, sides = await load_partition(connection, claim)
+            loaded.is_clean = claim.was_clean
+            journal = cls(
+                store,
+                partition_id,
+                on_committed=on_committed,
+                on_failed=on_failed,
+                one_by_one=one_by_one,
+            )
+            journal.epoch = claim.epoch
+            journal._sides = sides
+            journal._persisted_ms = claim.persisted_ms
+            await journal._upkeep.note_load(loaded, connection)
+            await journal._add_lane(Slot.FIRST_WRITER, Writer(connection, sides))
+        except BaseException as error:
+            connection.terminate()
+            meaning = as_store_error(error) if isinstance(error, Exception) else None
+            if meaning is None or meaning is error:
+                raise
+            raise meaning from error
+        journal._watch = journal._loop.call_later(WATCH_S, journal._look)
+        return journal, loaded
+
+    # --- for the host -----------------------------------------------------------------------------
+
+    def submit(self, outcome: Outcome, parked: P) -> None:
+        """Queue an outcome for the next commit; never blocks, never fails for the store's sake."""
+        assert not self._is_dead, "the journal is dead"
+        byte_count = 0
+        for insert in outcome.inserts:
+            byte_count += insert.envelope.size_bytes
+        row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
+        # A reply without a write is told right after the last commit under way.
+        if not row_count and self._in_flight and not self._queue and not self._alone:
+            self._in_flight[-1].entries.append((outcome, parked))
+            return
+        item = _Queued(outcome, parked, row_count, byte_count)
+        if byte_count > STAGED_BODY_BYTES:
+            self._start_staging(item)
+        self._queue.append(item)
+        self.queued_bytes += byte_count
+        self.queued_rows += row_count
+        self._waiting_rows += row_count
+        if not self._is_kicked and len(self._in_flight) < 2:
+            self._kick()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued, in flight or untold."""
+        return not (self._queue or self._in_flight)
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more is queued than sends may add to."""
+        return self.queued_bytes > QUEUED_BYTES or self.queued_rows > QUEUED_ROWS
+
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
+        """Return the rows of these keys in key order; raises StoreUnavailable."""
+        return await self._reader.read_rows(row_keys)
+
+    async def read_range(self, first_key: int, end_key: int, limit: int) -> list[StoredRow]:
+        """Return up to `limit` rows with keys in [first_key, end_key), in key order."""
+        return await self._reader.read_range(first_key, end_key, limit)
+
+    async def read_numbers(
+        self, entity_no: int, sub_queue: SubQueue, from_sequence: int, limit: int
+    ) -> list[StoredRow]:
+        """Return up to `limit` rows of a sub-queue in order of their kept number."""
+        return await self._reader.read_numbers(entity_no, sub_queue, from_sequence, limit)
+
+    async def sample_clock_ms(self) -> int:
+        """Return database time, never below the time this partition persisted last (D16)."""
+        return max(await self._store.sample_clock_ms(), self._persisted_ms)
+
+    async def upkeep(self) -> None:
+        """VACUUM when due (D18) and have old acquisitions folded; raises StoreUnavailable."""
+        await self._upkeep.look_at_age()
+        if self._upkeep.is_fold_due:
+            self._kick()
+        await self._upkeep.vacuum_if_due()
+
+    def abandon(self) -> None:
+        """Drop the connections of a journal that is dead or not wanted any more; never raises."""
+        self._is_dead = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for lane in self._lanes:
+            lane.writer.connection.terminate()
+            if lane.wake is not None and not lane.wake.done():
+                lane.wake.set_result(None)
+        current = asyncio.current_task(self._loop)
+        for task in self._tasks:
+            if task is not current and not any(lane.task is task for lane in self._lanes):
+                task.cancel()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def close(self) -> None:
+        """Commit what is queued, release the partition in order, close the connections.
+
+        Store trouble on the way is logged, not raised: the next claim copes with it.
+        """
+        if not self._is_dead and not self.is_idle:
+            self._drained = self._loop.create_future()
+            self._kick()
+            await self._drained
+        was_alive = not self._is_dead
+        self._is_dead = True
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            if was_alive:
+                await self._wait_for_lanes()
+                async with asyncio.timeout(ANSWER_S):
+                    connection = self._lanes[0].writer.connection
+                    await release(connection, self.epoch, self._persisted_ms)
+                    for lane in reversed(self._lanes):
+                        await lane.writer.connection.close(timeout=2.0)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            logger.warning(
+                "partition was not released",
+                extra={"partition": self.partition_id, "error": repr(error)},
+            )
+        self.abandon()
+
+    # --- forming commits --------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        """Wake a writer if there may be something to start."""
+        if self._in_flight and not self._may_overlap():
+            return
+        for lane in self._lanes:
+            if lane.wake is not None and not lane.wake.done():
+                lane.wake.set_result(None)
+                return
+        if len(self._lanes) == 1 and not self._is_opening_second and len(self._in_flight) == 1:
+            self._is_opening_second = True
+            self._spawn(self._open_second())
+
+    def _may_overlap(self) -> bool:
+        """Whether a plain commit may start beside the one in flight (D20)."""
+        first = self._in_flight[0]
+        if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone:
+            return False
+        head = self._queue[0].outcome
+        return not (head.mutations or head.touches_uncommitted)
+
+    def _next_batch(self) -> Batch[P] | None:
+        """Take what the next commit holds, None when nothing may start now."""
+        queue = self._queue
+        if self._error is not None:
+            return None
+        is_second = bool(self._in_flight)
+        if self._upkeep.is_fold_due and not is_second:
+            return Batch.of_fold()
+        if not queue:
+            return None
+        if is_second and (len(self._in_flight) > 1 or not self._may_overlap()):
+            return None
+        batch: Batch[P] = Batch()
+        while queue:
+            item = queue[0]
+            outcome = item.outcome
+            if batch.entries and (
+                batch.row_count + item.row_count > BATCH_ROWS
+                or batch.byte_count + item.byte_count > BATCH_BYTES
+                or not batch.admits(outcome)
+            ):
+                break
+            if is_second and (outcome.mutations or outcome.touches_uncommitted):
+                break
+            if item.staging is not None and not item.staging.done():
+                break
+            queue.popleft()
+            batch.add(outcome, item.parked, item.row_count, item.byte_count)
+            if item.byte_count > INLINE_BODY_BYTES and not batch.is_large:
+                batch.is_large = any(
+                    len(insert.envelope.body) > INLINE_BODY_BYTES for insert in outcome.inserts
+                )
+            if self._alone:
+                batch.is_exclusive = True
+                break
+        if not batch.entries:
+            return None
+        self._waiting_rows -= batch.row_count
+        return batch
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    async def _run(self, lane: _Lane[P]) -> None:
+        """Drive a lane; what breaks here is a bug of ours or of a callback."""
+        try:
+            await self._write(lane)
+        except Exception as error:
+            logger.exception("journal broke", extra={"partition": self.partition_id})
+            self._end(error)
+
+    async def _write(self, lane: _Lane[P]) -> None:
+        """Commit batches on one connection until the journal is dead."""
+        while not self._is_dead:
+            if self._is_beat_due and lane.slot is Slot.FIRST_WRITER:
+                await self._beat(lane.writer)
+                continue
+            self._is_kicked = False
+            batch = self._next_batch()
+            if batch is None:
+                lane.wake = self._loop.create_future()
+                await lane.wake
+                lane.wake = None
+                continue
+            await self._commit(lane.writer, batch)
+
+    async def _commit(self, writer: Writer, batch: Batch[P]) -> None:
+        batch.started = time.monotonic()
+        self._in_flight.append(batch)
+        if self._waiting_rows >= OVERLAP_ROWS:
+            self._kick()
+        try:
+            if batch.is_fold:
+                await self._upkeep.fold(writer.connection, self._sides)
+            else:
+                await writer.commit(batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
+            self._batch_failed(batch, error)
+            return
+        if self._is_dead:
+            return
+        batch.is_done = True
+        self.confirmed_at = max(self.confirmed_at, batch.started)
+        self._tell()
+        if self._upkeep.note(batch) and not self._is_dead:
+            self._spawn(self._vacuum())
+
+    async def _beat(self, writer: Writer) -> None:
+        """Write the heartbeat, which proves that the partition is ours."""
+        self._is_beat_due = False
+        self._busy_since = started = time.monotonic()
+        try:
+            await beat(writer.connection, self.epoch, self._persisted_ms)
+        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
+            self._end(error)
+            return
+        self._busy_since = None
+        self._beaten_at = started
+        self.confirmed_at = max(self.confirmed_at, started)
+
+    def _tell(self) -> None:
+        """Tell what is durable, in order; then end if what comes next has failed."""
+        in_flight = self._in_flight
+        while in_flight and in_flight[0].is_done:
+            batch = in_flight.popleft()
+            self.queued_bytes -= batch.byte_count
+            self.queued_rows -= batch.row_count
+            if batch.inserts:
+                self._persisted_ms = max(self._persisted_ms, batch.inserts[-1].enqueued_ms)
+            if batch.entries:
+                self._alone = max(self._alone - 1, 0)
+                self._on_committed(batch.entries)
+                if self._is_dead:
+                    return
+        if self._error is not None and not (in_flight and in_flight[0].error is None):
+            self._end(self._error)
+        elif self._drained is not None and self.is_idle and not self._drained.done():
+            self._drained.set_result(None)
+
+    # --- failing ----------------------------------------------------------------------------------
+
+    def _batch_failed(self, batch: Batch[P], error: Exception) -> None:
+        """Start nothing more; end as soon as the commits before this one are told."""
+        if self._is_dead or batch.error is not None:
+            return
+        batch.error = error
+        batch.refusal = refusal_of(error)
+        self._error = self._error or error
+        self._tell()
+
+    def _end(self, error: Exception) -> None:
+        """Die: say of everything not told what is known of it (D10)."""
+        if self._is_dead:
+            return
+        failed: list[tuple[Outcome, P, Refusal]] = []
+        for batch in self._in_flight:
+            refusal = batch.refusal or Refusal.UNKNOWN
+            failed += [(outcome, parked, refusal) for outcome, parked in batch.entries]
+        failed += [(item.outcome, item.parked, Refusal.NOT_APPLIED) for item in self._queue]
+        self._in_flight.clear()
+        self._queue.clear()
+        self.abandon()
+        self._on_failed(failed, as_store_error(error) or error)
+
+    def _look(self) -> None:
+        """Look each half second: commits without an answer, heartbeat due."""
+        now = time.monotonic()
+        self._watch = self._loop.call_later(WATCH_S, self._look)
+        silent = StoreUnavailable(f"the store did not answer within {ANSWER_S:.0f} s")
+        for batch in list(self._in_flight):
+            if not batch.is_done and now - batch.started > ANSWER_S:
+                self._batch_failed(batch, silent)
+        if self._busy_since is not None and now - self._busy_since > ANSWER_S:
+            self._end(silent)
+        if self._is_dead:
+            return
+        if now - self._beaten_at >= BEAT_S and self._busy_since is None:
+            self._is_beat_due = True
+            first = self._lanes[0]
+            if first.wake is not None and not first.wake.done():
+                first.wake.set_result(None)
+
+    # --- connections and tasks --------------------------------------------------------------------
+
+    async def _add_lane(self, slot: Slot, writer: Writer) -> None:
+        await writer.prepare()
+        lane: _Lane[P] = _Lane(slot, writer)
+        self._lanes.append(lane)
+        lane.task = self._spawn(self._run(lane))
+
+    async def _open_second(self) -> None:
+        """Open the second writer; without it commits go on one at a time."""
+        connection = None
+        try:
+            connection = await self._store.connect_writer(self.partition_id)
+            await take_slot(connection, self.partition_id, Slot.SECOND_WRITER, self.epoch)
+            if not self._is_dead:
+                await self._add_lane(Slot.SECOND_WRITER, Writer(connection, self._sides))
+        except (StoreError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            logger.warning(
+                "no second writer", extra={"partition": self.partition_id, "error": repr(error)}
+            )
+        finally:
+            if connection is not None and len(self._lanes) < 2:
+                connection.terminate()
+
+    def _start_staging(self, item: _Queued[P]) -> None:
+        """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are there."""
+        bodies = [
+            (insert.row_key, insert.envelope.body)
+            for insert in item.outcome.inserts
+            if len(insert.envelope.body) > STAGED_BODY_BYTES
+        ]
+        if bodies:
+            item.staging = self._spawn(self._stage(bodies))
+
+    async def _stage(self, bodies: list[tuple[int, bytes]]) -> None:
+        try:
+            await stage_bodies(self._store, self.partition_id, self.epoch, bodies)
+        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
+            self._error = self._error or error
+            self._tell()
+            return
+        self._loop.call_soon(self._kick)  # when this task is done
+
+    async def _vacuum(self) -> None:
+        try:
+            await self._upkeep.vacuum_if_due()
+        except StoreError as error:
+            logger.warning(
+                "VACUUM failed", extra={"partition": self.partition_id, "error": repr(error)}
+            )
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run something that ends with the journal; each kind handles its own failures."""
+        task = self._loop.create_task(work, name=f"journal-{self.partition_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _wait_for_lanes(self) -> None:
+        """Let both writers finish what they do; nothing new starts since the journal is dead."""
+        lanes = [lane.task for lane in self._lanes if lane.task is not None]
+        for task in self._tasks.difference(lanes):
+            task.cancel()
+        for lane in self._lanes:
+            if lane.wake is not None and not lane.wake.done():
+                lane.wake.set_result(None)
+        await asyncio.wait(self._tasks | set(lanes), timeout=ANSWER_S)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Return what a failed commit means to those who wait for it (D10).
+
+    An error the server reports is a rollback; one that ends the session may have come after the
+    commit. What the driver refuses to encode was never sent.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        if isinstance(as_store_error(error), StoreFull):
+            return Refusal.STORE_FULL
+        severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)
+        is_session_over = severity not in ("ERROR", None) or (error.sqlstate or "")[:2] == "08"
+        return Refusal.UNKNOWN if is_session_over else Refusal.NOT_APPLIED
+    if isinstance(error, asyncpg.DataError):
+        return Refusal.NOT_APPLIED
+    if isinstance(error, StoreError | OSError | TimeoutError | asyncpg.InterfaceError):
+        return Refusal.UNKNOWN
+    return Refusal.NOT_APPLIED

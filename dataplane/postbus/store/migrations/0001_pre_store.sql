@@ -1,0 +1,36 @@
+-- scope: store
+create schema postbus;
+
+create table postbus.store (
+    is_only boolean primary key default true check (is_only),
+    identity uuid not null default gen_random_uuid(),
+    created_at timestamptz not null default now()
+);
+
+create table postbus.migration (
+    number integer primary key,
+    name text not null,
+    applied_at timestamptz not null default now()
+);
+
+-- Which version the catalog has; raised by each change of a definition.
+create table postbus.catalog_version (
+    is_only boolean primary key default true check (is_only),
+    version bigint not null,
+    next_entity_no integer not null
+);
+
+-- Definitions of entities (decided by partition 0). `is_deleted` keeps the number from reuse.
+create table postbus.catalog (
+    entity_no integer primary key,
+    name text not null,
+    kind text not null,
+    definition jsonb not null,
+    home_partition integer not null,
+    version bigint not null,
+    created_ms bigint not null,
+    updated_ms bigint not null,
+    is_deleted boolean not null default false
+);
+
+create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;

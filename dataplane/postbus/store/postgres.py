@@ -1,0 +1,197 @@
+"""The database of a store: settings it must have, connections shared by its partitions.
+
+One read and one side connection serve all partitions of a store, opened at first use; each
+partition opens its own writers (`connect_writer`). Connections are direct: a transaction pooler
+would break the fence (D9). Nothing here knows what a row means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import asyncpg
+
+from postbus.store.errors import (
+    COMMIT_MS,
+    Connection,
+    Fenced,
+    SchemaTooNew,
+    StoreError,
+    StoreFull,
+    StoreMisconfigured,
+    StoreUnavailable,
+    translated,
+)
+from postbus.store.migrate import prepare_partition, prepare_store, schema_of
+
+__all__ = [
+    "Fenced",
+    "SchemaTooNew",
+    "Store",
+    "StoreError",
+    "StoreFull",
+    "StoreMisconfigured",
+    "StoreUnavailable",
+]
+
+logger = logging.getLogger(__name__)
+
+MIN_SERVER_VERSION: Final = 150_000
+CONNECT_S: Final = 5.0
+READ_S: Final = 10.0
+"""A read of 1000 rows takes milliseconds; whoever waits longer is better told to try again."""
+PLAN_SETTINGS: Final = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+"""When VACUUM has seen a nearly empty table, a cached plan may filter all rows instead of using the
+key: 50 times slower. Source: measured with Postgres 15; tests/store/test_planner_trap.py."""
+
+
+class Store:
+    """One Postgres database, home of one or more partitions.
+
+    `unsafe` accepts servers that may lose what they confirmed (fsync off and the like).
+    """
+
+    def __init__(self, dsn: str, *, unsafe: bool = False) -> None:
+        self._dsn = dsn
+        self._unsafe = unsafe
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._synchronous_commit = "on"
+        self._read = _Lane(self._connect_read)
+        self._side = _Lane(self._connect_side)
+
+    async def open(self) -> None:
+        """Check the server's settings and bring the tables up to date; cheap when done before.
+
+        Raises StoreUnavailable, StoreMisconfigured, SchemaTooNew.
+        """
+        async with self._opening:
+            if not self._is_open:
+                async with self._side.use() as connection:
+                    await self._check_server(connection)
+                    await prepare_store(connection)
+                self._is_open = True
+
+    async def create_partition(self, partition_id: int) -> None:
+        """Make the tables of a partition unless they exist."""
+        await self.open()
+        async with self._side.use() as connection:
+            await prepare_partition(connection, partition_id)
+
+    async def sample_clock_ms(self) -> int:
+        """Return database time in milliseconds since the epoch."""
+        async with self._read.use() as connection:
+            return int(await connection.fetchval(CLOCK))
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """Lend the read connection; its failures come out as StoreUnavailable."""
+        async with self._read.use() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[Connection]:
+        """Lend the side connection (VACUUM, staging, catalog, DDL)."""
+        async with self._side.use() as connection:
+            yield connection
+
+    async def connect_writer(self, partition_id: int) -> Connection:
+        """Open a connection for commits of one partition; the caller owns it."""
+        settings = PLAN_SETTINGS | {
+            "application_name": f"postbus writer {partition_id}",
+            "search_path": schema_of(partition_id),
+            "statement_timeout": str(COMMIT_MS),
+            "idle_in_transaction_session_timeout": "5s",
+            "synchronous_commit": self._synchronous_commit,
+        }
+        with translated():
+            return await asyncpg.connect(
+                self._dsn, timeout=CONNECT_S, statement_cache_size=0, server_settings=settings
+            )
+
+    async def close(self) -> None:
+        """Close the shared connections; a later use opens them again."""
+        await self._read.close()
+        await self._side.close()
+
+    async def _connect_read(self) -> Connection:
+        settings = PLAN_SETTINGS | {
+            "application_name": "postbus reader",
+            "statement_timeout": str(int(READ_S * 1_000)),
+            "default_transaction_read_only": "on",
+        }
+        return await asyncpg.connect(
+            self._dsn, timeout=CONNECT_S, command_timeout=READ_S, server_settings=settings
+        )
+
+    async def _connect_side(self) -> Connection:
+        settings = {"application_name": "postbus side", "jit": "off"}
+        return await asyncpg.connect(
+            self._dsn, timeout=CONNECT_S, statement_cache_size=0, server_settings=settings
+        )
+
+    async def _check_server(self, connection: Connection) -> None:
+        row = await connection.fetchrow(SERVER_SETTINGS)
+        assert row is not None
+        if row["version"] < MIN_SERVER_VERSION:
+            raise StoreMisconfigured(
+                f"Postgres {row['version'] // 10_000} is too old; "
+                f"use {MIN_SERVER_VERSION // 10_000} or newer"
+            )
+        self._synchronous_commit = row["synchronous_commit"]
+        risky = [name for name in DURABILITY if row[name] == "off"]
+        if risky and not self._unsafe:
+            raise StoreMisconfigured(
+                f"the server runs with {', '.join(f'{name}=off' for name in risky)} and may lose "
+                "confirmed messages; switch it on, or start with --unsafe to accept that"
+            )
+        if risky:
+            logger.warning("the store may lose confirmed messages", extra={"off": risky})
+
+
+DURABILITY: Final = ("fsync", "full_page_writes", "synchronous_commit")
+SERVER_SETTINGS: Final = """
+select current_setting('server_version_num')::int as version,
+       current_setting('fsync') as fsync,
+       current_setting('full_page_writes') as full_page_writes,
+       current_setting('synchronous_commit') as synchronous_commit
+"""
+CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
+
+
+class _Lane:
+    """One connection, opened at first use, lent to one user at a time, replaced when broken."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        async with self._lock:
+            with translated():
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await self._connect()
+                try:
+                    yield self._connection
+                except (OSError, TimeoutError, asyncpg.InterfaceError):
+                    self._connection.terminate()
+                    raise
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=2.0)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()

@@ -1,0 +1,145 @@
+"""Reading messages back: pages of rows on the store's read connection.
+
+Each call is one or two short statements, so that no snapshot holds VACUUM up. Rows carry what the
+side tables say. Called through the journal by the host's read lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import asyncpg
+
+from postbus.entity.commands import StoredRow, SubQueue
+from postbus.message.rows import unpack_envelope
+from postbus.store.errors import Connection
+from postbus.store.migrate import schema_of
+from postbus.store.postgres import Store
+
+PAGE_ROWS: Final = 1_000
+"""Rows of one statement. Source: measured, pages of 1000 read 4-5 times faster than of 100."""
+
+
+class Reader:
+    """Reads rows of one partition."""
+
+    def __init__(self, store: Store, partition_id: int) -> None:
+        self._store = store
+        self._by_key = _qualified(BY_KEY, partition_id)
+        self._by_range = _qualified(BY_RANGE, partition_id)
+        self._by_number = _qualified(BY_NUMBER, partition_id)
+        self._bodies = _qualified(BODIES, partition_id)
+
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
+        """Return the rows of these keys in key order; keys without a row are left out."""
+        rows: list[StoredRow] = []
+        keys = sorted(row_keys)
+        async with self._store.reading() as connection:
+            for start in range(0, len(keys), PAGE_ROWS):
+                found = await connection.fetch(self._by_key, keys[start : start + PAGE_ROWS])
+                rows += await self._stored(connection, found)
+        return rows
+
+    async def read_range(self, first_key: int, end_key: int, limit: int) -> list[StoredRow]:
+        """Return up to `limit` rows with keys in [first_key, end_key), in key order."""
+        rows: list[StoredRow] = []
+        async with self._store.reading() as connection:
+            while len(rows) < limit:
+                wanted = min(PAGE_ROWS, limit - len(rows))
+                found = await connection.fetch(self._by_range, first_key, end_key, wanted)
+                rows += await self._stored(connection, found)
+                if len(found) < wanted:
+                    break
+                first_key = found[-1]["row_key"] + 1
+        return rows
+
+    async def read_numbers(
+        self, entity_no: int, sub_queue: SubQueue, from_sequence: int, limit: int
+    ) -> list[StoredRow]:
+        """Return up to `limit` rows of a sub-queue in order of their kept number."""
+        rows: list[StoredRow] = []
+        async with self._store.reading() as connection:
+            while len(rows) < limit:
+                wanted = min(PAGE_ROWS, limit - len(rows))
+                found = await connection.fetch(
+                    self._by_number, entity_no, int(sub_queue), from_sequence, wanted
+                )
+                rows += await self._stored(connection, found)
+                if len(found) < wanted:
+                    break
+                from_sequence = found[-1]["sequence"] + 1
+        return rows
+
+    async def _stored(self, connection: Connection, found: list[asyncpg.Record]) -> list[StoredRow]:
+        wanted = [row["body_id"] for row in found if row["body_id"] is not None]
+        bodies = await self._read_bodies(connection, wanted) if wanted else {}
+        return [
+            StoredRow(
+                row["row_key"],
+                row["enqueued_ms"],
+                row["sequence"],
+                row["delivery_count"],
+                row["is_deferred"],
+                unpack_envelope(
+                    row["envelope"],
+                    row["application_properties"],
+                    row["body"] if row["body_id"] is None else bodies[row["body_id"]],
+                ),
+            )
+            for row in found
+            if row["body_id"] is None or row["body_id"] in bodies  # else it is gone by now
+        ]
+
+    async def _read_bodies(
+        self, connection: Connection, body_ids: Iterable[int]
+    ) -> dict[int, bytes]:
+        """Return whole bodies; 64 bodies a statement."""
+        chunks: dict[int, list[bytes]] = {}
+        pending = sorted(set(body_ids))
+        while pending:
+            group, pending = pending[:64], pending[64:]
+            for row in await connection.fetch(self._bodies, group):
+                chunks.setdefault(row["body_id"], []).append(row["data"])
+        return {body_id: b"".join(parts) for body_id, parts in chunks.items()}
+
+
+COLUMNS: Final = """
+    m.row_key, m.enqueued_ms, coalesce(k.sequence, d.sequence) as sequence,
+    greatest(k.delivery_count, p.delivery_count, 0) as delivery_count,
+    coalesce(p.is_deferred, false) as is_deferred, m.envelope,
+    coalesce(p.application_properties, m.application_properties) as application_properties,
+    m.body, m.body_id
+"""
+SIDES: Final = """
+    left join {schema}.patch p on p.row_key = m.row_key
+    left join {schema}.due d on d.row_key = m.row_key
+"""
+BY_KEY: Final = f"""
+select {COLUMNS}
+from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
+where m.row_key = any ($1::bigint[])
+order by m.row_key
+"""
+BY_RANGE: Final = f"""
+select {COLUMNS}
+from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
+where m.row_key >= $1 and m.row_key < $2
+order by m.row_key
+limit $3
+"""
+BY_NUMBER: Final = f"""
+select {COLUMNS}
+from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES}
+where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence >= $3
+order by k.sequence
+limit $4
+"""
+BODIES: Final = """
+select body_id, data from {schema}.body where body_id = any ($1::bigint[]) order by body_id, chunk
+"""
+
+
+def _qualified(sql: str, partition_id: int) -> str:
+    """Name the partition's schema; the read connection serves all of them."""
+    return sql.replace("{schema}", schema_of(partition_id))

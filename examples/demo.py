@@ -1,0 +1,240 @@
+"""A bus from nothing, one round trip of everything that queues do, every result checked.
+
+`make demo` runs it. It starts `postbus dev` on `examples/` with an embedded Postgres in a folder of
+its own, talks to it with the official Azure SDK, restarts it in the middle, and stops it. Exit code
+0 only when every body, reason and count was as expected.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiver,
+    ServiceBusSubQueue,
+)
+
+EXAMPLES = Path(__file__).resolve().parent
+QUEUE = "orders"
+START_S = 60.0
+WAIT_S = 10
+COUNT = 200
+
+
+class DemoError(Exception):
+    """Something was not as promised."""
+
+
+def expect(what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise DemoError(f"{what}: expected {expected!r}, got {actual!r}")
+
+
+def tell(text: str) -> None:
+    print(f"  ok  {text}", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- the bus ------------------------------------------------------------------------------------
+
+
+def own_folder() -> str:
+    """Make a folder for the bus; Postgres, which never runs as root, has to get into it."""
+    folder = tempfile.mkdtemp(prefix="postbus-demo-")
+    if os.geteuid() == 0:
+        Path(folder).chmod(0o711)
+    return folder
+
+
+@contextmanager
+def running_bus(folder: Path, port: int) -> Iterator[str]:
+    """Run `postbus dev` until the block ends; yields the connection string that it prints."""
+    command = [sys.executable, "-m", "postbus", "dev", str(EXAMPLES), "--data", str(folder)]
+    command += ["--port", str(port), "--tls-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=EXAMPLES.parent
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    complaints: list[str] = []
+    reader = threading.Thread(target=complaints.extend, args=(process.stderr,), daemon=True)
+    reader.start()
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    try:
+        connection_string = ""
+        for line in process.stdout:
+            found = re.match(r"Endpoint=sb://\S+", line)
+            connection_string = found.group() if found else connection_string
+            if line.startswith("ready"):
+                break
+        else:
+            reader.join(5)
+            raise DemoError("the bus did not start:\n" + "".join(complaints[-20:]))
+        watchdog.cancel()
+        yield connection_string
+    finally:
+        watchdog.cancel()
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(START_S)
+    expect("exit code of the bus", code, 0)
+
+
+# --- what it can do -----------------------------------------------------------------------------
+
+
+def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
+    """Receive exactly `count` messages."""
+    messages: list[ServiceBusReceivedMessage] = []
+    deadline = time.monotonic() + 60
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += receiver.receive_messages(count - len(messages), max_wait_time=WAIT_S)
+    expect("number of messages", len(messages), count)
+    return messages
+
+
+def expect_empty(receiver: ServiceBusReceiver, what: str) -> None:
+    expect(what, [str(message) for message in receiver.receive_messages(1, max_wait_time=1)], [])
+
+
+def send_all(client: ServiceBusClient) -> None:
+    with client.get_queue_sender(QUEUE) as sender:
+        sender.send_messages(
+            [
+                ServiceBusMessage(
+                    f"order {number}",
+                    message_id=f"id-{number}",
+                    application_properties={"number": number},
+                )
+                for number in range(COUNT)
+            ]
+        )
+    tell(f"sent {COUNT} messages; each was stored before the SDK heard of it")
+
+
+def receive_all(client: ServiceBusClient) -> None:
+    """Complete all but three: one is abandoned, one deferred, one dead-lettered."""
+    with client.get_queue_receiver(QUEUE) as receiver:
+        for number, message in enumerate(receive(receiver, COUNT)):
+            expect("body", str(message), f"order {number}")
+            expect("message id", message.message_id, f"id-{number}")
+            expect("delivery count", message.delivery_count, 0)
+            if number == 0:
+                receiver.abandon_message(message)
+            elif number == 1:
+                receiver.defer_message(message)
+                deferred = message.sequence_number
+            elif number == 2:
+                receiver.dead_letter_message(message, reason="no-address", error_description="no")
+            else:
+                receiver.complete_message(message)
+        tell(f"received them in order, completed {COUNT - 3}")
+
+        (again,) = receive(receiver, 1)
+        expect("abandoned message", (str(again), again.delivery_count), ("order 0", 1))
+        receiver.complete_message(again)
+        tell("the abandoned one came back at once, with its delivery counted")
+
+        assert deferred is not None
+        (kept,) = receiver.receive_deferred_messages(deferred)
+        expect("deferred message", str(kept), "order 1")
+        receiver.complete_message(kept)
+        tell("the deferred one was fetched by its number")
+        expect_empty(receiver, "queue after all were completed")
+
+
+def resend_dead_letter(client: ServiceBusClient) -> None:
+    with (
+        client.get_queue_receiver(QUEUE, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead,
+        client.get_queue_sender(QUEUE) as sender,
+    ):
+        (letter,) = receive(dead, 1)
+        expect(
+            "dead letter",
+            (str(letter), letter.dead_letter_reason, letter.dead_letter_error_description),
+            ("order 2", "no-address", "no"),
+        )
+        sender.send_messages(ServiceBusMessage(str(letter), message_id=letter.message_id))
+        dead.complete_message(letter)
+        expect_empty(dead, "dead-letter queue after the resend")
+    with client.get_queue_receiver(QUEUE) as receiver:
+        (resent,) = receive(receiver, 1)
+        expect("resent message", (str(resent), resent.delivery_count), ("order 2", 0))
+        receiver.complete_message(resent)
+        expect_empty(receiver, "queue after the resend")
+    tell("the dead letter had its reason, was resent and processed")
+
+
+def exhaust_deliveries(client: ServiceBusClient) -> None:
+    with client.get_queue_sender(QUEUE) as sender:
+        sender.send_messages(ServiceBusMessage("poison"))
+    with client.get_queue_receiver(QUEUE) as receiver:
+        for attempt in range(5):
+            (message,) = receive(receiver, 1)
+            expect("delivery count", message.delivery_count, attempt)
+            receiver.abandon_message(message)
+        expect_empty(receiver, "queue after five deliveries")
+    with client.get_queue_receiver(QUEUE, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as dead:
+        (letter,) = receive(dead, 1)
+        expect("reason", letter.dead_letter_reason, "MaxDeliveryCountExceeded")
+        dead.complete_message(letter)
+    tell("a message that failed five times was dead-lettered, as its queue says")
+
+
+def main() -> int:
+    folder = Path(own_folder())
+    port = free_port()
+    try:
+        print(f"starting a bus from {EXAMPLES.name}/ with a Postgres of its own …", flush=True)
+        with (
+            running_bus(folder, port) as connection_string,
+            ServiceBusClient.from_connection_string(connection_string) as client,
+        ):
+            send_all(client)
+            receive_all(client)
+            resend_dead_letter(client)
+            exhaust_deliveries(client)
+            with client.get_queue_sender(QUEUE) as sender:
+                sender.send_messages(ServiceBusMessage("still there?"))
+        print("stopping and starting again …", flush=True)
+        with running_bus(folder, port) as connection_string:
+            with (
+                ServiceBusClient.from_connection_string(connection_string) as client,
+                client.get_queue_receiver(QUEUE) as receiver,
+            ):
+                (message,) = receive(receiver, 1)
+                expect("message after the restart", str(message), "still there?")
+                receiver.complete_message(message)
+            tell("the message sent before the restart was there")
+            print(f"\nconnection string while such a bus runs (`make dev`):\n{connection_string}")
+    except DemoError as error:
+        print(f"demo failed: {error}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print("\ndemo passed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""A real Postgres for every room: one server a run, one database a test.
+
+The server is started once for each worker; a template database with the tables of partition 0 is
+cloned for each test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+
+import pytest
+
+from postbus.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
+from postbus.store.postgres import Store
+
+TEMPLATE = "postbus_template"
+DATABASE_NUMBERS = itertools.count(1)
+
+
+def run_elsewhere(work: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run a coroutine to its end in a loop and a thread of its own."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(work())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture(scope="session")
+def enterable_folder() -> Iterator[Path]:
+    """Return a folder that the server's unprivileged user may enter, which pytest's is not."""
+    path = Path(tempfile.mkdtemp(prefix="postbus-test-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(enterable_folder: Path) -> Iterator[EmbeddedPostgres]:
+    """Run the server of all tests; POSTBUS_TEST_POSTGRES names its major version."""
+    major = int(os.environ.get("POSTBUS_TEST_POSTGRES", "16"))
+    server = EmbeddedPostgres(enterable_folder / "postgres", major=major)
+    server.start()
+    try:
+        make_database(server, TEMPLATE)
+        run_elsewhere(lambda: make_tables(dsn_of(server, TEMPLATE)))
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def database(postgres_server: EmbeddedPostgres) -> Iterator[str]:
+    """Return the connection string of a fresh database with the tables of partition 0."""
+    name = f"test_{next(DATABASE_NUMBERS)}"
+    make_database(postgres_server, name, template=TEMPLATE)
+    yield dsn_of(postgres_server, name)
+    run_psql(postgres_server, f"drop database {name} with (force)")
+
+
+@pytest.fixture
+async def store(database: str) -> AsyncIterator[Store]:
+    opened = Store(database)
+    yield opened
+    await opened.close()
+
+
+async def make_tables(dsn: str) -> None:
+    store = Store(dsn)
+    await store.create_partition(0)
+    await store.close()
+
+
+def dsn_of(server: EmbeddedPostgres, database: str) -> str:
+    return server.dsn.replace("@/postgres?", f"@/{database}?")
+
+
+def make_database(server: EmbeddedPostgres, name: str, template: str = "template0") -> None:
+    run_psql(server, f"create database {name} template {template}")
+
+
+def run_psql(server: EmbeddedPostgres, sql: str) -> str:
+    """Run one statement with the client program of the server's own version."""
+    version = int((server.folder / "data" / "PG_VERSION").read_text())
+    binaries = find_binaries(version)
+    assert binaries is not None
+    assert major_of(binaries) == version
+    command = [binaries / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
+    host = server.dsn.split("host=")[1]
+    command += ["-h", host, "-U", SUPERUSER, "postgres"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()

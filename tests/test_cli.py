@@ -1,0 +1,266 @@
+"""The command line as a process: messages, exit codes, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from postbus.data_directory import DataDirectory, folder_mode
+from postbus.embedded import EmbeddedPostgres
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+LIMIT_S = 60.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT / "dataplane"),
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+        **more,
+    }
+
+
+def postbus(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "postbus", *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def assert_fails(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:
+    """Check for one clear message, the exit code and no traceback."""
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder that the account of an embedded Postgres can reach, unlike `tmp_path`."""
+    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
+        Path(name).chmod(folder_mode())
+        yield Path(name)
+
+
+FREE_PORTS = ("--port", "0", "--tls-port", "0", "--metrics-port", "0")
+
+
+@contextmanager
+def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a bus until it says that it is ready; kills it at the end unless it has gone."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postbus", *arguments],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("ready"):
+                break
+        else:
+            raise AssertionError(process.stderr.read())
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+        process.stdout.close()
+        process.stderr.close()
+
+
+# --- without a bus ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [(), ("dev",), ("serve",), ("check",)])
+def test_help_shows_examples_and_exit_codes(command: tuple[str, ...]) -> None:
+    done = postbus(*command, "--help")
+    assert done.returncode == 0
+    assert "postbus dev examples/" in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+@pytest.mark.slow
+def test_examples_are_valid_manifests() -> None:
+    done = postbus("check", str(EXAMPLES))
+    assert (done.returncode, done.stdout) == (0, "ok example-bus (Standard), 3 queues\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["dev", "serve", "check"])
+def test_wrong_manifest_is_named_with_line_and_field(command: str, folder: Path) -> None:
+    path = folder / "bus.yaml"
+    text = (EXAMPLES / "queues.yaml").read_text().replace("PT30S", "PT30M")
+    path.write_text((EXAMPLES / "namespace.yaml").read_text() + "---\n" + text)
+    variables = {"POSTBUS_STORES": "postgresql://localhost:1/x"} if command == "serve" else {}
+    done = postbus(command, str(path), **variables)
+    assert_fails(done, 4, r"bus\.yaml:\d+: spec\.lockDuration: must be between")
+
+
+@pytest.mark.slow
+def test_settings_that_make_no_sense() -> None:
+    assert_fails(postbus("dev", POSTBUS_PORT="many"), 3, "POSTBUS_PORT: input should be a valid")
+    assert_fails(postbus("serve"), 3, "POSTBUS_STORES: give the address of Postgres")
+    assert_fails(postbus("dev", "--port", "70000"), 3, "--port: input should be less")
+    assert postbus("dev", "--ephemeral", "--data", "x").returncode == 2
+
+
+@pytest.mark.slow
+def test_data_directory_in_use(folder: Path) -> None:
+    with DataDirectory(folder / "bus"):
+        done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS)
+    assert_fails(done, 5, f"is in use by process {os.getpid()}")
+
+
+@pytest.mark.slow
+def test_damaged_keys(folder: Path) -> None:
+    (folder / "keys.json").write_text("{")
+    done = postbus("dev", "--data", str(folder), *FREE_PORTS)
+    assert_fails(done, 5, r"keys\.json cannot be read")
+
+
+# --- with a bus ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_cleanly(number: signal.Signals, folder: Path) -> None:
+    with running("dev", "--data", str(folder / "bus"), *FREE_PORTS) as process:
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 0
+        assert not (folder / "bus" / "postgres" / "data" / "postmaster.pid").exists()
+
+
+@pytest.mark.slow
+def test_ephemeral_bus_leaves_nothing(folder: Path) -> None:
+    with running("dev", "--ephemeral", *FREE_PORTS, TMPDIR=str(folder)) as process:
+        assert list(folder.glob("postbus-*"))
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    assert list(folder.glob("postbus-*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--port", "--tls-port", "--metrics-port"])
+def test_port_in_use(option: str, folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS, option, port)
+    assert_fails(done, 5, f"port {port} .*in use")
+
+
+@pytest.mark.slow
+def test_certificate_that_cannot_be_used(folder: Path) -> None:
+    (folder / "server.pem").write_text("nothing")
+    path = str(folder / "server.pem")
+    variables = {"POSTBUS_TLS_CERTIFICATE_FILE": path, "POSTBUS_TLS_KEY_FILE": path}
+    done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS, **variables)
+    assert_fails(done, 5, "certificate")
+
+
+# --- with trouble in Postgres -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
+        Path(name).chmod(folder_mode())
+        server = EmbeddedPostgres(Path(name) / "postgres")
+        server.start()
+        yield server
+        server.stop()
+
+
+def execute(dsn: str, *statements: str) -> None:
+    async def run() -> None:
+        connection = await asyncpg.connect(dsn)
+        for statement in statements:
+            await connection.execute(statement)
+        await connection.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def database(postgres: EmbeddedPostgres) -> Iterator[str]:
+    name = f"bus_{os.urandom(4).hex()}"
+    execute(postgres.dsn, f"create database {name}")
+    yield postgres.dsn.replace("/postgres?", f"/{name}?")
+    execute(postgres.dsn, f"drop database {name} with (force)")
+
+
+def served(folder: Path, stores: str) -> subprocess.CompletedProcess[str]:
+    return postbus("serve", "--data", str(folder), *FREE_PORTS, POSTBUS_STORES=stores)
+
+
+@pytest.mark.slow
+def test_postgres_that_is_not_there(folder: Path) -> None:
+    done = served(folder, "postgresql://me:hidden@127.0.0.1:1/bus")
+    assert_fails(done, 6, "Postgres cannot be reached")
+    assert "hidden" not in done.stderr + done.stdout
+
+
+@pytest.mark.slow
+def test_address_that_is_none(folder: Path) -> None:
+    assert_fails(served(folder, "db.example.org"), 3, "POSTBUS_STORES: .*postgresql://")
+
+
+@pytest.mark.slow
+def test_database_that_does_not_exist(folder: Path, postgres: EmbeddedPostgres) -> None:
+    done = served(folder, postgres.dsn.replace("/postgres?", "/absent?"))
+    assert_fails(done, 6, 'database "absent" does not exist')
+
+
+@pytest.mark.slow
+def test_read_only_postgres(folder: Path, database: str) -> None:
+    name = urlsplit(database).path[1:]
+    execute(database, f"alter database {name} set default_transaction_read_only = on")
+    assert_fails(served(folder, database), 6, "read-only")
+
+
+@pytest.mark.slow
+def test_postgres_without_rights(folder: Path, database: str) -> None:
+    execute(database, "drop role if exists weak", "create role weak login")
+    done = served(folder, database.replace("//postbus@", "//weak@"))
+    assert_fails(done, 6, "permission denied")
+
+
+@pytest.mark.slow
+def test_newer_schema(folder: Path, database: str) -> None:
+    with running("serve", "--data", str(folder), *FREE_PORTS, POSTBUS_STORES=database) as process:
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    execute(database, "insert into postbus.migration (number, name) values (9999, 'later')")
+    assert_fails(served(folder, database), 6, "version 9999.*run the newer version")
+
+
+@pytest.mark.slow
+def test_postgres_that_may_lose_messages(folder: Path, database: str) -> None:
+    name = urlsplit(database).path[1:]
+    execute(database, f"alter database {name} set synchronous_commit = off")
+    assert_fails(served(folder, database), 6, "synchronous_commit=off.*--unsafe")
