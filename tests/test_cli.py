@@ -175,6 +175,15 @@ def test_port_in_use(option: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ports_that_nobody_chose_give_way(folder: Path) -> None:
+    with (
+        running("dev", "--data", str(folder / "a"), "--port", "0"),
+        running("dev", "--data", str(folder / "b"), "--port", "0"),
+    ):
+        pass
+
+
+@pytest.mark.slow
 def test_certificate_that_cannot_be_used(folder: Path) -> None:
     (folder / "server.pem").write_text("nothing")
     path = str(folder / "server.pem")
@@ -186,16 +195,6 @@ def test_certificate_that_cannot_be_used(folder: Path) -> None:
 # --- with trouble in Postgres -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[EmbeddedPostgres]:
-    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-        Path(name).chmod(folder_mode())
-        server = EmbeddedPostgres(Path(name) / "postgres")
-        server.start()
-        yield server
-        server.stop()
-
-
 def execute(dsn: str, *statements: str) -> None:
     async def run() -> None:
         connection = await asyncpg.connect(dsn)
@@ -204,14 +203,6 @@ def execute(dsn: str, *statements: str) -> None:
         await connection.close()
 
     asyncio.run(run())
-
-
-@pytest.fixture
-def database(postgres: EmbeddedPostgres) -> Iterator[str]:
-    name = f"bus_{os.urandom(4).hex()}"
-    execute(postgres.dsn, f"create database {name}")
-    yield postgres.dsn.replace("/postgres?", f"/{name}?")
-    execute(postgres.dsn, f"drop database {name} with (force)")
 
 
 def served(folder: Path, stores: str) -> subprocess.CompletedProcess[str]:
@@ -231,8 +222,8 @@ def test_address_that_is_none(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_database_that_does_not_exist(folder: Path, postgres: EmbeddedPostgres) -> None:
-    done = served(folder, postgres.dsn.replace("/postgres?", "/absent?"))
+def test_database_that_does_not_exist(folder: Path, postgres_server: EmbeddedPostgres) -> None:
+    done = served(folder, postgres_server.dsn.replace("/postgres?", "/absent?"))
     assert_fails(done, 6, 'database "absent" does not exist')
 
 

@@ -249,13 +249,14 @@ class Bus:
         """Listen; everything is released again when one port cannot be had."""
         settings = self._settings
         authorizer = Authorizer(self._key_rules())
+        limits = self._definition.properties.limits
         contexts: list[tuple[Door, int, ssl.SSLContext | None]] = []
         if settings.listens_plain:
             contexts.append((Door.PLAIN, settings.port, None))
         if settings.is_tls_enabled:
             contexts.append((Door.TLS, settings.tls_port, self._tls_context()))
         for door, port, context in contexts:
-            listener = AmqpListener(router, authorizer, self._definition.properties.limits, tasks)
+            listener = AmqpListener(router, authorizer, limits, tasks, self._definition.name)
             with _port_errors(settings.host, port):
                 await listener.start(settings.host, port, context)
             self._listeners[door] = listener

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
@@ -163,6 +164,7 @@ def dev(
             log_level=log_level,
         )
         definition = read_one_bus(manifests) if manifests else DEFAULT_BUS
+        settings = with_free_ports(settings)
         is_quiet = err.is_terminal and "log_level" not in settings.model_fields_set
         is_embedded = settings.stores is None
         run_bus(settings, definition, is_embedded=is_embedded, is_dev=True, is_quiet=is_quiet)
@@ -214,6 +216,29 @@ def check(
 
 
 # --- running ------------------------------------------------------------------------------------
+
+
+def with_free_ports(settings: Settings) -> Settings:
+    """Let a second bus on this machine have other ports where nobody chose one.
+
+    Not the plain port: connection strings are made for it.
+    """
+    changes: dict[str, int] = {}
+    for name, host in (("tls_port", settings.host), ("metrics_port", settings.metrics_host)):
+        port = getattr(settings, name)
+        if name in settings.model_fields_set or _is_free(host, port):
+            continue
+        err.print(f"[yellow]postbus:[/yellow] port {port} is taken, using another as {name}")
+        changes[name] = 0
+    return settings.model_copy(update=changes)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
 
 
 def run_bus(

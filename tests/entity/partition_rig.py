@@ -143,9 +143,7 @@ class Tables:
                     assert mutation.row_key in self.rows
                     self.due[mutation.row_key] = mutation
                 case RecordAcquired():
-                    for row_key, attempts in zip(
-                        mutation.row_keys, mutation.attempts, strict=True
-                    ):
+                    for row_key, attempts in zip(mutation.row_keys, mutation.attempts, strict=True):
                         self.acquired[row_key] = attempts
                 case PutDefinition():
                     self.definitions[mutation.entity_no] = mutation
@@ -259,9 +257,7 @@ class Tables:
                 for key, row in self.rows.items()
                 if self.block_of(key).entity_no == put.entity_no
             )
-            loaded.entities.append(
-                LoadedEntity(put.entity_no, put.name, put.properties, size)
-            )
+            loaded.entities.append(LoadedEntity(put.entity_no, put.name, put.properties, size))
         for block in loaded.blocks:
             if block.sub_queue is ACTIVE and block.entity_no in loaded.next_sequence:
                 end = block.first_sequence + block.size
@@ -513,7 +509,7 @@ class Rig:
         return reply.messages
 
     def peek_names(self, sub_queue: SubQueue = ACTIVE) -> list[str]:
-        return [name_of(peeked.envelope) for peeked in self.peek(sub_queue=sub_queue)]
+        return [name_of(peeked.envelope) for peeked in self.peek(limit=10_000, sub_queue=sub_queue)]
 
 
 def check_partition(state: PartitionState) -> None:

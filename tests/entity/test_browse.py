@@ -254,9 +254,7 @@ def test_deferring_in_the_dead_letter_queue() -> None:
 
 @pytest.mark.parametrize("is_reloaded", [False, True])
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 3_000])
-def test_batch_delete_takes_the_oldest_unlocked_ones(
-    budget_bytes: int, is_reloaded: bool
-) -> None:
+def test_batch_delete_takes_the_oldest_unlocked_ones(budget_bytes: int, is_reloaded: bool) -> None:
     rig = Rig(budget_bytes=budget_bytes)
     rig.send(*(f"m{n}" for n in range(10)))
     if is_reloaded:

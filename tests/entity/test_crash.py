@@ -8,8 +8,8 @@ import pytest
 
 from postbus.contract import QueueProperties
 from postbus.entity.commands import (
-    CancelScheduled,
     Cancelled,
+    CancelScheduled,
     Disposition,
     Enqueue,
     Enqueued,
@@ -84,9 +84,7 @@ class Traffic:
             disposition = self.random.choice(
                 [Disposition.COMPLETE, Disposition.COMPLETE, *Disposition]
             )
-            replies = self.rig.submit(
-                Settle(QUEUE, ACTIVE, [delivery.lock_token], disposition)
-            )
+            replies = self.rig.submit(Settle(QUEUE, ACTIVE, [delivery.lock_token], disposition))
             if disposition is Disposition.COMPLETE:
                 self.completed[name_of(delivery.envelope)] = replies
 

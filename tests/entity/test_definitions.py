@@ -9,6 +9,7 @@ from postbus.entity.commands import (
     AddConsumer,
     CancelScheduled,
     DeleteMessages,
+    Disposition,
     Done,
     DropEntity,
     Enqueue,
@@ -19,7 +20,6 @@ from postbus.entity.commands import (
     Refused,
     RenewLocks,
     Settle,
-    Disposition,
 )
 from postbus.entity.outcomes import DropDefinition, Outcome
 from tests.entity.partition_rig import ACTIVE, DLQ, PEEK_LOCK, QUEUE, Rig, message

@@ -6,8 +6,8 @@ import pytest
 
 from postbus.contract import LIMITS, MAX_DURATION_MS, QueueProperties, Sku
 from postbus.entity.commands import (
-    CancelScheduled,
     Cancelled,
+    CancelScheduled,
     Disposition,
     LocksRenewed,
     Refused,
@@ -249,7 +249,9 @@ def test_a_changed_default_applies_to_what_is_looked_at_afterwards() -> None:
 
 
 @pytest.mark.behaviour("S94", "S95", "S96", "S97")
-@pytest.mark.parametrize(("own_ms", "effective_ms"), [(9_000, 5_000), (3_000, 3_000), (5_000, 5_000)])
+@pytest.mark.parametrize(
+    ("own_ms", "effective_ms"), [(9_000, 5_000), (3_000, 3_000), (5_000, 5_000)]
+)
 def test_the_shorter_of_both_ttls_counts(own_ms: int, effective_ms: int) -> None:
     rig = Rig(QueueProperties(default_message_ttl_ms=5_000))
     rig.send(message("m", ttl_ms=own_ms))
@@ -374,9 +376,7 @@ def test_after_a_crash_in_the_move_the_message_is_in_exactly_one_place(is_commit
         rig.commit()
     rig.crash()
     rig.is_auto = True
-    assert (rig.peek_names(), rig.peek_names(DLQ)) == (
-        ([], ["m"]) if is_committed else (["m"], [])
-    )
+    assert (rig.peek_names(), rig.peek_names(DLQ)) == (([], ["m"]) if is_committed else (["m"], []))
 
 
 @pytest.mark.behaviour("S116")

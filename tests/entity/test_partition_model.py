@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from postbus.contract import QueueProperties
 from postbus.entity.commands import (
-    CancelScheduled,
     Cancelled,
+    CancelScheduled,
     DeferredReceived,
     DeleteMessages,
     Delivery,
@@ -268,11 +268,8 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 60, 150, 1_000, 2_999, 5_000, 12_000]))
     def advance(self, ms: int) -> None:
         end_ms = self.rig.now_ms + ms
-        moments: list[tuple[int, int, Known]] = []
-        for known in self.of("locked"):
-            moments.append((known.until_ms, known.place, known))
-        for known in self.of("scheduled"):
-            moments.append((known.enqueued_ms, known.sequence, known))
+        moments = [(known.until_ms, known.place, known) for known in self.of("locked")]
+        moments += [(known.enqueued_ms, known.sequence, known) for known in self.of("scheduled")]
         moments.sort(key=lambda moment: moment[:2])
         for when_ms, _, known in moments:
             if when_ms > end_ms:

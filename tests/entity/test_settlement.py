@@ -326,9 +326,7 @@ def test_each_of_many_settlements_gets_its_own_answer() -> None:
     rig.send(*"abcdef")
     taken = rig.receive(count=6)
     unknown = b"?" * 16
-    replies = [
-        rig.submit(Settle(QUEUE, ACTIVE, [d.lock_token, unknown], COMPLETE)) for d in taken
-    ]
+    replies = [rig.submit(Settle(QUEUE, ACTIVE, [d.lock_token, unknown], COMPLETE)) for d in taken]
     rig.commit()
     assert replies == [[Settled([1])]] * 6
 

@@ -55,9 +55,7 @@ class Directory:
 
     def entries_of(self, partition_id: int) -> list[CatalogEntry]:
         """Return what lives in a partition, for its host to catch up with."""
-        return [
-            entry for entry in self._entries.values() if entry.home_partition == partition_id
-        ]
+        return [entry for entry in self._entries.values() if entry.home_partition == partition_id]
 
     async def put_queue(self, name: str, properties: QueueProperties) -> CatalogEntry:
         """Create a queue or change its definition; an equal definition changes nothing.
@@ -98,7 +96,10 @@ class Directory:
         """Let a loaded partition follow; one that is not catches up when it loads."""
         if self._followers and self._followers[partition_id].is_loaded:
             reply = await self._followers[partition_id].call(command)
-            assert not isinstance(reply, Refused) or reply.refusal.value in ("not-applied", "unknown")
+            assert not isinstance(reply, Refused) or reply.refusal.value in (
+                "not-applied",
+                "unknown",
+            )
 
 
 def home_of(name: str, partition_count: int) -> int:

@@ -37,14 +37,16 @@ from postbus.entity.commands import (
     SupplyRows,
     Tick,
 )
-from postbus.entity.outcomes import Deliver, EndConsumer, Fetch, Needs, Outcome
+from postbus.entity.outcomes import Deliver, EndConsumer, Fetch, LoadedPartition, Needs, Outcome
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
+from postbus.store.errors import StoreUnavailable
 from postbus.store.journal import Journal
-from postbus.store.postgres import Store, StoreUnavailable
+from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Reply], None]
+PartitionJournal: TypeAlias = Journal[OnReply | None]
 
 WAITING_LIMIT = 10_000
 """Commands held while a partition loads; one more is refused as busy. Our choice: a second of
@@ -108,7 +110,7 @@ class Host:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._state: PartitionState | None = None
-        self._journal: Journal | None = None
+        self._journal: PartitionJournal | None = None
         self._sinks: dict[int, DeliverySink] = {}
         self._waiting: deque[tuple[Command, OnReply | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -236,13 +238,13 @@ class Host:
         """Release what reached no wire; a receive-and-delete delivery is lost by design (S26)."""
         tokens = [delivery.lock_token for delivery in effect.deliveries if delivery.lock_token]
         if tokens:
-            self.submit(
-                Settle(effect.entity_no, effect.sub_queue, tokens, Disposition.RELEASE)
-            )
+            self.submit(Settle(effect.entity_no, effect.sub_queue, tokens, Disposition.RELEASE))
 
     def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
         """Called by the journal in order, once for each commit."""
         self._failures = 0
+        if self._state is not None:
+            self._state.mark_committed(parked[-1][0].applied_ms)
         for outcome, on_reply in parked:
             self._release(outcome, on_reply)
 
@@ -323,7 +325,7 @@ class Host:
         if self._timer is not None:
             self._arm(self._timer_ms)
 
-    async def _keep_up(self, journal: Journal) -> None:
+    async def _keep_up(self, journal: PartitionJournal) -> None:
         """Sample database time and let the store look after itself while the journal lives."""
         while journal is self._journal:
             try:
@@ -337,10 +339,12 @@ class Host:
 
     # --- loading --------------------------------------------------------------------------------
 
-    def _reload(self, journal: Journal) -> None:
+    def _reload(self, journal: PartitionJournal) -> None:
         """Drop all memory and start again from the tables."""
         if journal is not self._journal:
             return
+        if self._state is not None:
+            self._state.discard()
         self._state, self._journal = None, None
         journal.abandon()
         self._failures += 1
@@ -359,34 +363,11 @@ class Host:
             sink.reset()
 
     async def _load(self) -> None:
-        backoff_s = FIRST_BACKOFF_S if self._failures else 0.0
-        while not self._stopping:
-            await asyncio.sleep(backoff_s)
-            try:
-                journal, loaded = await Journal.open(
-                    self._store,
-                    self.partition_id,
-                    self._broker_name,
-                    on_committed=self._committed,
-                    on_failed=self._failed,
-                    one_by_one=self._failures >= 2,
-                )
-                self._clock.observe(await journal.sample_clock_ms())
-            except StoreUnavailable as error:
-                self._failures += 1
-                backoff_s = min(max(backoff_s, FIRST_BACKOFF_S) * 2, LAST_BACKOFF_S)
-                logger.warning(
-                    "partition could not be loaded",
-                    extra={"partition": self.partition_id, "error": str(error)},
-                )
-                self._refuse_waiting(Refused(Refusal.NOT_APPLIED, str(error)))
-                continue
-            break
-        else:
+        """Claim and load the partition, however long it takes; then let waiting commands go."""
+        opened = await self._open_journal()
+        if opened is None:
             return
-        if self._stopping:
-            await journal.close()
-            return
+        journal, loaded = opened
         self._journal = journal
         self._state = PartitionState(
             partition_id=self.partition_id,
@@ -405,6 +386,36 @@ class Host:
         for command, on_reply in waiting:
             self.submit(command, on_reply)
         self._apply(Tick(), None, None)
+
+    async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition] | None:
+        """Return an open journal, None when the host was stopped meanwhile."""
+        backoff_s = FIRST_BACKOFF_S if self._failures else 0.0
+        while not self._stopping:
+            await asyncio.sleep(backoff_s)
+            try:
+                journal: PartitionJournal
+                journal, loaded = await Journal.open(
+                    self._store,
+                    self.partition_id,
+                    self._broker_name,
+                    on_committed=self._committed,
+                    on_failed=self._failed,
+                    one_by_one=self._failures >= 2,
+                )
+                self._clock.observe(await journal.sample_clock_ms())
+            except StoreUnavailable as error:
+                self._failures += 1
+                backoff_s = min(max(backoff_s, FIRST_BACKOFF_S) * 2, LAST_BACKOFF_S)
+                logger.warning(
+                    "partition could not be loaded",
+                    extra={"partition": self.partition_id, "error": str(error)},
+                )
+                self._refuse_waiting(Refused(Refusal.NOT_APPLIED, str(error)))
+                continue
+            if not self._stopping:
+                return journal, loaded
+            await journal.close()
+        return None
 
     def _catch_up(self, known: set[int], version: int) -> None:
         """Bring the partition's copy of the definitions up to the catalog (D14)."""

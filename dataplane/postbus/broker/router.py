@@ -65,9 +65,7 @@ class Router:
             on_resolved(None)
             return
         on_resolved(
-            Address(
-                entry.home_partition, entry.entity_no, sub_queue, entry.name, entry.properties
-            )
+            Address(entry.home_partition, entry.entity_no, sub_queue, entry.name, entry.properties)
         )
 
     def submit(

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import MoveMessage
 from postbus.entity.queued import QueuedMessage
-from postbus.message.patch import merge_properties
+from postbus.message.codec import DecodeError
+from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
     from postbus.entity.queue_state import QueueState
     from postbus.entity.sub_queue import SubQueueState
 
-REASON: Final = "DeadLetterReason"
-DESCRIPTION: Final = "DeadLetterErrorDescription"
+REASON: Final = DEAD_LETTER_REASON
+DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
 SYSTEM_PROPERTY_BYTES: Final = 16_384
 """Room for reason and description on top of what a sender may use: two strings of 4,096
 characters of at most four bytes would need twice that, the broker's own need 200 bytes."""
@@ -78,7 +79,10 @@ def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str
     section = envelope.application_properties
     if properties:
         limit_bytes = sub.turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
-        section = merge_properties(section, properties, limit_bytes)
+        try:
+            section = merge_properties(section, properties, limit_bytes)
+        except DecodeError:  # a sender's broken map must not keep its message here for ever
+            section = merge_properties(b"", properties, limit_bytes)
     move(sub, message, section)
 
 

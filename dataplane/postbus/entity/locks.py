@@ -22,8 +22,9 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Needs, PatchMessage
 from postbus.entity.queued import QueuedMessage
+from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
-from postbus.message.patch import merge_properties
+from postbus.message.patch import PropertiesTooLarge, merge_properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -244,9 +245,11 @@ def _merge_all(
             sections[token] = merge_properties(
                 message.envelope.application_properties, changes, limit_bytes
             )
-        except ValueError as error:
+        except PropertiesTooLarge as error:
             if is_dead_letter:
                 return Refused(Refusal.PROPERTIES_TOO_LARGE, str(error))
+        except (DecodeError, TypeError) as error:
+            return Refused(Refusal.MESSAGE_MALFORMED, str(error))
     return sections
 
 

@@ -208,12 +208,11 @@ def take_rows(sub: SubQueueState, by_key: dict[int, StoredRow]) -> None:
     """Load, in key order, rows that are wanted, are still here and have room."""
     window = sub.turn.window
     is_wanted = bool(sub.waiting)
+    for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
+        doomed = sub.doomed.pop(row_key)
+        load(sub, doomed, by_key.pop(row_key))
+        settle_doomed(sub, doomed)
     for row_key, row in by_key.items():
-        doomed = sub.doomed.pop(row_key, None)
-        if doomed is not None:
-            load(sub, doomed, row)
-            settle_doomed(sub, doomed)
-            continue
         stub = sub.stubs.get(row_key)
         is_next = sub.backlog_head < len(sub.backlog) and sub.backlog[sub.backlog_head] == row_key
         if stub is None and not is_next:
@@ -239,11 +238,13 @@ def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
 
 
 def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Go on with what had to leave by rule when it was not loaded."""
-    if expiry.is_expired(sub, message):
+    """Go on with what had to leave by rule when it was not loaded, as things are now."""
+    if message.failures >= sub.entity.max_delivery_count:
+        expiry.exhaust(sub, message)
+    elif expiry.is_expired(sub, message):
         expiry.expire(sub, message)
     else:
-        expiry.exhaust(sub, message)
+        sub.put_back(message)
 
 
 def from_row(sub: SubQueueState, row: StoredRow) -> QueuedMessage:

@@ -185,8 +185,11 @@ class Writer:
             return GENERAL, _general_arguments(batch, sides)
         if mutations:
             changes = Changes(mutations)
+            arguments = _insert_arguments(inserts)
+            if inserts and deletes:
+                _refuse_own_rows(arguments[0], deletes)
             return CHANGES, (
-                *_insert_arguments(inserts),
+                *arguments,
                 deletes,
                 *changes.blocks(),
                 *changes.attempts(),
@@ -195,10 +198,20 @@ class Writer:
             return INSERT, _insert_arguments(inserts)
         if not inserts:
             return DELETE, (deletes,)
-        return MIXED, (*_insert_arguments(inserts), deletes)
+        arguments = _insert_arguments(inserts)
+        _refuse_own_rows(arguments[0], deletes)
+        return MIXED, (*arguments, deletes)
 
 
-def _insert_arguments(inserts: list[InsertMessage]) -> tuple[list[object], ...]:
+def _refuse_own_rows(row_keys: list[int], deletes: list[int]) -> None:
+    """Fail rather than leave a row behind: a statement cannot delete what it inserts itself."""
+    if max(deletes) >= min(row_keys):
+        assert set(row_keys).isdisjoint(deletes), "touches_uncommitted is not set"
+
+
+def _insert_arguments(
+    inserts: list[InsertMessage],
+) -> tuple[list[int], list[int], list[bytes], list[bytes | None], list[bytes | None]]:
     """Return the five columns of small messages."""
     envelopes = [insert[2] for insert in inserts]
     return (
@@ -213,6 +226,8 @@ def _insert_arguments(inserts: list[InsertMessage]) -> tuple[list[object], ...]:
 def _general_arguments(batch: Batch[P], sides: SideRows) -> tuple[object, ...]:
     """Return the 44 arguments of `GENERAL`; takes note of new side rows."""
     keys, enqueued, envelopes, properties, bodies = _insert_arguments(batch.inserts)
+    if keys and batch.deletes:
+        _refuse_own_rows(keys, batch.deletes)
     body_ids: list[int | None] = [None] * len(keys)
     inline: dict[int, bytes] = {}
     staged: list[int] = []

@@ -1,0 +1,142 @@
+"""Who may do what: key rules, SAS tokens and what they grant (D19).
+
+Rules lie on the namespace or on one entity. A token is signed with a rule's key for a resource and
+everything below it. Time is real time, given by the caller in seconds: never entity time.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from postbus.contract import Right
+
+SAS_PREFIX: Final = "SharedAccessSignature "
+SAS_TYPE: Final = "servicebus.windows.net:sastoken"
+NEVER_S: Final = float("inf")
+
+
+class KeyPair(Protocol):
+    """The keys of a rule as text; either signs."""
+
+    @property
+    def primary(self) -> str: ...
+    @property
+    def secondary(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """A named rule. `scope` is an entity's name, None for the whole namespace."""
+
+    name: str
+    rights: frozenset[Right]
+    keys: KeyPair
+    scope: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Rights on a path and everything below it, until a time in seconds since the epoch."""
+
+    path: str
+    rights: frozenset[Right]
+    rule_name: str
+    expires_s: float
+
+    def covers(self, path: str) -> bool:
+        """Say whether a normalised path lies under the grant."""
+        return covers(self.path, path)
+
+
+class TokenRefused(Exception):
+    """A token or password does not grant anything; the text is for the client."""
+
+
+class Authorizer:
+    """Checks tokens and passwords against the rules of one namespace."""
+
+    def __init__(self, rules: Sequence[KeyRule]) -> None:
+        self._rules: dict[str, list[KeyRule]] = {}
+        for rule in rules:
+            self._rules.setdefault(rule.name, []).append(rule)
+
+    def check_token(self, token: str, audience: str, now_s: float) -> Grant:
+        """Return what a SAS token grants on an audience. Raises `TokenRefused`.
+
+        The signature covers the resource exactly as it was written and the expiry.
+        """
+        if not token.startswith(SAS_PREFIX):
+            raise TokenRefused("The token is not a shared access signature.")
+        fields: dict[str, str] = {}
+        for part in token[len(SAS_PREFIX) :].split("&"):
+            name, _, value = part.partition("=")
+            fields[name.strip().lower()] = value
+        try:
+            resource, signature = fields["sr"], unquote(fields["sig"])
+            expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
+            expires_s = float(int(expiry))
+        except (KeyError, ValueError):
+            raise TokenRefused("The shared access signature is malformed.") from None
+        path = audience_path(audience)
+        scope = audience_path(unquote_plus(resource))
+        if not covers(scope, path):
+            raise TokenRefused("The token was signed for another resource.")
+        for rule in self._rules_at(rule_name, path):
+            if _is_signed(rule, f"{resource}\n{expiry}", signature):
+                if expires_s <= now_s:
+                    raise TokenRefused("The token has expired.")
+                return Grant(path, rule.rights, rule.name, expires_s)
+        raise TokenRefused("The signature does not match a key of the rule.")
+
+    def check_password(self, rule_name: str, key: str) -> Grant:
+        """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`."""
+        for rule in self._rules.get(rule_name, ()):
+            for known in (rule.keys.primary, rule.keys.secondary):
+                if known is not None and hmac.compare_digest(known.encode(), key.encode()):
+                    path = "" if rule.scope is None else rule.scope.lower()
+                    return Grant(path, rule.rights, rule.name, NEVER_S)
+        raise TokenRefused("The rule name or the key is wrong.")
+
+    def _rules_at(self, rule_name: str, path: str) -> list[KeyRule]:
+        return [
+            rule
+            for rule in self._rules.get(rule_name, ())
+            if rule.scope is None or covers(rule.scope.lower(), path)
+        ]
+
+
+def has_right(rights: frozenset[Right], needed: Right) -> bool:
+    """Say whether rights include one; Manage implies the others."""
+    return needed in rights or Right.MANAGE in rights
+
+
+def audience_path(audience: str) -> str:
+    """Return the lower-case path of an audience of any SDK, without scheme, host and slashes."""
+    if "://" in audience:
+        audience = urlsplit(audience).path
+    return unquote(audience).strip("/").lower()
+
+
+def covers(scope: str, path: str) -> bool:
+    """Say whether `path` is `scope` or lies below it; both normalised."""
+    return not scope or path == scope or path.startswith(scope + "/")
+
+
+def sign(resource: str, expiry: str, key: str) -> str:
+    """Return the base64 signature of a token; `resource` is URL-encoded already."""
+    digest = hmac.digest(key.encode(), f"{resource}\n{expiry}".encode(), "sha256")
+    return base64.b64encode(digest).decode()
+
+
+def _is_signed(rule: KeyRule, text: str, signature: str) -> bool:
+    resource, _, expiry = text.partition("\n")
+    return any(
+        hmac.compare_digest(sign(resource, expiry, key).encode(), signature.encode())
+        for key in (rule.keys.primary, rule.keys.secondary)
+        if key is not None
+    )

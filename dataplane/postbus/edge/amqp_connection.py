@@ -1,0 +1,358 @@
+"""One client connection: engine events to doors, grants, and when its links must end.
+
+The transport calls in with bytes and takes bytes out; nothing here awaits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeAlias
+
+from postbus.amqp import conditions
+from postbus.amqp.conditions import AmqpError
+from postbus.amqp.connection import Connection
+from postbus.amqp.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveriesUpdated,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    LinkFlowed,
+    SaslInitReceived,
+    SessionBegun,
+    SessionEnded,
+    TransferReceived,
+    UnknownDeliveries,
+)
+from postbus.amqp.link import IncomingLink, Link, OutgoingLink
+from postbus.amqp.performatives import Rejected
+from postbus.amqp.session import Session
+from postbus.broker.authz import Authorizer, Grant, TokenRefused, audience_path, has_right
+from postbus.broker.router import Address, Router
+from postbus.contract import EntityStatus, NamespaceLimits, Right
+from postbus.edge.addresses import Node, NodeAddress, parse_address
+from postbus.edge.cbs import TokenNode
+from postbus.edge.links import LOST, ReceiverDoor, SenderDoor
+from postbus.edge.management_node import ManagementNode
+from postbus.edge.refusals import Explainer
+from postbus.edge.requests import Handle, RequestDoor, ResponseDoor
+from postbus.entity.commands import Refusal, Refused
+
+logger = logging.getLogger(__name__)
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+MAX_REFUSED_TOKENS: Final = 20
+"""Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
+
+ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
+
+Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor
+
+
+class AmqpConnection:
+    """The broker's side of one client connection."""
+
+    def __init__(
+        self,
+        engine: Connection,
+        router: Router,
+        authorizer: Authorizer,
+        limits: NamespaceLimits,
+        explainer: Explainer,
+        *,
+        connection_id: int,
+        real_time_s: Callable[[], float],
+        flush_soon: Callable[[], None],
+    ) -> None:
+        self.engine = engine
+        self.router = router
+        self.authorizer = authorizer
+        self.limits = limits
+        self.explainer = explainer
+        self.connection_id = connection_id
+        self.real_time_s = real_time_s
+        self.flush_soon = flush_soon
+        self.is_paused = False
+        self.is_ended = False
+        self._grants: dict[str, Grant] = {}
+        self._refused_tokens = 0
+        self._doors: dict[Link, Door] = {}
+
+    # --- from the transport ---------------------------------------------------------------------
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        """Take bytes; transfers of one link that came together go to its door together."""
+        while True:
+            events = self.engine.receive_data(data, now_ms)
+            self._handle(events)
+            if not any(type(event) is SaslInitReceived for event in events):
+                break
+            data = b""  # a client may have pipelined its open behind the SASL init
+        self.flush_soon()
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats, idle peers, expired grants."""
+        self._handle(self.engine.tick(now_ms))
+        self._drop_expired_grants()
+        self.flush_soon()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """The transport is full, or has room again."""
+        self.is_paused = is_paused
+        if not is_paused:
+            for door in list(self._doors.values()):
+                if isinstance(door, ReceiverDoor):
+                    door.writable()
+
+    def shut_down(self) -> None:
+        """Detach all links and close, in the words clients reconnect on."""
+        text = "The broker is shutting down; reconnect."
+        for link in list(self._doors):
+            error = self.explainer.error(conditions.DETACH_FORCED, text, self._doors[link].path)
+            self.detach(link, error)
+        self.engine.close(self.explainer.error(conditions.CONNECTION_FORCED, text, ""))
+        self.flush_soon()
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        self.is_ended = True
+        for link in list(self._doors):
+            self._close_door(link)
+
+    @property
+    def link_count(self) -> int:
+        return len(self._doors)
+
+    # --- for doors ------------------------------------------------------------------------------
+
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        """Detach a link from our side and forget its door."""
+        link.detach(error)
+        self._close_door(link)
+        self.flush_soon()
+
+    def add_grant(self, grant: Grant) -> None:
+        """Keep what a token grants; a later token of an audience replaces the former."""
+        self._grants[grant.path] = grant
+
+    def count_refused_token(self) -> None:
+        """Close a connection that keeps guessing."""
+        self._refused_tokens += 1
+        if self._refused_tokens >= MAX_REFUSED_TOKENS:
+            text = "Too many tokens were refused."
+            self.engine.close(self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, ""))
+            self.flush_soon()
+
+    def is_allowed(self, path: str, right: Right) -> bool:
+        """Say whether a live grant of this connection covers a right on a path."""
+        wanted, now_s = audience_path("/" + path), self.real_time_s()
+        return any(
+            grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
+            for grant in self._grants.values()
+        )
+
+    def response_door(
+        self, session: Session, node: str, reply_to: str | None
+    ) -> ResponseDoor | None:
+        """Return the link that takes the responses of a node in a session."""
+        doors = [
+            door
+            for door in self._doors.values()
+            if isinstance(door, ResponseDoor) and door.answers(session, node)
+        ]
+        for door in doors:
+            if door.is_addressed(reply_to):
+                return door
+        return doors[0] if doors else None
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _handle(self, events: list[Event]) -> None:
+        burst: list[TransferReceived] = []
+        for event in events:
+            if burst and (type(event) is not TransferReceived or event.link is not burst[0].link):
+                self._receive(burst)
+                burst = []
+            match event:
+                case TransferReceived():
+                    burst.append(event)
+                case DeliveriesUpdated():
+                    door = self._doors.get(event.link)
+                    if isinstance(door, ReceiverDoor):
+                        door.updated(event)
+                case LinkFlowed(link):
+                    door = self._doors.get(link)
+                    if isinstance(door, ReceiverDoor | ResponseDoor):
+                        door.flowed()
+                case LinkAttached(link):
+                    self._attach(link)
+                case LinkDetached(link):
+                    self._close_door(link)
+                case SessionEnded(session):
+                    for link in [each for each in self._doors if each.session is session]:
+                        self._close_door(link)
+                case SaslInitReceived():
+                    self._authenticate(event)
+                case UnknownDeliveries(session, first, last):
+                    error = self.explainer.refused(LOST, "")
+                    state = Rejected(error.condition, error.description)
+                    session.settle_unknown(first, last, state)
+                case ConnectionOpened(container_id):
+                    logger.debug(
+                        "connection opened",
+                        extra={"conn": self.connection_id, "container": container_id},
+                    )
+                case ConnectionClosed(error):
+                    if error is not None:
+                        logger.info(
+                            "connection closed with an error",
+                            extra={
+                                "conn": self.connection_id,
+                                "condition": error.condition,
+                                "why": error.description,
+                            },
+                        )
+                case SessionBegun():
+                    pass
+        if burst:
+            self._receive(burst)
+
+    def _receive(self, burst: list[TransferReceived]) -> None:
+        door = self._doors.get(burst[0].link)
+        if isinstance(door, SenderDoor | RequestDoor):
+            door.receive(burst)
+
+    def _authenticate(self, event: SaslInitReceived) -> None:
+        if event.mechanism in ANONYMOUS_MECHANISMS:
+            self.engine.accept_sasl()
+            return
+        if event.mechanism == "PLAIN":
+            try:
+                _, rule_name, key = event.initial_response.decode().split("\0")
+                self.add_grant(self.authorizer.check_password(rule_name, key))
+            except (TokenRefused, ValueError) as error:
+                logger.warning(
+                    "password refused", extra={"conn": self.connection_id, "why": str(error)}
+                )
+                self.engine.refuse_sasl()
+                return
+            self.engine.accept_sasl()
+            return
+        self.engine.refuse_sasl()
+
+    # --- attaching ------------------------------------------------------------------------------
+
+    def _attach(self, link: Link) -> None:
+        terminus = link.target if link.is_incoming else link.source
+        if terminus is None or terminus.is_coordinator or terminus.address is None:
+            text = "Transactions are not supported by this version."
+            if terminus is None or not terminus.is_coordinator:
+                text = "The link names no address."
+            link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, ""))
+            return
+        node = parse_address(terminus.address)
+        if node.node is Node.ENTITY:
+            self._attach_entity(link, node)
+        elif node.node is Node.CBS:
+            self._attach_node(link, "$cbs", TokenNode(self).handle)
+        else:
+            path = node.path.lower()
+            self._attach_node(link, path, ManagementNode(self, node.path).handle)
+
+    def _attach_node(self, link: Link, node: str, handle: Handle) -> None:
+        if isinstance(link, IncomingLink):
+            request = RequestDoor(self, link, node, handle)
+            self._doors[link] = request
+            request.attach()
+        elif isinstance(link, OutgoingLink):
+            response = ResponseDoor(self, link, node)
+            self._doors[link] = response
+            response.attach()
+
+    def _attach_entity(self, link: Link, node: NodeAddress) -> None:
+        right = Right.SEND if link.is_incoming else Right.LISTEN
+        if not self.is_allowed(node.path, right):
+            text = (
+                f"Unauthorized access. '{right.value}' claim(s) are required to perform this "
+                f"operation. Resource: '{node.path}'."
+            )
+            link.refuse(self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, node.path))
+            return
+        self.router.resolve(node.path, partial(self._resolved, link, node))
+
+    def _resolved(self, link: Link, node: NodeAddress, address: Address | None) -> None:
+        if link.session.is_ended or self.is_ended:
+            return
+        refusal = None
+        if address is None:
+            refusal = Refused(Refusal.ENTITY_NOT_FOUND)
+        elif link.is_incoming and node.is_sub_queue:
+            refusal = Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
+        else:
+            refusal = _status_refusal(address.properties.status, is_sender=link.is_incoming)
+        if refusal is not None or address is None:
+            link.refuse(self.explainer.refused(refusal or Refused(Refusal.BUSY), node.path))
+            self.flush_soon()
+            return
+        if isinstance(link, IncomingLink):
+            sender = SenderDoor(self, link, address, node.path)
+            self._doors[link] = sender
+            size = address.properties.max_message_size_in_kilobytes * 1024
+            sender.attach(size, min(size, self.limits.max_batch_bytes))
+        elif isinstance(link, OutgoingLink):
+            if _has_session_filter(link):
+                text = (
+                    "A sessionful message receiver cannot be created on an entity that does not "
+                    "require sessions. Ensure RequiresSession is set to true when creating a Queue "
+                    "or Subscription to enable sessionful behavior."
+                )
+                link.refuse(self.explainer.error(conditions.NOT_ALLOWED, text, node.path))
+            else:
+                receiver = ReceiverDoor(self, link, address, node.path)
+                self._doors[link] = receiver
+                receiver.attach()
+        self.flush_soon()
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def _close_door(self, link: Link) -> None:
+        door = self._doors.pop(link, None)
+        if door is not None:
+            door.close()
+
+    def _drop_expired_grants(self) -> None:
+        """Detach the links whose token ran out (D19)."""
+        now_s = self.real_time_s()
+        expired = [path for path, grant in self._grants.items() if grant.expires_s <= now_s]
+        if not expired:
+            return
+        for path in expired:
+            del self._grants[path]
+        for link, door in list(self._doors.items()):
+            if isinstance(door, SenderDoor | ReceiverDoor):
+                right = Right.SEND if isinstance(door, SenderDoor) else Right.LISTEN
+                if not self.is_allowed(door.path, right):
+                    text = "The token has expired."
+                    error = self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, door.path)
+                    self.detach(link, error)
+
+
+def _status_refusal(status: EntityStatus, *, is_sender: bool) -> Refused | None:
+    """Return why a link may not be attached while the entity has this status."""
+    match status:
+        case EntityStatus.ACTIVE:
+            return None
+        case EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED)
+        case EntityStatus.SEND_DISABLED:
+            return Refused(Refusal.SEND_DISABLED) if is_sender else None
+        case EntityStatus.RECEIVE_DISABLED:
+            return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
+
+
+def _has_session_filter(link: OutgoingLink) -> bool:
+    filters = link.source.filters if link.source is not None else None
+    return bool(filters) and any(str(key) == SESSION_FILTER for key in filters or ())

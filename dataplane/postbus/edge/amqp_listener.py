@@ -1,0 +1,230 @@
+"""Sockets of the AMQP door, plain and TLS: bytes to connections and back.
+
+Writes are gathered and flushed once an event loop round. A client that does not read is bounded:
+its demand is withheld while the transport is full, and it is cut off above a hard bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from postbus.amqp import conditions
+from postbus.amqp.connection import Connection
+from postbus.amqp.limits import Limits
+from postbus.broker.authz import Authorizer
+from postbus.broker.router import Router
+from postbus.contract import NamespaceLimits
+from postbus.edge.amqp_connection import AmqpConnection
+from postbus.edge.refusals import Explainer
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 5_000
+"""Connections of a namespace; the quota of Service Bus."""
+
+HIGH_WATER_BYTES: Final = 1 << 20
+MAX_BUFFERED_BYTES: Final = 256 << 20
+"""Bytes that may wait for one client: two messages of the largest size."""
+
+LINKLESS_MS: Final = 300_000
+"""A connection without links is closed after this time (Service Bus's five minutes)."""
+
+HANDSHAKE_MS: Final = 60_000
+"""A connection that has not opened is closed after this time (Service Bus's minute)."""
+
+
+class AmqpListener:
+    """Listens on one port. `stop` lets clients finish what is under way."""
+
+    def __init__(
+        self,
+        router: Router,
+        authorizer: Authorizer,
+        limits: NamespaceLimits,
+        tasks: asyncio.TaskGroup,
+        namespace: str = "postbus",
+    ) -> None:
+        self._router = router
+        self._authorizer = authorizer
+        self._limits = limits
+        self._tasks = tasks
+        self._explainer = Explainer(namespace)
+        self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
+        self._connections: set[AmqpTransport] = set()
+        self._ids = itertools.count(1)
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self.accepted_count = 0
+
+    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
+        """Bind and listen. Raises `OSError`."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._connect, host, port, ssl=context, backlog=1024
+        )
+        self._ticking = self._tasks.create_task(self._tick_forever(), name="amqp-ticks")
+
+    @property
+    def port(self) -> int:
+        """The port that was bound."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new clients, detach the others, wait until they are gone or the time is over."""
+        if self._server is not None:
+            self._server.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for connection in list(self._connections):
+            connection.shut_down()
+        deadline = asyncio.get_running_loop().time() + grace_s
+        while self._connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        self.abort()
+
+    def abort(self) -> None:
+        """Cut all connections."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _connect(self) -> asyncio.Protocol:
+        return AmqpTransport(self)
+
+    # --- for transports -------------------------------------------------------------------------
+
+    def add(self, transport: AmqpTransport, flush_soon: Callable[[], None]) -> AmqpConnection:
+        """Count a new client and make its connection."""
+        self._connections.add(transport)
+        self.accepted_count += 1
+        return AmqpConnection(
+            Connection(container_id="postbus", limits=self._engine_limits),
+            self._router,
+            self._authorizer,
+            self._limits,
+            self._explainer,
+            connection_id=next(self._ids),
+            real_time_s=time.time,
+            flush_soon=flush_soon,
+        )
+
+    def remove(self, transport: AmqpTransport) -> None:
+        self._connections.discard(transport)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._connections) > MAX_CONNECTIONS
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            now_ms = time.monotonic_ns() // 1_000_000
+            for connection in list(self._connections):
+                connection.tick(now_ms)
+
+
+class AmqpTransport(asyncio.Protocol):
+    """One socket. The only place where bytes of a client meet the event loop."""
+
+    def __init__(self, listener: AmqpListener) -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connection: AmqpConnection | None = None
+        self._is_flush_due = False
+        self._since_ms = time.monotonic_ns() // 1_000_000
+        self._linkless_ms = 0
+        self._next_tick_ms = 0
+
+    # --- called by the event loop ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._connection = self._listener.add(self, self.flush_soon)
+        if self._listener.is_full:
+            logger.warning("too many connections", extra={"limit": MAX_CONNECTIONS})
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        assert self._connection is not None
+        self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+
+    def pause_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.set_paused(True)
+
+    def resume_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.set_paused(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._listener.remove(self)
+        if self._connection is not None:
+            self._connection.lost()
+
+    # --- called by the listener -----------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Once a second: heartbeats, idle and unfinished connections."""
+        connection = self._connection
+        if connection is None or now_ms < self._next_tick_ms:
+            return
+        engine = connection.engine
+        self._next_tick_ms = now_ms + min(engine.tick_interval_ms, 15_000)
+        connection.tick(now_ms)
+        if not engine.is_opened and now_ms - self._since_ms >= HANDSHAKE_MS:
+            self.abort()
+        elif connection.link_count:
+            self._linkless_ms = 0
+        elif not self._linkless_ms:
+            self._linkless_ms = now_ms
+        elif now_ms - self._linkless_ms >= LINKLESS_MS:
+            text = (
+                "The connection was inactive for more than the allowed "
+                f"{LINKLESS_MS} milliseconds and is closed."
+            )
+            engine.close(connection.explainer.error(conditions.CONNECTION_FORCED, text, ""))
+            self.flush_soon()
+
+    def shut_down(self) -> None:
+        if self._connection is not None:
+            self._connection.shut_down()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Write what the engine has at the end of this round of the event loop."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        transport, connection = self._transport, self._connection
+        if transport is None or connection is None or transport.is_closing():
+            return
+        buffers = connection.engine.data_to_send()
+        if buffers:
+            transport.write(b"".join(buffers))
+            if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
+                logger.warning("client does not read", extra={"conn": connection.connection_id})
+                transport.abort()
+                return
+        if connection.engine.is_closed:
+            transport.close()

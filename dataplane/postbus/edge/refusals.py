@@ -1,0 +1,137 @@
+"""What a refusal is called on AMQP, and the texts clients log (one total table).
+
+Each text carries a tracking id that the broker's log has too, so that a user's error can be found.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from datetime import UTC, datetime
+from typing import Final
+
+from postbus.amqp import conditions
+from postbus.amqp.conditions import AmqpLinkError
+from postbus.entity.commands import Refusal, Refused
+
+logger = logging.getLogger(__name__)
+
+REFUSALS: Final = {
+    Refusal.ENTITY_NOT_FOUND: (
+        conditions.NOT_FOUND,
+        404,
+        # JavaScript's and .NET's clients recognise this sentence.
+        "The messaging entity '{path}' could not be found.",
+    ),
+    Refusal.ENTITY_DISABLED: (
+        conditions.ENTITY_DISABLED,
+        403,
+        "Messaging entity '{path}' is currently disabled.",
+    ),
+    Refusal.SEND_DISABLED: (
+        conditions.ENTITY_DISABLED,
+        403,
+        "Messaging entity '{path}' is currently disabled for sending.",
+    ),
+    Refusal.RECEIVE_DISABLED: (
+        conditions.ENTITY_DISABLED,
+        403,
+        "Messaging entity '{path}' is currently disabled for receiving.",
+    ),
+    Refusal.QUOTA_EXCEEDED: (
+        conditions.RESOURCE_LIMIT_EXCEEDED,
+        403,
+        "The maximum entity size has been reached or exceeded for Queue: '{path}'.",
+    ),
+    Refusal.STORE_FULL: (
+        conditions.RESOURCE_LIMIT_EXCEEDED,
+        403,
+        "The store has no room left. Receive messages or give it more disk.",
+    ),
+    Refusal.MESSAGE_TOO_LARGE: (
+        conditions.MESSAGE_SIZE_EXCEEDED,
+        403,
+        "The message is larger than '{path}' allows.",
+    ),
+    Refusal.PROPERTIES_TOO_LARGE: (
+        conditions.MESSAGE_SIZE_EXCEEDED,
+        403,
+        "The properties of the message are larger than allowed.",
+    ),
+    Refusal.MESSAGE_MALFORMED: (
+        conditions.DECODE_ERROR,
+        400,
+        "The message is not a valid AMQP message.",
+    ),
+    Refusal.ARGUMENT_OUT_OF_RANGE: (
+        conditions.ARGUMENT_OUT_OF_RANGE,
+        400,
+        "An argument is out of range.",
+    ),
+    Refusal.LOCK_LOST: (
+        conditions.MESSAGE_LOCK_LOST,
+        410,
+        "The lock supplied is invalid. Either the lock expired, or the message has already been "
+        "removed from the queue.",
+    ),
+    Refusal.MESSAGE_NOT_FOUND: (
+        conditions.MESSAGE_NOT_FOUND,
+        404,
+        "No message with the given number is there in the needed state.",
+    ),
+    Refusal.NOT_ALLOWED: (
+        conditions.NOT_ALLOWED,
+        400,
+        "The operation is not allowed on '{path}'.",
+    ),
+    Refusal.NOT_APPLIED: (
+        conditions.SERVER_BUSY,
+        503,
+        "The store could not take the operation; it had no effect. Try again.",
+    ),
+    Refusal.UNKNOWN: (
+        conditions.TIMEOUT,
+        408,
+        "The store did not answer in time; the operation may have had an effect.",
+    ),
+    Refusal.BUSY: (
+        conditions.SERVER_BUSY,
+        503,
+        "The broker is busy. Try again in a moment.",
+    ),
+}
+"""Refusal -> AMQP condition, status code of a management response, text."""
+
+
+class Explainer:
+    """Makes errors for one namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def refused(self, reply: Refused, path: str) -> AmqpLinkError:
+        """Return the error of a refusal and log it under its tracking id."""
+        condition, _, text = REFUSALS[reply.refusal]
+        text = text.format(path=path)
+        if reply.detail:
+            text = f"{text} {reply.detail}"
+        return self.error(condition, text, path)
+
+    def error(self, condition: str, text: str, path: str) -> AmqpLinkError:
+        """Return an error with tracking id, system tracker and time."""
+        tracking_id = f"{uuid.uuid4()}_G0"
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        logger.info(
+            "refused",
+            extra={"tracking_id": tracking_id, "condition": condition, "entity": path},
+        )
+        return AmqpLinkError(
+            condition,
+            f"{text} Reference:{uuid.uuid4()}, TrackingId:{tracking_id}, "
+            f"SystemTracker:{self._namespace}:Queue:{path}, Timestamp:{now}",
+        )
+
+
+def status_code(refusal: Refusal) -> int:
+    """Return the status code of a management response."""
+    return REFUSALS[refusal][1]

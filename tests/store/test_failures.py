@@ -1,0 +1,286 @@
+"""Commits that fail: what is told of each outcome (D10), and that nothing unknown lands later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import asyncpg
+import pytest
+from tests.conftest import dsn_of, make_database
+from tests.store.driving import (
+    HELD_MS,
+    NOW_MS,
+    POISON_MS,
+    Driven,
+    Hold,
+    block,
+    connected,
+    definition,
+    driven,
+    holding,
+    insert,
+    open_driven,
+    outcome,
+    reload,
+    wait_until,
+)
+
+from postbus.embedded import EmbeddedPostgres
+from postbus.entity.commands import Refusal, SubQueue
+from postbus.entity.outcomes import InsertMessage, RecordAcquired
+from postbus.message.envelope import Envelope
+from postbus.store import claim as claim_module
+from postbus.store import journal as journal_module
+from postbus.store.journal import refusal_of
+from postbus.store.postgres import Store, StoreFull, StoreUnavailable
+
+
+async def live_keys(store: Store) -> list[int]:
+    return list((await reload(store)).keys.get((1, SubQueue.ACTIVE), ()))
+
+
+async def terminate(hold: Hold, pid: int) -> None:
+    await hold.connection.execute("select pg_terminate_backend($1)", pid)
+
+
+async def test_backend_ended_during_a_commit_leaves_it_unknown_and_the_rest_unsent(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "sent")
+        [pid] = await hold.wait_held()
+        it.journal.submit(outcome([insert(2)]), "waiting")
+        await terminate(hold, pid)
+        error = await it.seen.wait_failed()
+        assert isinstance(error, StoreUnavailable)
+        assert it.seen.failed == [("sent", Refusal.UNKNOWN), ("waiting", Refusal.NOT_APPLIED)]
+        assert it.seen.told == []
+        assert await live_keys(store) == []
+
+
+@pytest.mark.slow
+async def test_backend_ended_while_idle_is_noticed_and_nothing_was_lost(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, connected(database) as look:
+        await it.commit(outcome([insert(1)]))
+        await look.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where application_name = 'postbus writer 0' and datname = current_database()"
+        )
+        await it.seen.wait_failed()
+        assert it.seen.failed == []
+        assert await live_keys(store) == [1]
+
+
+async def test_refused_commit_was_not_applied(store: Store, database: str) -> None:
+    async with driven(store) as it, holding(database):
+        it.journal.submit(outcome([insert(1)]), "good")
+        it.journal.submit(outcome([insert(2, enqueued_ms=POISON_MS)]), "poison")
+        error = await it.seen.wait_failed()
+        assert isinstance(error, asyncpg.CheckViolationError)
+        assert it.seen.failed == [("good", Refusal.NOT_APPLIED), ("poison", Refusal.NOT_APPLIED)]
+    assert await live_keys(store) == []
+
+
+@pytest.mark.parametrize("state", ["53100", "53200"])
+async def test_full_store_is_told_as_such(store: Store, database: str, state: str) -> None:
+    async with connected(database) as look:
+        name = await look.fetchval("select current_database()")
+        await look.execute(f"alter database {name} set postbus.refuse_with = '{state}'")
+    async with driven(store) as it, holding(database):
+        it.journal.submit(outcome([insert(2, enqueued_ms=POISON_MS)]), "poison")
+        error = await it.seen.wait_failed()
+        assert isinstance(error, StoreFull)
+        assert it.seen.failed == [("poison", Refusal.STORE_FULL)]
+    assert await live_keys(store) == []
+
+
+async def test_delete_of_a_queued_row_that_is_not_declared_fails_instead_of_leaving_it(
+    store: Store,
+) -> None:
+    async with driven(store) as it:
+        it.journal.submit(outcome([insert(1)]), "insert")
+        it.journal.submit(outcome(deletes=[1]), "delete")
+        assert isinstance(await it.seen.wait_failed(), AssertionError)
+    assert await live_keys(store) == []
+
+
+async def test_what_cannot_be_encoded_was_not_applied(store: Store) -> None:
+    async with driven(store) as it:
+        it.journal.submit(outcome([InsertMessage(1 << 70, NOW_MS, Envelope())]), "odd")
+        await it.seen.wait_failed()
+        assert it.seen.failed == [("odd", Refusal.NOT_APPLIED)]
+
+
+async def test_one_by_one_the_guilty_outcome_fails_alone(store: Store, database: str) -> None:
+    async with driven(store, one_by_one=True) as it, holding(database):
+        it.journal.submit(outcome([insert(1)]), 1)
+        it.journal.submit(outcome([insert(2)]), 2)
+        it.journal.submit(outcome([insert(3, enqueued_ms=POISON_MS)]), 3)
+        it.journal.submit(outcome([insert(4)]), 4)
+        await it.seen.wait_failed()
+        assert it.seen.told == [1, 2]
+        assert it.seen.batches == [1, 1]
+        assert it.seen.failed == [(3, Refusal.NOT_APPLIED), (4, Refusal.NOT_APPLIED)]
+    assert await live_keys(store) == [1, 2]
+
+
+async def test_one_by_one_ends_after_a_while(store: Store) -> None:
+    async with driven(store, one_by_one=True) as it:
+        await it.commit(*(outcome([insert(1 + number)]) for number in range(400)))
+        assert it.seen.batches[:100] == [1] * 100
+        assert it.seen.batches[-1] > 100
+
+
+async def overlapped(it: Driven, hold: Hold) -> tuple[int, int]:
+    """Have two commits in flight, both held; return their backends in order."""
+    it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "first")
+    [first] = await hold.wait_held()
+    second = [insert(2 + number) for number in range(150)]
+    second.append(insert(500, enqueued_ms=HELD_MS))
+    it.journal.submit(outcome(second), "second")
+    pids = await hold.wait_held(2)
+    return first, next(pid for pid in pids if pid != first)
+
+
+async def test_second_commit_is_unknown_when_the_first_fails(store: Store, database: str) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        first, _ = await overlapped(it, hold)
+        await terminate(hold, first)
+        await it.seen.wait_failed()
+        assert it.seen.failed == [("first", Refusal.UNKNOWN), ("second", Refusal.UNKNOWN)]
+        assert await live_keys(store) == []
+
+
+async def test_first_commit_is_told_before_the_second_fails(store: Store, database: str) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        _, second = await overlapped(it, hold)
+        it.journal.submit(outcome([insert(900)]), "third")
+        await terminate(hold, second)
+        for _ in range(20):
+            assert len(await hold.held_pids()) <= 2
+        assert it.seen.errors == []
+        await hold.end()
+        await it.seen.wait_failed()
+        assert it.seen.told == ["first"]
+        assert it.seen.failed == [("second", Refusal.UNKNOWN), ("third", Refusal.NOT_APPLIED)]
+        assert await live_keys(store) == [1]
+
+
+async def test_server_gives_a_statement_up_before_it_is_unknown(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        await it.journal._lanes[0].writer.connection.execute("set statement_timeout = 200")
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "slow")
+        await hold.wait_held()
+        await it.seen.wait_failed()
+        assert it.seen.failed == [("slow", Refusal.NOT_APPLIED)]
+
+
+@pytest.mark.slow
+async def test_no_answer_is_unknown_and_the_commit_does_not_land_after_the_reload(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend is stopped while it commits; a claim may not pass before it is gone for good."""
+    monkeypatch.setattr(journal_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(claim_module, "LOCK_MS", 300)
+    async with driven(store) as it, holding(database) as hold:
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "stopped")
+        [pid] = await hold.wait_held()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await hold.end()
+            await it.seen.wait_failed()
+            assert it.seen.failed == [("stopped", Refusal.UNKNOWN)]
+            with pytest.raises(StoreUnavailable):
+                await open_driven(store)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        first = await live_keys(store)
+        for _ in range(50):
+            assert await hold.connection.fetchval("select count(*) from message") == len(first)
+
+
+async def test_old_commit_held_up_on_a_lock_is_ended_by_the_claim(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "old")
+        [pid] = await hold.wait_held()
+        it.journal.abandon()
+        assert await live_keys(store) == []
+        await hold.end()
+        await wait_until_gone(hold, pid)
+        assert await hold.connection.fetchval("select count(*) from message") == 0
+
+
+async def wait_until_gone(hold: Hold, pid: int) -> None:
+    async def is_gone() -> bool:
+        found = await hold.connection.fetchval(
+            "select count(*) from pg_stat_activity where pid = $1", pid
+        )
+        return bool(found == 0)
+
+    await wait_until(is_gone)
+
+
+@pytest.mark.slow
+async def test_every_confirmed_row_survives_kill_nine_of_the_server(
+    enterable_folder: Path, tmp_path: Path
+) -> None:
+    server = EmbeddedPostgres(enterable_folder / tmp_path.name)
+    await asyncio.to_thread(server.start)
+    try:
+        make_database(server, "killed")
+        store = Store(dsn_of(server, "killed"))
+        it = await open_driven(store)
+        await it.commit(outcome(mutations=[definition(), block()]))
+        it.seen.told.clear()
+        for key in range(1, 20_001):
+            it.journal.submit(outcome([insert(key)]), key)
+        await it.seen.wait_told(2_000)
+        os.kill(server.pid, signal.SIGKILL)
+        await it.seen.wait_failed()
+        with pytest.raises(StoreUnavailable):
+            await open_driven(store)
+        await asyncio.to_thread(server.restart)
+        found = set(await live_keys(store))
+        unsent = {key for key, refusal in it.seen.failed if refusal is Refusal.NOT_APPLIED}
+        assert set(it.seen.told) <= found
+        assert found.isdisjoint(unsent)
+        assert not (await reload(store)).attempts
+        await store.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_loads_after_an_unclean_stop_say_so(store: Store) -> None:
+    it = await open_driven(store)
+    await it.commit(outcome(mutations=[definition(), block(), RecordAcquired([1], [1])]))
+    it.journal.abandon()
+    assert not (await reload(store)).is_clean
+    assert (await reload(store)).is_clean
+
+
+@pytest.mark.parametrize(
+    "error, refusal",
+    [
+        (ValueError("x"), Refusal.NOT_APPLIED),
+        (asyncpg.CheckViolationError("x"), Refusal.NOT_APPLIED),
+        (asyncpg.QueryCanceledError("x"), Refusal.NOT_APPLIED),
+        (asyncpg.DiskFullError("x"), Refusal.STORE_FULL),
+        (asyncpg.ConnectionDoesNotExistError("x"), Refusal.UNKNOWN),
+        (asyncpg.InterfaceError("x"), Refusal.UNKNOWN),
+        (asyncpg.DataError("x"), Refusal.NOT_APPLIED),
+        (ConnectionResetError(), Refusal.UNKNOWN),
+        (StoreUnavailable(), Refusal.UNKNOWN),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_mean_what_they_must(error: Exception, refusal: Refusal) -> None:
+    assert refusal_of(error) is refusal

@@ -1,0 +1,160 @@
+"""A whole bus in this process: start, doors, metrics, restart, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import aiohttp
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
+
+from postbus.bus import Bus, BusError, Door, explain_store_error
+from postbus.contract import NamespaceProperties, QueueProperties, Right
+from postbus.data_directory import DataDirectory, folder_mode
+from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
+from postbus.settings import Settings
+from postbus.store.errors import SchemaTooNew, StoreUnavailable
+
+RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
+
+pytestmark = pytest.mark.slow
+
+ROOT_RULE = RuleDefinition("root", frozenset(Right), RuleKeys("first", "second"))
+
+
+def definition(*queues: str) -> BusDefinition:
+    return BusDefinition(
+        "test-bus",
+        NamespaceProperties(),
+        (ROOT_RULE, RuleDefinition("reader", frozenset({Right.LISTEN}), None)),
+        tuple(QueueDefinition(name, QueueProperties(), ()) for name in queues),
+    )
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
+        Path(name).chmod(folder_mode())
+        yield Path(name)
+
+
+@pytest.fixture
+def run_bus(folder: Path) -> RunBus:
+    """Return what runs a bus on the folder of the test, on free ports."""
+
+    @asynccontextmanager
+    async def run(*queues: str, **said: object) -> AsyncIterator[Bus]:
+        ports = {"port": 0, "tls_port": 0, "metrics_port": 0, "grace_s": 1.0}
+        settings = Settings.model_validate({**ports, **said})
+        with DataDirectory(folder / "bus") as data:
+            bus = Bus(settings, definition(*queues), data, is_embedded=True)
+            try:
+                await bus.start()
+                yield bus
+            finally:
+                await bus.stop()
+
+    return run
+
+
+def client_of(bus: Bus) -> ServiceBusClient:
+    ((_, connection_string),) = bus.connection_strings()
+    return ServiceBusClient.from_connection_string(connection_string, retry_total=0)
+
+
+async def send(bus: Bus, queue: str, *bodies: str) -> None:
+    async with client_of(bus) as client, client.get_queue_sender(queue) as sender:
+        for body in bodies:
+            await sender.send_messages(ServiceBusMessage(body))
+
+
+async def receive(bus: Bus, queue: str, count: int) -> list[str]:
+    received: list[str] = []
+    async with client_of(bus) as client, client.get_queue_receiver(queue) as receiver:
+        while len(received) < count:
+            messages = await receiver.receive_messages(count - len(received), max_wait_time=10)
+            assert messages, f"{len(received)} of {count} arrived"
+            for message in messages:
+                await receiver.complete_message(message)
+                received.append(str(message))
+    return received
+
+
+async def scrape(bus: Bus) -> str:
+    lines = dict(bus.summary())
+    async with aiohttp.ClientSession() as session, session.get(lines["metrics"]) as answer:
+        return await answer.text()
+
+
+@pytest.mark.behaviour("S240")
+async def test_declared_queues_are_there_and_survive_a_restart(run_bus: RunBus) -> None:
+    async with run_bus("orders", "invoices") as bus:
+        await send(bus, "orders", "one", "two")
+        await send(bus, "invoices", "three")
+    async with run_bus("orders") as bus:
+        assert dict(bus.summary())["queues"] == "invoices, orders"
+        assert await receive(bus, "orders", 2) == ["one", "two"]
+        assert await receive(bus, "invoices", 1) == ["three"]
+
+
+async def test_metrics_tell_what_lies_in_queues(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus:
+        await send(bus, "orders", "one", "two")
+        text = await scrape(bus)
+    assert 'postbus_messages_count{queue="orders",state="active"} 2.0' in text
+    assert 'status="active"' in text
+
+
+async def test_keys_are_made_only_where_none_were_given(run_bus: RunBus, folder: Path) -> None:
+    async with run_bus("orders"):
+        pass
+    assert list(json.loads((folder / "bus" / "keys.json").read_text())) == ["test-bus/reader"]
+
+
+async def test_tls_door_speaks_to_who_trusts_the_authority(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus:
+        assert bus.authority_file is not None
+        context = ssl.create_default_context(cafile=str(bus.authority_file))
+        host, port = bus.doors()[Door.TLS]
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        writer.write(b"AMQP\x03\x01\x00\x00")
+        assert await reader.readexactly(8) == b"AMQP\x03\x01\x00\x00"
+        writer.close()
+
+
+async def test_stop_ends_open_connections(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus:
+        _, port = bus.doors()[Door.PLAIN]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await bus.stop()
+        async with asyncio.timeout(10):
+            assert await reader.read() is not None
+        writer.close()
+
+
+async def test_taken_port_is_named_and_everything_is_released(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus:
+        _, taken = bus.doors()[Door.PLAIN]
+        settings = Settings(port=taken, tls_port=0, metrics_port=0)
+        with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
+            Path(name).chmod(folder_mode())
+            with DataDirectory(Path(name)) as data:
+                second = Bus(settings, definition("orders"), data, is_embedded=True)
+                with pytest.raises(BusError, match=f"port {taken} on 127.0.0.1 is in use"):
+                    await second.start()
+                assert not (data.postgres / "data" / "postmaster.pid").exists()
+
+
+def test_trouble_with_the_store_is_explained_without_secrets() -> None:
+    refused = StoreUnavailable("ConnectionRefusedError")
+    refused.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
+    assert "Connect call failed" in explain_store_error(refused)
+    assert explain_store_error(SchemaTooNew("run the newer version")).endswith("newer version")
