@@ -543,6 +543,7 @@ def _check_order(sub: SubQueueState) -> None:
     ready = [queued.row_key for queued in sub.ready]
     tail = [queued.row_key for queued in sub.tail]
     order = returned + ready + backlog + tail
+    assert backlog or not tail
     assert order == sorted(order)
     keys = Counter(sub.row_keys())
     assert all(times == 1 for times in keys.values()), "a message is in two places"

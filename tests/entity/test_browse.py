@@ -16,6 +16,7 @@ from postbus.entity.commands import (
     ReceiveDeferred,
     Refusal,
     Refused,
+    Settle,
     Settled,
 )
 from tests.entity.partition_rig import (
@@ -131,8 +132,6 @@ def test_peek_leaves_out_dead_letters_whose_delete_is_under_way() -> None:
     rig.send(*"abc")
     rig.settle(Disposition.DEAD_LETTER, *rig.receive(count=3))
     taken = rig.receive(count=2, sub_queue=DLQ)
-    from postbus.entity.commands import Settle
-
     rig.is_auto = False
     rig.submit(Settle(QUEUE, DLQ, [d.lock_token for d in taken], COMPLETE))
     replies = rig.submit(Peek(QUEUE, DLQ, 0, 2, 10_000))
@@ -209,8 +208,6 @@ def test_properties_set_while_deferring_are_seen_before_they_are_stored() -> Non
     rig.send("a")
     (held,) = rig.receive()
     rig.is_auto = False
-    from postbus.entity.commands import Settle
-
     rig.submit(Settle(QUEUE, ACTIVE, [held.lock_token], DEFER, properties={"k": "v"}))
     replies = rig.submit(ReceiveDeferred(QUEUE, ACTIVE, [1], PEEK_LOCK))
     rig.commit()
@@ -286,3 +283,20 @@ def test_batch_delete_empties_the_dead_letter_queue() -> None:
     assert delete(rig, 2, sub_queue=DLQ) == 2
     assert names(rig.peek(sub_queue=DLQ)) == ["c"]
     assert rig.state.counts(QUEUE).dead_letter == 1
+
+
+def test_batch_delete_keeps_returned_messages_that_are_too_new() -> None:
+    rig = Rig()
+    rig.send("a")
+    rig.advance(10)
+    rig.send("b")
+    rig.settle(ABANDON, *rig.receive(count=2))
+    assert delete(rig, 5, rig.now_ms - 1) == 1
+    assert names(rig.receive(count=2)) == ["b"]
+
+
+def test_peek_of_dead_letters_stops_at_the_size_limit() -> None:
+    rig = Rig()
+    rig.send(*"abc")
+    rig.settle(Disposition.DEAD_LETTER, *rig.receive(count=3))
+    assert names(rig.peek(sub_queue=DLQ, max_bytes=200)) == ["a", "b"]

@@ -9,11 +9,13 @@ import pytest
 from postbus.contract import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     AddConsumer,
+    DeleteMessages,
     Disposition,
     DropEntity,
     Enqueue,
     PutEntity,
     ReceiveMode,
+    Refused,
     SetDemand,
     SubQueue,
     SupplyRows,
@@ -320,3 +322,75 @@ def test_evicted_attempts_are_remembered() -> None:
     rig.demand("B", 20)  # takes the room of what was fetched above
     assert len(rig.inbox("B")) == 20
     assert [d.delivery_count for d in rig.receive(count=3)] == [1, 1, 1]
+
+
+def test_a_partition_loads_fifty_thousand_messages_at_most() -> None:
+    rig = Rig()
+    rig.checks = False
+    for _ in range(51):
+        rig.state.apply(Enqueue(QUEUE, [message("m")] * 1_000), rig.now_ms)
+    assert rig.state.counts(QUEUE).active == 51_000
+    assert rig.budget.used_bytes == 50_000 * COST
+
+
+def test_a_broken_application_section_does_not_keep_a_message_from_dying() -> None:
+    rig = Rig(QueueProperties(max_delivery_count=1))
+    rig.send(message("m", application_properties=b"\x00\x53\x74\xff"))
+    held = rig.receive()
+    reply = rig.settle(ABANDON, *held, properties={"k": 1})
+    assert isinstance(reply, Refused)
+    rig.settle(ABANDON, *held)
+    (dead,) = rig.receive(sub_queue=DLQ)
+    assert properties_of(dead.envelope)["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+
+
+def test_a_thousand_locks_elapse_in_one_turn_and_the_rest_in_the_next() -> None:
+    rig = Rig()
+    rig.checks = False
+    rig.send(*["m"] * 2_500)
+    rig.demand("A", 2_500)
+    rig.advance(30_000)
+    rig.results.clear()
+    rig.advance(30_000)
+    again = rig.receive("B", 2_500)
+    assert len(again) == 2_500
+    assert {delivery.delivery_count for delivery in again} == {1}
+
+
+def test_a_drain_reads_returned_stubs_too() -> None:
+    rig = Rig(budget_bytes=COST)
+    rig.send("a", "b", "c")
+    rig.settle(RELEASE, *rig.receive(count=3))
+    consumer_id = rig.consumer("B")
+    assert rig.apply(SetDemand(consumer_id, 2, is_drain=True)).delivered == 2
+    assert names(rig.inbox("B")) == ["a", "b"]
+
+
+def test_rows_that_left_while_they_were_read_are_skipped() -> None:
+    rig = Rig(is_auto=False)
+    rig.send("a", "b", "c")
+    rig.crash()
+    rig.submit(SetDemand(rig.consumer("A"), 3))
+    (fetch,) = fetches(rig)
+    rows = rig.tables.read(fetch.row_keys)
+    rig.pending[-1][0].effects.clear()  # the read is under way
+    rig.apply(DeleteMessages(QUEUE, ACTIVE, 1, rig.now_ms))
+    rig.submit(SupplyRows(QUEUE, ACTIVE, rows))
+    rig.commit()
+    assert names(rig.inbox("A")) == ["b", "c"]
+
+
+def test_receive_and_delete_expires_and_exhausts_like_any_receiver() -> None:
+    rig = Rig(QueueProperties(max_delivery_count=5))
+    rig.send(message("old", ttl_ms=1_000), "tried", "good")
+    old, tried = rig.receive(count=2)
+    rig.settle(RELEASE, old)
+    for _ in range(3):
+        rig.settle(ABANDON, tried)
+        old, tried = rig.receive(count=2)
+        rig.settle(RELEASE, old)
+    rig.settle(ABANDON, tried)
+    rig.put(QueueProperties(max_delivery_count=3))
+    rig.advance(1_000)
+    assert names(rig.receive("R", 3, mode=DELETE)) == ["good"]
+    assert rig.peek_names(DLQ) == ["tried"]

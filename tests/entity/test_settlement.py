@@ -558,3 +558,20 @@ def test_deliver_names_entity_and_sub_queue() -> None:
     (effect,) = outcome.effects
     assert isinstance(effect, Deliver)
     assert (effect.consumer_id, effect.entity_no, effect.sub_queue) == (1, QUEUE, ACTIVE)
+
+
+@pytest.mark.behaviour("S4")
+def test_oversized_properties_are_refused() -> None:
+    rig = Rig()
+    envelope = message("m", application_properties=b"\x00\x53\x74\xc1\x01\x00" + bytes(70_000))
+    reply = rig.apply(Enqueue(QUEUE, [envelope]))
+    assert reply.refusals[0].refusal is Refusal.PROPERTIES_TOO_LARGE
+    assert rig.apply(Enqueue(QUEUE, [])) == Enqueued([])
+
+
+def test_a_waiting_receiver_can_leave() -> None:
+    rig = Rig()
+    rig.demand("A", 5)
+    rig.detach("A")
+    rig.send("m")
+    assert names(rig.receive("B")) == ["m"]

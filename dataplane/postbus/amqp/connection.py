@@ -89,6 +89,7 @@ class Connection:
         self._sasl_pending = False
         self._sessions: dict[int, Session] = {}
         self._channels: set[int] = set()
+        self._ended_channels: set[int] = set()
         self._remote_channel_max = 0xFFFF
         self._gone: OrderedDict[tuple[Session, int], None] = OrderedDict()
         self._remote_idle_ms = 0
@@ -344,11 +345,11 @@ class Connection:
             return
         session = self._sessions.get(channel)
         if session is None or session.is_ended:
-            if session is None:
+            if session is None and channel not in self._ended_channels:
                 raise AmqpConnectionError(conditions.NOT_ALLOWED, "no session on this channel")
-            if code == p.END:
-                del self._sessions[channel]
-            return
+            if session is not None and code == p.END:
+                self._forget_session(session)
+            return  # frames that crossed an end
         if code == p.ATTACH:
             raw = raw_fields(data, start, end, (5, 6))
             events.append(session.receive_attach(fields, raw))
@@ -360,8 +361,7 @@ class Connection:
                 events.append(event)
         elif code == p.END:
             session.receive_end()
-            del self._sessions[channel]
-            self._channels.discard(session.channel)
+            self._forget_session(session)
             events.append(SessionEnded(session))
         elif code == p.TRANSFER:
             transfer, payload_at = parse_transfer(data, start, end)
@@ -440,6 +440,11 @@ class Connection:
             )
         )
         events.append(SessionBegun(session))
+
+    def _forget_session(self, session: Session) -> None:
+        del self._sessions[session.remote_channel]
+        self._channels.discard(session.channel)
+        self._ended_channels.add(session.remote_channel)
 
     def _fail(self, error: AmqpConnectionError, events: list[Event]) -> None:
         """Close for a violation of the peer."""

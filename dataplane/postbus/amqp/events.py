@@ -82,6 +82,15 @@ class TransferReceived:
 
 
 @dataclass(slots=True)
+class OversizeReceived:
+    """A delivery larger than the link allows was dropped; answer it unless it is settled."""
+
+    link: IncomingLink
+    delivery_id: int
+    is_settled: bool
+
+
+@dataclass(slots=True)
 class DeliveriesUpdated:
     """The peer's disposition on our deliveries; `tags[i]` belongs to `delivery_ids[i]`."""
 
@@ -112,6 +121,7 @@ Event: TypeAlias = (
     | LinkFlowed
     | LinkDetached
     | TransferReceived
+    | OversizeReceived
     | DeliveriesUpdated
     | UnknownDeliveries
 )

@@ -127,7 +127,6 @@ class IncomingLink(Link):
 
     __slots__ = (
         "credit",
-        "is_discarding",
         "max_message_bytes",
         "partial",
         "partial_bytes",
@@ -143,7 +142,6 @@ class IncomingLink(Link):
         self.partial: list[bytes] = []
         self.partial_bytes = 0
         self.partial_transfer: tuple[int, bytes, int, bool, DeliveryState | None] | None = None
-        self.is_discarding = False
 
     @property
     def is_coordinator(self) -> bool:

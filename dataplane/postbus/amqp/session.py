@@ -23,6 +23,7 @@ from postbus.amqp.events import (
     LinkAttached,
     LinkDetached,
     LinkFlowed,
+    OversizeReceived,
     TransferReceived,
     UnknownDeliveries,
 )
@@ -250,9 +251,10 @@ class Session:
             if delivery_id is None:
                 raise AmqpLinkError(conditions.INVALID_FIELD, "first transfer without delivery-id")
             if not more and not is_aborted:
-                self._check_size(link, len(payload))
                 link.delivery_count += 1
                 link.credit -= 1
+                if _is_oversize(link, len(payload)):
+                    return OversizeReceived(link, delivery_id, is_settled)
                 return TransferReceived(
                     link, delivery_id, tag or b"", message_format, is_settled, state, payload
                 )
@@ -262,8 +264,11 @@ class Session:
             link.delivery_count += 1
             return None
         link.partial_bytes += len(payload)
-        self._check_size(link, link.partial_bytes)
-        link.partial.append(payload)
+        is_oversize = _is_oversize(link, link.partial_bytes)
+        if is_oversize:
+            link.partial.clear()  # dropped as it comes, so that the link and its credit go on
+        else:
+            link.partial.append(payload)
         if more:
             return None
         delivery_id, tag, message_format, was_settled, first_state = link.partial_transfer
@@ -271,6 +276,8 @@ class Session:
         _forget_partial(link)
         link.delivery_count += 1
         link.credit -= 1
+        if is_oversize:
+            return OversizeReceived(link, delivery_id, is_settled or was_settled)
         return TransferReceived(
             link,
             delivery_id,
@@ -434,14 +441,6 @@ class Session:
         while held and self._remote_window > 0:
             self._write_transfer(*held.popleft())
 
-    def _check_size(self, link: IncomingLink, size: int) -> None:
-        if link.max_message_bytes and size > link.max_message_bytes:
-            _forget_partial(link)
-            raise AmqpLinkError(
-                conditions.MESSAGE_SIZE_EXCEEDED,
-                f"The delivery is larger than the {link.max_message_bytes} bytes the link allows.",
-            )
-
     def _free_handle(self) -> int:
         handle = 0
         while handle in self._handles:
@@ -457,6 +456,10 @@ class Session:
         self._handles.clear()
         self._held.clear()
         self.unsettled.clear()
+
+
+def _is_oversize(link: IncomingLink, size: int) -> bool:
+    return 0 < link.max_message_bytes < size
 
 
 def _forget_partial(link: IncomingLink) -> None:

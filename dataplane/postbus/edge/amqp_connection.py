@@ -21,6 +21,7 @@ from postbus.amqp.events import (
     LinkAttached,
     LinkDetached,
     LinkFlowed,
+    OversizeReceived,
     SaslInitReceived,
     SessionBegun,
     SessionEnded,
@@ -179,6 +180,10 @@ class AmqpConnection:
             match event:
                 case TransferReceived():
                     burst.append(event)
+                case OversizeReceived():
+                    door = self._doors.get(event.link)
+                    if isinstance(door, SenderDoor | RequestDoor):
+                        door.refuse_oversize(event)
                 case DeliveriesUpdated():
                     door = self._doors.get(event.link)
                     if isinstance(door, ReceiverDoor):

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from postbus.amqp import conditions
-from postbus.amqp.events import DeliveriesUpdated, TransferReceived
+from postbus.amqp.events import DeliveriesUpdated, OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink, OutgoingLink
 from postbus.amqp.performatives import (
     ACCEPTED,
@@ -104,6 +104,15 @@ class SenderDoor:
                 continue
             ids.append(transfer.delivery_id)
         self._submit(envelopes, ids)
+
+    def refuse_oversize(self, event: OversizeReceived) -> None:
+        """Answer a delivery that was too large to be kept."""
+        self._waiting += 1
+        if event.is_settled:
+            self._returned(1)
+            return
+        size = f"The limit is {self._link.max_message_bytes} bytes."
+        self._refuse([event.delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, size))
 
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from postbus.amqp.events import TransferReceived
+from postbus.amqp import conditions
+from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, Rejected
 from postbus.amqp.session import Session
@@ -73,7 +74,7 @@ class RequestDoor:
                 request = decode_request(transfer.payload)
             except DecodeError as error:
                 if not transfer.is_settled:
-                    state = Rejected("amqp:decode-error", str(error))
+                    state = Rejected(conditions.DECODE_ERROR, str(error))
                     self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
                 continue
             if not transfer.is_settled:
@@ -82,6 +83,13 @@ class RequestDoor:
         if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
             self._link.grant(REQUEST_CREDIT)
         self._connection.flush_soon()
+
+    def refuse_oversize(self, event: OversizeReceived) -> None:
+        if not event.is_settled:
+            text = f"A request may have {MAX_REQUEST_BYTES} bytes."
+            state = Rejected(conditions.MESSAGE_SIZE_EXCEEDED, text)
+            self._link.settle(event.delivery_id, event.delivery_id, state)
+            self._connection.flush_soon()
 
     def close(self) -> None:
         """Nothing is kept for a request link."""

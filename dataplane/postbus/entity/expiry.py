@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import MoveMessage
 from postbus.entity.queued import QueuedMessage
-from postbus.message.codec import DecodeError
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 
 REASON: Final = DEAD_LETTER_REASON
 DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
-SYSTEM_PROPERTY_BYTES: Final = 16_384
-"""Room for reason and description on top of what a sender may use: two strings of 4,096
-characters of at most four bytes would need twice that, the broker's own need 200 bytes."""
+SYSTEM_PROPERTY_BYTES: Final = 2 * 4_096 * 4 + 256
+"""Room for reason and description on top of what a sender may use: two texts of 4,096 characters
+of at most four bytes, and their names."""
 
 EXPIRED: Final[dict[str, object]] = {
     REASON: "TTLExpiredException",
@@ -69,7 +68,7 @@ def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str
     """Move a message that is in no place of the order to the dead-letter queue.
 
     A stub waits in `doomed` until its row is read, because the reason is merged into the row's
-    application properties; `settle_doomed` then goes on.
+    application properties; `paging.settle_doomed` then goes on.
     """
     envelope = message.envelope
     if envelope is None:
@@ -81,7 +80,7 @@ def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str
         limit_bytes = sub.turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
         try:
             section = merge_properties(section, properties, limit_bytes)
-        except DecodeError:  # a sender's broken map must not keep its message here for ever
+        except ValueError:  # a sender's broken map must not keep its message here for ever
             section = merge_properties(b"", properties, limit_bytes)
     move(sub, message, section)
 

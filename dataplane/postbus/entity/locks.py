@@ -232,21 +232,27 @@ def _merge_all(
 
     A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
     """
-    is_dead_letter = command.disposition is Disposition.DEAD_LETTER
+    own = command.properties or {}
+    texts: dict[str, object] = {}
+    if command.disposition is Disposition.DEAD_LETTER:
+        given = {expiry.REASON: command.reason, expiry.DESCRIPTION: command.description}
+        texts = {name: changes[name] for name, text in given.items() if text is not None}
     limit_bytes = sub.turn.limits.max_header_bytes
-    if is_dead_letter:
-        limit_bytes += expiry.SYSTEM_PROPERTY_BYTES
     sections: dict[bytes, bytes] = {}
     for token in command.lock_tokens:
         message = sub.locks.get(token)
         if message is None or message.envelope is None:
             continue
+        section = message.envelope.application_properties
         try:
-            sections[token] = merge_properties(
-                message.envelope.application_properties, changes, limit_bytes
-            )
+            if own:
+                section = merge_properties(section, own, limit_bytes)
+            if texts:
+                room_bytes = limit_bytes + expiry.SYSTEM_PROPERTY_BYTES
+                section = merge_properties(section, texts, room_bytes)
+            sections[token] = section
         except PropertiesTooLarge as error:
-            if is_dead_letter:
+            if command.disposition is Disposition.DEAD_LETTER:
                 return Refused(Refusal.PROPERTIES_TOO_LARGE, str(error))
         except (DecodeError, TypeError) as error:
             return Refused(Refusal.MESSAGE_MALFORMED, str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -190,44 +191,62 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
-    """Take the rows of a fetch and go on handing out."""
-    requested, sub.fetch_keys = sub.fetch_keys or [], None
+    """Take the rows of a fetch and hand out as much as receivers want.
+
+    The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
+    """
     by_key = {row.row_key: row for row in rows}
-    for row_key in requested:
+    for row_key in sub.fetch_keys or ():
         if row_key not in by_key:
             assert not _holds_key(sub, row_key), f"row {row_key} of a live message is not stored"
-    take_rows(sub, by_key)
-    sub.pump()
+    for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
+        doomed = sub.doomed.pop(row_key)
+        load(sub, doomed, by_key.pop(row_key))
+        settle_doomed(sub, doomed)
+    hand_out(sub, deque(by_key.values()))
+    sub.fetch_keys = None
+    if sub.waiting:
+        fetch_if_low(sub)
     if sub.doomed:
         fetch(sub)
     if sub.turn.window.is_over:
         shed(sub)
 
 
-def take_rows(sub: SubQueueState, by_key: dict[int, StoredRow]) -> None:
-    """Load, in key order, rows that are wanted, are still here and have room."""
+def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
+    """Load rows and pump in turn: handing out makes room for what did not fit before."""
+    while True:
+        count = _take_rows(sub, rows)
+        sub.pump()
+        if not (rows and count and sub.waiting):
+            return
+
+
+def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
+    """Load, in key order, rows that are wanted, are still here and have room; return how many."""
     window = sub.turn.window
     is_wanted = bool(sub.waiting)
-    for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
-        doomed = sub.doomed.pop(row_key)
-        load(sub, doomed, by_key.pop(row_key))
-        settle_doomed(sub, doomed)
-    for row_key, row in by_key.items():
+    count = 0
+    while rows:
+        row = rows[0]
+        row_key = row.row_key
         stub = sub.stubs.get(row_key)
         is_next = sub.backlog_head < len(sub.backlog) and sub.backlog[sub.backlog_head] == row_key
-        if stub is None and not is_next:
-            continue
-        cost = row.envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
-        if window.room_bytes(is_wanted=is_wanted) < cost and not _is_first(sub, row_key):
-            break
-        if stub is not None:
-            del sub.stubs[row_key]
-            load(sub, stub, row)
-        else:
-            sub.backlog_head += 1
-            sub.ready.append(from_row(sub, row))
-            window.add(1, row.envelope.size_bytes)
+        if stub is not None or is_next:
+            cost = row.envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
+            if window.room_bytes(is_wanted=is_wanted) < cost and not _is_first(sub, row_key):
+                break
+            count += 1
+            if stub is not None:
+                del sub.stubs[row_key]
+                load(sub, stub, row)
+            else:
+                sub.backlog_head += 1
+                sub.ready.append(from_row(sub, row))
+                window.add(1, row.envelope.size_bytes)
+        rows.popleft()
     _trim_backlog(sub)
+    return count
 
 
 def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:

@@ -116,9 +116,8 @@ class PartitionState:
         """Change the state; the same command again with `found` when the answer is `Needs`."""
         outcome = self._turn.begin(now_ms)
         reply = self._dispatch(command, found)
-        if type(reply) is Needs:
+        if isinstance(reply, Needs):
             return reply
-        assert not isinstance(reply, Needs)
         outcome.reply = reply
         return outcome
 

@@ -220,9 +220,7 @@ class SubQueueState:
         consumer.limit = limit
         self._note_demand(consumer)
         if consumer.is_waiting:
-            if found:
-                paging.take_rows(self, {row.row_key: row for row in found})
-            self.pump()
+            paging.hand_out(self, deque(found or ()))
         if is_drain and consumer.limit > consumer.delivered:
             consumer.limit = consumer.delivered
             self._note_demand(consumer)
@@ -305,8 +303,6 @@ class SubQueueState:
         if count >= len(ready):
             batch += ready
             ready.clear()
-            if self.tail and self.backlog_head == len(self.backlog):
-                self.ready, self.tail = self.tail, ready
         else:
             take = ready.popleft
             batch += [take() for _ in range(count)]

@@ -1,0 +1,254 @@
+"""A bus on loopback in a thread and loop of its own, for clients that block.
+
+Everything is real but time: entity time is wall time plus an offset that a test moves forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import quote_plus
+
+import uvloop
+from azure.servicebus import ServiceBusClient
+
+from postbus.broker.authz import Authorizer, KeyRule
+from postbus.broker.clock import EntityClock
+from postbus.broker.directory import Directory
+from postbus.broker.host import Host
+from postbus.broker.router import Router
+from postbus.contract import LIMITS, NamespaceLimits, QueueProperties, Right, Sku
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.entity.partition_state import Counts
+from postbus.entity.window import WindowBudget
+from postbus.store.catalog import CatalogStore
+from postbus.store.postgres import Store
+
+T = TypeVar("T")
+
+PARTITION_COUNT = 2
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Keys:
+    primary: str
+    secondary: str | None = None
+
+
+RULES = (
+    KeyRule("RootManageSharedAccessKey", frozenset(Right), Keys("SAS_KEY_VALUE", "other key")),
+    KeyRule("sender", frozenset({Right.SEND}), Keys("s3nd=")),
+    KeyRule("listener", frozenset({Right.LISTEN}), Keys("l1sten/+=")),
+    KeyRule("of-one-queue", frozenset(Right), Keys("only here"), "scoped"),
+)
+
+
+class MovableClock(EntityClock):
+    """Wall time plus an offset that only grows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
+        )
+        self.shift_ms = 0
+
+    def __call__(self) -> int:
+        return super().__call__() + self.shift_ms
+
+
+class KeptLog(logging.Handler):
+    """Keeps the records of the broker's log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def tracking_ids(self) -> set[str]:
+        return {
+            record.tracking_id for record in self.records if hasattr(record, "tracking_id")
+        }
+
+    def errors(self) -> list[str]:
+        return [
+            record.getMessage() + str(record.exc_info or "")
+            for record in self.records
+            if record.levelno >= logging.ERROR
+        ]
+
+
+class BusThread:
+    """Starts and stops the bus; every method is for the test's own thread."""
+
+    def __init__(self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD]) -> None:
+        self.limits = limits
+        self.log = KeptLog()
+        self._dsn = dsn
+        self._loop = uvloop.new_event_loop()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="bus", daemon=True)
+        self._names = itertools.count(1)
+        self.clock: MovableClock
+        self.router: Router
+        self.listener: AmqpListener
+        self._hosts: list[Host] = []
+        self._directory: Directory
+        self._stop: asyncio.Event
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        logging.getLogger("postbus").addHandler(self.log)
+        logging.getLogger("postbus").setLevel(logging.INFO)
+        self._thread.start()
+        self._ready.result(WAIT_S)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        logging.getLogger("postbus").removeHandler(self.log)
+        assert not self._thread.is_alive(), "the bus did not stop"
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        self.clock = MovableClock()
+        store = Store(self._dsn)
+        await store.open()
+        self._directory = Directory(CatalogStore(store), PARTITION_COUNT)
+        await self._directory.load()
+        async with asyncio.TaskGroup() as tasks:
+            self._hosts = [
+                Host(
+                    partition_id=partition_id,
+                    store=store,
+                    directory=self._directory,
+                    clock=self.clock,
+                    budget=WindowBudget(64 << 20),
+                    limits=self.limits,
+                    broker_name="broker-0",
+                    new_seed=lambda: secrets.randbits(64),
+                    tasks=tasks,
+                )
+                for partition_id in range(PARTITION_COUNT)
+            ]
+            self._directory.follow(self._hosts)
+            self.router = Router(self._hosts, self._directory, self.clock)
+            self.listener = AmqpListener(
+                self.router, Authorizer(RULES), self.limits, tasks, "test-bus"
+            )
+            await self.listener.start("127.0.0.1", 0)
+            self._ready.set_result(None)
+            await self._stop.wait()
+            await self.listener.stop(1.0)
+            for host in self._hosts:
+                await host.stop()
+        await store.close()
+
+    # --- what a test does to it -----------------------------------------------------------------
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
+
+    def queue(self, name: str | None = None, **properties: object) -> str:
+        """Create a queue and return its name."""
+        name = name or f"queue-{next(self._names)}"
+        self.run(self._directory.put_queue(name, QueueProperties.model_validate(properties)))
+        return name
+
+    def change(self, name: str, **properties: object) -> None:
+        self.queue(name, **properties)
+
+    def delete(self, name: str) -> None:
+        assert self.run(self._directory.delete(name))
+
+    def advance(self, duration_ms: int) -> None:
+        """Move entity time forward; what is due by then happens before this returns."""
+
+        async def move() -> None:
+            self.clock.shift_ms += duration_ms
+            for host in self._hosts:
+                host.clock_changed()
+            for _ in range(10):  # timers of the present moment run in the next rounds of the loop
+                await asyncio.sleep(0)
+
+        self.run(move())
+
+    def counts(self, name: str) -> Counts:
+        async def count() -> Counts:
+            entry = self._directory.find(name.lower())
+            assert entry is not None
+            counts = self._hosts[entry.home_partition].counts(entry.entity_no)
+            assert counts is not None
+            return counts
+
+        return self.run(count())
+
+    def reload(self, name: str) -> None:
+        """Drop a partition's memory as a failed commit does; locks are lost with it."""
+
+        async def drop() -> None:
+            entry = self._directory.find(name.lower())
+            assert entry is not None
+            host = self._hosts[entry.home_partition]
+            before = host.reload_count
+            journal = host._journal
+            assert journal is not None
+            host._reload(journal)
+            assert host.reload_count == before + 1
+
+        self.run(drop())
+
+    # --- how clients reach it -------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        return self.listener.port
+
+    def connection_string(self, rule: str = RULES[0].name, key: str | None = None) -> str:
+        if key is None:
+            key = next(each.keys.primary for each in RULES if each.name == rule)
+        return (
+            f"Endpoint=sb://localhost:{self.port};SharedAccessKeyName={rule};"
+            f"SharedAccessKey={key};UseDevelopmentEmulator=true"
+        )
+
+    def client(self, rule: str = RULES[0].name, key: str | None = None, **said: object) -> (
+        ServiceBusClient
+    ):
+        """Return the unmodified SDK's client; it does not repeat what fails unless told to."""
+        options: dict[str, object] = {"retry_total": 0, **said}
+        return ServiceBusClient.from_connection_string(
+            self.connection_string(rule, key), **options
+        )
+
+
+def sas_token(resource: str, rule: str, key: str, expires_s: int) -> str:
+    """Return a shared access signature as an SDK makes it."""
+    encoded = quote_plus(resource)
+    digest = hmac.new(key.encode(), f"{encoded}\n{expires_s}".encode(), hashlib.sha256).digest()
+    signature = quote_plus(base64.b64encode(digest))
+    return f"SharedAccessSignature sr={encoded}&sig={signature}&se={expires_s}&skn={rule}"

@@ -1,0 +1,51 @@
+"""One bus a run, fresh queues a test; see bus_thread.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus import ServiceBusClient
+
+from postbus.contract import LIMITS, Sku
+from postbus.embedded import EmbeddedPostgres
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge.bus_thread import BusThread
+
+
+@pytest.fixture(scope="session")
+def running_bus(postgres_server: EmbeddedPostgres) -> Iterator[BusThread]:
+    make_database(postgres_server, "edge", template=TEMPLATE)
+    bus = BusThread(dsn_of(postgres_server, "edge"))
+    bus.start()
+    yield bus
+    bus.stop()
+
+
+@pytest.fixture(scope="session")
+def premium_bus(postgres_server: EmbeddedPostgres) -> Iterator[BusThread]:
+    """A bus whose messages may have 100 MB."""
+    make_database(postgres_server, "edge_premium", template=TEMPLATE)
+    bus = BusThread(dsn_of(postgres_server, "edge_premium"), LIMITS[Sku.PREMIUM])
+    bus.start()
+    yield bus
+    bus.stop()
+
+
+@pytest.fixture
+def bus(running_bus: BusThread) -> Iterator[BusThread]:
+    """The bus; a test that makes it log an error fails."""
+    running_bus.log.records.clear()
+    yield running_bus
+    assert running_bus.log.errors() == []
+
+
+@pytest.fixture
+def queue(bus: BusThread) -> str:
+    return bus.queue()
+
+
+@pytest.fixture
+def client(bus: BusThread) -> Iterator[ServiceBusClient]:
+    with bus.client() as opened:
+        yield opened
