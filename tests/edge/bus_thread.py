@@ -14,12 +14,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import quote_plus
 
+import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
@@ -30,6 +32,7 @@ from postbus.broker.host import Host
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, NamespaceLimits, QueueProperties, Right, Sku
 from postbus.edge.amqp_listener import AmqpListener
+from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
@@ -196,6 +199,27 @@ class BusThread:
                 await asyncio.sleep(0)
 
         self.run(move())
+
+    def now(self) -> datetime:
+        """Return entity time."""
+        return datetime.fromtimestamp(self.clock() / 1_000, UTC)
+
+    def refuse_next(
+        self, monkeypatch: pytest.MonkeyPatch, refusal: str, kind: type[object] = Enqueue
+    ) -> None:
+        """Let the next command of a kind be answered as if the store had failed."""
+        submit = self.router.submit
+
+        def refuse(
+            partition_id: int, command: Command, on_reply: Callable[[Reply], None] | None = None
+        ) -> None:
+            if isinstance(command, kind) and on_reply is not None:
+                monkeypatch.setattr(self.router, "submit", submit)
+                on_reply(Refused(Refusal(refusal)))
+            else:
+                submit(partition_id, command, on_reply)
+
+        monkeypatch.setattr(self.router, "submit", refuse)
 
     def counts(self, name: str) -> Counts:
         async def count() -> Counts:

@@ -33,6 +33,9 @@ from postbus.embedded import EmbeddedPostgres
 
 QUEUE = "kills"
 KEY = "kill-test-key"
+BACKLOG = 3_000
+"""Senders wait while more messages than this are not completed yet."""
+
 MANIFEST = f"""
 apiVersion: v1
 kind: Secret
@@ -64,6 +67,7 @@ class History:
     deliveries: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     in_flight: int = 0
+    kills: int = 0
     in_flight_at_kills: list[int] = field(default_factory=list)
 
     def delivered(self, message: ServiceBusReceivedMessage, started: float) -> None:
@@ -72,10 +76,11 @@ class History:
         completed_at = self.completed.get(message_id)
         if completed_at is not None and completed_at < started:
             self.problems.append(f"I2: {message_id} delivered after its completion was confirmed")
-        if (message.delivery_count or 0) > self.deliveries[message_id]:
+        # A kill may cut off one delivery the client never saw, or one the tables never saw (D6).
+        seen, told = self.deliveries[message_id], message.delivery_count or 0
+        if abs(told - seen) > self.kills:
             self.problems.append(
-                f"I8: {message_id} says {message.delivery_count} earlier deliveries, "
-                f"seen {self.deliveries[message_id]}"
+                f"I8: {message_id} tells {told} earlier deliveries, {seen} were seen"
             )
         self.deliveries[message_id] += 1
 
@@ -140,6 +145,9 @@ async def send_forever(
         try:
             async with client.get_queue_sender(QUEUE) as sender:
                 while not until.is_set():
+                    if len(history.accepted) - len(history.completed) > BACKLOG:
+                        await asyncio.sleep(0.02)
+                        continue
                     ids = [f"m{next(numbers)}" for _ in range(random.randint(1, 40))]
                     history.in_doubt.update(ids)
                     history.in_flight += len(ids)
@@ -238,6 +246,7 @@ async def run(kills: int, messages: int, seed: int, folder: Path) -> History:
                     await asyncio.sleep(0.005)
             await asyncio.sleep(random.random() * 0.5)
             history.in_flight_at_kills.append(history.in_flight)
+            history.kills += 1
             if kill % 2:
                 processes.kill_postgres()
                 processes.postgres.restart()
@@ -246,6 +255,7 @@ async def run(kills: int, messages: int, seed: int, folder: Path) -> History:
                 processes.start_broker()
                 if random.random() < 0.3:  # once more while it loads
                     await asyncio.sleep(random.random())
+                    history.kills += 1
                     processes.kill_broker()
                     processes.start_broker()
                 await wait_for_port(processes.port)

@@ -49,9 +49,7 @@ def outcome(
     *,
     touches_uncommitted: bool = False,
 ) -> Outcome:
-    return Outcome(
-        Done(), list(inserts), list(deletes), list(mutations), [], touches_uncommitted
-    )
+    return Outcome(Done(), list(inserts), list(deletes), list(mutations), [], touches_uncommitted)
 
 
 def definition(entity_no: int = 1, name: str = "orders") -> PutDefinition:
@@ -164,9 +162,7 @@ async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record
         await connection.close(timeout=5)
 
 
-async def wait_until(
-    is_true: Callable[[], Awaitable[object]], limit_s: float = 20.0
-) -> None:
+async def wait_until(is_true: Callable[[], Awaitable[object]], limit_s: float = 20.0) -> None:
     """Look again and again until a condition outside this process holds."""
     deadline = time.monotonic() + limit_s
     while not await is_true():

@@ -9,6 +9,11 @@ import time
 
 import asyncpg
 import pytest
+
+from postbus.entity.commands import Refusal, SubQueue
+from postbus.store import claim as claim_module
+from postbus.store.claim import LOCK_CLASS, Slot, claim_partition, take_slot
+from postbus.store.postgres import Fenced, SchemaTooNew, Store, StoreUnavailable
 from tests.store.driving import (
     Driven,
     block,
@@ -21,11 +26,6 @@ from tests.store.driving import (
     reload,
     wait_until,
 )
-
-from postbus.entity.commands import Refusal, SubQueue
-from postbus.store import claim as claim_module
-from postbus.store.claim import LOCK_CLASS, Slot, claim_partition, take_slot
-from postbus.store.postgres import Fenced, SchemaTooNew, Store, StoreUnavailable
 
 SILENT = "update owner set heartbeat_ms = heartbeat_ms - 5001"
 
@@ -80,8 +80,11 @@ async def test_second_writer_of_a_former_owner_is_fenced(store: Store) -> None:
         await connection.close()
 
 
-async def test_two_brokers_that_claim_at_once_end_with_one_owner(store: Store) -> None:
+async def test_two_brokers_that_claim_at_once_end_with_one_owner(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They may end each other's connections, but never both own it."""
+    monkeypatch.setattr(claim_module, "LOCK_MS", 200)
     tries = await asyncio.gather(
         *(open_driven(store, f"broker-{number}") for number in range(4)), return_exceptions=True
     )
@@ -96,6 +99,8 @@ async def test_two_brokers_that_claim_at_once_end_with_one_owner(store: Store) -
     assert len(alive) <= 1
     for owner in owners:
         await owner.journal.close()
+    async with connected(database) as look:
+        await look.execute(SILENT)
     assert (await reload(store, "broker-9")).epoch >= 2
 
 
@@ -150,7 +155,7 @@ async def test_claim_waits_for_a_former_writer_that_does_not_end(
 ) -> None:
     """A waiting lock stands for a backend that cannot be ended: nothing is claimed."""
     monkeypatch.setattr(claim_module, "LOCK_MS", 100)
-    monkeypatch.setattr(claim_module, "END_HOLDERS", "select $1::int, $2::int")
+    monkeypatch.setattr(claim_module, "END_HOLDERS", "select $1::int, $2::int, $3::text")
     async with connected(database) as other:
         await other.execute(
             "select pg_advisory_lock($1, $2)", LOCK_CLASS | 0, int(Slot.SECOND_WRITER)
@@ -183,7 +188,7 @@ async def test_partition_of_a_killed_process_is_claimed_by_the_same_broker(
     store: Store, database: str
 ) -> None:
     command = [sys.executable, "-c", OTHER_PROCESS, database, "broker-0"]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout is not None

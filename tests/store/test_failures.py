@@ -9,6 +9,15 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+
+from postbus.embedded import EmbeddedPostgres
+from postbus.entity.commands import Refusal, SubQueue
+from postbus.entity.outcomes import InsertMessage, RecordAcquired
+from postbus.message.envelope import Envelope
+from postbus.store import claim as claim_module
+from postbus.store import journal as journal_module
+from postbus.store.journal import refusal_of
+from postbus.store.postgres import Store, StoreFull, StoreUnavailable
 from tests.conftest import dsn_of, make_database
 from tests.store.driving import (
     HELD_MS,
@@ -27,15 +36,6 @@ from tests.store.driving import (
     reload,
     wait_until,
 )
-
-from postbus.embedded import EmbeddedPostgres
-from postbus.entity.commands import Refusal, SubQueue
-from postbus.entity.outcomes import InsertMessage, RecordAcquired
-from postbus.message.envelope import Envelope
-from postbus.store import claim as claim_module
-from postbus.store import journal as journal_module
-from postbus.store.journal import refusal_of
-from postbus.store.postgres import Store, StoreFull, StoreUnavailable
 
 
 async def live_keys(store: Store) -> list[int]:
@@ -268,9 +268,10 @@ async def test_loads_after_an_unclean_stop_say_so(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "error, refusal",
+    ("error", "refusal"),
     [
-        (ValueError("x"), Refusal.NOT_APPLIED),
+        (ValueError("x"), Refusal.UNKNOWN),
+        (asyncpg.InternalClientError("x"), Refusal.UNKNOWN),
         (asyncpg.CheckViolationError("x"), Refusal.NOT_APPLIED),
         (asyncpg.QueryCanceledError("x"), Refusal.NOT_APPLIED),
         (asyncpg.DiskFullError("x"), Refusal.STORE_FULL),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import InsertMessage, PatchMessage, RecordAcquired
+from postbus.store.postgres import Store
 from tests.store.driving import (
     HELD_MS,
     block,
@@ -19,10 +23,6 @@ from tests.store.driving import (
     reload,
     wait_until,
 )
-
-from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import InsertMessage, PatchMessage, RecordAcquired
-from postbus.store.postgres import Store
 
 COUNT = "select count(*) from message"
 

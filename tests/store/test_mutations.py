@@ -3,18 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.store.driving import (
-    NOW_MS,
-    block,
-    connected,
-    definition,
-    driven,
-    envelope,
-    insert,
-    open_driven,
-    outcome,
-    reload,
-)
 
 from postbus.contract import QueueProperties
 from postbus.entity.commands import SubQueue
@@ -31,6 +19,18 @@ from postbus.entity.outcomes import (
     ReserveBlock,
 )
 from postbus.store.postgres import Store
+from tests.store.driving import (
+    NOW_MS,
+    block,
+    connected,
+    definition,
+    driven,
+    envelope,
+    insert,
+    open_driven,
+    outcome,
+    reload,
+)
 
 DEAD_KEY = 2_000_000
 SCHEDULED_KEY = 3_000_000
@@ -114,7 +114,8 @@ async def test_keys_load_in_order_by_sub_queue(store: Store) -> None:
     async with driven(store) as it:
         await it.commit(outcome(mutations=blocks))
         keys = [3, 1, 2, 4_000_001, 4_000_000]
-        await it.commit(outcome([insert(key) for key in keys]), outcome(deletes=[2]))
+        await it.commit(outcome([insert(key) for key in keys]))
+        await it.commit(outcome(deletes=[2]))
         await it.commit(outcome(mutations=[dead_letter(3)]))
     loaded = await reload(store)
     assert {name: list(keys) for name, keys in loaded.keys.items()} == {
@@ -211,8 +212,7 @@ async def test_schedule_is_loaded_activated_and_cancelled(
     async with driven(store) as it, connected(database) as look:
         scheduled = [insert(SCHEDULED_KEY + number, body) for number in range(3)]
         dues = [
-            PutDue(SCHEDULED_KEY + number, 1, NOW_MS - number, 70 + number)
-            for number in range(3)
+            PutDue(SCHEDULED_KEY + number, 1, NOW_MS - number, 70 + number) for number in range(3)
         ]
         await it.commit(outcome(scheduled, mutations=[SCHEDULED_BLOCK, *dues]))
         [row] = await it.journal.read_rows([SCHEDULED_KEY + 1])

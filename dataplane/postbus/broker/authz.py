@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import unquote, unquote_plus
 
 from postbus.contract import Right
 
@@ -35,7 +35,7 @@ class KeyRule:
 
     name: str
     rights: frozenset[Right]
-    keys: KeyPair
+    keys: KeyPair = field(repr=False)
     scope: str | None = None
 
 
@@ -80,9 +80,9 @@ class Authorizer:
             resource, signature = fields["sr"], unquote(fields["sig"])
             expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
             expires_s = float(int(expiry))
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             raise TokenRefused("The shared access signature is malformed.") from None
-        path = audience_path(audience)
+        path = resource_path(audience)
         scope = audience_path(unquote_plus(resource))
         if not covers(scope, path):
             raise TokenRefused("The token was signed for another resource.")
@@ -117,9 +117,15 @@ def has_right(rights: frozenset[Right], needed: Right) -> bool:
 
 def audience_path(audience: str) -> str:
     """Return the lower-case path of an audience of any SDK, without scheme, host and slashes."""
-    if "://" in audience:
-        audience = urlsplit(audience).path
-    return unquote(audience).strip("/").lower()
+    _, is_absolute, rest = audience.partition("://")
+    if is_absolute:
+        _, _, audience = rest.partition("/")
+    return unquote(audience.partition("?")[0]).strip("/").lower()
+
+
+def resource_path(audience: str) -> str:
+    """Return the path of what an audience is about: a management node belongs to its entity."""
+    return audience_path(audience).removesuffix("/$management")
 
 
 def covers(scope: str, path: str) -> bool:

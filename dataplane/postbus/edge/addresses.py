@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 MANAGEMENT_SUFFIX = "/$management"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
@@ -45,8 +45,9 @@ class NodeAddress:
 
 def parse_address(address: str) -> NodeAddress:
     """Return the node of `name`, `/name`, `amqp://host/name`, `name/$management`, `$cbs`."""
-    if "://" in address:
-        address = urlsplit(address).path
+    _, is_absolute, rest = address.partition("://")
+    if is_absolute:
+        _, _, address = rest.partition("/")
     path = unquote(address).strip("/")
     lower = path.lower()
     if lower == "$cbs":

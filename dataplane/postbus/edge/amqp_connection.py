@@ -5,13 +5,14 @@ The transport calls in with bytes and takes bytes out; nothing here awaits.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
 from postbus.amqp import conditions
-from postbus.amqp.conditions import AmqpError
+from postbus.amqp.conditions import AmqpConnectionError, AmqpError
 from postbus.amqp.connection import Connection
 from postbus.amqp.events import (
     ConnectionClosed,
@@ -31,20 +32,29 @@ from postbus.amqp.events import (
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
-from postbus.broker.authz import Authorizer, Grant, TokenRefused, audience_path, has_right
+from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right, resource_path
 from postbus.broker.router import Address, Router
 from postbus.contract import EntityStatus, NamespaceLimits, Right
 from postbus.edge.addresses import Node, NodeAddress, parse_address
 from postbus.edge.cbs import TokenNode
+from postbus.edge.intake import Intake
 from postbus.edge.links import LOST, ReceiverDoor, SenderDoor
 from postbus.edge.management_node import ManagementNode
 from postbus.edge.refusals import Explainer
-from postbus.edge.requests import Handle, RequestDoor, ResponseDoor
+from postbus.edge.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
 from postbus.entity.commands import Refusal, Refused
+from postbus.message.codec import Described
 
 logger = logging.getLogger(__name__)
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
+SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
+MAX_OUT_BYTES: Final = 4 << 20
+"""Bytes written in one round of the event loop above which no more is asked for."""
+
+MAX_UNSETTLED: Final = 20_000
+"""Deliveries of one session without an outcome above which no more are asked for."""
+
 MAX_REFUSED_TOKENS: Final = 20
 """Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
 
@@ -63,21 +73,31 @@ class AmqpConnection:
         authorizer: Authorizer,
         limits: NamespaceLimits,
         explainer: Explainer,
+        intake: Intake,
         *,
         connection_id: int,
         real_time_s: Callable[[], float],
         flush_soon: Callable[[], None],
+        cut: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.router = router
         self.authorizer = authorizer
         self.limits = limits
         self.explainer = explainer
+        self.intake = intake
         self.connection_id = connection_id
         self.real_time_s = real_time_s
         self.flush_soon = flush_soon
+        self.call_later = asyncio.get_running_loop().call_later
         self.is_paused = False
         self.is_ended = False
+        self.has_peer_closed = False
+        self.owed_count = 0
+        """Commands under way whose answers the client waits for."""
+        self._cut = cut
+        self._pumps: dict[ReceiverDoor, None] = {}
+        self._starved: dict[ReceiverDoor, None] = {}
         self._grants: dict[str, Grant] = {}
         self._refused_tokens = 0
         self._doors: dict[Link, Door] = {}
@@ -86,12 +106,16 @@ class AmqpConnection:
 
     def receive(self, data: bytes, now_ms: int) -> None:
         """Take bytes; transfers of one link that came together go to its door together."""
-        while True:
-            events = self.engine.receive_data(data, now_ms)
-            self._handle(events)
-            if not any(type(event) is SaslInitReceived for event in events):
-                break
-            data = b""  # a client may have pipelined its open behind the SASL init
+        try:
+            while True:
+                events = self.engine.receive_data(data, now_ms)
+                self._handle(events)
+                if not any(type(event) is SaslInitReceived for event in events):
+                    break
+                data = b""  # a client may have pipelined its open behind the SASL init
+            self._feed_starved()
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self.broke()
         self.flush_soon()
 
     def tick(self, now_ms: int) -> None:
@@ -100,13 +124,21 @@ class AmqpConnection:
         self._drop_expired_grants()
         self.flush_soon()
 
+    def run_pumps(self) -> None:
+        """Bring demand in step with credit; called once before each write."""
+        if self._pumps:
+            pumps, self._pumps = self._pumps, {}
+            try:
+                for door in pumps:
+                    door.pump()
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                self.broke()
+
     def set_paused(self, is_paused: bool) -> None:
         """The transport is full, or has room again."""
         self.is_paused = is_paused
         if not is_paused:
-            for door in list(self._doors.values()):
-                if isinstance(door, ReceiverDoor):
-                    door.writable()
+            self._feed_starved()
 
     def shut_down(self) -> None:
         """Detach all links and close, in the words clients reconnect on."""
@@ -114,18 +146,31 @@ class AmqpConnection:
         for link in list(self._doors):
             error = self.explainer.error(conditions.DETACH_FORCED, text, self._doors[link].path)
             self.detach(link, error)
-        self.engine.close(self.explainer.error(conditions.CONNECTION_FORCED, text, ""))
+        self.close(conditions.CONNECTION_FORCED, text)
+
+    def close(self, condition: str, text: str) -> None:
+        """Close from our side, saying why."""
+        self.engine.close(self.explainer.error(condition, text, ""))
+        self._end()
         self.flush_soon()
 
     def lost(self) -> None:
         """The transport is gone."""
-        self.is_ended = True
-        for link in list(self._doors):
-            self._close_door(link)
+        self._end()
+
+    def broke(self) -> None:
+        """End the connection for an error of ours; called where it is handled."""
+        logger.exception("connection broke", extra={"conn": self.connection_id})
+        self._cut()
 
     @property
     def link_count(self) -> int:
         return len(self._doors)
+
+    @property
+    def is_authorised(self) -> bool:
+        """Whether the client has shown a key that is still good."""
+        return bool(self._grants)
 
     # --- for doors ------------------------------------------------------------------------------
 
@@ -143,17 +188,37 @@ class AmqpConnection:
         """Close a connection that keeps guessing."""
         self._refused_tokens += 1
         if self._refused_tokens >= MAX_REFUSED_TOKENS:
-            text = "Too many tokens were refused."
-            self.engine.close(self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, ""))
-            self.flush_soon()
+            self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
-        wanted, now_s = audience_path("/" + path), self.real_time_s()
+        wanted, now_s = resource_path("/" + path), self.real_time_s()
         return any(
             grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
             for grant in self._grants.values()
         )
+
+    def pump_soon(self, door: ReceiverDoor) -> None:
+        """Pump a door before the next write."""
+        self._pumps[door] = None
+        self.flush_soon()
+
+    def note_starved(self, door: ReceiverDoor) -> None:
+        """Pump a door when the client has read or settled something."""
+        self._starved[door] = None
+
+    def is_congested(self, session: Session) -> bool:
+        """Say whether the client must read or settle before it gets more."""
+        return (
+            self.is_paused
+            or self.engine.out_bytes > MAX_OUT_BYTES
+            or session.held_count > 0
+            or len(session.unsettled) >= MAX_UNSETTLED
+        )
+
+    def note_answered(self) -> None:
+        """Count an answer that a client waited for."""
+        self.owed_count -= 1
 
     def response_door(
         self, session: Session, node: str, reply_to: str | None
@@ -211,6 +276,8 @@ class AmqpConnection:
                         extra={"conn": self.connection_id, "container": container_id},
                     )
                 case ConnectionClosed(error):
+                    self.has_peer_closed = not isinstance(error, AmqpConnectionError)
+                    self._end()
                     if error is not None:
                         logger.info(
                             "connection closed with an error",
@@ -252,24 +319,29 @@ class AmqpConnection:
 
     def _attach(self, link: Link) -> None:
         terminus = link.target if link.is_incoming else link.source
-        if terminus is None or terminus.is_coordinator or terminus.address is None:
-            text = "Transactions are not supported by this version."
-            if terminus is None or not terminus.is_coordinator:
-                text = "The link names no address."
+        if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
+            text = "Transactions and dynamic nodes are not supported by this version."
             link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, ""))
             return
+        if terminus is None or not terminus.address:
+            text = "The link names no address."
+            link.refuse(self.explainer.error(conditions.INVALID_FIELD, text, ""))
+            return
         node = parse_address(terminus.address)
-        if node.node is Node.ENTITY:
-            self._attach_entity(link, node)
-        elif node.node is Node.CBS:
-            self._attach_node(link, "$cbs", TokenNode(self).handle)
-        else:
-            path = node.path.lower()
-            self._attach_node(link, path, ManagementNode(self, node.path).handle)
+        if node.node is Node.CBS:
+            self._attach_node(link, "$cbs", TokenNode(self).handle, REQUEST_SPARE_BYTES)
+            return
+        right = Right.SEND if link.is_incoming else Right.LISTEN
+        wanted = tuple(Right) if node.node is Node.MANAGEMENT else (right,)
+        if not any(self.is_allowed(node.path, each) for each in wanted):
+            error = self.explainer.missing_right(right, node.path)
+            link.refuse(error)
+            return
+        self.router.resolve(node.path, partial(self._resolved, link, node))
 
-    def _attach_node(self, link: Link, node: str, handle: Handle) -> None:
+    def _attach_node(self, link: Link, node: str, handle: Handle, max_bytes: int) -> None:
         if isinstance(link, IncomingLink):
-            request = RequestDoor(self, link, node, handle)
+            request = RequestDoor(self, link, node, handle, max_bytes)
             self._doors[link] = request
             request.attach()
         elif isinstance(link, OutgoingLink):
@@ -277,56 +349,77 @@ class AmqpConnection:
             self._doors[link] = response
             response.attach()
 
-    def _attach_entity(self, link: Link, node: NodeAddress) -> None:
-        right = Right.SEND if link.is_incoming else Right.LISTEN
-        if not self.is_allowed(node.path, right):
-            text = (
-                f"Unauthorized access. '{right.value}' claim(s) are required to perform this "
-                f"operation. Resource: '{node.path}'."
-            )
-            link.refuse(self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, node.path))
-            return
-        self.router.resolve(node.path, partial(self._resolved, link, node))
-
     def _resolved(self, link: Link, node: NodeAddress, address: Address | None) -> None:
-        if link.session.is_ended or self.is_ended:
+        if link.session.is_ended or link.is_detach_sent or self.is_ended:
             return
-        refusal = None
+        refused = None
         if address is None:
-            refusal = Refused(Refusal.ENTITY_NOT_FOUND)
-        elif link.is_incoming and node.is_sub_queue:
-            refusal = Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
-        else:
-            refusal = _status_refusal(address.properties.status, is_sender=link.is_incoming)
-        if refusal is not None or address is None:
-            link.refuse(self.explainer.refused(refusal or Refused(Refusal.BUSY), node.path))
-            self.flush_soon()
-            return
-        if isinstance(link, IncomingLink):
+            refused = Refused(Refusal.ENTITY_NOT_FOUND)
+        elif node.node is Node.ENTITY and link.is_incoming and node.is_sub_queue:
+            refused = Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
+        elif node.node is Node.ENTITY:
+            refused = _status_refusal(address.properties.status, is_sender=link.is_incoming)
+        if refused is not None or address is None:
+            link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
+        elif node.node is Node.MANAGEMENT:
+            handle = ManagementNode(self, node.path).handle
+            max_bytes = self.limits.max_message_bytes + REQUEST_SPARE_BYTES
+            self._attach_node(link, node.path.lower(), handle, max_bytes)
+        elif isinstance(link, IncomingLink):
             sender = SenderDoor(self, link, address, node.path)
             self._doors[link] = sender
-            size = address.properties.max_message_size_in_kilobytes * 1024
+            size = min(
+                address.properties.max_message_size_in_kilobytes * 1024,
+                self.limits.max_message_bytes,
+            )
             sender.attach(size, min(size, self.limits.max_batch_bytes))
         elif isinstance(link, OutgoingLink):
-            if _has_session_filter(link):
-                text = (
-                    "A sessionful message receiver cannot be created on an entity that does not "
-                    "require sessions. Ensure RequiresSession is set to true when creating a Queue "
-                    "or Subscription to enable sessionful behavior."
-                )
-                link.refuse(self.explainer.error(conditions.NOT_ALLOWED, text, node.path))
-            else:
-                receiver = ReceiverDoor(self, link, address, node.path)
-                self._doors[link] = receiver
-                receiver.attach()
+            self._attach_receiver(link, address, node)
         self.flush_soon()
+
+    def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
+        """Attach unless a filter asks for what the entity does not do: none is ever ignored."""
+        filters = (link.source.filters if link.source is not None else None) or {}
+        if any(_is_session_filter(key, value) for key, value in filters.items()):
+            text = (
+                "A sessionful message receiver cannot be created on an entity that does not "
+                "require sessions. Ensure RequiresSession is set to true when creating a Queue "
+                "or Subscription to enable sessionful behavior."
+            )
+            link.refuse(self.explainer.error(conditions.NOT_ALLOWED, text, node.path))
+            return
+        if filters:
+            names = ", ".join(str(key) for key in filters)
+            text = f"No such filter is supported: {names}."
+            link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, node.path))
+            return
+        receiver = ReceiverDoor(self, link, address, node.path)
+        self._doors[link] = receiver
+        receiver.attach()
 
     # --- ending ---------------------------------------------------------------------------------
 
+    def _end(self) -> None:
+        """Nothing may be written any more but what the engine holds already."""
+        self.is_ended = True
+        for link in list(self._doors):
+            self._close_door(link)
+        self._pumps.clear()
+
     def _close_door(self, link: Link) -> None:
+        link.is_attached = False
         door = self._doors.pop(link, None)
         if door is not None:
+            if isinstance(door, ReceiverDoor):
+                self._pumps.pop(door, None)
+                self._starved.pop(door, None)
             door.close()
+
+    def _feed_starved(self) -> None:
+        if self._starved:
+            self._pumps.update(self._starved)
+            self._starved.clear()
+            self.flush_soon()
 
     def _drop_expired_grants(self) -> None:
         """Detach the links whose token ran out (D19)."""
@@ -340,9 +433,7 @@ class AmqpConnection:
             if isinstance(door, SenderDoor | ReceiverDoor):
                 right = Right.SEND if isinstance(door, SenderDoor) else Right.LISTEN
                 if not self.is_allowed(door.path, right):
-                    text = "The token has expired."
-                    error = self.explainer.error(conditions.UNAUTHORIZED_ACCESS, text, door.path)
-                    self.detach(link, error)
+                    self.detach(link, self.explainer.missing_right(right, door.path))
 
 
 def _status_refusal(status: EntityStatus, *, is_sender: bool) -> Refused | None:
@@ -358,6 +449,8 @@ def _status_refusal(status: EntityStatus, *, is_sender: bool) -> Refused | None:
             return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
 
 
-def _has_session_filter(link: OutgoingLink) -> bool:
-    filters = link.source.filters if link.source is not None else None
-    return bool(filters) and any(str(key) == SESSION_FILTER for key in filters or ())
+def _is_session_filter(key: object, value: object) -> bool:
+    """Say whether a filter asks for a session, plain or described."""
+    return str(key) == SESSION_FILTER or (
+        isinstance(value, Described) and value.descriptor == SESSION_FILTER_CODE
+    )

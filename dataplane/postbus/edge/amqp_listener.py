@@ -21,6 +21,7 @@ from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import NamespaceLimits
 from postbus.edge.amqp_connection import AmqpConnection
+from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,19 @@ MAX_CONNECTIONS: Final = 5_000
 """Connections of a namespace; the quota of Service Bus."""
 
 HIGH_WATER_BYTES: Final = 1 << 20
-MAX_BUFFERED_BYTES: Final = 256 << 20
-"""Bytes that may wait for one client: two messages of the largest size."""
+BUFFER_SPARE_BYTES: Final = 16 << 20
+"""Bytes that may wait for one client beside two messages of the largest size. Above that it is cut
+off; demand is withheld long before."""
 
 LINKLESS_MS: Final = 300_000
 """A connection without links is closed after this time (Service Bus's five minutes)."""
 
-HANDSHAKE_MS: Final = 60_000
-"""A connection that has not opened is closed after this time (Service Bus's minute)."""
+STRANGER_MS: Final = 60_000
+"""A connection that has shown no key is closed after this time (Service Bus's minute)."""
+
+LINGER_S: Final = 1.0
+"""How long a client that we close may take to hang up; cutting at once could lose our last
+words."""
 
 
 class AmqpListener:
@@ -49,12 +55,17 @@ class AmqpListener:
         limits: NamespaceLimits,
         tasks: asyncio.TaskGroup,
         namespace: str = "postbus",
+        real_time_s: Callable[[], float] = time.time,
     ) -> None:
         self._router = router
         self._authorizer = authorizer
         self._limits = limits
         self._tasks = tasks
         self._explainer = Explainer(namespace)
+        self._intake = Intake()
+        self._real_time_s = real_time_s
+        self._has_changed = asyncio.Event()
+        self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
@@ -81,17 +92,34 @@ class AmqpListener:
         return len(self._connections)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new clients, detach the others, wait until they are gone or the time is over."""
+        """Refuse new clients, answer what was taken, detach the others, wait until they are gone.
+
+        `grace_s` bounds all of it; whoever is left is cut off.
+        """
+        deadline_s = asyncio.get_running_loop().time() + grace_s
         if self._server is not None:
             self._server.close()
         if self._ticking is not None:
             self._ticking.cancel()
+        for connection in self._connections:
+            connection.stop_reading()
+        await self._wait_for(
+            lambda: not any(each.is_owing for each in self._connections), deadline_s
+        )
         for connection in list(self._connections):
             connection.shut_down()
-        deadline = asyncio.get_running_loop().time() + grace_s
-        while self._connections and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
+        await self._wait_for(lambda: not self._connections, deadline_s)
         self.abort()
+
+    async def _wait_for(self, is_reached: Callable[[], bool], deadline_s: float) -> None:
+        """Return when something is so, or the time is over."""
+        while not is_reached():
+            self._has_changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._has_changed.wait()
+            except TimeoutError:
+                return
 
     def abort(self) -> None:
         """Cut all connections."""
@@ -103,7 +131,7 @@ class AmqpListener:
 
     # --- for transports -------------------------------------------------------------------------
 
-    def add(self, transport: AmqpTransport, flush_soon: Callable[[], None]) -> AmqpConnection:
+    def add(self, transport: AmqpTransport) -> AmqpConnection:
         """Count a new client and make its connection."""
         self._connections.add(transport)
         self.accepted_count += 1
@@ -113,13 +141,20 @@ class AmqpListener:
             self._authorizer,
             self._limits,
             self._explainer,
+            self._intake,
             connection_id=next(self._ids),
-            real_time_s=time.time,
-            flush_soon=flush_soon,
+            real_time_s=self._real_time_s,
+            flush_soon=transport.flush_soon,
+            cut=transport.abort,
         )
 
     def remove(self, transport: AmqpTransport) -> None:
         self._connections.discard(transport)
+        self._has_changed.set()
+
+    def note_written(self) -> None:
+        """Something was answered; whoever waits for that looks again."""
+        self._has_changed.set()
 
     @property
     def is_full(self) -> bool:
@@ -142,6 +177,7 @@ class AmqpTransport(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._connection: AmqpConnection | None = None
         self._is_flush_due = False
+        self._is_lingering = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
         self._next_tick_ms = 0
@@ -151,7 +187,7 @@ class AmqpTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._connection = self._listener.add(self, self.flush_soon)
+        self._connection = self._listener.add(self)
         if self._listener.is_full:
             logger.warning("too many connections", extra={"limit": MAX_CONNECTIONS})
             self._transport.abort()
@@ -168,7 +204,7 @@ class AmqpTransport(asyncio.Protocol):
         if self._connection is not None:
             self._connection.set_paused(False)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
         self._listener.remove(self)
         if self._connection is not None:
@@ -184,23 +220,40 @@ class AmqpTransport(asyncio.Protocol):
         engine = connection.engine
         self._next_tick_ms = now_ms + min(engine.tick_interval_ms, 15_000)
         connection.tick(now_ms)
-        if not engine.is_opened and now_ms - self._since_ms >= HANDSHAKE_MS:
-            self.abort()
+        if engine.is_closed:
+            return
+        if not connection.is_authorised and now_ms - self._since_ms >= STRANGER_MS:
+            self._close_inactive(connection, STRANGER_MS)
         elif connection.link_count:
             self._linkless_ms = 0
         elif not self._linkless_ms:
             self._linkless_ms = now_ms
         elif now_ms - self._linkless_ms >= LINKLESS_MS:
-            text = (
-                "The connection was inactive for more than the allowed "
-                f"{LINKLESS_MS} milliseconds and is closed."
-            )
-            engine.close(connection.explainer.error(conditions.CONNECTION_FORCED, text, ""))
-            self.flush_soon()
+            self._close_inactive(connection, LINKLESS_MS)
+
+    def _close_inactive(self, connection: AmqpConnection, allowed_ms: int) -> None:
+        text = (
+            f"The connection was inactive for more than the allowed {allowed_ms} milliseconds and"
+            " is closed by container 'LinkTracker'."
+        )
+        connection.close(conditions.CONNECTION_FORCED, text)
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether the client waits for an answer to what it sent."""
+        return self._connection is not None and self._connection.owed_count > 0
+
+    def stop_reading(self) -> None:
+        """Take nothing more from the client; it reads on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def shut_down(self) -> None:
+        """Say goodbye; the client hangs up."""
         if self._connection is not None:
             self._connection.shut_down()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -219,12 +272,18 @@ class AmqpTransport(asyncio.Protocol):
         transport, connection = self._transport, self._connection
         if transport is None or connection is None or transport.is_closing():
             return
+        connection.run_pumps()
         buffers = connection.engine.data_to_send()
         if buffers:
             transport.write(b"".join(buffers))
-            if transport.get_write_buffer_size() > MAX_BUFFERED_BYTES:
+            self._listener.note_written()
+            if transport.get_write_buffer_size() > self._listener.max_buffered_bytes:
                 logger.warning("client does not read", extra={"conn": connection.connection_id})
                 transport.abort()
                 return
-        if connection.engine.is_closed:
-            transport.close()
+        if connection.engine.is_closed and not self._is_lingering:
+            self._is_lingering = True
+            if connection.has_peer_closed:
+                transport.close()
+            else:
+                self._loop.call_later(LINGER_S, transport.close)

@@ -6,8 +6,11 @@ hold no state machine: credit arithmetic belongs to the engine, locks and order 
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp.events import DeliveriesUpdated, OversizeReceived, TransferReceived
@@ -20,10 +23,13 @@ from postbus.amqp.performatives import (
     Modified,
     Rejected,
     Released,
+    TransactionalState,
 )
 from postbus.broker.router import Address
+from postbus.edge.intake import guarded
 from postbus.entity.commands import (
     AddConsumer,
+    Command,
     Delivery,
     DemandSet,
     Disposition,
@@ -38,13 +44,15 @@ from postbus.entity.commands import (
     Settle,
     Settled,
 )
-from postbus.message.codec import DecodeError
+from postbus.message.codec import DecodeError, Ulong
 from postbus.message.delivery import encode_prefix
 from postbus.message.envelope import Envelope
 from postbus.message.sections import BATCH_FORMAT, explode_batch, slice_message
 
 if TYPE_CHECKING:
     from postbus.edge.amqp_connection import AmqpConnection
+
+OnReply: TypeAlias = Callable[[Reply], None]
 
 SEND_CREDIT: Final = 2_000
 """Most deliveries a client may have on the way on one link. Service Bus grants 1,000; a pipelining
@@ -53,13 +61,29 @@ sender with a window of 1,000 must not wait for credit."""
 LINK_BUDGET_BYTES: Final = 16 << 20
 """Bytes one link may have on the way, by the size of its last messages (D15)."""
 
+MAX_UNANSWERED: Final = 20_000
+"""Deliveries without an answer above which a link's sends are refused as busy. Some clients ignore
+credit: the Python SDK starts with an assumed 10,000."""
+
 DELIVERY_STEP: Final = 2_000
-"""Deliveries asked for ahead of the transport; a client with endless credit that does not read
-gets no more than this before its socket is empty again."""
+"""Most deliveries asked for ahead; a client with endless credit gets them step by step."""
+
+DELIVERY_BYTES: Final = 4 << 20
+"""Bytes asked for ahead, by the size of the last deliveries: what a client that stops reading
+keeps in memory at most, beside its socket's buffer."""
+
+DRAIN_S: Final = 0.1
+"""Longest time until a drain is answered (D12). The JavaScript SDK gives up after 200 ms."""
 
 LOST: Final = Refused(Refusal.LOCK_LOST)
-ABANDONED: Final = Modified()
 DEAD_LETTERED: Final = Rejected()
+PRE_SETTLED: Final = -1
+"""Stands for the delivery id of a transfer that gets no answer."""
+
+LINK_ENDING: Final = frozenset(
+    {Refusal.ENTITY_NOT_FOUND, Refusal.ENTITY_DISABLED, Refusal.SEND_DISABLED}
+)
+"""Refusals of a send that hold for the whole link."""
 
 
 class SenderDoor:
@@ -69,164 +93,170 @@ class SenderDoor:
         self, connection: AmqpConnection, link: IncomingLink, address: Address, path: str
     ) -> None:
         self.path = path
-        self._connection = connection
+        self.connection = connection
         self._link = link
         self._address = address
+        self._intake = connection.intake
         self._waiting = 0  # deliveries without an answer
         self._last_bytes = 1_024
+        self._max_batch_bytes = 0
 
     def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
         """Answer the attach and grant the first credit."""
+        self._max_batch_bytes = max_batch_bytes
         self._link.accept(
             max_message_bytes=max_message_bytes,
             credit=SEND_CREDIT,
-            properties={"com.microsoft:max-message-batch-size": max_batch_bytes},
+            properties={"com.microsoft:max-message-batch-size": Ulong(max_batch_bytes)},
         )
 
     def receive(self, transfers: list[TransferReceived]) -> None:
         """Enqueue one read's deliveries of this link, in order."""
         envelopes: list[Envelope] = []
         ids: list[int] = []
+        size_bytes = 0
+        is_busy = self._intake.is_full or self._waiting >= MAX_UNANSWERED
         self._waiting += len(transfers)
         self._last_bytes = len(transfers[-1].payload) or 1
         for transfer in transfers:
-            if transfer.is_settled or transfer.message_format or transfer.state is not None:
-                self._submit(envelopes, ids)
-                envelopes, ids = [], []
-                self._receive_special(transfer)
+            delivery_id = PRE_SETTLED if transfer.is_settled else transfer.delivery_id
+            if is_busy:
+                self._refuse([delivery_id], Refused(Refusal.BUSY))
+                continue
+            if transfer.message_format or transfer.state is not None:
+                self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
+                envelopes, ids, size_bytes = [], [], 0
+                self._receive_special(transfer, delivery_id)
                 continue
             try:
                 envelopes.append(slice_message(transfer.payload))
             except DecodeError as error:
-                self._submit(envelopes, ids)
-                envelopes, ids = [], []
-                self._refuse_malformed(transfer, error)
+                self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
                 continue
-            ids.append(transfer.delivery_id)
-        self._submit(envelopes, ids)
+            ids.append(delivery_id)
+            size_bytes += len(transfer.payload)
+        self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
         """Answer a delivery that was too large to be kept."""
         self._waiting += 1
-        if event.is_settled:
-            self._returned(1)
-            return
-        size = f"The limit is {self._link.max_message_bytes} bytes."
-        self._refuse([event.delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, size))
+        delivery_id = PRE_SETTLED if event.is_settled else event.delivery_id
+        detail = f"The limit is {self._link.max_message_bytes} bytes."
+        self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
 
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""
+        self._intake.forget(self)
 
-    def _submit(self, envelopes: list[Envelope], ids: list[int]) -> None:
-        if envelopes:
-            command = Enqueue(self._address.entity_no, envelopes)
-            self._connection.router.submit(
-                self._address.partition_id, command, partial(self._answered, ids)
-            )
+    def replenish(self) -> None:
+        """Grant credit again when half of it is used and there is room."""
+        link = self._link
+        target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
+        if link.is_attached and link.credit <= target >> 1:
+            credit = target - self._waiting
+            if credit > link.credit:
+                if self._intake.is_over:
+                    self._intake.hold(self)
+                    return
+                link.grant(credit)
+                self.connection.flush_soon()
 
-    def _receive_special(self, transfer: TransferReceived) -> None:
-        """Take a batch, a pre-settled delivery, or one in a state we do not know."""
+    def _receive_special(self, transfer: TransferReceived, delivery_id: int) -> None:
+        """Take a batch, a message of a format we do not know, or one in a transaction."""
         if transfer.state is not None:
-            self._reject(
-                [transfer.delivery_id],
-                conditions.NOT_IMPLEMENTED,
-                "Transactions are not supported by this version.",
-            )
+            text = "Transactions are not supported by this version."
+            error = self.connection.explainer.error(conditions.NOT_IMPLEMENTED, text, self.path)
+            self._settle([delivery_id], Rejected(error.condition, error.description))
             return
+        payload = transfer.payload
         is_batch = transfer.message_format == BATCH_FORMAT
+        if is_batch and len(payload) > self._max_batch_bytes:
+            detail = f"A batch may have {self._max_batch_bytes} bytes."
+            self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
+            return
         try:
-            envelopes = (
-                explode_batch(transfer.payload) if is_batch else [slice_message(transfer.payload)]
-            )
+            envelopes = explode_batch(payload) if is_batch else [slice_message(payload)]
         except DecodeError as error:
-            self._refuse_malformed(transfer, error)
+            self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
             return
-        answer = self._drop_answer if transfer.is_settled else self._answered_batch
         command = Enqueue(self._address.entity_no, envelopes, is_atomic=is_batch)
-        self._connection.router.submit(
-            self._address.partition_id, command, partial(answer, transfer.delivery_id)
-        )
+        self._submit([delivery_id], command, len(payload))
 
-    def _refuse_malformed(self, transfer: TransferReceived, error: DecodeError) -> None:
-        if transfer.is_settled:
-            self._returned(1)
+    def _submit(self, ids: list[int], command: Enqueue, size_bytes: int) -> None:
+        if not ids:
             return
-        reply = Refused(Refusal.MESSAGE_MALFORMED, str(error))
-        self._refuse([transfer.delivery_id], reply)
+        self._intake.take(size_bytes)
+        connection = self.connection
+        connection.owed_count += 1
+        connection.router.submit(
+            self._address.partition_id, command, partial(self._answered, ids, size_bytes)
+        )
 
     # --- answers --------------------------------------------------------------------------------
 
-    def _answered(self, ids: list[int], reply: Reply) -> None:
-        if isinstance(reply, Enqueued):
-            refusals = reply.refusals
-            if not refusals:
-                self._settle(ids, ACCEPTED)
-                return
+    @guarded
+    def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
+        """Answer the deliveries of one command; a batch is one delivery of many messages."""
+        self._intake.give_back(size_bytes)
+        self.connection.note_answered()
+        if isinstance(reply, Refused):
+            self._refuse(ids, reply)
+            return
+        assert isinstance(reply, Enqueued)
+        refusals = reply.refusals
+        if not refusals:
+            self._settle(ids, ACCEPTED)
+        elif len(reply.sequence_numbers) > len(ids):
+            self._refuse(ids, next(iter(refusals.values())))
+        else:
             self._settle([each for n, each in enumerate(ids) if n not in refusals], ACCEPTED)
             for index, refused in refusals.items():
                 self._refuse([ids[index]], refused)
-            return
-        assert isinstance(reply, Refused)
-        self._refuse(ids, reply)
-
-    def _answered_batch(self, delivery_id: int, reply: Reply) -> None:
-        if isinstance(reply, Enqueued) and reply.refusals:
-            reply = next(iter(reply.refusals.values()))
-        if isinstance(reply, Refused):
-            self._refuse([delivery_id], reply)
-        else:
-            self._settle([delivery_id], ACCEPTED)
-
-    def _drop_answer(self, _delivery_id: int, _reply: Reply) -> None:
-        """A pre-settled delivery gets no outcome, whatever came of it (S22, S24)."""
-        self._returned(1)
 
     def _refuse(self, ids: list[int], reply: Refused) -> None:
+        error = None
         for delivery_id in ids:  # each refusal has a tracking id of its own (S6)
-            error = self._connection.explainer.refused(reply, self.path)
+            error = self.connection.explainer.refused(reply, self.path)
             self._settle([delivery_id], Rejected(error.condition, error.description))
-
-    def _reject(self, ids: list[int], condition: str, text: str) -> None:
-        error = self._connection.explainer.error(condition, text, self.path)
-        self._settle(ids, Rejected(error.condition, error.description))
+        if error is not None and reply.refusal in LINK_ENDING and self._link.is_attached:
+            self.connection.detach(self._link, error)
 
     def _settle(self, ids: list[int], state: DeliveryState) -> None:
+        """Tell an outcome; pre-settled deliveries get none, whatever came of them (S22, S24)."""
         if not ids:
             return
         link = self._link
         if link.is_attached:
             for first, last in _ranges(ids):
                 link.settle(first, last, state)
-        self._returned(len(ids))
-        self._connection.flush_soon()
-
-    def _returned(self, count: int) -> None:
-        """Count answered deliveries and grant credit again when half of it is used."""
-        self._waiting -= count
-        link = self._link
-        target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
-        if link.is_attached and link.credit <= target >> 1:
-            credit = target - self._waiting
-            if credit > link.credit:
-                link.grant(credit)
-                self._connection.flush_soon()
+        self._waiting -= len(ids)
+        self.replenish()
+        self.connection.flush_soon()
 
 
 class ReceiverDoor:
-    """Hands messages of one queue or sub-queue to a client; a delivery sink of the router."""
+    """Hands messages of one queue or sub-queue to a client; a delivery sink of the router.
+
+    The entity calls with deliveries while it works, so nothing is submitted from there: `pump` runs
+    once before the next write and brings the entity's demand in step with the link's credit.
+    """
 
     def __init__(
         self, connection: AmqpConnection, link: OutgoingLink, address: Address, path: str
     ) -> None:
         self.path = path
-        self._connection = connection
+        self.connection = connection
         self._link = link
         self._address = address
         self._is_locking = link.snd_settle_mode != 1
         self._consumer_id = 0
-        self._base = 0  # deliveries of the link before the present consumer was added
-        self._given_back = 0  # deliveries the consumer counts but the link never sent
-        self._demand = 0
+        self._delivered = 0  # as the entity counts, since the consumer was added
+        self._demand = 0  # the limit the entity was told last
+        self._drain_limit: int | None = None  # set while the entity drains
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._average_bytes = address.properties.max_message_size_in_kilobytes * 1024
+        self._returns: list[bytes] = []  # tokens of deliveries the client had no credit for
+        self._unsent: deque[Delivery] = deque()  # the same in receive-and-delete
         self._tag = 0
 
     def attach(self) -> None:
@@ -235,23 +265,21 @@ class ReceiverDoor:
         self._register()
 
     def flowed(self) -> None:
-        """Take the link's credit over into the entity's demand; answer a drain."""
-        if self._link.is_draining:
-            limit = self._demand_limit(self._link.limit)
-            self._demand = limit
-            self._submit(SetDemand(self._consumer_id, limit, is_drain=True), self._drained)
-        else:
-            self._ask()
+        """The client granted or withdrew credit, or asks to drain."""
+        self.connection.pump_soon(self)
 
-    def writable(self) -> None:
-        """The transport has room again."""
-        self._ask()
+    def close(self) -> None:
+        """The link is gone; its locks live until they expire."""
+        self._stop_drain_timer()
+        self.connection.router.unregister_sink(self._address.partition_id, self._consumer_id)
+        self._give_back()
+        self._submit(RemoveConsumer(self._consumer_id))
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """Settle what the client decided on."""
+        """Settle what the client decided on; a settled disposition gets no answer."""
         state = event.state
         reason = description = None
-        properties = None
+        properties: dict[str, object] | None = None
         match state:
             case Accepted():
                 disposition = Disposition.COMPLETE
@@ -260,16 +288,17 @@ class ReceiverDoor:
             case Modified(_, is_undeliverable, annotations):
                 disposition = Disposition.DEFER if is_undeliverable else Disposition.ABANDON
                 properties = _texts(annotations)
-            case Rejected(_, _, info):
+            case Rejected():
                 disposition = Disposition.DEAD_LETTER
-                properties = _texts(info) or {}
-                reason = _pop_text(properties, "DeadLetterReason")
-                description = _pop_text(properties, "DeadLetterErrorDescription")
-                properties = properties or None
-            case _:
-                if not event.is_settled:
-                    self._refuse(event.delivery_ids, Refused(Refusal.NOT_ALLOWED))
+                reason, description, properties = _dead_letter_fields(state)
+            case TransactionalState():
+                text = "Transactions are not supported by this version."
+                self._reject(event.delivery_ids, conditions.NOT_IMPLEMENTED, text)
                 return
+            case _:  # no outcome, or a transfer in progress
+                if not event.is_settled:
+                    return
+                disposition = Disposition.RELEASE
         command = Settle(
             self._address.entity_no,
             self._address.sub_queue,
@@ -281,25 +310,141 @@ class ReceiverDoor:
         )
         on_reply = None
         if not event.is_settled:
+            self.connection.owed_count += 1
             on_reply = partial(self._settled, event.delivery_ids, _answer_of(state))
-        self._connection.router.submit(self._address.partition_id, command, on_reply)
-
-    def close(self) -> None:
-        """The link is gone; its locks live until they expire."""
-        self._connection.router.unregister_sink(self._address.partition_id, self._consumer_id)
-        self._submit(RemoveConsumer(self._consumer_id))
+        self._submit(command, on_reply)
 
     # --- delivery sink --------------------------------------------------------------------------
 
+    @guarded
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Send what the entity handed out; what the client has no credit for any more goes back."""
+        self._delivered += len(deliveries)
+        room = max(self._link.credit, 0) if self._link.is_attached else 0
+        if room < len(deliveries):
+            over = deliveries[room:]
+            deliveries = deliveries[:room]
+            if self._is_locking:
+                self._returns += [delivery.lock_token for delivery in over]
+            else:
+                self._unsent.extend(over)
+        if deliveries:
+            self._send(deliveries)
+        self.connection.pump_soon(self)
+
+    def ended(self, refusal: Refusal) -> None:
+        """The entity was dropped or disabled."""
+        error = self.connection.explainer.refused(Refused(refusal), self.path)
+        self.connection.detach(self._link, error)
+
+    def reset(self) -> None:
+        """The partition was reloaded: take up again where the link stands."""
+        if self._link.is_attached:
+            self._register()
+            self.connection.pump_soon(self)
+
+    # --- demand ---------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Bring the entity's demand in step with the link."""
         link = self._link
-        credit = link.credit
-        if credit < len(deliveries):
-            self._give_back(deliveries[max(credit, 0) :])
-            deliveries = deliveries[: max(credit, 0)]
-        send = link.send
+        if not link.is_attached:
+            return
+        self._give_back()
+        if self._unsent and link.credit > 0:
+            count = min(len(self._unsent), link.credit)
+            self._send([self._unsent.popleft() for _ in range(count)])
+        if self._drain_limit is None:
+            if link.is_draining:
+                self._drain()
+            else:
+                self._ask()
+
+    def _allowance(self) -> int:
+        """Return how many deliveries more the client may get now."""
+        credit = max(self._link.credit, 0)
+        if self.connection.is_congested(self._link.session):
+            # What was asked for already may come; more when the client has read or settled.
+            if credit:
+                self.connection.note_starved(self)
+            return min(credit, max(self._demand - self._delivered, 0))
+        return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
+
+    def _ask(self) -> None:
+        """Set the entity's demand; small raises wait until they are a quarter of what is open."""
+        allowed = self._allowance()
+        limit = self._delivered + allowed
+        more = limit - self._demand
+        if more < 0 or (more and more * 4 >= allowed):
+            self._demand = limit
+            self._submit(SetDemand(self._consumer_id, limit))
+
+    def _drain(self) -> None:
+        """Let the entity hand out what it has, in steps, then answer."""
+        if self._link.credit <= 0:
+            self._answer_drain()
+            return
+        if self._drain_timer is None:
+            self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
+        allowed = self._allowance()
+        if allowed:
+            self._drain_limit = self._demand = self._delivered + allowed
+            command = SetDemand(self._consumer_id, self._drain_limit, is_drain=True)
+            self._submit(command, partial(self._drained, self._consumer_id))
+
+    @guarded
+    def _drained(self, consumer_id: int, reply: Reply) -> None:
+        """The deliveries of one step are sent, or there are no more."""
+        if consumer_id != self._consumer_id:
+            return
+        limit, self._drain_limit = self._drain_limit, None
+        is_more = False
+        if isinstance(reply, DemandSet):
+            self._demand = reply.delivered
+            is_more = limit is not None and reply.delivered >= limit
+        link = self._link
+        if link.is_attached and link.is_draining and not is_more:
+            self._answer_drain()
+        self.connection.pump_soon(self)
+
+    def _drain_is_late(self) -> None:
+        self._drain_timer = None
+        if self._link.is_attached and self._link.is_draining:
+            self._answer_drain()
+
+    def _answer_drain(self) -> None:
+        self._stop_drain_timer()
+        self._link.drained()
+        self.connection.flush_soon()
+
+    def _stop_drain_timer(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
+
+    # --- internals ------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        router = self.connection.router
+        self._consumer_id = router.new_consumer_id()
+        self._delivered = self._demand = 0
+        self._drain_limit = None
+        router.register_sink(self._address.partition_id, self._consumer_id, self)
+        mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
+        self._submit(
+            AddConsumer(self._address.entity_no, self._address.sub_queue, self._consumer_id, mode),
+            partial(self._added, self._consumer_id),
+        )
+
+    @guarded
+    def _added(self, consumer_id: int, reply: Reply) -> None:
+        if isinstance(reply, Refused) and consumer_id == self._consumer_id:
+            self.ended(reply.refusal)
+
+    def _send(self, deliveries: list[Delivery]) -> None:
+        send = self._link.send
         is_settled = not self._is_locking
+        size_bytes = 0
         for delivery in deliveries:
             envelope = delivery.envelope
             tag = delivery.lock_token
@@ -314,6 +459,7 @@ class ReceiverDoor:
                 ttl_ms=delivery.ttl_ms,
                 locked_until_ms=None if is_settled else delivery.locked_until_ms,
             )
+            size_bytes += envelope.size_bytes
             if envelope.properties or envelope.application_properties:
                 parts = (
                     prefix,
@@ -324,77 +470,18 @@ class ReceiverDoor:
                 send(tag, parts, is_settled=is_settled)
             else:
                 send(tag, (prefix, envelope.body), is_settled=is_settled)
-        self._connection.flush_soon()
-        if link.limit - link.sent and self._demand - self._delivered < DELIVERY_STEP >> 1:
-            self._ask()
+        self._average_bytes = ((self._average_bytes + size_bytes // len(deliveries)) >> 1) or 1
+        self.connection.flush_soon()
 
-    def ended(self, refusal: Refusal) -> None:
-        """The entity was dropped or disabled."""
-        error = self._connection.explainer.refused(Refused(refusal), self.path)
-        self._connection.detach(self._link, error)
+    def _give_back(self) -> None:
+        if self._returns:
+            tokens, self._returns = self._returns, []
+            address = self._address
+            self._submit(Settle(address.entity_no, address.sub_queue, tokens, Disposition.RELEASE))
 
-    def reset(self) -> None:
-        """The partition was reloaded: take up again where the link stands."""
-        if self._link.is_attached:
-            self._register()
-            self._ask()
-
-    # --- internals ------------------------------------------------------------------------------
-
-    @property
-    def _delivered(self) -> int:
-        """Deliveries of the present consumer, as the entity counts them."""
-        return self._link.sent - self._base + self._given_back
-
-    def _register(self) -> None:
-        router = self._connection.router
-        self._consumer_id = router.new_consumer_id()
-        self._base, self._given_back, self._demand = self._link.sent, 0, 0
-        router.register_sink(self._address.partition_id, self._consumer_id, self)
-        mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
-        self._submit(
-            AddConsumer(self._address.entity_no, self._address.sub_queue, self._consumer_id, mode),
-            self._added,
-        )
-
-    def _added(self, reply: Reply) -> None:
-        if isinstance(reply, Refused):
-            error = self._connection.explainer.refused(reply, self.path)
-            self._connection.detach(self._link, error)
-
-    def _demand_limit(self, link_limit: int) -> int:
-        return link_limit - self._base + self._given_back
-
-    def _ask(self) -> None:
-        """Set the entity's demand: the client's credit, bounded by what the transport takes."""
-        link = self._link
-        step = 0 if self._connection.is_paused else DELIVERY_STEP
-        limit = self._demand_limit(min(link.limit, link.sent + step))
-        if limit != self._demand and (limit > self._demand or link.limit < link.sent + step):
-            self._demand = limit
-            self._submit(SetDemand(self._consumer_id, limit))
-
-    def _drained(self, reply: Reply) -> None:
-        if isinstance(reply, DemandSet):
-            self._demand = reply.delivered
-        if self._link.is_attached and self._link.is_draining:
-            self._link.drained()
-            self._connection.flush_soon()
-
-    def _give_back(self, deliveries: list[Delivery]) -> None:
-        self._given_back += len(deliveries)
-        tokens = [delivery.lock_token for delivery in deliveries if delivery.lock_token]
-        if tokens:
-            self._submit(
-                Settle(
-                    self._address.entity_no,
-                    self._address.sub_queue,
-                    tokens,
-                    Disposition.RELEASE,
-                )
-            )
-
+    @guarded
     def _settled(self, ids: list[int], answer: DeliveryState, reply: Reply) -> None:
+        self.connection.note_answered()
         if isinstance(reply, Settled):
             if not reply.lost:
                 self._answer(ids, answer)
@@ -403,40 +490,43 @@ class ReceiverDoor:
             self._answer([each for n, each in enumerate(ids) if n not in lost], answer)
             self._refuse([ids[index] for index in reply.lost], LOST)
         elif isinstance(reply, Refused):
-            is_lost = reply.refusal in (Refusal.NOT_APPLIED, Refusal.UNKNOWN)
-            self._refuse(ids, LOST if is_lost else reply)  # a reload drops every lock (D10)
+            # A reload drops every lock, whatever became of the settlement (D10).
+            is_lost = reply.refusal in (Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY)
+            self._refuse(ids, LOST if is_lost else reply)
 
     def _answer(self, ids: list[int], state: DeliveryState) -> None:
         link = self._link
-        if ids and not link.session.is_ended:
+        if ids and link.is_attached:
             for first, last in _ranges(ids):
                 link.settle(first, last, state)
-            self._connection.flush_soon()
+            self.connection.flush_soon()
 
     def _refuse(self, ids: list[int], reply: Refused) -> None:
         for delivery_id in ids:
-            error = self._connection.explainer.refused(reply, self.path)
+            error = self.connection.explainer.refused(reply, self.path)
             self._answer([delivery_id], Rejected(error.condition, error.description))
 
-    def _submit(
-        self, command: AddConsumer | SetDemand | RemoveConsumer | Settle, on_reply: object = None
-    ) -> None:
-        self._connection.router.submit(self._address.partition_id, command, on_reply)  # type: ignore[arg-type]
+    def _reject(self, ids: list[int], condition: str, text: str) -> None:
+        error = self.connection.explainer.error(condition, text, self.path)
+        self._answer(ids, Rejected(error.condition, error.description))
+
+    def _submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+        self.connection.router.submit(self._address.partition_id, command, on_reply)
 
 
 def _ranges(ids: list[int]) -> list[tuple[int, int]]:
-    """Return runs of consecutive ids; nearly always one."""
+    """Return runs of consecutive ids without those that get no answer; nearly always one run."""
     first, last = ids[0], ids[-1]
-    if last - first + 1 == len(ids):
+    if last - first + 1 == len(ids) and first != PRE_SETTLED:
         return [(first, last)]
     runs: list[tuple[int, int]] = []
-    start = previous = first
-    for each in ids[1:]:
-        if each != previous + 1:
-            runs.append((start, previous))
-            start = each
-        previous = each
-    runs.append((start, previous))
+    for each in ids:
+        if each == PRE_SETTLED:
+            continue
+        if runs and each == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], each)
+        else:
+            runs.append((each, each))
     return runs
 
 
@@ -447,10 +537,26 @@ def _answer_of(state: DeliveryState | None) -> DeliveryState:
             return ACCEPTED
         case Released():
             return RELEASED
-        case Modified():
-            return ABANDONED
+        case Modified(has_failed, is_undeliverable, _):
+            return Modified(has_failed, is_undeliverable)
         case _:
             return DEAD_LETTERED
+
+
+def _dead_letter_fields(
+    state: Rejected,
+) -> tuple[str | None, str | None, dict[str, object] | None]:
+    """Return reason, description and changed properties of a rejected outcome.
+
+    SDKs say them in the error's info map; other clients reject with a condition of their own, which
+    then is the reason.
+    """
+    properties = _texts(state.info) or {}
+    reason = _pop_text(properties, "DeadLetterReason")
+    description = _pop_text(properties, "DeadLetterErrorDescription")
+    if reason is None and state.condition not in (None, "", conditions.DEAD_LETTER):
+        reason, description = str(state.condition), description or state.description
+    return reason, description, properties or None
 
 
 def _texts(entries: dict[object, object] | None) -> dict[str, object] | None:
@@ -459,4 +565,4 @@ def _texts(entries: dict[object, object] | None) -> dict[str, object] | None:
 
 def _pop_text(properties: dict[str, object], name: str) -> str | None:
     value = properties.pop(name, None)
-    return value if isinstance(value, str) else None
+    return str(value) if isinstance(value, str) else None

@@ -29,6 +29,7 @@ from postbus.entity.commands import (
     MessagesDeleted,
     Peek,
     Peeked,
+    PeekedMessage,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,
@@ -53,6 +54,8 @@ MAX_PEEK_BYTES: Final = 1 << 20
 """Bytes of messages in one peek response; more messages come with the next request."""
 
 MAX_LIST_ITEMS: Final = 10_000
+
+EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
 
 DISPOSITIONS: Final = {
     "completed": Disposition.COMPLETE,
@@ -142,20 +145,8 @@ class ManagementNode:
             if not reply.messages:
                 respond(_response(204, "No content"))
                 return
-            messages = [
-                {
-                    "message": encode_message(
-                        each.envelope,
-                        sequence=each.sequence,
-                        enqueued_ms=each.enqueued_ms,
-                        delivery_count=each.delivery_count,
-                        ttl_ms=each.envelope.ttl_ms,
-                        state=int(each.state),
-                    )
-                }
-                for each in reply.messages
-            ]
-            _ok(respond, {"messages": messages})
+            encode = _peeked_without_body if body.get("omit-message-body") is True else _peeked
+            _ok(respond, {"messages": [{"message": encode(each)} for each in reply.messages]})
 
         self._submit(address, command, answer)
 
@@ -277,7 +268,17 @@ class ManagementNode:
     def _submit(
         self, address: Address, command: Command, on_reply: Callable[[Reply], None]
     ) -> None:
-        self._connection.router.submit(address.partition_id, command, on_reply)
+        connection = self._connection
+
+        def answer(reply: Reply) -> None:
+            connection.note_answered()
+            try:
+                on_reply(reply)
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                connection.broke()
+
+        connection.owed_count += 1
+        connection.router.submit(address.partition_id, command, answer)
 
     def _refuse(self, respond: Respond, reply: Reply) -> None:
         assert isinstance(reply, Refused)
@@ -287,6 +288,23 @@ class ManagementNode:
 
     def _fail(self, respond: Respond, code: int, condition: str, text: str) -> None:
         respond(_failure(code, self._connection.explainer.error(condition, text, self.path)))
+
+
+def _peeked(message: PeekedMessage) -> bytes:
+    """Return a browsed message; its expiry is told only where the sender set one (S104)."""
+    return encode_message(
+        message.envelope,
+        sequence=message.sequence,
+        enqueued_ms=message.enqueued_ms,
+        delivery_count=message.delivery_count,
+        ttl_ms=message.envelope.ttl_ms,
+        state=int(message.state),
+    )
+
+
+def _peeked_without_body(message: PeekedMessage) -> bytes:
+    encoded = _peeked(message)
+    return encoded[: len(encoded) - len(message.envelope.body)] + EMPTY_BODY
 
 
 def _response(code: int, description: str, body: Any = None) -> Response:

@@ -12,6 +12,7 @@ from typing import Final
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpLinkError
+from postbus.contract import Right
 from postbus.entity.commands import Refusal, Refused
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ REFUSALS: Final = {
     Refusal.LOCK_LOST: (
         conditions.MESSAGE_LOCK_LOST,
         410,
-        "The lock supplied is invalid. Either the lock expired, or the message has already been "
-        "removed from the queue.",
+        (
+            "The lock supplied is invalid. Either the lock expired, or the message has already"
+            " been removed from the queue."
+        ),
     ),
     Refusal.MESSAGE_NOT_FOUND: (
         conditions.MESSAGE_NOT_FOUND,
@@ -116,6 +119,14 @@ class Explainer:
         if reply.detail:
             text = f"{text} {reply.detail}"
         return self.error(condition, text, path)
+
+    def missing_right(self, right: Right, path: str) -> AmqpLinkError:
+        """Return the error of a link that no grant covers, or no longer."""
+        text = (
+            f"Unauthorized access. '{right.value}' claim(s) are required to perform this "
+            f"operation. Resource: 'sb://{self._namespace}/{path}'."
+        )
+        return self.error(conditions.UNAUTHORIZED_ACCESS, text, path)
 
     def error(self, condition: str, text: str, path: str) -> AmqpLinkError:
         """Return an error with tracking id, system tracker and time."""

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 REQUEST_CREDIT: Final = 100
 MAX_HELD_RESPONSES: Final = 1_000
+MAX_HELD_BYTES: Final = 8 << 20
 """Responses kept for a client that grants no credit; more are dropped, oldest first."""
 
-MAX_REQUEST_BYTES: Final = 110 << 20
-"""A schedule request may hold a message of the largest size."""
+REQUEST_SPARE_BYTES: Final = 1 << 20
+"""What a management request may have beside a message of the largest size, which it may schedule.
+It is also the most that a client may send to `$cbs` before it has shown a key."""
 
 
 @dataclass(slots=True)
@@ -57,36 +59,38 @@ class RequestDoor:
     """Behind a client's request link."""
 
     def __init__(
-        self, connection: AmqpConnection, link: IncomingLink, node: str, handle: Handle
+        self,
+        connection: AmqpConnection,
+        link: IncomingLink,
+        node: str,
+        handle: Handle,
+        max_bytes: int,
     ) -> None:
         self.path = node
+        self._max_bytes = max_bytes
         self._connection = connection
         self._link = link
         self._handle = handle
 
     def attach(self) -> None:
-        self._link.accept(max_message_bytes=MAX_REQUEST_BYTES, credit=REQUEST_CREDIT)
+        self._link.accept(max_message_bytes=self._max_bytes, credit=REQUEST_CREDIT)
 
     def receive(self, transfers: list[TransferReceived]) -> None:
         """Settle and handle each request."""
         for transfer in transfers:
-            try:
-                request = decode_request(transfer.payload)
-            except DecodeError as error:
-                if not transfer.is_settled:
-                    state = Rejected(conditions.DECODE_ERROR, str(error))
-                    self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
-                continue
+            request = _request_of(transfer)
             if not transfer.is_settled:
-                self._link.settle(transfer.delivery_id, transfer.delivery_id, ACCEPTED)
-            self._handle(request, partial(self._respond, request))
+                outcome = request if isinstance(request, Rejected) else ACCEPTED
+                self._link.settle(transfer.delivery_id, transfer.delivery_id, outcome)
+            if isinstance(request, Request):
+                self._handle(request, partial(self._respond, request))
         if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
             self._link.grant(REQUEST_CREDIT)
         self._connection.flush_soon()
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
         if not event.is_settled:
-            text = f"A request may have {MAX_REQUEST_BYTES} bytes."
+            text = f"A request may have {self._max_bytes} bytes."
             state = Rejected(conditions.MESSAGE_SIZE_EXCEEDED, text)
             self._link.settle(event.delivery_id, event.delivery_id, state)
             self._connection.flush_soon()
@@ -125,6 +129,8 @@ class ResponseDoor:
     def send(self, payload: bytes) -> None:
         self._held.append(payload)
         self.flowed()
+        while len(self._held) > 1 and sum(map(len, self._held)) > MAX_HELD_BYTES:
+            self._held.popleft()
 
     def flowed(self) -> None:
         """Send what is held as far as there is credit; responses are settled."""
@@ -137,6 +143,15 @@ class ResponseDoor:
 
     def close(self) -> None:
         self._held.clear()
+
+
+def _request_of(transfer: TransferReceived) -> Request | Rejected:
+    if transfer.state is not None:
+        return Rejected(conditions.NOT_IMPLEMENTED, "Transactions are not supported.")
+    try:
+        return decode_request(transfer.payload)
+    except DecodeError as error:
+        return Rejected(conditions.DECODE_ERROR, str(error))
 
 
 def decode_request(payload: bytes) -> Request:

@@ -16,7 +16,17 @@ MAX_DEPTH: Final = 32
 """Nesting of compounds that is decoded. Our choice: SDKs need 6, proton's own tests 8."""
 
 MAX_WIDTHLESS_ITEMS: Final = 65_536
-"""Items of a type without payload (null, true, uint0, list0) accepted in one compound."""
+"""Array items without payload (null, true, uint0, list0) in one value, however nested.
+
+They cost the sender nothing, so no size bounds them. Our choice: no SDK sends such an array.
+"""
+
+MAX_GUESSABLE_KEYS: Final = 256
+"""Keys of one map that are neither strings nor binary.
+
+Hashes of numbers and uuids are no secret: a map of keys that all collide takes quadratic time.
+Our choice: SDKs key maps by strings and symbols only.
+"""
 
 Value: TypeAlias = Any
 
@@ -197,21 +207,61 @@ def decode_value(
     buf: bytes, pos: int = 0, end: int | None = None, depth: int = MAX_DEPTH
 ) -> tuple[Value, int]:
     """Return the value at `pos` and the position after it. Raises `DecodeError` only."""
-    if end is None:
+    if end is None or end > len(buf):
         end = len(buf)
+    return _value(buf, pos, end, depth, [MAX_WIDTHLESS_ITEMS])
+
+
+def skip_value(buf: bytes, pos: int, end: int) -> int:
+    """Return the position after the value at `pos` without looking inside of compounds."""
+    if pos >= end:
+        raise DecodeError("value is cut off")
+    width = _WIDTH_BY_CODE[buf[pos]]
+    if width >= 0:
+        after = pos + 1 + width
+    elif width == _DESCRIBED:
+        return _skip_described(buf, pos, end)
+    else:
+        after = _bounds(buf[pos], buf, pos + 1, end)[1]
+    if after > end:
+        raise DecodeError("value is cut off")
+    return after
+
+
+def _skip_described(buf: bytes, pos: int, end: int) -> int:
+    """Skip a constructor 0x00, whose descriptor and value may be described in turn."""
+    pending, nested = 1, 0
+    while pending:
+        if pos < end and buf[pos] == 0x00:
+            nested += 1
+            if nested > MAX_DEPTH:
+                raise DecodeError("nested too deeply")
+            pos += 1
+            pending += 1
+        else:
+            pos = skip_value(buf, pos, end)
+            pending -= 1
+    return pos
+
+
+def _value(buf: bytes, pos: int, end: int, depth: int, room: list[int]) -> tuple[Value, int]:
+    """Decode one value. `room[0]` is how many widthless items arrays may still hold."""
     if pos >= end:
         raise DecodeError("value is cut off")
     code = buf[pos]
     if code == 0x00:
         if depth <= 0:
             raise DecodeError("nested too deeply")
-        descriptor, pos = decode_value(buf, pos + 1, end, depth - 1)
-        value, pos = decode_value(buf, pos, end, depth - 1)
+        descriptor, pos = _value(buf, pos + 1, end, depth - 1, room)
+        value, pos = _value(buf, pos, end, depth - 1, room)
         return Described(descriptor, value), pos
-    return _decode(code, buf, pos + 1, end, depth)
+    return _payload(code, buf, pos + 1, end, depth, room)
 
 
-def _decode(code: int, buf: bytes, pos: int, end: int, depth: int) -> tuple[Value, int]:
+def _payload(
+    code: int, buf: bytes, pos: int, end: int, depth: int, room: list[int]
+) -> tuple[Value, int]:
+    """Decode what follows the constructor `code`."""
     fixed = _FIXED.get(code)
     if fixed is not None:
         after = pos + fixed[0]
@@ -219,13 +269,12 @@ def _decode(code: int, buf: bytes, pos: int, end: int, depth: int) -> tuple[Valu
             raise DecodeError("value is cut off")
         return fixed[1](buf, pos), after
     start, after = _bounds(code, buf, pos, end)
-    match code & 0x0F, code >> 4:
-        case 0x0, 0xA | 0xB:
-            return bytes(buf[start:after]), after
-        case 0x1, 0xA | 0xB:
-            return _text(buf, start, after), after
-        case 0x3, 0xA | 0xB:
-            return _symbol(buf, start, after), after
+    if code in (0xA1, 0xB1):
+        return _text(buf, start, after), after
+    if code in (0xA3, 0xB3):
+        return _symbol(buf, start, after), after
+    if code in (0xA0, 0xB0):
+        return bytes(buf[start:after]), after
     if depth <= 0:
         raise DecodeError("nested too deeply")
     width = 1 if code in (0xC0, 0xC1, 0xE0) else 4
@@ -234,22 +283,20 @@ def _decode(code: int, buf: bytes, pos: int, end: int, depth: int) -> tuple[Valu
     count = buf[start] if width == 1 else _U32.unpack_from(buf, start)[0]
     start += width
     if code in (0xC0, 0xD0):
-        return _items(buf, start, after, count, depth - 1), after
+        return _items(buf, start, after, count, depth - 1, room), after
     if code in (0xC1, 0xD1):
-        return _pairs(buf, start, after, count, depth - 1), after
-    if code in (0xE0, 0xF0):
-        return _array(buf, start, after, count, depth - 1), after
-    raise DecodeError("unknown constructor")
+        return _pairs(buf, start, after, count, depth - 1, room), after
+    return _array(buf, start, after, count, depth - 1, room), after
 
 
 def _bounds(code: int, buf: bytes, pos: int, end: int) -> tuple[int, int]:
     """Return where the content of a variable-width value starts and ends."""
-    kind = code >> 4
-    if kind in (0xA, 0xC, 0xE):
+    width = _WIDTH_BY_CODE[code]
+    if width == _SIZE8:
         if pos + 1 > end:
             raise DecodeError("value is cut off")
         start, size = pos + 1, buf[pos]
-    elif kind in (0xB, 0xD, 0xF):
+    elif width == _SIZE32:
         if pos + 4 > end:
             raise DecodeError("value is cut off")
         start, size = pos + 4, _U32.unpack_from(buf, pos)[0]
@@ -274,90 +321,96 @@ def _symbol(buf: bytes, start: int, end: int) -> Symbol:
         raise DecodeError("symbol is not ASCII") from error
 
 
-def _items(buf: bytes, pos: int, end: int, count: int, depth: int) -> list[Value]:
+def _items(buf: bytes, pos: int, end: int, count: int, depth: int, room: list[int]) -> list[Value]:
     if count > end - pos:
         raise DecodeError("more items than bytes")
     items: list[Value] = []
     for _ in range(count):
-        value, pos = decode_value(buf, pos, end, depth)
+        value, pos = _value(buf, pos, end, depth, room)
         items.append(value)
     if pos != end:
-        raise DecodeError("list is longer than its items")
+        raise DecodeError("compound is longer than its items")
     return items
 
 
-def _pairs(buf: bytes, pos: int, end: int, count: int, depth: int) -> dict[Value, Value]:
+def _pairs(
+    buf: bytes, pos: int, end: int, count: int, depth: int, room: list[int]
+) -> dict[Value, Value]:
     if count % 2:
         raise DecodeError("map with a key without a value")
-    items = _items(buf, pos, end, count, depth)
+    items = _items(buf, pos, end, count, depth, room)
     pairs: dict[Value, Value] = {}
-    try:
-        for index in range(0, count, 2):
-            pairs[items[index]] = items[index + 1]
-    except TypeError as error:
-        raise DecodeError("map key is a compound") from error
+    guessable = 0
+    for index in range(0, count, 2):
+        key = items[index]
+        if not isinstance(key, str | bytes):
+            if isinstance(key, list | dict | Array | Described):
+                raise DecodeError("map key is a compound")
+            guessable += 1
+            if guessable > MAX_GUESSABLE_KEYS:
+                raise DecodeError("too many map keys that are no strings")
+        pairs[key] = items[index + 1]
     return pairs
 
 
-def _array(buf: bytes, pos: int, end: int, count: int, depth: int) -> Array:
+def _array(buf: bytes, pos: int, end: int, count: int, depth: int, room: list[int]) -> Array:
     descriptor: Value = None
+    if pos < end and buf[pos] == 0x00:
+        descriptor, pos = _value(buf, pos + 1, end, depth, room)
     if pos >= end:
         raise DecodeError("array without a constructor")
     code = buf[pos]
     pos += 1
-    if code == 0x00:
-        descriptor, pos = decode_value(buf, pos, end, depth)
-        if pos >= end:
-            raise DecodeError("array without a constructor")
-        code = buf[pos]
-        pos += 1
-    has_width = code not in _FIXED or _FIXED[code][0] > 0
-    if count > (end - pos if has_width else MAX_WIDTHLESS_ITEMS):
+    width = _WIDTH_BY_CODE[code]
+    if width in (_DESCRIBED, _UNKNOWN):
+        raise DecodeError("array with an unknown constructor")
+    if width == 0:
+        room[0] -= count
+        if room[0] < 0:
+            raise DecodeError("too many items without a payload")
+    elif count > (end - pos) // (width if width > 0 else 1):
         raise DecodeError("more items than bytes")
     items: list[Value] = []
     for _ in range(count):
-        value, pos = _decode(code, buf, pos, end, depth)
+        value, pos = _payload(code, buf, pos, end, depth, room)
         items.append(value)
     if pos != end:
         raise DecodeError("array is longer than its items")
     return Array(code, items, descriptor)
 
 
-def skip_value(buf: bytes, pos: int, end: int) -> int:
-    """Return the position after the value at `pos` without decoding it."""
-    depth = MAX_DEPTH
-    pending = 1
-    while pending:
-        if pos >= end:
-            raise DecodeError("value is cut off")
-        code = buf[pos]
-        pos += 1
-        pending -= 1
-        if code == 0x00:
-            depth -= 1
-            if depth < 0:
-                raise DecodeError("nested too deeply")
-            pending += 2
-            continue
-        fixed = _FIXED.get(code)
-        if fixed is None:
-            _, pos = _bounds(code, buf, pos, end)
-        else:
-            pos += fixed[0]
-    if pos > end:
-        raise DecodeError("value is cut off")
-    return pos
+_SIZE8: Final = -1
+_SIZE32: Final = -2
+_DESCRIBED: Final = -3
+_UNKNOWN: Final = -4
+
+
+def _width_of(code: int) -> int:
+    if code in _FIXED:
+        return _FIXED[code][0]
+    if code in (0xA0, 0xA1, 0xA3, 0xC0, 0xC1, 0xE0):
+        return _SIZE8
+    if code in (0xB0, 0xB1, 0xB3, 0xD0, 0xD1, 0xF0):
+        return _SIZE32
+    return _DESCRIBED if code == 0x00 else _UNKNOWN
+
+
+_WIDTH_BY_CODE: Final = tuple(_width_of(code) for code in range(256))
+"""Payload octets after each constructor; below zero: how the size is told."""
 
 
 # --- encoding -----------------------------------------------------------------------------------
 
 
 def encode_value(value: Value) -> bytes:
-    """Return the smallest encoding. Raises `TypeError` for what is no AMQP value."""
+    """Return the smallest encoding. Raises `TypeError` for what is or fits no AMQP type."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         raise TypeError(f"no AMQP type for {type(value).__name__}")
-    return encoder(value)
+    try:
+        return encoder(value)
+    except (OverflowError, UnicodeEncodeError, struct.error) as error:
+        raise TypeError(f"{type(value).__name__} does not fit its AMQP type") from error
 
 
 def encode_symbols(names: tuple[str, ...]) -> bytes:
@@ -375,10 +428,7 @@ def _ranged(
             return zero
         if low <= value <= high:
             return small + (value & 0xFF).to_bytes(1, "big")
-        try:
-            return wide + width.pack(value)
-        except struct.error as error:
-            raise TypeError("number does not fit its AMQP type") from error
+        return wide + width.pack(value)
 
     return encode
 
@@ -425,8 +475,11 @@ def _encode_array(value: Array) -> bytes:
     constructor = bytes((value.code,))
     if value.descriptor is not None:
         constructor = b"\x00" + encode_value(value.descriptor) + constructor
-    body = constructor + b"".join(_bare(value.code, item) for item in value.items)
-    return _compound(b"\xe0", b"\xf0", body, len(value.items))
+    try:
+        items = b"".join([_bare(value.code, item) for item in value.items])
+    except (AttributeError, OverflowError, ValueError, struct.error) as error:
+        raise TypeError("array item does not fit the array's constructor") from error
+    return _compound(b"\xe0", b"\xf0", constructor + items, len(value.items))
 
 
 def _bare(code: int, value: Value) -> bytes:
@@ -434,34 +487,49 @@ def _bare(code: int, value: Value) -> bytes:
     fixed = _WIDTHS.get(code)
     if fixed is not None:
         return fixed(value)
-    kind = code >> 4
-    if kind in (0xA, 0xB):
-        data = bytes(value) if isinstance(value, bytes) else value.encode()
-    else:
-        full = encode_value(value)
-        if full == b"\x45":
-            data = b"\x00" if kind in (0xC, 0xE) else b"\x00\x00\x00\x00"
-        elif full[0] >> 4 == kind:
-            return full[1:]
-        elif kind in (0xD, 0xF):  # the short form was chosen; widen size and count
-            return _U32.pack(full[1] + 3) + _U32.pack(full[2]) + full[3:]
-        else:
-            raise TypeError("array item is too long for its constructor")
-    size = len(data)
-    if kind in (0xA, 0xC, 0xE):
-        if size > 255:
-            raise TypeError("array item is too long for its constructor")
-        return size.to_bytes(1, "big") + data
-    return _U32.pack(size) + data
+    if _WIDTH_BY_CODE[code] not in (_SIZE8, _SIZE32):
+        raise ValueError("unknown constructor")
+    full = encode_value(value)
+    size_at_most_8 = code >> 4 in (0xA, 0xC, 0xE)
+    if full[0] == code:
+        return full[1:]
+    if full[0] | 0x10 != code and not (full[0] == 0x45 and code in (0xC0, 0xD0)):
+        raise ValueError("not of the constructor's type")
+    if full[0] == 0x45:
+        return b"\x01\x00" if size_at_most_8 else b"\x00\x00\x00\x04\x00\x00\x00\x00"
+    # The short form was chosen; widen its size and, of a compound, its count.
+    if code >> 4 == 0xB:
+        return _U32.pack(full[1]) + full[2:]
+    return _U32.pack(full[1] + 3) + _U32.pack(full[2]) + full[3:]
+
+
+def _only(expected: Value) -> Callable[[Any], bytes]:
+    """Encoder of a widthless array item, which can be one value only."""
+
+    def encode(value: Any) -> bytes:
+        if value != expected:
+            raise ValueError("not the constructor's value")
+        return b""
+
+    return encode
+
+
+def _octets(size: int) -> Callable[[Any], bytes]:
+    def encode(value: bytes) -> bytes:
+        if len(value) != size:
+            raise OverflowError("wrong number of octets")
+        return bytes(value)
+
+    return encode
 
 
 _WIDTHS: Final[dict[int, Callable[[Any], bytes]]] = {
-    0x40: lambda _value: b"",
-    0x41: lambda _value: b"",
-    0x42: lambda _value: b"",
-    0x43: lambda _value: b"",
-    0x44: lambda _value: b"",
-    0x45: lambda _value: b"",
+    0x40: _only(None),
+    0x41: _only(True),
+    0x42: _only(False),
+    0x43: _only(0),
+    0x44: _only(0),
+    0x45: _only([]),
     0x50: lambda value: value.to_bytes(1, "big"),
     0x51: _I8.pack,
     0x52: lambda value: value.to_bytes(1, "big"),
@@ -475,13 +543,13 @@ _WIDTHS: Final[dict[int, Callable[[Any], bytes]]] = {
     0x71: _I32.pack,
     0x72: _F32.pack,
     0x73: lambda value: _U32.pack(ord(value)),
-    0x74: bytes,
+    0x74: _octets(4),
     0x80: _U64.pack,
     0x81: _I64.pack,
     0x82: _F64.pack,
     0x83: _I64.pack,
-    0x84: bytes,
-    0x94: bytes,
+    0x84: _octets(8),
+    0x94: _octets(16),
     0x98: lambda value: value.bytes,
 }
 
@@ -500,9 +568,9 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
     float: lambda value: b"\x82" + _F64.pack(value),
     Char: lambda value: b"\x73" + _U32.pack(ord(value)),
     Timestamp: lambda value: b"\x83" + _I64.pack(value),
-    Decimal32: lambda value: b"\x74" + value,
-    Decimal64: lambda value: b"\x84" + value,
-    Decimal128: lambda value: b"\x94" + value,
+    Decimal32: lambda value: b"\x74" + _WIDTHS[0x74](value),
+    Decimal64: lambda value: b"\x84" + _WIDTHS[0x84](value),
+    Decimal128: lambda value: b"\x94" + _WIDTHS[0x94](value),
     uuid.UUID: lambda value: b"\x98" + value.bytes,
     bytes: _variable(b"\xa0", b"\xb0", None),
     str: _variable(b"\xa1", b"\xb1", "utf-8"),

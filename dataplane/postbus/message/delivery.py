@@ -1,7 +1,7 @@
 """Encodes a message on its way out: header and annotations before the bare message as received.
 
-Also the two forms of a lock token. Source: AMQP 1.0 part 3, 3.2.1 and 3.2.3; the annotations of
-Service Bus.
+The edge calls it once for each delivery. Also the two forms of a lock token.
+Source: AMQP 1.0 part 3, 3.2.1 and 3.2.3; the annotations of Service Bus.
 """
 
 from __future__ import annotations
@@ -26,17 +26,34 @@ LOCKED_UNTIL: Final = _symbol(b"x-opt-locked-until")
 MESSAGE_STATE: Final = _symbol(b"x-opt-message-state")
 LOCK_TOKEN: Final = _symbol(b"x-opt-lock-token")
 
-_ANNOTATIONS_BYTES: Final = len(SEQUENCE_NUMBER) + len(ENQUEUED_TIME) + len(LOCKED_UNTIL) + 27
+_SEQUENCE_LONG: Final = SEQUENCE_NUMBER + b"\x81"
+_ENQUEUED_TIMESTAMP: Final = ENQUEUED_TIME + b"\x83"
+_LOCKED_TIMESTAMP: Final = LOCKED_UNTIL + b"\x83"
+_I64: Final = struct.Struct(">q").pack
+_U32: Final = struct.Struct(">I").pack
 
-_LOCKED: Final = struct.Struct(
-    f">11sB3sBBB{len(SEQUENCE_NUMBER) + 1}sq{len(ENQUEUED_TIME) + 1}sq{len(LOCKED_UNTIL) + 1}sq"
-)
-"""The usual prefix: header with durable and a delivery count below 256, three annotations."""
+_ANNOTATED: Final = f"B4sBB{len(_SEQUENCE_LONG)}sq{len(_ENQUEUED_TIMESTAMP)}sq"
+_LOCKED_FORM: Final = f"{len(_LOCKED_TIMESTAMP)}sq"
+_ANNOTATIONS: Final = b"\x00\x53\x72\xc1"
+
+# The usual prefixes: a header with a delivery count below 256, then a short annotations map. Its
+# size octet counts the octet of the count, then 8 octets and a name for each annotation.
+_UNLOCKED_BYTES: Final = len(_SEQUENCE_LONG) + len(_ENQUEUED_TIMESTAMP) + 17
+_LOCKED_BYTES: Final = _UNLOCKED_BYTES + len(_LOCKED_TIMESTAMP) + 8
+_UNLOCKED: Final = struct.Struct(">11s" + _ANNOTATED).pack
+_LOCKED: Final = struct.Struct(">11s" + _ANNOTATED + _LOCKED_FORM).pack
+_UNLOCKED_TTL: Final = struct.Struct(">9sI2s" + _ANNOTATED).pack
+_LOCKED_TTL: Final = struct.Struct(">9sI2s" + _ANNOTATED + _LOCKED_FORM).pack
 
 _HEADERS: Final = {
-    is_durable: b"\x00\x53\x70\xc0\x07\x05" + octet + b"\x40\x40\x42\x52"
-    for is_durable, octet in ((True, b"\x41"), (False, b"\x42"))
+    True: b"\x00\x53\x70\xc0\x07\x05\x41\x40\x40\x42\x52",
+    False: b"\x00\x53\x70\xc0\x07\x05\x42\x40\x40\x42\x52",
 }
+_TTL_HEADERS: Final = {
+    True: b"\x00\x53\x70\xc0\x0b\x05\x41\x40\x70",
+    False: b"\x00\x53\x70\xc0\x0b\x05\x42\x40\x70",
+}
+_AFTER_TTL: Final = b"\x42\x52"
 
 
 def encode_prefix(
@@ -55,30 +72,56 @@ def encode_prefix(
     `ttl_ms` is the one to tell (None: none); `locked_until_ms` None leaves the annotation out;
     `lock_token` (a delivery tag) adds it as a delivery annotation, for deferred messages.
     """
+    annotations = envelope.annotations
     if (
-        ttl_ms is None
-        and locked_until_ms is not None
-        and delivery_count < 256
-        and envelope.priority is None
-        and not envelope.annotations
-        and state is None
-        and lock_token is None
+        delivery_count > 255
+        or envelope.priority is not None
+        or state is not None
+        or lock_token is not None
+        or len(annotations) > 255 - _LOCKED_BYTES
     ):
-        return _LOCKED.pack(
-            _HEADERS[envelope.is_durable], delivery_count, b"\x00\x53\x72", 0xC1,
-            _ANNOTATIONS_BYTES + 1, 6, _SEQUENCE_LONG, sequence, _ENQUEUED_TIMESTAMP, enqueued_ms,
-            _LOCKED_TIMESTAMP, locked_until_ms,
-        )  # fmt: skip
-    return _any_prefix(
-        envelope, sequence, enqueued_ms, delivery_count, ttl_ms, locked_until_ms, state, lock_token
-    )
-
-
-_SEQUENCE_LONG: Final = SEQUENCE_NUMBER + b"\x81"
-_ENQUEUED_TIMESTAMP: Final = ENQUEUED_TIME + b"\x83"
-_LOCKED_TIMESTAMP: Final = LOCKED_UNTIL + b"\x83"
-_I64: Final = struct.Struct(">q").pack
-_U32: Final = struct.Struct(">I").pack
+        return _any_prefix(
+            envelope,
+            sequence,
+            enqueued_ms,
+            delivery_count,
+            ttl_ms,
+            locked_until_ms,
+            state,
+            lock_token,
+        )
+    size = len(annotations)
+    octets = 6 + 2 * envelope.annotation_count if size else 6
+    if ttl_ms is None:
+        header = _HEADERS[envelope.is_durable]
+        if locked_until_ms is not None:
+            prefix = _LOCKED(
+                header, delivery_count, _ANNOTATIONS, _LOCKED_BYTES + size, octets,
+                _SEQUENCE_LONG, sequence, _ENQUEUED_TIMESTAMP, enqueued_ms,
+                _LOCKED_TIMESTAMP, locked_until_ms,
+            )  # fmt: skip
+        else:
+            prefix = _UNLOCKED(
+                header, delivery_count, _ANNOTATIONS, _UNLOCKED_BYTES + size, octets - 2,
+                _SEQUENCE_LONG, sequence, _ENQUEUED_TIMESTAMP, enqueued_ms,
+            )  # fmt: skip
+    else:
+        header = _TTL_HEADERS[envelope.is_durable]
+        ttl_ms = min(ttl_ms, MAX_UINT)
+        if locked_until_ms is not None:
+            prefix = _LOCKED_TTL(
+                header, ttl_ms, _AFTER_TTL, delivery_count,
+                _ANNOTATIONS, _LOCKED_BYTES + size, octets,
+                _SEQUENCE_LONG, sequence, _ENQUEUED_TIMESTAMP, enqueued_ms,
+                _LOCKED_TIMESTAMP, locked_until_ms,
+            )  # fmt: skip
+        else:
+            prefix = _UNLOCKED_TTL(
+                header, ttl_ms, _AFTER_TTL, delivery_count,
+                _ANNOTATIONS, _UNLOCKED_BYTES + size, octets - 2,
+                _SEQUENCE_LONG, sequence, _ENQUEUED_TIMESTAMP, enqueued_ms,
+            )  # fmt: skip
+    return prefix + annotations if size else prefix
 
 
 def _any_prefix(

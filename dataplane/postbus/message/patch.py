@@ -1,4 +1,7 @@
-"""Changes of application properties (modified outcomes, dead-letter reasons) and their limits."""
+"""Changes of application properties (modified outcomes, dead-letter reasons) and their limits.
+
+The entity calls it when it settles and when it accepts. Nothing else of a message is ever changed.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +39,27 @@ def merge_properties(
 ) -> bytes:
     """Return the section with `changes` set; what does not change is copied as bytes, in order.
 
-    Raises `PropertiesTooLarge`, and `TypeError` for a value that is no simple AMQP value.
+    A changed property keeps its place, new ones follow at the end; b"" is a message without the
+    section. Raises `PropertiesTooLarge`, `DecodeError` for a broken section, and `TypeError` for
+    what is no simple AMQP value.
     """
     for value in changes.values():
         if isinstance(value, list | dict | Array | Described):
             raise TypeError("an application property is a simple value")
-    kept = [entry for name, entry in _entries(section) if name is None or name not in changes]
-    kept += [encode_value(str(name)) + encode_value(value) for name, value in changes.items()]
-    merged = _DESCRIPTOR + encode_map(b"".join(kept), len(kept))
-    if len(merged) > limit_bytes:
+    changed = {
+        name: encode_value(str(name)) + encode_value(value) for name, value in changes.items()
+    }
+    merged: list[bytes] = []
+    for name, entry, _ in _entries(section):
+        if name is None or name not in changes:
+            merged.append(entry)
+        elif name in changed:
+            merged.append(changed.pop(name))
+    merged += changed.values()
+    result = _DESCRIPTOR + encode_map(b"".join(merged), len(merged))
+    if len(result) > limit_bytes:
         raise PropertiesTooLarge(PropertiesTooLarge.__doc__)
-    return merged
+    return result
 
 
 def check_properties(envelope: Envelope) -> str | None:
@@ -57,8 +70,7 @@ def check_properties(envelope: Envelope) -> str | None:
     if len(envelope.properties) > MAX_ID_CHARS:
         message_id = envelope.message_id
         if message_id is not None and len(message_id) > MAX_ID_CHARS + 2:
-            value, _ = decode_value(message_id)
-            if isinstance(value, str | bytes) and len(value) > MAX_ID_CHARS:
+            if _id_length(message_id) > MAX_ID_CHARS:
                 return f"The message id is longer than {MAX_ID_CHARS} characters."
         if envelope.session_id is not None and _is_long(envelope.session_id):
             return f"The session id is longer than {MAX_ID_CHARS} characters."
@@ -77,33 +89,48 @@ def check_properties(envelope: Envelope) -> str | None:
     if len(section) > MAX_PROPERTY_BYTES:
         if len(section) + len(envelope.properties) > MAX_PROPERTIES_BYTES:
             return f"All properties together are larger than {MAX_PROPERTIES_BYTES} bytes."
-        for name, entry in _entries(section):
-            if len(entry) - len(name or "") > MAX_PROPERTY_BYTES + 8:
+        try:
+            entries = _entries(section)
+        except DecodeError:
+            return "The application properties are malformed."
+        for name, _, value_bytes in entries:
+            if value_bytes > MAX_PROPERTY_BYTES:
                 return f"The property '{name}' is larger than {MAX_PROPERTY_BYTES} bytes."
     return None
 
 
 def _is_long(key: bytes) -> bool:
-    return len(key) > MAX_ID_CHARS and len(key.decode()) > MAX_ID_CHARS
+    return len(key) > MAX_ID_CHARS and len(key.decode(errors="replace")) > MAX_ID_CHARS
 
 
-def _entries(section: bytes) -> list[tuple[str | None, bytes]]:
-    """Return (name, encoded key and value) of a section's map."""
+def _id_length(message_id: bytes) -> int:
+    """Return the characters of a string id, the octets of a binary one."""
+    data = message_id[2:] if message_id[0] in (0xA0, 0xA1) else message_id[5:]
+    return len(data) if message_id[0] in (0xA0, 0xB0) else len(data.decode(errors="replace"))
+
+
+def _entries(section: bytes) -> list[tuple[str | None, bytes, int]]:
+    """Return name (None: not a string), encoded key and value, size of the value; of each entry."""
     if not section:
         return []
-    end = len(section)
-    pos = skip_value(section, 1, end)
+    pos = skip_value(section, 1, len(section))
+    end = skip_value(section, pos, len(section))
     code = section[pos]
-    if code == 0xC1:
+    if code == 0xC1 and pos + 3 <= end:
         count, pos = section[pos + 2], pos + 3
-    elif code == 0xD1:
+    elif code == 0xD1 and pos + 9 <= end:
         count, pos = _U32(section, pos + 5)[0], pos + 9
     else:
         raise DecodeError("application properties are not a map")
-    found: list[tuple[str | None, bytes]] = []
+    if count % 2:
+        raise DecodeError("map with a key without a value")
+    found: list[tuple[str | None, bytes, int]] = []
     for _ in range(count // 2):
         name, value_at = decode_value(section, pos, end)
         after = skip_value(section, value_at, end)
-        found.append((name if isinstance(name, str) else None, section[pos:after]))
+        entry = section[pos:after]
+        found.append((name if isinstance(name, str) else None, entry, after - value_at))
         pos = after
+    if pos != end:
+        raise DecodeError("map is longer than its entries")
     return found

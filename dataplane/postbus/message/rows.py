@@ -1,7 +1,9 @@
 """The envelope as one column of a row: everything but application properties and body.
 
-Shape: format octet 1, flags octet, then the fields the flags name, in their order. A plain message
-is two octets and its properties section.
+The store packs on insert and unpacks on load; user strings stay bytes (they may hold NUL).
+Shape: format octet 1, flags octet, then the fields the flags name, in their order, then the
+properties section. The message id is a field only if the section does not begin with it, so the
+row of a plain message is two octets and its properties.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from postbus.message.codec import DecodeError, skip_value
 from postbus.message.envelope import Envelope
 
 FORMAT: Final = 1
@@ -28,6 +31,11 @@ _LENGTH: Final = struct.Struct(">H")
 
 _PLAIN: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
 
+_SECTION: Final = b"\x00\x53\x73"
+_LIST8: Final = b"\x00\x53\x73\xc0"
+_ID_AT: Final = {0xC0: 6, 0xD0: 12}
+"""Where the first property lies, by the constructor of the section's list."""
+
 
 class UnknownRowFormat(ValueError):
     """A row was written by a newer version of Postbus: upgrade the broker."""
@@ -35,15 +43,25 @@ class UnknownRowFormat(ValueError):
 
 def pack_envelope(envelope: Envelope) -> bytes:
     """Return the column value."""
+    properties = envelope.properties
+    message_id = envelope.message_id
     if (
-        envelope.message_id is None
+        (message_id is None or properties.startswith(message_id, 6))
         and envelope.ttl_ms is None
-        and not envelope.annotation_count
-        and envelope.priority is None
         and envelope.session_id is None
+        and not envelope.annotation_count
+        and envelope.partition_key is None
+        and envelope.priority is None
         and not envelope.hop_count
+        and envelope.scheduled_ms is None
+        and envelope.via_partition_key is None
+        and (message_id is None or properties.startswith(_LIST8))
     ):
-        return _PLAIN[envelope.is_durable] + envelope.properties
+        return _PLAIN[envelope.is_durable] + properties
+    return _pack_fields(envelope)
+
+
+def _pack_fields(envelope: Envelope) -> bytes:
     flags = DURABLE if envelope.is_durable else 0
     parts: list[bytes] = []
     if envelope.priority is not None:
@@ -67,9 +85,10 @@ def pack_envelope(envelope: Envelope) -> bytes:
         flags |= KEYS
         for key in keys:
             parts.append(_LENGTH.pack(0xFFFF) if key is None else _LENGTH.pack(len(key)) + key)
-    if envelope.message_id is not None:
+    if envelope.message_id != _message_id_of(envelope.properties):
+        message_id = envelope.message_id or b""
         flags |= MESSAGE_ID
-        parts += [_U32.pack(len(envelope.message_id)), envelope.message_id]
+        parts += [_U32.pack(len(message_id)), message_id]
     if envelope.hop_count:
         flags |= HOPS
         parts.append(envelope.hop_count.to_bytes(1, "big"))
@@ -98,12 +117,15 @@ def unpack_envelope(
         envelope.session_id, pos = _key(blob, pos)
         envelope.partition_key, pos = _key(blob, pos)
         envelope.via_partition_key, pos = _key(blob, pos)
-    if flags & MESSAGE_ID:
+    has_message_id = flags & MESSAGE_ID
+    if has_message_id:
         size = _U32.unpack_from(blob, pos)[0]
-        envelope.message_id, pos = blob[pos + 4 : pos + 4 + size], pos + 4 + size
+        envelope.message_id, pos = blob[pos + 4 : pos + 4 + size] or None, pos + 4 + size
     if flags & HOPS:
         envelope.hop_count, pos = blob[pos], pos + 1
     envelope.properties = blob[pos:]
+    if not has_message_id:
+        envelope.message_id = _message_id_of(envelope.properties)
     envelope.application_properties = application_properties or b""
     envelope.body = body or b""
     envelope.size_bytes = len(blob) + len(envelope.application_properties) + len(envelope.body)
@@ -116,3 +138,18 @@ def _key(blob: bytes, pos: int) -> tuple[bytes | None, int]:
     if size == 0xFFFF:
         return None, pos
     return blob[pos : pos + size], pos + size
+
+
+def _message_id_of(properties: bytes) -> bytes | None:
+    """Return the first property as encoded, None for none."""
+    if len(properties) < 7 or not properties.startswith(_SECTION):
+        return None
+    pos = _ID_AT.get(properties[3])
+    if pos is None or pos >= len(properties) or properties[pos] == 0x40:
+        return None
+    if properties[pos] == 0xA1:
+        return properties[pos : pos + 2 + properties[pos + 1]]
+    try:
+        return properties[pos : skip_value(properties, pos, len(properties))]
+    except DecodeError:
+        return None

@@ -1,5 +1,7 @@
 """Slices an encoded message into an `Envelope` in one pass, and a batch into its members.
 
+The edge calls it once for each message that arrives. Sections are cut out, never re-encoded; only
+what the broker acts on is read. The inside of values that are forwarded is not checked.
 Source: AMQP 1.0 part 3, 3.2; Service Bus's batch format (message-format 0x80013700).
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from postbus.message.codec import DecodeError, decode_value, skip_value
+from postbus.message.codec import DecodeError, Symbol, Ulong, decode_value, skip_value
 from postbus.message.envelope import Envelope
 
 BATCH_FORMAT: Final = 0x8001_3700
@@ -16,12 +18,17 @@ BATCH_FORMAT: Final = 0x8001_3700
 
 MAX_UINT: Final = 0xFFFF_FFFF
 
+MAX_TTL_MS: Final = 922_337_203_685_477
+"""The longest TimeSpan in ms: a TTL beyond it is the same as this one ("never")."""
+
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
 MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
 APPLICATION_PROPERTIES: Final = 0x74
 DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
 FOOTER: Final = 0x78
 
 BROKER_ANNOTATIONS: Final = frozenset(
@@ -46,32 +53,62 @@ class MalformedMessage(DecodeError):
 
 
 def slice_message(data: bytes) -> Envelope:
-    """Return the parts of an encoded message. Raises `DecodeError`."""
-    envelope = Envelope(size_bytes=len(data))
-    pos, end = 0, len(data)
-    order = 0
+    """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`)."""
+    end = len(data)
+    envelope = Envelope(size_bytes=end)
+    pos = order = 0
     try:
         while pos < end:
-            if data[pos] != 0x00:
-                raise MalformedMessage("section without a descriptor")
-            code, content = _section(data, pos, end)
+            if data[pos] == 0x00 and data[pos + 1] == 0x53:
+                code = data[pos + 2]
+                content = pos + 3
+            else:
+                code, content = _section(data, pos, end)
             if code >= DATA:
-                _check_body(data, pos, end)
-                envelope.body = data[pos:] if pos else data
-                break
-            if code <= order:
-                raise MalformedMessage("sections are out of order")
+                form = data[content]
+                if code != DATA:
+                    _check_body(data, pos, end)
+                elif form == 0xA0:
+                    if content + 2 + data[content + 1] != end:
+                        _check_body(data, pos, end)
+                elif form != 0xB0 or content + 5 + _U32(data, content + 1)[0] != end:
+                    _check_body(data, pos, end)
+                envelope.body = data[pos:]
+                return envelope
+            if code <= order or code < HEADER:
+                raise MalformedMessage("sections are unknown or out of order")
             order = code
-            after = skip_value(data, content, end)
-            if code == HEADER:
-                _read_header(envelope, data, content, after)
-            elif code == MESSAGE_ANNOTATIONS:
-                _read_annotations(envelope, data, content, after)
-            elif code == PROPERTIES:
+            form = data[content]
+            if form == _FORM8[code]:
+                after = content + 2 + data[content + 1]
+                count = data[content + 2]
+                items = content + 3
+            elif form == _FORM32[code]:
+                after = content + 5 + _U32(data, content + 1)[0]
+                count = _U32(data, content + 5)[0]
+                items = content + 9
+            elif form == 0x45 and _FORM8[code] == 0xC0:
+                after = items = content + 1
+                count = 0
+            else:
+                raise MalformedMessage("section is of the wrong type")
+            if after > end or items > after or count > after - items:
+                raise MalformedMessage("section is cut off")
+            if code == PROPERTIES:
                 envelope.properties = data[pos:after]
-                _read_properties(envelope, data, content, after)
+                _read_properties(envelope, data, items, after, count)
+            elif count & 1 and code != HEADER:
+                raise MalformedMessage("map with a key without a value")
             elif code == APPLICATION_PROPERTIES:
                 envelope.application_properties = data[pos:after]
+            elif code == HEADER:
+                # Durable alone is what most clients send.
+                if count == 1 and items + 1 == after and 0x41 <= data[items] <= 0x42:
+                    envelope.is_durable = data[items] == 0x41
+                elif count:
+                    _read_header(envelope, data, items, after, count)
+            elif code == MESSAGE_ANNOTATIONS:
+                _read_annotations(envelope, data, items, after, count)
             pos = after
     except (IndexError, struct.error) as error:
         raise MalformedMessage("the message is cut off") from error
@@ -79,7 +116,10 @@ def slice_message(data: bytes) -> Envelope:
 
 
 def explode_batch(data: bytes) -> list[Envelope]:
-    """Return the members of a batch. Raises `DecodeError`, also for an empty batch."""
+    """Return the members of a batch. Raises `DecodeError`, also for an empty batch.
+
+    The batch's own sections only help a gateway to route it and are ignored.
+    """
     members: list[Envelope] = []
     pos, end = 0, len(data)
     try:
@@ -87,11 +127,15 @@ def explode_batch(data: bytes) -> list[Envelope]:
             code, content = _section(data, pos, end)
             after = skip_value(data, content, end)
             if code == DATA:
-                start = content + (2 if data[content] == 0xA0 else 5)
-                if data[content] not in (0xA0, 0xB0):
+                form = data[content]
+                if form == 0xB0:
+                    content += 5
+                elif form == 0xA0:
+                    content += 2
+                else:
                     raise MalformedMessage("a data section is not binary")
-                members.append(slice_message(data[start:after]))
-            elif code > DATA and code != FOOTER:
+                members.append(slice_message(data[content:after]))
+            elif code in (SEQUENCE, VALUE):
                 raise MalformedMessage("a batch has data sections only")
             pos = after
     except (IndexError, struct.error) as error:
@@ -108,14 +152,16 @@ def _section(data: bytes, pos: int, end: int) -> tuple[int, int]:
     """Return the section's code and where its value starts."""
     if data[pos] != 0x00:
         raise MalformedMessage("section without a descriptor")
-    form = data[pos + 1]
-    if form == 0x53:
-        return data[pos + 2], pos + 3
-    descriptor, content = decode_value(data, pos + 1, end)
-    if isinstance(descriptor, int) and HEADER <= descriptor <= FOOTER:
-        return int(descriptor), content
-    code = _NAMES.get(descriptor) if isinstance(descriptor, str) else None
-    if code is None:
+    if data[pos + 1] == 0x53:
+        code, content = data[pos + 2], pos + 3
+    else:
+        descriptor, content = decode_value(data, pos + 1, end)
+        code = 0
+        if isinstance(descriptor, Ulong):
+            code = descriptor
+        elif isinstance(descriptor, Symbol):
+            code = _NAMES.get(descriptor, 0)
+    if not HEADER <= code <= FOOTER:
         raise MalformedMessage("unknown section")
     return code, content
 
@@ -127,9 +173,18 @@ _NAMES: Final = {
     "amqp:properties:list": PROPERTIES,
     "amqp:application-properties:map": APPLICATION_PROPERTIES,
     "amqp:data:binary": DATA,
-    "amqp:amqp-sequence:list": 0x76,
-    "amqp:amqp-value:*": 0x77,
+    "amqp:amqp-sequence:list": SEQUENCE,
+    "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
+}
+_FORM8: Final = {HEADER: 0xC0, 0x71: 0xC1, 0x72: 0xC1, PROPERTIES: 0xC0, 0x74: 0xC1}
+_FORM32: Final = {code: form + 0x10 for code, form in _FORM8.items()}
+"""Constructors of the sections before the body: a list or a map, with short or long sizes."""
+
+_BODY_FORMS: Final = {
+    DATA: (0xA0, 0xB0),
+    SEQUENCE: (0x45, 0xC0, 0xD0),
+    FOOTER: (0xC1, 0xD1),
 }
 
 
@@ -138,99 +193,169 @@ def _check_body(data: bytes, pos: int, end: int) -> None:
     kind = 0
     while pos < end:
         code, content = _section(data, pos, end)
-        if not DATA <= code <= FOOTER or kind == FOOTER or (kind and code not in (kind, FOOTER)):
+        if code < DATA or kind == FOOTER or (kind and code not in (kind, FOOTER)):
             raise MalformedMessage("body sections are out of order")
-        if code == kind == 0x77:
+        if code == kind == VALUE:
             raise MalformedMessage("more than one amqp-value")
+        if code != VALUE and data[content] not in _BODY_FORMS[code]:
+            raise MalformedMessage("body section is of the wrong type")
         kind = code
         pos = skip_value(data, content, end)
 
 
-def _list_fields(data: bytes, pos: int) -> tuple[int, int]:
-    """Return the number of fields of a list and where the first one starts."""
+def _read_header(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
+    """Read durable, priority and ttl; null is the default of each."""
     code = data[pos]
-    if code == 0xC0:
-        return data[pos + 2], pos + 3
-    if code == 0xD0:
-        return _U32(data, pos + 5)[0], pos + 9
-    if code == 0x45:
-        return 0, pos + 1
-    raise MalformedMessage("section is not a list")
+    if code == 0x41:
+        envelope.is_durable = True
+    elif code == 0x56:
+        envelope.is_durable = data[pos + 1] == 1
+        pos += 1
+    elif code != 0x40 and code != 0x42:
+        raise MalformedMessage("durable is no boolean")
+    pos += 1
+    if count > 1:
+        code = data[pos]
+        if code == 0x50:
+            envelope.priority = data[pos + 1]
+            pos += 1
+        elif code != 0x40:
+            raise MalformedMessage("priority is no ubyte")
+        pos += 1
+    if count > 2:
+        code = data[pos]
+        if code == 0x70:
+            envelope.ttl_ms = _U32(data, pos + 1)[0]
+            pos += 4
+        elif code == 0x52:
+            envelope.ttl_ms = data[pos + 1]
+            pos += 1
+        elif code == 0x43:
+            envelope.ttl_ms = 0
+        elif code != 0x40:
+            raise MalformedMessage("ttl is no uint")
+        pos += 1
+    if pos > end:
+        raise MalformedMessage("header is cut off")
 
 
-def _read_header(envelope: Envelope, data: bytes, pos: int, end: int) -> None:
-    count, pos = _list_fields(data, pos)
-    if count == 1 and pos + 1 == end:  # durable alone, what most clients send
-        envelope.is_durable = data[pos] == 0x41
-        return
-    values: list[object] = []
-    for _ in range(min(count, 3)):
-        value, pos = decode_value(data, pos, end)
-        values.append(value)
-    values += [None] * (3 - len(values))
-    durable, priority, ttl = values
-    envelope.is_durable = durable is True
-    if isinstance(priority, int) and priority is not True and 0 <= priority <= 255:
-        envelope.priority = int(priority)
-    if isinstance(ttl, int) and ttl is not True:
-        envelope.ttl_ms = int(ttl)
-
-
-def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int) -> None:
+def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
     """Keep the client's entries as bytes, drop the broker's, read the ones it acts on."""
-    code = data[pos]
-    if code == 0xC1:
-        count, pos = data[pos + 2], pos + 3
-    elif code == 0xD1:
-        count, pos = _U32(data, pos + 5)[0], pos + 9
-    else:
-        raise MalformedMessage("message annotations are not a map")
-    if count % 2:
-        raise MalformedMessage("annotation without a value")
+    first = pos
     kept: list[bytes] = []
     for _ in range(count // 2):
-        value_at = skip_value(data, pos, end)
+        code = data[pos]
+        # A string or a four-octet size must not carry a broker's key past the filter.
+        if code == 0xA3 or code == 0xA1:
+            value_at = pos + 2 + data[pos + 1]
+            key = data[pos + 2 : value_at]
+        else:
+            value_at = skip_value(data, pos, end)
+            key = data[pos + 5 : value_at] if code == 0xB3 or code == 0xB1 else b""
         after = skip_value(data, value_at, end)
-        key = data[pos + 2 : value_at] if data[pos] == 0xA3 else b""
         if key not in BROKER_ANNOTATIONS:
             kept.append(data[pos:after])
             if key == b"x-opt-scheduled-enqueue-time":
-                value, _ = decode_value(data, value_at, after)
-                envelope.scheduled_ms = int(value) if isinstance(value, int) else None
+                envelope.scheduled_ms = _scheduled_ms(data, value_at, after)
             elif key == b"x-opt-partition-key":
-                envelope.partition_key = _key_text(data, value_at, after)
+                envelope.partition_key = _text(data, value_at, after)
             elif key == b"x-opt-via-partition-key":
-                envelope.via_partition_key = _key_text(data, value_at, after)
+                envelope.via_partition_key = _text(data, value_at, after)
         pos = after
-    envelope.annotations = b"".join(kept)
+    if pos != end:
+        raise MalformedMessage("annotations are longer than their entries")
     envelope.annotation_count = len(kept)
+    envelope.annotations = data[first:end] if len(kept) * 2 == count else b"".join(kept)
 
 
-def _key_text(data: bytes, pos: int, end: int) -> bytes | None:
+def _scheduled_ms(data: bytes, pos: int, end: int) -> int | None:
     value, _ = decode_value(data, pos, end)
-    return value.encode() if isinstance(value, str) else None
+    if value is None:
+        return None
+    if data[pos] not in (0x81, 0x83):
+        raise MalformedMessage("scheduled enqueue time is no timestamp")
+    return int(value)
 
 
-def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int) -> None:
-    """Read message-id, group-id and the expiry times; skip the rest."""
-    count, pos = _list_fields(data, pos)
-    expiry = creation = None
-    for index in range(min(count, 11)):
-        after = skip_value(data, pos, end)
-        if data[pos] != 0x40:
-            if index == 0:
-                if data[pos] not in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xA1, 0xB0, 0xB1):
-                    raise MalformedMessage("message-id is no ulong, uuid, binary or string")
-                envelope.message_id = data[pos:after]
-            elif index == 8 and data[pos] == 0x83:
-                expiry = _I64(data, pos + 1)[0]
-            elif index == 9 and data[pos] == 0x83:
-                creation = _I64(data, pos + 1)[0]
-            elif index == 10:
-                group, _ = decode_value(data, pos, after)
-                envelope.session_id = group.encode() if isinstance(group, str) else None
-        pos = after
-    ttl_ms = envelope.ttl_ms
-    # SDKs cap header.ttl at the uint maximum and say the real life in the two times.
-    if (ttl_ms is None or ttl_ms == MAX_UINT) and expiry is not None and creation is not None:
-        envelope.ttl_ms = max(expiry - creation, 0)
+def _text(data: bytes, pos: int, end: int) -> bytes | None:
+    """Return the UTF-8 of a string, None of null."""
+    code = data[pos]
+    if code == 0xA1:
+        pos += 2
+    elif code == 0xB1:
+        pos += 5
+    elif code == 0x40:
+        return None
+    else:
+        raise MalformedMessage("session id or partition key is no string")
+    text = data[pos:end]
+    if not text.isascii():
+        _check_utf8(text)
+    return text
+
+
+def _check_utf8(text: bytes) -> None:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedMessage("string is not UTF-8") from error
+
+
+def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
+    """Read message-id, group-id and the expiry times; walk no further than they need."""
+    if count == 0:
+        if pos != end:
+            raise MalformedMessage("properties are longer than their fields")
+        return
+    code = data[pos]
+    if code == 0x40:
+        after = pos + 1
+    elif code == 0xA1:
+        after = pos + 2 + data[pos + 1]
+        envelope.message_id = data[pos:after]
+        if not data[pos + 2 : after].isascii():
+            _check_utf8(data[pos + 2 : after])
+    else:
+        after = _read_unusual_id(envelope, data, pos, end)
+    if count > 8 and not (count > 10 and data.startswith(_TEN_NULLS, after)):
+        expiry = creation = None
+        index = 1
+        while index < count and index < 11:
+            pos = after
+            code = data[pos]
+            if code == 0x40:
+                after = pos + 1
+            elif code == 0xA1 or code == 0xA3:
+                after = pos + 2 + data[pos + 1]
+            else:
+                after = skip_value(data, pos, end)
+            if index == 10:
+                envelope.session_id = _text(data, pos, after)
+            elif code == 0x83:
+                if index == 8:
+                    expiry = _I64(data, pos + 1)[0]
+                elif index == 9:
+                    creation = _I64(data, pos + 1)[0]
+            index += 1
+        if expiry is not None and creation is not None:
+            # SDKs cap header.ttl at the uint maximum and say the real life in the two times.
+            ttl_ms = envelope.ttl_ms
+            if ttl_ms is None or ttl_ms == MAX_UINT:
+                envelope.ttl_ms = min(max(expiry - creation, 0), MAX_TTL_MS)
+    if after > end:
+        raise MalformedMessage("properties are cut off")
+
+
+_TEN_NULLS: Final = b"\x40" * 10
+"""Properties from user-id to group-id, as clients send them that write every field."""
+
+
+def _read_unusual_id(envelope: Envelope, data: bytes, pos: int, end: int) -> int:
+    """Read a message-id that is no short string; return the position after it."""
+    if data[pos] not in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xB1):
+        raise MalformedMessage("message-id is no ulong, uuid, binary or string")
+    after = skip_value(data, pos, end)
+    envelope.message_id = data[pos:after]
+    if data[pos] == 0xB1:
+        _check_utf8(data[pos + 5 : after])
+    return after

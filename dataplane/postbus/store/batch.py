@@ -81,6 +81,7 @@ class Batch(Generic[P]):
         "is_exclusive",
         "is_fold",
         "is_large",
+        "is_sent",
         "mutations",
         "refusal",
         "row_count",
@@ -96,6 +97,7 @@ class Batch(Generic[P]):
         self.byte_count = 0
         self.is_exclusive = False
         self.is_large = False
+        self.is_sent = False
         self.is_done = False
         self.is_fold = False
         self.started = 0.0

@@ -46,14 +46,14 @@ async def claim_partition(connection: Connection, partition_id: int, broker_name
     SchemaTooNew.
     """
     with translated():
-        await _check_owner(connection, broker_name)
         await connection.execute(SET_LOCK_TIMEOUT, str(LOCK_MS))
         for slot in Slot:
-            await connection.fetch(END_HOLDERS, LOCK_CLASS | partition_id, slot)
+            await _check_owner(connection, broker_name)
+            await connection.fetch(END_HOLDERS, LOCK_CLASS | partition_id, slot, broker_name)
             await connection.execute(
                 "select pg_advisory_lock($1, $2)", LOCK_CLASS | partition_id, slot
             )
-        # Somebody else may have claimed it and died again, or be about to be heard of.
+        # Somebody else may have claimed the partition while we waited.
         version = await _check_owner(connection, broker_name)
         await migrate_partition(connection, version)
         row = await connection.fetchrow(RAISE_EPOCH, broker_name, PROTOCOL_VERSION)
@@ -68,12 +68,17 @@ SET_LOCK_TIMEOUT: Final = "select set_config('lock_timeout', $1, false)"
 UNLOCK: Final = "select pg_advisory_unlock($1, $2)"
 END_HOLDERS: Final = """
 select pg_terminate_backend(pid)
-from pg_locks
+from pg_locks, owner
 where locktype = 'advisory' and granted and objsubid = 2
   and database = (select oid from pg_database where datname = current_database())
   and classid = $1::int::oid and objid = $2::int::oid
   and pid <> pg_backend_pid()
+  and (
+      is_released or broker_name = $3
+      or (extract(epoch from clock_timestamp()) * 1000)::bigint - heartbeat_ms >= 5000
+  )
 """
+"""Asks for the owner again: two that claim at once must not end the one that has just won."""
 RAISE_EPOCH: Final = """
 update owner as o
 set epoch = o.epoch + 1, broker_name = $1, protocol_version = $2, is_released = false,

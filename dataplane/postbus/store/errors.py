@@ -54,6 +54,14 @@ FULL_STATES: Final = frozenset({"53100", "53200"})
 """Disk full, out of memory."""
 
 
+CONNECTION_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection whose end is half digested
+)
+
+
 def as_store_error(error: Exception) -> StoreError | None:
     """Return what a driver's exception means to callers, None when it is a bug of ours."""
     if isinstance(error, StoreError):
@@ -67,7 +75,7 @@ def as_store_error(error: Exception) -> StoreError | None:
         return None
     if isinstance(error, asyncpg.DataError):
         return None
-    if isinstance(error, OSError | TimeoutError | asyncpg.InterfaceError):
+    if isinstance(error, CONNECTION_ERRORS):
         return StoreUnavailable(f"{type(error).__name__}: {error}")
     return None
 

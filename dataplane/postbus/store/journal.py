@@ -22,7 +22,13 @@ from postbus.entity.commands import Refusal, StoredRow, SubQueue
 from postbus.entity.outcomes import LoadedPartition, Outcome
 from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, SideRows
 from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
-from postbus.store.errors import StoreError, StoreFull, StoreUnavailable, as_store_error
+from postbus.store.errors import (
+    CONNECTION_ERRORS,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    as_store_error,
+)
 from postbus.store.load import load_partition
 from postbus.store.postgres import Store
 from postbus.store.reads import Reader
@@ -261,7 +267,7 @@ class Journal(Generic[P]):
                     await release(connection, self.epoch, self._persisted_ms)
                     for lane in reversed(self._lanes):
                         await lane.writer.connection.close(timeout=2.0)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             logger.warning(
                 "partition was not released",
                 extra={"partition": self.partition_id, "error": repr(error)},
@@ -415,7 +421,7 @@ class Journal(Generic[P]):
         if self._is_dead or batch.error is not None:
             return
         batch.error = error
-        batch.refusal = refusal_of(error)
+        batch.refusal = refusal_of(error) if batch.is_sent else Refusal.NOT_APPLIED
         self._error = self._error or error
         self._tell()
 
@@ -467,7 +473,7 @@ class Journal(Generic[P]):
             await take_slot(connection, self.partition_id, Slot.SECOND_WRITER, self.epoch)
             if not self._is_dead:
                 await self._add_lane(Slot.SECOND_WRITER, Writer(connection, self._sides))
-        except (StoreError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except (*CONNECTION_ERRORS, StoreError, asyncpg.PostgresError) as error:
             logger.warning(
                 "no second writer", extra={"partition": self.partition_id, "error": repr(error)}
             )
@@ -524,16 +530,12 @@ def refusal_of(error: Exception) -> Refusal:
     """Return what a failed commit means to those who wait for it (D10).
 
     An error the server reports is a rollback; one that ends the session may have come after the
-    commit. What the driver refuses to encode was never sent.
+    commit. What the driver refuses to encode was never sent. Whatever else is unknown.
     """
     if isinstance(error, asyncpg.PostgresError):
-        if isinstance(as_store_error(error), StoreFull):
-            return Refusal.STORE_FULL
         severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)
-        is_session_over = severity not in ("ERROR", None) or (error.sqlstate or "")[:2] == "08"
-        return Refusal.UNKNOWN if is_session_over else Refusal.NOT_APPLIED
-    if isinstance(error, asyncpg.DataError):
-        return Refusal.NOT_APPLIED
-    if isinstance(error, StoreError | OSError | TimeoutError | asyncpg.InterfaceError):
-        return Refusal.UNKNOWN
-    return Refusal.NOT_APPLIED
+        if severity not in ("ERROR", None) or (error.sqlstate or "")[:2] == "08":
+            return Refusal.UNKNOWN
+        is_full = isinstance(as_store_error(error), StoreFull)
+        return Refusal.STORE_FULL if is_full else Refusal.NOT_APPLIED
+    return Refusal.NOT_APPLIED if isinstance(error, asyncpg.DataError) else Refusal.UNKNOWN

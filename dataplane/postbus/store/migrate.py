@@ -61,7 +61,7 @@ async def prepare_store(connection: Connection) -> None:
     """Create or migrate the database-wide tables; raises SchemaTooNew."""
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-        if await connection.fetchval("select to_regclass('postbus.migration')") is None:
+        if not await connection.fetchval(HAS_TABLE, "postbus", "migration"):
             await connection.execute(_text("schema.sql"))
             await connection.execute(FIRST_ROWS)
             done = steps_after(0, "store")
@@ -78,18 +78,23 @@ FIRST_ROWS: Final = """
 insert into postbus.store default values;
 insert into postbus.catalog_version (version, next_entity_no) values (0, 1);
 """
+HAS_TABLE: Final = """
+select exists (
+    select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = $1 and c.relname = $2
+)
+"""
 RECORD_STEP: Final = "insert into postbus.migration (number, name) values ($1, $2)"
 
 
 async def prepare_partition(connection: Connection, partition_id: int) -> None:
     """Create the tables of a partition that has none; leaves search_path as it was."""
     schema = schema_of(partition_id)
-    exists = "select to_regclass($1) is not null"
-    if await connection.fetchval(exists, f"{schema}.owner"):
+    if await connection.fetchval(HAS_TABLE, schema, "owner"):
         return
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-        if await connection.fetchval(exists, f"{schema}.owner"):
+        if await connection.fetchval(HAS_TABLE, schema, "owner"):
             return
         await connection.execute(f"create schema if not exists {schema}")
         await connection.execute(f"set local search_path = {schema}")

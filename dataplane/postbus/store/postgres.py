@@ -17,6 +17,7 @@ import asyncpg
 
 from postbus.store.errors import (
     COMMIT_MS,
+    CONNECTION_ERRORS,
     Connection,
     Fenced,
     SchemaTooNew,
@@ -184,7 +185,7 @@ class _Lane:
                     self._connection = await self._connect()
                 try:
                     yield self._connection
-                except (OSError, TimeoutError, asyncpg.InterfaceError):
+                except CONNECTION_ERRORS:
                     self._connection.terminate()
                     raise
 
@@ -193,5 +194,5 @@ class _Lane:
         if connection is not None and not connection.is_closed():
             try:
                 await connection.close(timeout=2.0)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except (*CONNECTION_ERRORS, asyncpg.PostgresError):
                 connection.terminate()

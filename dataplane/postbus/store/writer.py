@@ -166,6 +166,7 @@ class Writer:
         statement = self._statements.get(sql)
         if statement is None:
             statement = self._statements[sql] = await self.connection.prepare(sql)
+        batch.is_sent = True
         await statement.fetch(*arguments)
         if self._sides.keys and batch.deletes:
             self._sides.forget(batch.deletes)
