@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from azure.core.exceptions import AzureError
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
@@ -90,9 +91,12 @@ def running_bus(folder: Path, port: int) -> Iterator[str]:
                 break
         else:
             reader.join(5)
-            raise DemoError("the bus did not start:\n" + "".join(complaints[-20:]))
+            raise DemoError("the bus did not start")
         watchdog.cancel()
         yield connection_string
+    except (DemoError, AzureError):
+        print("".join(complaints[-40:]), file=sys.stderr)
+        raise
     finally:
         watchdog.cancel()
         process.send_signal(signal.SIGTERM)
@@ -227,7 +231,7 @@ def main() -> int:
                 receiver.complete_message(message)
             tell("the message sent before the restart was there")
             print(f"\nconnection string while such a bus runs (`make dev`):\n{connection_string}")
-    except DemoError as error:
+    except (DemoError, AzureError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
     finally:

@@ -3,7 +3,8 @@
 A pytest plugin (loaded by the conftest.py of the root). A number counts only when a test that
 carries it was collected, ran and passed; a number with a failed, skipped or expected-to-fail test
 beside passing ones counts as not shown. `--behaviours-write` writes the page, `--behaviours-check`
-fails the run when the page differs; both only make sense for a run of all tests.
+fails the run when the page differs; both only make sense for a run of all tests, and do nothing
+when the run was cut short. A run with failed tests may write, without what those would show.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     report = session.config.pluginmanager.get_plugin("behaviour-report")
-    if report is None or exitstatus not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+    is_whole = exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}
+    if report is None or not is_whole or not report.passed or session.shouldfail:
         return
     if session.config.getoption("behaviours_write"):
         PAGE.write_text(report.page(), encoding="utf-8")

@@ -154,7 +154,7 @@ def load_settings(**said: Any) -> Settings:
             message = str(problem["msg"]).removeprefix("Value error, ")
             lines.append(f"{shown}: {message[:1].lower()}{message[1:]}")
         raise SettingsError("\n".join(lines)) from None
-    except Exception as error:  # noqa: BLE001 pydantic-settings wraps unreadable JSON in its own way
+    except Exception as error:  # noqa: BLE001 what the sources raise is theirs
         raise SettingsError(str(error)) from None
     settings.validate_together()
     return settings

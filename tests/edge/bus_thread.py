@@ -70,6 +70,9 @@ class MovableClock(EntityClock):
     def __call__(self) -> int:
         return super().__call__() + self.shift_ms
 
+    def observe(self, _database_ms: int) -> None:
+        """Ignore samples: the database runs on this machine, and stored times are moved ones."""
+
 
 class KeptLog(logging.Handler):
     """Keeps the records of the broker's log."""
@@ -82,9 +85,7 @@ class KeptLog(logging.Handler):
         self.records.append(record)
 
     def tracking_ids(self) -> set[str]:
-        return {
-            record.tracking_id for record in self.records if hasattr(record, "tracking_id")
-        }
+        return {record.tracking_id for record in self.records if hasattr(record, "tracking_id")}
 
     def errors(self) -> list[str]:
         return [
@@ -100,6 +101,7 @@ class BusThread:
     def __init__(self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD]) -> None:
         self.limits = limits
         self.log = KeptLog()
+        self.real_shift_s = 0.0
         self._dsn = dsn
         self._loop = uvloop.new_event_loop()
         self._ready: Future[None] = Future()
@@ -161,7 +163,7 @@ class BusThread:
             self._directory.follow(self._hosts)
             self.router = Router(self._hosts, self._directory, self.clock)
             self.listener = AmqpListener(
-                self.router, Authorizer(RULES), self.limits, tasks, "test-bus"
+                self.router, Authorizer(RULES), self.limits, tasks, "test-bus", self.real_time_s
             )
             await self.listener.start("127.0.0.1", 0)
             self._ready.set_result(None)
@@ -172,6 +174,21 @@ class BusThread:
         await store.close()
 
     # --- what a test does to it -----------------------------------------------------------------
+
+    def real_time_s(self) -> float:
+        """Tell the time of tokens and idle connections, which tests move as well."""
+        return time.time() + self.real_shift_s
+
+    def advance_real_time(self, duration_s: float) -> None:
+        """Move the time of tokens and idle connections; what is due then is done."""
+
+        async def move() -> None:
+            self.real_shift_s += duration_s
+            now_ms = time.monotonic_ns() // 1_000_000 + int(self.real_shift_s * 1_000)
+            for transport in list(self.listener._connections):
+                transport.tick(now_ms)
+
+        self.run(move())
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
@@ -260,14 +277,12 @@ class BusThread:
             f"SharedAccessKey={key};UseDevelopmentEmulator=true"
         )
 
-    def client(self, rule: str = RULES[0].name, key: str | None = None, **said: object) -> (
-        ServiceBusClient
-    ):
+    def client(
+        self, rule: str = RULES[0].name, key: str | None = None, **said: object
+    ) -> ServiceBusClient:
         """Return the unmodified SDK's client; it does not repeat what fails unless told to."""
         options: dict[str, object] = {"retry_total": 0, **said}
-        return ServiceBusClient.from_connection_string(
-            self.connection_string(rule, key), **options
-        )
+        return ServiceBusClient.from_connection_string(self.connection_string(rule, key), **options)
 
 
 def sas_token(resource: str, rule: str, key: str, expires_s: int) -> str:

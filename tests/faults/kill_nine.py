@@ -1,11 +1,11 @@
-"""Kill -9 of broker and Postgres under load through the official SDK, and the checker of the history.
+"""Kill -9 of broker and Postgres under load through the official SDK, with a checker.
 
     python tests/faults/kill_nine.py --kills 50 --messages 1000000
 
-Senders and receivers run in this process, the broker and Postgres in others. Each accepted message
-id, each confirmed completion and each delivery is recorded; after the last kill the queue is drained
-and the record checked: nothing accepted is lost or doubled, nothing completed comes back, delivery
-counts keep their promise. A send whose answer was lost may have been stored or not.
+Senders and receivers run here, the broker and Postgres in other processes. Each accepted message
+id, each confirmed completion and each delivery is recorded; after the last kill what is left is
+peeked and the record checked: nothing accepted is lost or doubled, nothing completed comes back,
+delivery counts keep their promise. A send whose answer was lost may have been stored or not.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class History:
 class Processes:
     """Postgres and the broker as child processes of this script."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: list[str]) -> None:
+        self.program = program
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -111,11 +112,13 @@ class Processes:
         (folder / "manifests.yaml").write_text(MANIFEST)
 
     def start_broker(self) -> None:
-        command = [sys.executable, "-m", "postbus", "serve", str(self.folder / "manifests.yaml")]
+        command = [sys.executable, *self.program, "serve", str(self.folder / "manifests.yaml")]
         environment = os.environ | {
             "POSTBUS_STORES": self.postgres.dsn,
             "POSTBUS_HOST": "127.0.0.1",
             "POSTBUS_PORT": str(self.port),
+            "POSTBUS_TLS_PORT": "0",
+            "POSTBUS_METRICS_PORT": "0",
             "POSTBUS_DATA": str(self.folder / "broker"),
         }
         with (self.folder / "broker.log").open("ab") as log:
@@ -179,9 +182,7 @@ async def settle(
         history.in_flight -= 1
 
 
-async def receive_forever(
-    client: ServiceBusClient, history: History, until: asyncio.Event
-) -> None:
+async def receive_forever(client: ServiceBusClient, history: History, until: asyncio.Event) -> None:
     while not until.is_set():
         try:
             async with client.get_queue_receiver(QUEUE) as receiver:
@@ -221,18 +222,16 @@ async def wait_for_port(port: int, deadline_s: float = 60.0) -> None:
             return
 
 
-async def run(kills: int, messages: int, seed: int, folder: Path) -> History:
+async def run(kills: int, messages: int, seed: int, folder: Path, program: list[str]) -> History:
     """Drive the load, kill as often as asked, drain and check."""
     random.seed(seed)
-    history, processes = History(), Processes(folder)
+    history, processes = History(), Processes(folder, program)
     processes.postgres.start()
     processes.start_broker()
     await wait_for_port(processes.port)
     until, numbers = asyncio.Event(), itertools.count(1)
     clients = [
-        ServiceBusClient.from_connection_string(
-            processes.connection_string, retry_total=0
-        )
+        ServiceBusClient.from_connection_string(processes.connection_string, retry_total=0)
         for _ in range(8)
     ]
     async with asyncio.TaskGroup() as tasks:
@@ -282,10 +281,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
         os.chmod(folder, 0o755)
-        history = asyncio.run(run(options.kills, options.messages, options.seed, Path(folder)))
+        program = [options.broker] if options.broker else ["-m", "postbus"]
+        history = asyncio.run(
+            run(options.kills, options.messages, options.seed, Path(folder), program)
+        )
     print(
         f"accepted {len(history.accepted)}, completed {len(history.completed)}, in doubt "
         f"{len(history.in_doubt)}, problems {len(history.problems)}"

@@ -24,6 +24,8 @@ ERRANT_LINK: Final = "amqp:session:errant-link"
 HANDLE_IN_USE: Final = "amqp:session:handle-in-use"
 UNATTACHED_HANDLE: Final = "amqp:session:unattached-handle"
 DETACH_FORCED: Final = "amqp:link:detach-forced"
+STOLEN: Final = "amqp:link:stolen"
+TRANSFER_LIMIT_EXCEEDED: Final = "amqp:link:transfer-limit-exceeded"
 MESSAGE_SIZE_EXCEEDED: Final = "amqp:link:message-size-exceeded"
 
 TIMEOUT: Final = "com.microsoft:timeout"

@@ -8,7 +8,6 @@ and a description. Source: AMQP 1.0 part 2, 2.4; part 5, 5.3.
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from typing import Any, Final
 
 from postbus.amqp import conditions
@@ -16,14 +15,12 @@ from postbus.amqp import performatives as p
 from postbus.amqp.conditions import (
     AmqpConnectionError,
     AmqpError,
-    AmqpLinkError,
     AmqpSessionError,
 )
 from postbus.amqp.events import (
     ConnectionClosed,
     ConnectionOpened,
     Event,
-    LinkDetached,
     SaslInitReceived,
     SessionBegun,
     SessionEnded,
@@ -37,23 +34,25 @@ from postbus.amqp.frames import (
     SASL_HEADER,
     TRANSFER_BYTES,
     frame,
+    parse_disposition,
+    parse_transfer,
+    raw_fields,
+    transfer_fields,
 )
 from postbus.amqp.limits import Limits
-from postbus.amqp.performatives import ACCEPTED, DeliveryState
-from postbus.amqp.session import Session, TransferFields
+from postbus.amqp.session import Session
 from postbus.message.codec import (
     Array,
     DecodeError,
-    Described,
     Symbol,
     Ubyte,
     Ushort,
     decode_value,
     encode_value,
-    skip_value,
 )
 
 MIN_FRAME_BYTES: Final = 512
+
 
 class Connection:
     """See the module's docstring. `context` belongs to the owner."""
@@ -74,19 +73,20 @@ class Connection:
         self.is_opened = False
         self.is_closed = False
         self.payload_limit = MIN_FRAME_BYTES - TRANSFER_BYTES
+        self.partial_bytes = 0
+        """Bytes of deliveries whose last frame is still to come."""
+        self.link_count = 0
         self._mechanisms = sasl_mechanisms
         self._rest = b""
         self._out: list[bytes] = []
         self.out_bytes = 0
         self._awaits_header = True
-        self._sasl_frames = 0
         self._is_authenticated = False
         self._sasl_pending = False
         self._sessions: dict[int, Session] = {}
         self._channels: set[int] = set()
         self._ended_channels: set[int] = set()
         self._remote_channel_max = 0xFFFF
-        self._gone: OrderedDict[tuple[Session, int], None] = OrderedDict()
         self._remote_idle_ms = 0
         self._last_received_ms = 0
         self._last_sent_ms = 0
@@ -114,7 +114,10 @@ class Connection:
             cut_off = AmqpConnectionError(conditions.DECODE_ERROR, "the frame is cut off")
             self._fail(cut_off, events)
             return events
-        self._rest = data[used:] if used < len(data) else b""
+        self._rest = data[used:] if used < len(data) and not self.is_closed else b""
+        if self._sasl_pending and len(self._rest) > self.limits.max_frame_bytes:
+            text = "too much was sent before the SASL outcome"
+            self._fail(AmqpConnectionError(conditions.FRAMING_ERROR, text), events)
         return events
 
     # --- answer ---------------------------------------------------------------------------------
@@ -164,7 +167,8 @@ class Connection:
         if out:
             self._out = []
             self.out_bytes = 0
-            self._has_written = True
+            if out[0] is not EMPTY_FRAME or len(out) > 1:  # `tick` notes its own
+                self._has_written = True
         return out
 
     # --- time -----------------------------------------------------------------------------------
@@ -185,10 +189,13 @@ class Connection:
                 conditions.RESOURCE_LIMIT_EXCEEDED, "nothing was received within the idle timeout"
             )
             self._fail(error, events)
-        elif self.is_opened and self._remote_idle_ms:
-            if now_ms - self._last_sent_ms >= self._remote_idle_ms // 2:
-                self.write(EMPTY_FRAME)
-                self._last_sent_ms = now_ms
+        elif (
+            self.is_opened
+            and self._remote_idle_ms
+            and now_ms - self._last_sent_ms >= self._remote_idle_ms // 2
+        ):
+            self.write(EMPTY_FRAME)
+            self._last_sent_ms = now_ms
         return events
 
     @property
@@ -196,17 +203,6 @@ class Connection:
         """How often `tick` should be called."""
         intervals = [each for each in (self.limits.idle_timeout_ms, self._remote_idle_ms) if each]
         return max(min(intervals, default=60_000) // 4, 100)
-
-    # --- for sessions ---------------------------------------------------------------------------
-
-    def note_gone(self, session: Session, handle: int) -> None:
-        """Remember a handle we detached: frames of the peer may still cross."""
-        self._gone[session, handle] = None
-        if len(self._gone) > GONE_HANDLES:
-            self._gone.popitem(last=False)
-
-    def is_handle_crossing(self, session: Session, handle: int) -> bool:
-        return (session, handle) in self._gone
 
     # --- parsing --------------------------------------------------------------------------------
 
@@ -256,17 +252,18 @@ class Connection:
         return False
 
     def _take_sasl(self, data: bytes, start: int, end: int, events: list[Event]) -> None:
-        self._sasl_frames += 1
-        if self._is_authenticated or self._sasl_frames > self.limits.sasl_frames:
+        if self._is_authenticated:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "unexpected SASL frame")
         value, _ = decode_value(data, start, end)
         if p.code_of(value) != p.SASL_INIT:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "expected sasl-init")
         mechanism, response, hostname = p.fields_of(value, 3)
+        if not isinstance(mechanism, str):
+            raise AmqpConnectionError(conditions.DECODE_ERROR, "sasl-init without mechanism")
         self._sasl_pending = True
         events.append(
             SaslInitReceived(
-                str(mechanism),
+                str(mechanism),  # not a Symbol
                 response if isinstance(response, bytes) else b"",
                 hostname if isinstance(hostname, str) else None,
             )
@@ -275,14 +272,14 @@ class Connection:
     def _take_frame(
         self, data: bytes, start: int, end: int, channel: int, events: list[Event]
     ) -> None:
-        """Dispatch one performative; errors of a session or link end just that."""
+        """Dispatch one performative; errors of a session end just that."""
         session = self._sessions.get(channel)
-        code = data[start + 2] if end - start > 3 and data[start + 1] == 0x53 else 0
-        handle: int | None = None
+        code = 0
+        if session is not None and not session.is_ended and end - start > 3:
+            code = data[start + 2] if data[start] == 0 and data[start + 1] == 0x53 else 0
         try:
             if code == p.TRANSFER and session is not None:
                 fields, payload_at = parse_transfer(data, start, end)
-                handle = fields[0]
                 event = session.receive_transfer(fields, data[payload_at:end])
                 if event is not None:
                     events.append(event)
@@ -290,11 +287,6 @@ class Connection:
                 self._take_disposition(session, data, start, end, events)
             else:
                 self._take_other(data, start, end, channel, events)
-        except AmqpLinkError as error:
-            link = None if session is None or handle is None else session.link_of(handle)
-            if link is not None:
-                link.detach(error)
-                events.append(LinkDetached(link, True, error))
         except AmqpSessionError as error:
             if session is not None:
                 session.end(error)
@@ -308,23 +300,13 @@ class Connection:
             session.receive_disposition(*fast, events)
             return
         value, _ = decode_value(data, start, end)
-        role, first, last, settled, state, _ = p.fields_of(value, 6)
-        if role is not True:
-            return  # our answers settle the peer's deliveries for good
-        first = p.require_uint(first, "first")
-        last = p.optional_uint(last, "last", first)
-        session.receive_disposition(first, last, settled is True, p.decode_state(state), events)
+        session.receive_any_disposition(p.performative_of(value)[1], events)
 
     def _take_other(
         self, data: bytes, start: int, end: int, channel: int, events: list[Event]
     ) -> None:
-        value, _ = decode_value(data, start, end)
-        code = p.code_of(value)
-        if code not in p.FIELD_COUNTS or not isinstance(value, Described):
-            raise AmqpConnectionError(conditions.NOT_IMPLEMENTED, "unknown performative")
-        if not isinstance(value.value, list):
-            raise AmqpConnectionError(conditions.DECODE_ERROR, "performative is not a list")
-        fields = p.fields_of(value, p.FIELD_COUNTS[code])
+        value, payload_at = decode_value(data, start, end)
+        code, fields = p.performative_of(value)
         if code == p.OPEN:
             self._take_open(fields, events)
             return
@@ -347,7 +329,7 @@ class Connection:
             return  # frames that crossed an end
         if code == p.ATTACH:
             raw = raw_fields(data, start, end, (5, 6))
-            events.append(session.receive_attach(fields, raw))
+            events += session.receive_attach(fields, raw)
         elif code == p.FLOW:
             events += session.receive_flow(fields)
         elif code == p.DETACH:
@@ -359,10 +341,13 @@ class Connection:
             self._forget_session(session)
             events.append(SessionEnded(session))
         elif code == p.TRANSFER:
-            transfer, payload_at = parse_transfer(data, start, end)
-            event = session.receive_transfer(transfer, data[payload_at:end])
+            event = session.receive_transfer(transfer_fields(fields), data[payload_at:end])
             if event is not None:
                 events.append(event)
+        elif code == p.DISPOSITION:
+            session.receive_any_disposition(fields, events)
+        else:
+            raise AmqpConnectionError(conditions.NOT_ALLOWED, "not a frame of a session")
 
     def _take_open(self, fields: list[Any], events: list[Event]) -> None:
         if self.is_opened:
@@ -378,19 +363,7 @@ class Connection:
         self._remote_channel_max = p.optional_uint(fields[3], "channel-max", 0xFFFF, 0xFFFF)
         self._remote_idle_ms = p.optional_uint(fields[4], "idle-time-out", 0)
         self.remote_container_id = container_id
-        self.is_opened = True
-        body = p.described_list(
-            p.OPEN,
-            [
-                encode_value(self.container_id),
-                p.NULL,
-                p.uint(self.limits.max_frame_bytes),
-                encode_value(Ushort(self.limits.channel_max)),
-                p.uint(self.limits.idle_timeout_ms) if self.limits.idle_timeout_ms else p.NULL,
-                *[p.NULL] * 5,
-            ],
-        )
-        self.write(frame(0, body))
+        self._write_open()
         properties = fields[9] if isinstance(fields[9], dict) else {}
         events.append(
             ConnectionOpened(
@@ -398,12 +371,27 @@ class Connection:
             )
         )
 
+    def _write_open(self) -> None:
+        self.is_opened = True
+        idle_ms = self.limits.idle_timeout_ms
+        fields = [
+            encode_value(self.container_id),
+            p.NULL,
+            p.uint(self.limits.max_frame_bytes),
+            encode_value(Ushort(self.limits.channel_max)),
+            p.uint(idle_ms) if idle_ms else p.NULL,
+            *[p.NULL] * 5,
+        ]
+        self.write(frame(0, p.described_list(p.OPEN, fields)))
+
     def _take_begin(self, fields: list[Any], channel: int, events: list[Event]) -> None:
         known = self._sessions.get(channel)
         if known is not None and not known.is_ended:
             raise AmqpConnectionError(conditions.ILLEGAL_STATE, "the channel has a session")
         if channel > self.limits.channel_max:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "channel above channel-max")
+        if known is not None:  # the peer left our end without an answer
+            self._forget_session(known)
         own_channel = 0
         while own_channel in self._channels:
             own_channel += 1
@@ -444,14 +432,15 @@ class Connection:
     def _fail(self, error: AmqpConnectionError, events: list[Event]) -> None:
         """Close for a violation of the peer."""
         if not self.is_opened and self._is_authenticated and not self._awaits_header:
-            self.is_opened = True  # a close may only follow an open of ours
-            self.write(frame(0, p.described_list(p.OPEN, [encode_value(self.container_id)])))
+            self._write_open()  # a close may only follow an open of ours
         self.close(error)
         events.append(ConnectionClosed(error))
 
     def _discard(self) -> None:
         self.is_closed = True
         self._rest = b""
+        self._sasl_pending = False
+        for session in self._sessions.values():
+            session.discard()
         self._sessions.clear()
         self._channels.clear()
-        self._gone.clear()

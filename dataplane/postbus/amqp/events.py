@@ -111,6 +111,24 @@ class UnknownDeliveries:
     state: DeliveryState | None
 
 
+@dataclass(slots=True)
+class DeliveriesAnswered:
+    """The peer's disposition, as a sender, on its deliveries `first` to `last`; clients only."""
+
+    session: Session
+    first: int
+    last: int
+    state: DeliveryState | None
+    is_settled: bool
+
+
+@dataclass(slots=True)
+class LinkDrained:
+    """The peer gave up the credit it had left; clients only."""
+
+    link: IncomingLink
+
+
 Event: TypeAlias = (
     SaslInitReceived
     | ConnectionOpened
@@ -124,4 +142,6 @@ Event: TypeAlias = (
     | OversizeReceived
     | DeliveriesUpdated
     | UnknownDeliveries
+    | DeliveriesAnswered
+    | LinkDrained
 )

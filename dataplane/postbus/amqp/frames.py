@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from postbus.amqp import performatives as p
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
-from postbus.message.codec import DecodeError, Described, decode_value, skip_value
+from postbus.message.codec import DecodeError, decode_value, skip_value
 
 HEADER: Final = struct.Struct(">IBBH")
 AMQP_FRAME: Final = 0
 SASL_FRAME: Final = 1
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+MAX_TAG_BYTES: Final = 32
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 _TRANSFER: Final = struct.Struct(">IBBH3sBBBBIBIBB16scccccccc")
@@ -92,54 +93,67 @@ def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, i
         fields_end = pos + 2 + data[pos + 1]
         count = data[pos + 2]
         pos += 3
-        if 4 <= count <= 6 and fields_end <= end and fields_end - pos >= 8:
-            handle = -1
-            code = data[pos]
-            if code == 0x43:
-                handle, pos = 0, pos + 1
-            elif code == 0x52:
-                handle, pos = data[pos + 1], pos + 2
-            code = data[pos]
-            delivery_id = -1
-            if code == 0x70:
-                delivery_id, pos = _U32(data, pos + 1)[0], pos + 5
-            elif code == 0x52:
-                delivery_id, pos = data[pos + 1], pos + 2
-            elif code == 0x43:
-                delivery_id, pos = 0, pos + 1
-            if handle >= 0 and delivery_id >= 0 and pos < fields_end and data[pos] == 0xA0:
-                tag_end = pos + 2 + data[pos + 1]
-                tail = data[tag_end:fields_end]
-                # message-format 0, then settled false or true and more false where they are given
-                simple = _TAILS.get(tail)
-                if simple is not None and simple[0] == count:
-                    tag = data[pos + 2 : tag_end]
-                    fields = (handle, delivery_id, tag, 0, simple[1], False, None, False)
-                    return fields, fields_end
+    elif code == 0xD0 and pos + 9 < end:
+        fields_end = pos + 5 + _U32(data, pos + 1)[0]
+        count = _U32(data, pos + 5)[0]
+        pos += 9
+    else:
+        return _parse_any_transfer(data, start, end)
+    if count >= 4 and fields_end <= end and fields_end - pos >= 5:
+        handle = -1
+        code = data[pos]
+        if code == 0x43:
+            handle, pos = 0, pos + 1
+        elif code == 0x52:
+            handle, pos = data[pos + 1], pos + 2
+        code = data[pos]
+        delivery_id = -1
+        if code == 0x70:
+            delivery_id, pos = _U32(data, pos + 1)[0], pos + 5
+        elif code == 0x52:
+            delivery_id, pos = data[pos + 1], pos + 2
+        elif code == 0x43:
+            delivery_id, pos = 0, pos + 1
+        if handle >= 0 and delivery_id >= 0 and pos < fields_end and data[pos] == 0xA0:
+            tag_end = pos + 2 + data[pos + 1]
+            tail = data[tag_end:fields_end]
+            simple = _TAILS.get(tail)
+            if simple is not None and simple[0] == count and tag_end - pos <= MAX_TAG_BYTES + 2:
+                tag = data[pos + 2 : tag_end]
+                fields = (handle, delivery_id, tag, 0, simple[1], False, None, False)
+                return fields, fields_end
     return _parse_any_transfer(data, start, end)
 
 
-_TAILS: Final = {
-    b"\x43": (4, False),
-    b"\x43\x42": (5, False),
-    b"\x43\x41": (5, True),
-    b"\x43\x42\x42": (6, False),
-    b"\x43\x41\x42": (6, True),
-    b"\x43\x40\x42": (6, False),
-    b"\x40\x42\x42": (6, False),
-}
+def _simple_tails() -> dict[bytes, tuple[int, bool]]:
+    """Return what may follow the tag of a plain transfer -> (count of all fields, settled).
+
+    Plain is: message-format 0, one frame, no state, not resumed, not aborted.
+    """
+    choices = (b"\x43\x40", b"\x42\x40\x41", b"\x42\x40", b"\x40", b"\x40", *[b"\x42\x40"] * 2)
+    tails: dict[bytes, tuple[int, bool]] = {}
+    rows = [b""]
+    for index, octets in enumerate((*choices, b"\x42\x40\x41"), start=4):
+        rows = [row + octets[at : at + 1] for row in rows for at in range(len(octets))]
+        tails.update((row, (index, row[1:2] == b"\x41")) for row in rows)
+    return tails
+
+
+_TAILS: Final = _simple_tails()
 
 
 def _parse_any_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, int]:
     value, payload_at = decode_value(data, start, end)
-    if not isinstance(value.value, list):
-        raise DecodeError("transfer is not a list")
-    fields = p.fields_of(value, 11)
+    return transfer_fields(p.performative_of(value)[1]), payload_at
+
+
+def transfer_fields(fields: list[Any]) -> TransferFields:
+    """Return the fields of a transfer that are looked at. Raises `DecodeError`."""
     delivery_id = fields[1]
     if delivery_id is not None:
         delivery_id = p.require_uint(delivery_id, "delivery-id")
     tag = fields[2]
-    if tag is not None and (not isinstance(tag, bytes) or len(tag) > 32):
+    if tag is not None and (not isinstance(tag, bytes) or len(tag) > MAX_TAG_BYTES):
         raise DecodeError("delivery-tag is not a binary of at most 32 octets")
     return (
         p.require_uint(fields[0], "handle"),
@@ -150,7 +164,7 @@ def _parse_any_transfer(data: bytes, start: int, end: int) -> tuple[TransferFiel
         fields[5] is True,
         p.decode_state(fields[7]),
         fields[9] is True,
-    ), payload_at
+    )
 
 
 _ACCEPTED_TAILS: Final = {
@@ -168,35 +182,34 @@ _ACCEPTED_TAILS: Final = {
 def parse_disposition(
     data: bytes, start: int, end: int
 ) -> tuple[int, int, bool, DeliveryState] | None:
-    """Return (first, last, settled, accepted) of the usual form, None for any other."""
-    pos = start + 3
-    if end - pos < 8 or data[pos] != 0xC0 or data[pos + 3] != 0x41:
+    """Return (first, last, settled, accepted) of a receiver's usual form, None for any other."""
+    if end - start < _DISPOSITION_HEAD_BYTES:
+        return _parse_short_disposition(data, start, end)
+    head, code, _, _, role, kind, first, last_kind, last = _DISPOSITION_HEAD.unpack_from(
+        data, start
+    )
+    if kind != 0x70 or last_kind != 0x70:
+        return _parse_short_disposition(data, start, end)
+    if role != 0x41 or code != 0xC0 or head != b"\x00\x53\x15":
         return None
-    pos += 4
-    code = data[pos]
-    if code == 0x70 and end - pos > 6:
-        first, pos = _U32(data, pos + 1)[0], pos + 5
-    elif code == 0x52:
-        first, pos = data[pos + 1], pos + 2
-    elif code == 0x43:
-        first, pos = 0, pos + 1
-    else:
+    is_settled = _ACCEPTED_TAILS.get(data[start + _DISPOSITION_HEAD_BYTES : end])
+    if is_settled is None:
         return None
-    code = data[pos]
-    if code == 0x70 and end - pos > 5:
-        last, pos = _U32(data, pos + 1)[0], pos + 5
-    elif code == 0x40:
-        last, pos = first, pos + 1
-    elif code == 0x52:
-        last, pos = data[pos + 1], pos + 2
-    elif code == 0x43:
-        last, pos = 0, pos + 1
-    else:
+    return first, last, is_settled, ACCEPTED
+
+
+def _parse_short_disposition(
+    data: bytes, start: int, end: int
+) -> tuple[int, int, bool, DeliveryState] | None:
+    """Read the form whose `first` is full width and whose `last` is null."""
+    pos = start + 12
+    if end - pos < 2 or data[start + 3] != 0xC0 or data[start + 6 : start + 8] != b"\x41\x70":
         return None
-    settled = _ACCEPTED_TAILS.get(data[pos:end])
-    if settled is None:
+    is_settled = _ACCEPTED_TAILS.get(data[pos + 1 : end]) if data[pos] == 0x40 else None
+    if is_settled is None:
         return None
-    return first, last, settled, ACCEPTED
+    first = _U32(data, start + 8)[0]
+    return first, first, is_settled, ACCEPTED
 
 
 def raw_fields(data: bytes, start: int, end: int, indexes: tuple[int, int]) -> tuple[bytes, bytes]:

@@ -21,17 +21,14 @@ class Limits:
     handle_max: int = 1_023
     """Highest handle of a session."""
 
+    max_links: int = 4_096
+    """Links of a connection over all its sessions; more are refused one by one."""
+
     incoming_window: int = 5_000
     """Transfers a peer may have on the way in a session."""
 
-    max_unsettled: int = 20_000
-    """Deliveries to a peer that may wait for a disposition in one session."""
-
-    max_held_transfers: int = 20_000
-    """Deliveries held back in one session until the peer's window opens."""
+    max_partial_messages: int = 8
+    """Largest deliveries that may be half received at a time, over all links of a connection."""
 
     idle_timeout_ms: int = 240_000
     """Announced to peers; Service Bus's value. A silent peer is closed after it."""
-
-    sasl_frames: int = 8
-    """SASL frames before the connection is refused."""

@@ -27,6 +27,7 @@ class Link:
         "context",
         "delivery_count",
         "handle",
+        "is_attach_sent",
         "is_attached",
         "is_detach_sent",
         "name",
@@ -64,18 +65,26 @@ class Link:
         self.properties = properties
         self.delivery_count = 0
         self.is_attached = False
+        self.is_attach_sent = False
         self.is_detach_sent = False
         self.context: Any = None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the link was detached or its session ended, maybe before it was answered."""
+        return self.is_detach_sent or self.session.is_ended
+
     def refuse(self, error: AmqpError) -> None:
         """Answer the attach with a null terminus and a closing detach, as clients expect."""
-        self._send_attach(None, None, is_refused=True)
-        self.detach(error)
+        if not self.is_attach_sent:
+            self.detach(error)
 
     def detach(self, error: AmqpError | None = None, *, is_closed: bool = True) -> None:
         """Detach from our side; later frames of the peer for this handle are ignored."""
-        if self.is_detach_sent or self.session.is_ended:
+        if self.is_gone:
             return
+        if not self.is_attach_sent:  # a peer may only be told to detach what it saw attached
+            self._send_attach(None, None, is_refused=True)
         self.is_detach_sent = True
         self.is_attached = False
         self.session.write(
@@ -92,6 +101,7 @@ class Link:
         *,
         is_refused: bool = False,
     ) -> None:
+        self.is_attach_sent = True
         source = NULL if self.source is None else self.source.raw
         target = NULL if self.target is None else self.target.raw
         if is_refused and self.is_incoming:
@@ -127,9 +137,9 @@ class IncomingLink(Link):
 
     __slots__ = (
         "credit",
+        "is_oversize",
         "max_message_bytes",
         "partial",
-        "partial_bytes",
         "partial_transfer",
     )
 
@@ -139,8 +149,8 @@ class IncomingLink(Link):
         super().__init__(*args)
         self.credit = 0
         self.max_message_bytes = 0
-        self.partial: list[bytes] = []
-        self.partial_bytes = 0
+        self.partial = bytearray()
+        self.is_oversize = False
         self.partial_transfer: tuple[int, bytes, int, bool, DeliveryState | None] | None = None
 
     @property
@@ -150,7 +160,9 @@ class IncomingLink(Link):
     def accept(
         self, *, max_message_bytes: int, credit: int, properties: dict[str, Any] | None = None
     ) -> None:
-        """Attach and let the peer send `credit` deliveries."""
+        """Attach and let the peer send `credit` deliveries; nothing when the link is gone."""
+        if self.is_gone:
+            return
         self.max_message_bytes = max_message_bytes
         self.is_attached = True
         self._send_attach(max_message_bytes, properties)
@@ -159,7 +171,8 @@ class IncomingLink(Link):
     def grant(self, credit: int) -> None:
         """Set the credit the peer has from now on (not an increment)."""
         self.credit = credit
-        self.session.write_flow(self.handle, self.delivery_count, credit)
+        if self.is_attached:
+            self.session.write_flow(self.handle, self.delivery_count % SERIAL, credit)
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
         """Settle the peer's deliveries `first` to `last` with one outcome."""
@@ -188,7 +201,9 @@ class OutgoingLink(Link):
         return self.limit - self.sent
 
     def accept(self, properties: dict[str, Any] | None = None) -> None:
-        """Attach; deliveries may follow as credit allows."""
+        """Attach; deliveries may follow as credit allows. Nothing when the link is gone."""
+        if self.is_gone:
+            return
         self.is_attached = True
         self._send_attach(None, properties)
 
@@ -197,8 +212,10 @@ class OutgoingLink(Link):
     ) -> None:
         """Send one delivery; it leaves when the session's window allows.
 
-        `parts` are joined on the wire. The caller watches `credit`.
+        `parts` are joined on the wire. The caller watches `credit` and `is_attached`.
         """
+        if not self.is_attached:
+            return
         self.sent += 1
         self.delivery_count += 1
         self.session.send_transfer(self, self._transfer, tag, parts, is_settled, message_format)
@@ -218,11 +235,15 @@ class OutgoingLink(Link):
         self.delivery_count += max(self.credit, 0)
         self.limit = self.sent
         self.is_draining = False
-        self.session.write_flow(self.handle, self.delivery_count % SERIAL, 0, is_drain=True)
+        if self.is_attached:
+            self.session.write_drained(self)
 
     def echo_flow(self) -> None:
-        """Tell the peer our view of the link."""
-        self.session.write_flow(self.handle, self.delivery_count % SERIAL, max(self.credit, 0))
+        """Tell the peer our view of the link; what waits for its window is not sent yet."""
+        held = self.session.held_of(self)
+        self.session.write_flow(
+            self.handle, (self.delivery_count - held) % SERIAL, max(self.credit, 0) + held
+        )
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
         """Answer the peer's dispositions on deliveries `first` to `last`; they are settled."""

@@ -61,6 +61,16 @@ FIELD_COUNTS: Final = {
 NULL: Final = b"\x40"
 
 DESCRIPTOR_NAMES: Final = {
+    "amqp:open:list": OPEN,
+    "amqp:begin:list": BEGIN,
+    "amqp:attach:list": ATTACH,
+    "amqp:flow:list": FLOW,
+    "amqp:transfer:list": TRANSFER,
+    "amqp:disposition:list": DISPOSITION,
+    "amqp:detach:list": DETACH,
+    "amqp:end:list": END,
+    "amqp:close:list": CLOSE,
+    "amqp:sasl-init:list": SASL_INIT,
     "amqp:source:list": SOURCE,
     "amqp:target:list": TARGET,
     "amqp:coordinator:list": COORDINATOR,
@@ -95,6 +105,16 @@ def fields_of(value: object, count: int) -> list[Any]:
     inner = value.value if isinstance(value, Described) else None
     fields = list(inner[:count]) if isinstance(inner, list) else []
     return fields + [None] * (count - len(fields))
+
+
+def performative_of(value: object) -> tuple[int, list[Any]]:
+    """Return the code and the fields, padded with null. Raises `AmqpConnectionError`."""
+    code = code_of(value)
+    if code not in FIELD_COUNTS or not isinstance(value, Described):
+        raise AmqpConnectionError(conditions.NOT_IMPLEMENTED, "unknown performative")
+    if not isinstance(value.value, list) or len(value.value) > FIELD_COUNTS[code]:
+        raise AmqpConnectionError(conditions.DECODE_ERROR, "performative has a malformed list")
+    return code, fields_of(value, FIELD_COUNTS[code])
 
 
 # --- errors -------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ consecutive over all links of the session whatever waited for a window.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp import performatives as p
@@ -27,7 +28,7 @@ from postbus.amqp.events import (
     TransferReceived,
     UnknownDeliveries,
 )
-from postbus.amqp.frames import LinkFrame, accepted_disposition, frame
+from postbus.amqp.frames import LinkFrame, TransferFields, accepted_disposition, frame
 from postbus.amqp.link import SERIAL, IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
 from postbus.message.codec import encode_value
@@ -35,12 +36,13 @@ from postbus.message.codec import encode_value
 if TYPE_CHECKING:
     from postbus.amqp.connection import Connection
 
-TransferFields: TypeAlias = tuple[
-    int, int | None, bytes | None, int, bool, bool, DeliveryState | None, bool
-]
-"""handle, delivery-id, tag, message-format, settled, more, state, aborted"""
-
 _Held: TypeAlias = tuple[OutgoingLink, LinkFrame, bytes, tuple[bytes, ...], bool, int]
+
+_Begun: TypeAlias = tuple[OutgoingLink, int, bytes, bytes, int, bool, int]
+"""link, delivery-id, tag, payload, bytes written, settled, message-format"""
+
+MAX_UNKNOWN: Final = 1_024
+"""Unknown deliveries answered in one go: some clients make a list of the range."""
 
 
 class Session:
@@ -65,6 +67,7 @@ class Session:
         self._links: dict[int, Link] = {}
         self._names: dict[tuple[str, bool], Link] = {}
         self._handles: set[int] = set()
+        self._detaching: dict[int, int] = {}  # the peer's handle -> ours, until its detach comes
         self._remote_handle_max = remote_handle_max
         self._next_incoming_id = next_incoming_id
         self._window_size = connection.limits.incoming_window
@@ -73,12 +76,16 @@ class Session:
         self._next_delivery_id = connection.delivery_id_base
         self._remote_window = remote_window
         self._held: deque[_Held] = deque()
+        self._begun: _Begun | None = None  # a delivery the window closed in the middle of
+        self._drained: dict[OutgoingLink, None] = {}  # drains to answer when nothing is held
+        self._decided: set[int] = set()  # unsettled deliveries whose outcome the peer has told
 
     # --- sending --------------------------------------------------------------------------------
 
     def write(self, body: bytes) -> None:
         """Write a performative on this session's channel."""
-        self.connection.write(frame(self.channel, body))
+        if not self.is_ended:
+            self.connection.write(frame(self.channel, body))
 
     def write_flow(
         self,
@@ -135,8 +142,10 @@ class Session:
 
     def settle_outgoing(self, first: int, last: int, state: DeliveryState) -> None:
         """Answer dispositions of the peer on our deliveries and forget them."""
-        for delivery_id in range(first, last + 1):
+        for step in range(min((last - first) % SERIAL, len(self.unsettled)) + 1):
+            delivery_id = (first + step) % SERIAL
             self.unsettled.pop(delivery_id, None)
+            self._decided.discard(delivery_id)
         self.write_disposition(False, first, last, state)
 
     def settle_unknown(self, first: int, last: int, state: DeliveryState) -> None:
@@ -152,7 +161,10 @@ class Session:
         is_settled: bool,
         message_format: int,
     ) -> None:
-        """Write a delivery, or hold it until the peer's incoming window opens."""
+        """Write a delivery, or hold it until the peer's incoming window opens.
+
+        Nothing is ever held, or half written, while the window is open.
+        """
         if self._remote_window <= 0 or self._held:
             self._held.append((link, pack, tag, parts, is_settled, message_format))
             return
@@ -161,18 +173,32 @@ class Session:
     @property
     def held_count(self) -> int:
         """Deliveries waiting for the peer's window."""
-        return len(self._held)
+        return len(self._held) + (self._begun is not None)
+
+    def held_of(self, link: OutgoingLink) -> int:
+        """Deliveries of one link that have not begun to be written."""
+        return sum(entry[0] is link for entry in self._held)
+
+    def write_drained(self, link: OutgoingLink) -> None:
+        """Answer a drain, but not before what was sent ahead of it."""
+        if self._held or self._begun is not None:
+            self._drained[link] = None
+        else:
+            self.write_flow(
+                link.handle, link.delivery_count % SERIAL, max(link.credit, 0), is_drain=True
+            )
 
     def end(self, error: AmqpError | None = None) -> None:
         """End the session from our side."""
         if not self.is_ended:
             self.write(p.described_list(p.END, [p.encode_error(error)]))
-            self._discard()
+            self.discard()
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def receive_attach(self, fields: list[Any], raw: tuple[bytes, bytes]) -> Event:
-        """Take an attach. Raises session errors for handles and names in use."""
+    def receive_attach(self, fields: list[Any], raw: tuple[bytes, bytes]) -> list[Event]:
+        """Take an attach. A link of the same name and direction is stolen (2.6.1)."""
+        events: list[Event] = []
         name, handle, role = fields[0], p.require_uint(fields[1], "handle"), fields[2]
         if not isinstance(name, str) or not isinstance(role, bool):
             raise AmqpConnectionError(conditions.DECODE_ERROR, "attach without name or role")
@@ -180,8 +206,13 @@ class Session:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "handle above handle-max")
         if handle in self._links:
             raise AmqpSessionError(conditions.HANDLE_IN_USE, "the handle is in use")
-        if (name, role) in self._names:
-            raise AmqpSessionError(conditions.HANDLE_IN_USE, "a link of this name is attached")
+        if handle in self._detaching:  # the peer forgot to answer our detach
+            self._handles.discard(self._detaching.pop(handle))
+        former = self._names.get((name, role))
+        if former is not None:
+            error = AmqpLinkError(conditions.STOLEN, "a link of the same name was attached")
+            former.detach(error)
+            events.append(LinkDetached(former, True, error))
         kind = OutgoingLink if role else IncomingLink
         properties = fields[13] if isinstance(fields[13], dict) else {}
         link = kind(
@@ -200,7 +231,14 @@ class Session:
         self._links[handle] = link
         self._names[name, role] = link
         self._handles.add(link.handle)
-        return LinkAttached(link)
+        connection = self.connection
+        connection.link_count += 1
+        if connection.link_count > connection.limits.max_links:
+            text = f"a connection may have {connection.limits.max_links} links"
+            link.refuse(AmqpLinkError(conditions.RESOURCE_LIMIT_EXCEEDED, text))
+        else:
+            events.append(LinkAttached(link))
+        return events
 
     def receive_flow(self, fields: list[Any]) -> list[Event]:
         """Take the peer's windows and, with a handle, its credit."""
@@ -221,16 +259,14 @@ class Session:
             link.on_flow(delivery_count, credit, is_draining=fields[8] is True)
             if link.is_attached:
                 events.append(LinkFlowed(link))
-        if self._held:
-            self._flush_held()
+        self._flush_held()
         if fields[9] is True:
-            if isinstance(link, OutgoingLink):
-                if not link.is_draining:
-                    link.echo_flow()
-            elif isinstance(link, IncomingLink):
-                self.write_flow(link.handle, link.delivery_count % SERIAL, link.credit)
-            else:
+            if link is None or not link.is_attached:
                 self.write_flow()
+            elif isinstance(link, IncomingLink):
+                self.write_flow(link.handle, link.delivery_count % SERIAL, max(link.credit, 0))
+            elif isinstance(link, OutgoingLink) and not link.is_draining:
+                link.echo_flow()
         return events
 
     def receive_transfer(self, fields: TransferFields, payload: bytes) -> Event | None:
@@ -242,39 +278,63 @@ class Session:
             self.write_flow()
         link = self._links.get(handle)
         if link is None:
-            if self.connection.is_handle_crossing(self, handle):
-                return None
+            if handle in self._detaching:
+                return None  # it crossed our detach
             raise AmqpSessionError(conditions.UNATTACHED_HANDLE, "transfer on an unknown handle")
         if not isinstance(link, IncomingLink):
             raise AmqpSessionError(conditions.ERRANT_LINK, "transfer on a receiving link")
+        if not link.is_attached:
+            return _detach_for(link, conditions.TRANSFER_LIMIT_EXCEEDED, "transfer without credit")
         if link.partial_transfer is None:
             if delivery_id is None:
-                raise AmqpLinkError(conditions.INVALID_FIELD, "first transfer without delivery-id")
+                text = "first transfer of a delivery without delivery-id"
+                return _detach_for(link, conditions.INVALID_FIELD, text)
             if not more and not is_aborted:
                 link.delivery_count += 1
                 link.credit -= 1
-                if _is_oversize(link, len(payload)):
+                if 0 < link.max_message_bytes < len(payload):
                     return OversizeReceived(link, delivery_id, is_settled)
                 return TransferReceived(
                     link, delivery_id, tag or b"", message_format, is_settled, state, payload
                 )
             link.partial_transfer = (delivery_id, tag or b"", message_format, is_settled, state)
-        if is_aborted:
-            _forget_partial(link)
-            link.delivery_count += 1
+        elif delivery_id is not None and delivery_id != link.partial_transfer[0]:
+            text = "another delivery began before the former was complete"
+            return _detach_for(link, conditions.INVALID_FIELD, text)
+        return self._receive_part(link, payload, is_settled, more, state, is_aborted)
+
+    def _receive_part(
+        self,
+        link: IncomingLink,
+        payload: bytes,
+        is_settled: bool,
+        more: bool,
+        state: DeliveryState | None,
+        is_aborted: bool,
+    ) -> Event | None:
+        """Take one frame of a delivery that has several."""
+        connection, partial = self.connection, link.partial
+        size = len(partial) + len(payload)
+        if link.is_oversize or 0 < link.max_message_bytes < size:
+            self._drop_partial(link)  # dropped as it comes, so that the link and its credit go on
+            link.is_oversize = True
+        elif not is_aborted:
+            partial += payload
+            connection.partial_bytes += len(payload)
+            limits = connection.limits
+            if connection.partial_bytes > limits.max_partial_messages * limits.max_message_bytes:
+                text = "too many deliveries are under way"
+                return _detach_for(link, conditions.RESOURCE_LIMIT_EXCEEDED, text)
+        if more and not is_aborted:
             return None
-        link.partial_bytes += len(payload)
-        is_oversize = _is_oversize(link, link.partial_bytes)
-        if is_oversize:
-            link.partial.clear()  # dropped as it comes, so that the link and its credit go on
-        else:
-            link.partial.append(payload)
-        if more:
-            return None
+        assert link.partial_transfer is not None
         delivery_id, tag, message_format, was_settled, first_state = link.partial_transfer
-        whole = b"".join(link.partial)
-        _forget_partial(link)
+        is_oversize, whole = link.is_oversize, bytes(partial)
+        self._forget_partial(link)
         link.delivery_count += 1
+        if is_aborted:
+            link.grant(link.credit)  # nobody is told, so what it took is given back here
+            return None
         link.credit -= 1
         if is_oversize:
             return OversizeReceived(link, delivery_id, is_settled or was_settled)
@@ -288,6 +348,14 @@ class Session:
             whole,
         )
 
+    def receive_any_disposition(self, fields: list[Any], events: list[Event]) -> None:
+        """Take a disposition that is not of the usual form."""
+        role, first, last, settled, state, _ = fields
+        first = p.require_uint(first, "first")
+        last = p.optional_uint(last, "last", first)
+        if role is True:  # one of a sender tells nothing: our answers settled its deliveries
+            self.receive_disposition(first, last, settled is True, p.decode_state(state), events)
+
     def receive_disposition(
         self,
         first: int,
@@ -297,42 +365,63 @@ class Session:
         events: list[Event],
     ) -> None:
         """Take the peer's outcome of our deliveries; ranges are clamped to what is unsettled."""
+        if not is_settled and (state is None or type(state) is p.Received):
+            return  # tells nothing yet
         unsettled = self.unsettled
         if first == last:
             entry = unsettled.get(first)
             if entry is None:
                 if not is_settled:
                     events.append(UnknownDeliveries(self, first, first, state))
-                return
-            self._update(entry[0], first, entry[1], is_settled, state, events)
+            elif first not in self._decided:
+                self._update(entry[0], first, entry[1], is_settled, state, events)
             return
-        count = (last - first) % SERIAL + 1
-        if count > len(unsettled):
-            chosen = [key for key in unsettled if (key - first) % SERIAL < count]
-        else:
-            ids = ((first + step) % SERIAL for step in range(count))
-            chosen = [key for key in ids if key in unsettled]
-        if not chosen and not is_settled:
-            events.append(UnknownDeliveries(self, first, first, state))
-        for delivery_id in chosen:
-            link, tag = unsettled[delivery_id]
-            self._update(link, delivery_id, tag, is_settled, state, events)
+        known = self._unsettled_between(first, last)
+        if not is_settled:
+            for start, end in _gaps(first, last, known):
+                events.append(UnknownDeliveries(self, start, end, state))
+        for delivery_id in known:
+            if delivery_id not in self._decided:
+                link, tag = unsettled[delivery_id]
+                self._update(link, delivery_id, tag, is_settled, state, events)
+
+    def _unsettled_between(self, first: int, last: int) -> list[int]:
+        """Return the unsettled ids of a range, in order; ids wrap at 2**32."""
+        ids = list(self.unsettled)  # in the order of sending
+        if not ids:
+            return ids
+        oldest = ids[0]
+
+        def age(delivery_id: int) -> int:
+            return (delivery_id - oldest) % SERIAL
+
+        if (last - first) % SERIAL >= SERIAL // 2:  # no range in serial arithmetic
+            return [each for each in ids if first <= each <= last]
+        low, high = age(first), age(last)
+        if high >= SERIAL // 2:
+            return []
+        start = 0 if low >= SERIAL // 2 else bisect_left(ids, low, key=age)
+        return ids[start : bisect_left(ids, high + 1, key=age)]
 
     def receive_detach(self, fields: list[Any]) -> Event | None:
         """Take a detach; one for a link that is gone already crossed ours and is ignored."""
-        link = self._links.get(p.require_uint(fields[0], "handle"))
+        handle = p.require_uint(fields[0], "handle")
+        link = self._links.get(handle)
+        if link is not None:
+            link.detach(None, is_closed=fields[1] is True)
+        if handle in self._detaching:
+            self._handles.discard(self._detaching.pop(handle))
         if link is None:
             return None
         error = p.decode_error(fields[2])
         is_closed = fields[1] is True
-        link.detach(None, is_closed=is_closed)
         return LinkDetached(link, is_closed, error)
 
     def receive_end(self) -> None:
         """The peer ended the session."""
         if not self.is_ended:
             self.write(p.described_list(p.END, [p.NULL]))
-            self._discard()
+            self.discard()
 
     def link_of(self, handle: int) -> Link | None:
         return self._links.get(handle)
@@ -341,19 +430,24 @@ class Session:
         return list(self._links.values())
 
     def forget_link(self, link: Link) -> None:
-        """Free a link's handles and name; its unsettled deliveries are dropped."""
+        """Free a link's name; its handles when the peer's detach comes. Its unsettled deliveries
+        are dropped.
+        """
         self._links.pop(link.remote_handle, None)
         self._names.pop((link.name, not link.is_incoming), None)
-        self._handles.discard(link.handle)
-        self.connection.note_gone(self, link.remote_handle)
+        self._detaching[link.remote_handle] = link.handle
+        self.connection.link_count -= 1
         if isinstance(link, IncomingLink):
-            _forget_partial(link)
-        else:
+            self._forget_partial(link)
+        elif isinstance(link, OutgoingLink):
             gone = [key for key, entry in self.unsettled.items() if entry[0] is link]
             for delivery_id in gone:
                 del self.unsettled[delivery_id]
-            if self._held:
-                self._held = deque(entry for entry in self._held if entry[0] is not link)
+            self._decided.difference_update(gone)
+            self._drained.pop(link, None)
+            self._held = deque(entry for entry in self._held if entry[0] is not link)
+            if self._begun is not None and self._begun[0] is link:
+                self._begun = None
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -369,6 +463,8 @@ class Session:
         """Report one delivery, joined to the event before it when that says the same."""
         if is_settled:
             del self.unsettled[delivery_id]
+        else:
+            self._decided.add(delivery_id)
         if events:
             event = events[-1]
             if (
@@ -404,20 +500,21 @@ class Session:
             self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
             connection.write_parts(pack(size, delivery_id, tag, is_settled), parts, size)
             return
-        self._write_frames(link, delivery_id, tag, b"".join(parts), is_settled, message_format)
+        whole = b"".join(parts)
+        self._write_frames((link, delivery_id, tag, whole, 0, is_settled, message_format))
 
-    def _write_frames(
-        self,
-        link: OutgoingLink,
-        delivery_id: int,
-        tag: bytes,
-        payload: bytes,
-        is_settled: bool,
-        message_format: int,
-    ) -> None:
-        """Write a delivery in as many frames as the peer's max-frame-size asks for."""
+    def _write_frames(self, begun: _Begun) -> None:
+        """Write a delivery in as many frames as the peer's frame size asks for and its window
+        takes; what is left waits in `_begun`.
+        """
+        link, delivery_id, tag, payload, start, is_settled, message_format = begun
         step = self.connection.payload_limit
-        for start in range(0, max(len(payload), 1), step):
+        self._begun = None
+        more = True
+        while more:
+            if self._remote_window <= 0:
+                self._begun = (link, delivery_id, tag, payload, start, is_settled, message_format)
+                return
             chunk = payload[start : start + step]
             more = start + step < len(payload)
             first = [p.uint(delivery_id), encode_value(tag), p.uint(message_format)]
@@ -435,11 +532,19 @@ class Session:
             self._remote_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) % SERIAL
             self.write(p.described_list(p.TRANSFER, fields) + chunk)
+            start += step
 
     def _flush_held(self) -> None:
+        """Write what waited for the window, in order, then the answers to drains."""
         held = self._held
+        if self._begun is not None:
+            self._write_frames(self._begun)
         while held and self._remote_window > 0:
             self._write_transfer(*held.popleft())
+        if self._drained and not held and self._begun is None:
+            drained, self._drained = self._drained, {}
+            for link in drained:
+                self.write_drained(link)
 
     def _free_handle(self) -> int:
         handle = 0
@@ -449,20 +554,51 @@ class Session:
             raise AmqpSessionError(conditions.RESOURCE_LIMIT_EXCEEDED, "too many links")
         return handle
 
-    def _discard(self) -> None:
+    def _drop_partial(self, link: IncomingLink) -> None:
+        self.connection.partial_bytes -= len(link.partial)
+        link.partial = bytearray()
+
+    def _forget_partial(self, link: IncomingLink) -> None:
+        self._drop_partial(link)
+        link.is_oversize = False
+        link.partial_transfer = None
+
+    def discard(self) -> None:
+        """Forget everything; nothing is written any more."""
         self.is_ended = True
+        self.connection.link_count -= len(self._links)
+        for link in self._links.values():
+            link.is_attached = False
+            if isinstance(link, IncomingLink):
+                self._forget_partial(link)
         self._links.clear()
         self._names.clear()
         self._handles.clear()
+        self._detaching.clear()
         self._held.clear()
+        self._begun = None
+        self._drained.clear()
+        self._decided.clear()
         self.unsettled.clear()
 
 
-def _is_oversize(link: IncomingLink, size: int) -> bool:
-    return 0 < link.max_message_bytes < size
+def _detach_for(link: IncomingLink, condition: str, text: str) -> LinkDetached:
+    error = AmqpLinkError(condition, text)
+    link.detach(error)
+    return LinkDetached(link, True, error)
 
 
-def _forget_partial(link: IncomingLink) -> None:
-    link.partial.clear()
-    link.partial_bytes = 0
-    link.partial_transfer = None
+def _gaps(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:
+    """Return the ranges between `first` and `last` that are not known, of a bounded length."""
+    size = (last - first) % SERIAL + 1
+    if not known:
+        return [(first, (first + min(size, MAX_UNKNOWN) - 1) % SERIAL)]
+    if size > MAX_UNKNOWN:
+        return []
+    gaps: list[tuple[int, int]] = []
+    start = first
+    for delivery_id in [*known, (last + 1) % SERIAL]:
+        if delivery_id != start:
+            gaps.append((start, (delivery_id - 1) % SERIAL))
+        start = (delivery_id + 1) % SERIAL
+    return gaps

@@ -27,6 +27,7 @@ from postbus.entity.commands import (
     Enqueued,
     LocksRenewed,
     MessagesDeleted,
+    MessageState,
     Peek,
     Peeked,
     PeekedMessage,
@@ -172,6 +173,7 @@ class ManagementNode:
                         delivery_count=each.delivery_count,
                         ttl_ms=each.ttl_ms,
                         locked_until_ms=each.locked_until_ms if token else None,
+                        state=int(MessageState.DEFERRED),
                         lock_token=token,
                     )
                 }

@@ -15,13 +15,14 @@ from typing import Any, Final, TypeAlias
 MAX_DEPTH: Final = 32
 """Nesting of compounds that is decoded. Our choice: SDKs need 6, proton's own tests 8."""
 
-MAX_WIDTHLESS_ITEMS: Final = 65_536
+MAX_WIDTHLESS_ITEMS: Final = 128
 """Array items without payload (null, true, uint0, list0) in one value, however nested.
 
-They cost the sender nothing, so no size bounds them. Our choice: no SDK sends such an array.
+They cost the sender nothing, so no size bounds them. Our choice: no SDK sends such an array,
+booleans come as 0x56.
 """
 
-MAX_GUESSABLE_KEYS: Final = 256
+MAX_ODD_KEYS: Final = 256
 """Keys of one map that are neither strings nor binary.
 
 Hashes of numbers and uuids are no secret: a map of keys that all collide takes quadratic time.
@@ -340,14 +341,14 @@ def _pairs(
         raise DecodeError("map with a key without a value")
     items = _items(buf, pos, end, count, depth, room)
     pairs: dict[Value, Value] = {}
-    guessable = 0
+    odd = 0
     for index in range(0, count, 2):
         key = items[index]
         if not isinstance(key, str | bytes):
             if isinstance(key, list | dict | Array | Described):
                 raise DecodeError("map key is a compound")
-            guessable += 1
-            if guessable > MAX_GUESSABLE_KEYS:
+            odd += 1
+            if odd > MAX_ODD_KEYS:
                 raise DecodeError("too many map keys that are no strings")
         pairs[key] = items[index + 1]
     return pairs

@@ -27,6 +27,7 @@ MAX_PROPERTIES_BYTES: Final = 64 * 1024
 MAX_ID_CHARS: Final = 128
 
 _DESCRIPTOR: Final = b"\x00\x53\x74"
+_CONSTRUCTOR_BYTES: Final = 5
 _U32: Final = struct.Struct(">I").unpack_from
 
 
@@ -69,13 +70,12 @@ def check_properties(envelope: Envelope) -> str | None:
     """
     if len(envelope.properties) > MAX_ID_CHARS:
         message_id = envelope.message_id
-        if message_id is not None and len(message_id) > MAX_ID_CHARS + 2:
-            if _id_length(message_id) > MAX_ID_CHARS:
-                return f"The message id is longer than {MAX_ID_CHARS} characters."
-        if envelope.session_id is not None and _is_long(envelope.session_id):
-            return f"The session id is longer than {MAX_ID_CHARS} characters."
+        if message_id is not None and _id_length(message_id) > MAX_ID_CHARS:
+            return f"The message id is longer than {MAX_ID_CHARS} characters."
         if len(envelope.properties) > MAX_PROPERTIES_BYTES:
             return f"The properties are larger than {MAX_PROPERTIES_BYTES} bytes."
+    if envelope.session_id is not None and _is_long(envelope.session_id):
+        return f"The session id is longer than {MAX_ID_CHARS} characters."
     for key in (envelope.partition_key, envelope.via_partition_key):
         if key is not None and _is_long(key):
             return f"The partition key is longer than {MAX_ID_CHARS} characters."
@@ -94,8 +94,9 @@ def check_properties(envelope: Envelope) -> str | None:
         except DecodeError:
             return "The application properties are malformed."
         for name, _, value_bytes in entries:
-            if value_bytes > MAX_PROPERTY_BYTES:
-                return f"The property '{name}' is larger than {MAX_PROPERTY_BYTES} bytes."
+            if value_bytes > MAX_PROPERTY_BYTES + _CONSTRUCTOR_BYTES:
+                shown = (name or "")[:MAX_ID_CHARS]
+                return f"The property '{shown}' is larger than {MAX_PROPERTY_BYTES} bytes."
     return None
 
 

@@ -67,17 +67,18 @@ def slice_message(data: bytes) -> Envelope:
             if code >= DATA:
                 form = data[content]
                 if code != DATA:
-                    _check_body(data, pos, end)
+                    end = _end_of_body(data, pos, end)
                 elif form == 0xA0:
                     if content + 2 + data[content + 1] != end:
-                        _check_body(data, pos, end)
+                        end = _end_of_body(data, pos, end)
                 elif form != 0xB0 or content + 5 + _U32(data, content + 1)[0] != end:
-                    _check_body(data, pos, end)
-                envelope.body = data[pos:]
+                    end = _end_of_body(data, pos, end)
+                envelope.body = data[pos:end]
                 return envelope
-            if code <= order or code < HEADER:
-                raise MalformedMessage("sections are unknown or out of order")
-            order = code
+            if code != DELIVERY_ANNOTATIONS:
+                if code <= order or code < HEADER:
+                    raise MalformedMessage("sections are unknown or out of order")
+                order = code
             form = data[content]
             if form == _FORM8[code]:
                 after = content + 2 + data[content + 1]
@@ -188,11 +189,17 @@ _BODY_FORMS: Final = {
 }
 
 
-def _check_body(data: bytes, pos: int, end: int) -> None:
-    """Walk the body sections: they must fill the message, of one kind, footer last."""
+def _end_of_body(data: bytes, pos: int, end: int) -> int:
+    """Walk the body sections, which are of one kind, and the footer; return where they end.
+
+    Delivery annotations may follow, and are dropped: azure-servicebus for Python writes them last.
+    """
     kind = 0
     while pos < end:
         code, content = _section(data, pos, end)
+        after = skip_value(data, content, end)
+        if code == DELIVERY_ANNOTATIONS and after == end:
+            return pos
         if code < DATA or kind == FOOTER or (kind and code not in (kind, FOOTER)):
             raise MalformedMessage("body sections are out of order")
         if code == kind == VALUE:
@@ -200,7 +207,8 @@ def _check_body(data: bytes, pos: int, end: int) -> None:
         if code != VALUE and data[content] not in _BODY_FORMS[code]:
             raise MalformedMessage("body section is of the wrong type")
         kind = code
-        pos = skip_value(data, content, end)
+        pos = after
+    return pos
 
 
 def _read_header(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:

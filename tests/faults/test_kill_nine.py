@@ -1,0 +1,32 @@
+"""Three kills of broker and Postgres under load, and the proof that the checker would notice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+
+
+def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "kill_nine.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("S2", "S3", "S47", "S61", "S62")
+def test_kills_lose_and_double_nothing() -> None:
+    result = run_kills("--kills", "3", "--messages", "6000")
+    assert result.returncode == 0, result.stdout[-3_000:]
+    assert "problems 0" in result.stdout
+
+
+@pytest.mark.slow
+def test_checker_catches_a_broker_that_answers_before_the_commit() -> None:
+    broken = str(FOLDER / "early_answers.py")
+    result = run_kills("--kills", "4", "--messages", "8000", "--broker", broken)
+    assert result.returncode == 1, result.stdout[-3_000:]
+    assert "I1:" in result.stdout or "I2:" in result.stdout
