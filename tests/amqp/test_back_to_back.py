@@ -198,9 +198,7 @@ SENDING = {
 
 
 def small_limits(frame_bytes: int, window: int) -> Limits:
-    return Limits(
-        max_frame_bytes=frame_bytes, incoming_window=window, channel_max=7, handle_max=15
-    )
+    return Limits(max_frame_bytes=frame_bytes, incoming_window=window, channel_max=7, handle_max=15)
 
 
 class BackToBack(RuleBasedStateMachine):

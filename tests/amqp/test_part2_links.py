@@ -395,11 +395,7 @@ def test_transfer_after_the_end_of_a_link_is_not_sent() -> None:
     assert client.engine.data_to_send() == []
 
 
-def test_context_belongs_to_the_owner() -> None:
+def test_engine_knows_who_the_peer_is() -> None:
     client = ready()
-    link = client.receiver()
-    assert link.context is None
-    assert link.session.context is None
-    assert client.engine.context is None
     assert client.engine.remote_container_id == "client"
     assert performative(TRANSFER) == b"\x00\x53\x14\x45"

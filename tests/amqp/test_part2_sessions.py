@@ -213,6 +213,16 @@ def test_echo_tells_what_was_written_not_what_waits() -> None:
     assert (link.limit, link.credit) == (10, 9)
 
 
+def test_echo_of_endless_credit_with_an_absurd_count_fits_its_field() -> None:
+    client = Client().open()
+    client.begin(window=0)
+    link = client.receiver(credit=10)
+    client.flow(window=0)
+    link.send(TAG, (b"1",), is_settled=True)
+    client.flow(handle=1, delivery_count=77, credit=2**32 - 1, window=0, is_echo=True)
+    assert client.reply(FLOW).fields[4:7] == [0, 0, 2**32 - 1]
+
+
 def test_flow_without_next_incoming_id_counts_from_the_start() -> None:
     client = Client().open()
     client.begin(window=1)

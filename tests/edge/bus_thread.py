@@ -176,19 +176,23 @@ class BusThread:
     # --- what a test does to it -----------------------------------------------------------------
 
     def real_time_s(self) -> float:
-        """Tell the time of tokens and idle connections, which tests move as well."""
+        """Tell the time of tokens, which a test may move forward."""
         return time.time() + self.real_shift_s
 
-    def advance_real_time(self, duration_s: float) -> None:
-        """Move the time of tokens and idle connections; what is due then is done."""
+    def age_tokens(self, duration_s: float) -> None:
+        """Move the time of tokens and look at them."""
+        self.real_shift_s += duration_s
+        self.look_in(16)
 
-        async def move() -> None:
-            self.real_shift_s += duration_s
-            now_ms = time.monotonic_ns() // 1_000_000 + int(self.real_shift_s * 1_000)
+    def look_in(self, duration_s: float) -> None:
+        """Look at all connections as if some time had passed for them."""
+
+        async def look() -> None:
+            now_ms = time.monotonic_ns() // 1_000_000 + int(duration_s * 1_000)
             for transport in list(self.listener._connections):
                 transport.tick(now_ms)
 
-        self.run(move())
+        self.run(look())
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)

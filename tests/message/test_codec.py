@@ -372,7 +372,7 @@ def test_large_map_with_keys_that_may_be_made_to_collide_is_an_error() -> None:
         Described(Ulong(1), object()), Array(0x50, [Ubyte(256)]), Array(0xA1, ["x" * 256]),
         Array(0xC0, [["x" * 256]]), Array(0x74, [Decimal32(b"1")]), Array(0xC0, [1]),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_is_no_amqp_value_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError):

@@ -69,7 +69,7 @@ class ClientConnection(Connection):
         """Begin a session on an opened connection. It may be used at once: what needs the answer
         waits, everything else is pipelined behind the begin.
         """
-        assert self.is_opened
+        assert self.is_opened, "the session would be begun before the connection is open"
         channel = 0
         while channel in self._channels:
             channel += 1
@@ -81,6 +81,9 @@ class ClientConnection(Connection):
             remote_window=0,
             remote_handle_max=0xFFFF_FFFF,
         )
+        if self.is_closed:
+            session.discard()  # the close overtook its caller; whatever is called does nothing
+            return session
         self._channels.add(channel)
         self._unanswered[channel] = session
         session.write(

@@ -55,7 +55,7 @@ MIN_FRAME_BYTES: Final = 512
 
 
 class Connection:
-    """See the module's docstring. `context` belongs to the owner."""
+    """See the module's docstring."""
 
     def __init__(
         self,
@@ -68,7 +68,6 @@ class Connection:
         self.container_id = container_id
         self.limits = limits
         self.delivery_id_base = delivery_id_base
-        self.context: Any = None
         self.remote_container_id = ""
         self.is_opened = False
         self.is_closed = False

@@ -21,10 +21,9 @@ SERIAL: int = 1 << 32
 
 
 class Link:
-    """What both kinds share. `context` belongs to the owner of the connection."""
+    """What both kinds share."""
 
     __slots__ = (
-        "context",
         "delivery_count",
         "handle",
         "is_attach_sent",
@@ -67,7 +66,6 @@ class Link:
         self.is_attached = False
         self.is_attach_sent = False
         self.is_detach_sent = False
-        self.context: Any = None
 
     @property
     def is_gone(self) -> bool:
@@ -241,9 +239,8 @@ class OutgoingLink(Link):
     def echo_flow(self) -> None:
         """Tell the peer our view of the link; what waits for its window is not sent yet."""
         held = self.session.held_of(self)
-        self.session.write_flow(
-            self.handle, (self.delivery_count - held) % SERIAL, max(self.credit, 0) + held
-        )
+        credit = min(max(self.credit, 0) + held, SERIAL - 1)
+        self.session.write_flow(self.handle, (self.delivery_count - held) % SERIAL, credit)
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
         """Answer the peer's dispositions on deliveries `first` to `last`; they are settled."""

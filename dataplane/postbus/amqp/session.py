@@ -61,7 +61,6 @@ class Session:
         self.connection = connection
         self.channel = channel
         self.remote_channel = remote_channel
-        self.context: Any = None
         self.is_ended = False
         self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
         self._links: dict[int, Link] = {}
@@ -333,7 +332,7 @@ class Session:
         self._forget_partial(link)
         link.delivery_count += 1
         if is_aborted:
-            link.grant(link.credit)  # nobody is told, so what it took is given back here
+            link.grant(max(link.credit, 0))  # nobody is told, so what it took is given back here
             return None
         link.credit -= 1
         if is_oversize:
@@ -422,9 +421,6 @@ class Session:
         if not self.is_ended:
             self.write(p.described_list(p.END, [p.NULL]))
             self.discard()
-
-    def link_of(self, handle: int) -> Link | None:
-        return self._links.get(handle)
 
     def links(self) -> list[Link]:
         return list(self._links.values())
