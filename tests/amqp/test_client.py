@@ -41,7 +41,6 @@ from tests.amqp.wire import (
     SASL_OUTCOME,
     SOURCE,
     TARGET,
-    Reply,
     frame,
     performative,
 )
@@ -361,7 +360,3 @@ def test_send_receive_and_settle_against_the_broker_engine() -> None:
     client.close()
     pump()
     assert [type(each) for each in heard["broker"][-2:]] == [SessionEnded, ConnectionClosed]
-
-
-def test_reply_repr_names_the_frame() -> None:
-    assert repr(Reply(1, 0x14, [], b"xy", b"")) == "0x14@1[] + 2 bytes"

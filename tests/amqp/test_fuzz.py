@@ -17,8 +17,10 @@ from tests.amqp.fuzz_connection import (
     run_case,
     split_frames,
 )
+from tests.amqp.wire import FLOW, Client
 
 CORPUS = load_corpus()
+
 
 class Willing(random.Random):
     """Makes an owner that accepts everything: no choice is ever zero."""

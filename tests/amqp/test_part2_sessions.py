@@ -19,7 +19,7 @@ from postbus.amqp.events import (
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.performatives import ACCEPTED, Accepted
-from postbus.amqp.session import MAX_UNKNOWN
+from postbus.amqp.serial import MAX_UNKNOWN
 from postbus.message.codec import Described, Symbol, Uint, Ulong, encode_value
 from tests.amqp.wire import ACCEPTED as ACCEPTED_VALUE
 from tests.amqp.wire import (

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import itertools
 import logging
+import os
 import secrets
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote_plus
 
@@ -32,6 +34,7 @@ from postbus.broker.host import Host
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, NamespaceLimits, QueueProperties, Right, Sku
 from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.certificates import ensure_certificate, server_context
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
@@ -41,6 +44,9 @@ from postbus.store.postgres import Store
 T = TypeVar("T")
 
 PARTITION_COUNT = 2
+TLS_HOST = f"127.{os.getpid() >> 16 & 255}.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
+"""A loopback address of this process: with TLS the SDK insists on the registered port."""
+
 WAIT_S = 30.0
 
 
@@ -98,8 +104,12 @@ class KeptLog(logging.Handler):
 class BusThread:
     """Starts and stops the bus; every method is for the test's own thread."""
 
-    def __init__(self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD]) -> None:
+    def __init__(
+        self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD], tls: Path | None = None
+    ) -> None:
+        """`tls`: a folder for certificates, when the bus shall have a second door."""
         self.limits = limits
+        self._tls = tls
         self.log = KeptLog()
         self.real_shift_s = 0.0
         self._dsn = dsn
@@ -110,6 +120,8 @@ class BusThread:
         self.clock: MovableClock
         self.router: Router
         self.listener: AmqpListener
+        self.tls_listener: AmqpListener
+        self.authority_file: Path
         self._hosts: list[Host] = []
         self._directory: Directory
         self._stop: asyncio.Event
@@ -166,9 +178,19 @@ class BusThread:
                 self.router, Authorizer(RULES), self.limits, tasks, "test-bus", self.real_time_s
             )
             await self.listener.start("127.0.0.1", 0)
+            if self._tls is not None:
+                files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
+                self.authority_file = files.authority_file
+                context = server_context(files.certificate_file, files.key_file)
+                self.tls_listener = AmqpListener(
+                    self.router, Authorizer(RULES), self.limits, tasks, "test-bus"
+                )
+                await self.tls_listener.start(TLS_HOST, 5671, context)
             self._ready.set_result(None)
             await self._stop.wait()
             await self.listener.stop(1.0)
+            if self._tls is not None:
+                await self.tls_listener.stop(1.0)
             for host in self._hosts:
                 await host.stop()
         await store.close()

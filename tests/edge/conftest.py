@@ -14,9 +14,11 @@ from tests.edge.bus_thread import BusThread
 
 
 @pytest.fixture(scope="session")
-def running_bus(postgres_server: EmbeddedPostgres) -> Iterator[BusThread]:
+def running_bus(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BusThread]:
     make_database(postgres_server, "edge", template=TEMPLATE)
-    bus = BusThread(dsn_of(postgres_server, "edge"))
+    bus = BusThread(dsn_of(postgres_server, "edge"), tls=tmp_path_factory.mktemp("tls"))
     bus.start()
     yield bus
     bus.stop()
@@ -37,6 +39,7 @@ def bus(running_bus: BusThread) -> Iterator[BusThread]:
     """The bus; a test that makes it log an error fails."""
     running_bus.log.records.clear()
     yield running_bus
+    running_bus.real_shift_s = 0.0
     assert running_bus.log.errors() == []
 
 

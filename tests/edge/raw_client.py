@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from typing import Any
 
@@ -51,8 +52,17 @@ class Frame:
 class RawClient:
     """Opens a connection and one session; the user is a rule, the password its key."""
 
-    def __init__(self, port: int, rule: str, key: str) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    def __init__(
+        self,
+        port: int,
+        rule: str,
+        key: str,
+        host: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.socket = socket.create_connection((host, port), timeout=WAIT_S)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._rest = b""
         self.write(b"AMQP\x03\x01\x00\x00")
         assert self._exactly(8) == b"AMQP\x03\x01\x00\x00"

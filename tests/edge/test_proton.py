@@ -100,7 +100,7 @@ def test_pre_settled_transfers_both_ways(
     sender = connection.create_sender(queue, options=AtMostOnce())
     for number in range(20):
         sender.link.send(Message(body=number))
-    flushed = connection.create_sender(queue)
+    flushed = connection.create_sender(queue, name="flushed")
     flushed.send(Message(body=20))
     receiver = connection.create_receiver(queue, credit=30, options=AtMostOnce())
     assert [receiver.receive(LONG_S).body for _ in range(21)] == list(range(21))

@@ -93,13 +93,13 @@ def test_pipelined_set_up_is_understood(bus: BusThread, queue: str) -> None:
             frame(OPEN, "raw", "localhost"),
             frame(BEGIN, None, Uint(0), Uint(5_000), Uint(5_000)),
             frame(ATTACH, "s", Uint(0), False, None, None, source, target, None, None, Uint(0)),
-            client.transfer(0, message(b"early")),
         )
         client._exactly(8)
         client.read()
         client.read()
         client._exactly(8)
         assert [client.expect(code).code for code in (OPEN, BEGIN, ATTACH)] == [OPEN, BEGIN, ATTACH]
+        client.write(client.transfer(0, message(b"x")))
         assert client.dispositions(1) == {0: ACCEPTED}
 
 
@@ -341,6 +341,17 @@ def test_receive_and_delete_loses_what_was_written_to_a_broken_connection(
     assert {each.fields[4] for each in found} == {True}
     raw.socket.close()
     assert bus.counts(queue).active == 1
+
+
+def test_credit_right_behind_the_attach_counts(raw: RawClient, queue: str) -> None:
+    """As Qpid Proton does: attach and flow in one segment, before the attach is answered."""
+    raw.attach_sender(queue)
+    raw.write(raw.transfer(0, message(b"x")))
+    assert raw.dispositions(1) == {0: ACCEPTED}
+    source, target = described(0x28, queue), described(0x29, "here")
+    raw.write(frame(ATTACH, "r", Uint(1), True, None, None, source, target), raw.flow(5))
+    raw.expect(ATTACH)
+    assert raw.expect(TRANSFER).payload.endswith(b"x")
 
 
 def test_drain_of_an_empty_queue_is_answered_at_once(raw: RawClient, queue: str) -> None:

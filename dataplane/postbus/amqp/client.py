@@ -23,8 +23,9 @@ from postbus.amqp.events import (
 )
 from postbus.amqp.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER, frame
 from postbus.amqp.limits import Limits
-from postbus.amqp.link import SERIAL, IncomingLink, Link, OutgoingLink
+from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import DeliveryState, Terminus
+from postbus.amqp.serial import SERIAL
 from postbus.amqp.session import Session
 from postbus.message.codec import (
     Array,

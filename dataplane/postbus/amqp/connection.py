@@ -52,6 +52,8 @@ from postbus.message.codec import (
 )
 
 MIN_FRAME_BYTES: Final = 512
+HOT: Final = b"\x00\x53"
+"""What a performative in the usual form, with a smallulong descriptor, begins with."""
 
 
 class Connection:
@@ -274,8 +276,8 @@ class Connection:
         """Dispatch one performative; errors of a session end just that."""
         session = self._sessions.get(channel)
         code = 0
-        if session is not None and not session.is_ended and end - start > 3:
-            code = data[start + 2] if data[start] == 0 and data[start + 1] == 0x53 else 0
+        if session is not None and not session.is_ended and data[start : start + 2] == HOT:
+            code = data[start + 2] if end - start > 3 else 0
         try:
             if code == p.TRANSFER and session is not None:
                 fields, payload_at = parse_transfer(data, start, end)
@@ -283,23 +285,17 @@ class Connection:
                 if event is not None:
                     events.append(event)
             elif code == p.DISPOSITION and session is not None:
-                self._take_disposition(session, data, start, end, events)
+                disposition = parse_disposition(data, start, end)
+                if disposition is None:
+                    self._take_other(data, start, end, channel, events)
+                else:
+                    session.receive_disposition(*disposition, events)
             else:
                 self._take_other(data, start, end, channel, events)
         except AmqpSessionError as error:
             if session is not None:
                 session.end(error)
                 events.append(SessionEnded(session))
-
-    def _take_disposition(
-        self, session: Session, data: bytes, start: int, end: int, events: list[Event]
-    ) -> None:
-        fast = parse_disposition(data, start, end)
-        if fast is not None:
-            session.receive_disposition(*fast, events)
-            return
-        value, _ = decode_value(data, start, end)
-        session.receive_any_disposition(p.performative_of(value)[1], events)
 
     def _take_other(
         self, data: bytes, start: int, end: int, channel: int, events: list[Event]

@@ -33,8 +33,8 @@ _DISPOSITION: Final = struct.Struct(">IBBH3sBBBcBIBI6s")
 
 _U32: Final = struct.Struct(">I").unpack_from
 
-_DISPOSITION_HEAD: Final = struct.Struct(">3sBBBBBIBI")
-"""Disposition up to `last`: descriptor, list8, size, count, role, two full-width numbers."""
+_DISPOSITION_HEAD: Final = struct.Struct(">8sIBI")
+"""Disposition up to `last`: all before the octets of `first`, `first`, constructor, `last`."""
 
 _DISPOSITION_HEAD_BYTES: Final = _DISPOSITION_HEAD.size
 
@@ -179,20 +179,30 @@ _ACCEPTED_TAILS: Final = {
 }
 
 
+def _usual_heads() -> dict[bytes, dict[bytes, bool]]:
+    """Return what may precede the octets of `first` in a receiver's disposition -> its tails."""
+    heads: dict[bytes, dict[bytes, bool]] = {}
+    for tail, is_settled in _ACCEPTED_TAILS.items():
+        count = 5 if tail.endswith((b"\x45", b"\x00")) else 6
+        head = b"\x00\x53\x15\xc0" + bytes((len(tail) + 12, count)) + b"\x41\x70"
+        heads.setdefault(head, {})[tail] = is_settled
+    return heads
+
+
+_USUAL_HEADS: Final = _usual_heads()
+
+
 def parse_disposition(
     data: bytes, start: int, end: int
 ) -> tuple[int, int, bool, DeliveryState] | None:
     """Return (first, last, settled, accepted) of a receiver's usual form, None for any other."""
     if end - start < _DISPOSITION_HEAD_BYTES:
         return _parse_short_disposition(data, start, end)
-    head, code, _, _, role, kind, first, last_kind, last = _DISPOSITION_HEAD.unpack_from(
-        data, start
-    )
-    if kind != 0x70 or last_kind != 0x70:
+    head, first, last_kind, last = _DISPOSITION_HEAD.unpack_from(data, start)
+    tails = _USUAL_HEADS.get(head)
+    if tails is None or last_kind != 0x70:
         return _parse_short_disposition(data, start, end)
-    if role != 0x41 or code != 0xC0 or head != b"\x00\x53\x15":
-        return None
-    is_settled = _ACCEPTED_TAILS.get(data[start + _DISPOSITION_HEAD_BYTES : end])
+    is_settled = tails.get(data[start + _DISPOSITION_HEAD_BYTES : end])
     if is_settled is None:
         return None
     return first, last, is_settled, ACCEPTED

@@ -12,12 +12,11 @@ from postbus.amqp import performatives as p
 from postbus.amqp.conditions import AmqpError
 from postbus.amqp.frames import link_frame
 from postbus.amqp.performatives import NULL, DeliveryState, Terminus
+from postbus.amqp.serial import SERIAL
 from postbus.message.codec import Symbol, Ubyte, encode_value
 
 if TYPE_CHECKING:
     from postbus.amqp.session import Session
-
-SERIAL: int = 1 << 32
 
 
 class Link:

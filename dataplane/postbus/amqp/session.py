@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp import performatives as p
@@ -29,8 +29,9 @@ from postbus.amqp.events import (
     UnknownDeliveries,
 )
 from postbus.amqp.frames import LinkFrame, TransferFields, accepted_disposition, frame
-from postbus.amqp.link import SERIAL, IncomingLink, Link, OutgoingLink
+from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
+from postbus.amqp.serial import SERIAL, gaps_of
 from postbus.message.codec import encode_value
 
 if TYPE_CHECKING:
@@ -40,9 +41,6 @@ _Held: TypeAlias = tuple[OutgoingLink, LinkFrame, bytes, tuple[bytes, ...], bool
 
 _Begun: TypeAlias = tuple[OutgoingLink, int, bytes, bytes, int, bool, int]
 """link, delivery-id, tag, payload, bytes written, settled, message-format"""
-
-MAX_UNKNOWN: Final = 1_024
-"""Unknown deliveries answered in one go: some clients make a list of the range."""
 
 
 class Session:
@@ -364,28 +362,37 @@ class Session:
         events: list[Event],
     ) -> None:
         """Take the peer's outcome of our deliveries; ranges are clamped to what is unsettled."""
+        entry = self.unsettled.get(first)
+        if first != last or entry is None or state is None or first in self._decided:
+            self._receive_range(first, last, is_settled, state, events)
+        elif is_settled or type(state) is not p.Received:
+            self._update(first, entry, is_settled, state, events)
+
+    def _receive_range(
+        self,
+        first: int,
+        last: int,
+        is_settled: bool,
+        state: DeliveryState | None,
+        events: list[Event],
+    ) -> None:
+        """Take an outcome of several deliveries, of unknown ones or of decided ones."""
         if not is_settled and (state is None or type(state) is p.Received):
             return  # tells nothing yet
-        unsettled = self.unsettled
-        if first == last:
-            entry = unsettled.get(first)
-            if entry is None:
-                if not is_settled:
-                    events.append(UnknownDeliveries(self, first, first, state))
-            elif first not in self._decided:
-                self._update(entry[0], first, entry[1], is_settled, state, events)
-            return
         known = self._unsettled_between(first, last)
         if not is_settled:
-            for start, end in _gaps(first, last, known):
+            for start, end in gaps_of(first, last, known):
                 events.append(UnknownDeliveries(self, start, end, state))
         for delivery_id in known:
             if delivery_id not in self._decided:
-                link, tag = unsettled[delivery_id]
-                self._update(link, delivery_id, tag, is_settled, state, events)
+                self._update(delivery_id, self.unsettled[delivery_id], is_settled, state, events)
 
     def _unsettled_between(self, first: int, last: int) -> list[int]:
         """Return the unsettled ids of a range, in order; ids wrap at 2**32."""
+        count = (last - first) % SERIAL + 1
+        if count <= len(self.unsettled):
+            steps = ((first + step) % SERIAL for step in range(count))
+            return [each for each in steps if each in self.unsettled]
         ids = list(self.unsettled)  # in the order of sending
         if not ids:
             return ids
@@ -449,14 +456,14 @@ class Session:
 
     def _update(
         self,
-        link: OutgoingLink,
         delivery_id: int,
-        tag: bytes,
+        entry: tuple[OutgoingLink, bytes],
         is_settled: bool,
         state: DeliveryState | None,
         events: list[Event],
     ) -> None:
         """Report one delivery, joined to the event before it when that says the same."""
+        link, tag = entry
         if is_settled:
             del self.unsettled[delivery_id]
         else:
@@ -582,19 +589,3 @@ def _detach_for(link: IncomingLink, condition: str, text: str) -> LinkDetached:
     error = AmqpLinkError(condition, text)
     link.detach(error)
     return LinkDetached(link, True, error)
-
-
-def _gaps(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:
-    """Return the ranges between `first` and `last` that are not known, of a bounded length."""
-    size = (last - first) % SERIAL + 1
-    if not known:
-        return [(first, (first + min(size, MAX_UNKNOWN) - 1) % SERIAL)]
-    if size > MAX_UNKNOWN:
-        return []
-    gaps: list[tuple[int, int]] = []
-    start = first
-    for delivery_id in [*known, (last + 1) % SERIAL]:
-        if delivery_id != start:
-            gaps.append((start, (delivery_id - 1) % SERIAL))
-        start = (delivery_id + 1) % SERIAL
-    return gaps

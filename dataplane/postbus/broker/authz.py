@@ -47,10 +47,11 @@ class Grant:
     rights: frozenset[Right]
     rule_name: str
     expires_s: float
+    scope: str | None = None
 
     def covers(self, path: str) -> bool:
-        """Say whether a normalised path lies under the grant."""
-        return covers(self.path, path)
+        """Say whether a normalised path lies under the grant and in the scope of its rule."""
+        return covers(self.path, path) and _is_in_scope(self.scope, path)
 
 
 class TokenRefused(Exception):
@@ -83,14 +84,14 @@ class Authorizer:
         except (KeyError, ValueError, OverflowError):
             raise TokenRefused("The shared access signature is malformed.") from None
         path = resource_path(audience)
-        scope = audience_path(unquote_plus(resource))
+        scope = resource_path(unquote_plus(resource))
         if not covers(scope, path):
             raise TokenRefused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             if _is_signed(rule, f"{resource}\n{expiry}", signature):
                 if expires_s <= now_s:
                     raise TokenRefused("The token has expired.")
-                return Grant(path, rule.rights, rule.name, expires_s)
+                return Grant(path, rule.rights, rule.name, expires_s, rule.scope)
         raise TokenRefused("The signature does not match a key of the rule.")
 
     def check_password(self, rule_name: str, key: str) -> Grant:
@@ -99,15 +100,11 @@ class Authorizer:
             for known in (rule.keys.primary, rule.keys.secondary):
                 if known is not None and hmac.compare_digest(known.encode(), key.encode()):
                     path = "" if rule.scope is None else rule.scope.lower()
-                    return Grant(path, rule.rights, rule.name, NEVER_S)
+                    return Grant(path, rule.rights, rule.name, NEVER_S, rule.scope)
         raise TokenRefused("The rule name or the key is wrong.")
 
     def _rules_at(self, rule_name: str, path: str) -> list[KeyRule]:
-        return [
-            rule
-            for rule in self._rules.get(rule_name, ())
-            if rule.scope is None or covers(rule.scope.lower(), path)
-        ]
+        return [rule for rule in self._rules.get(rule_name, ()) if _is_in_scope(rule.scope, path)]
 
 
 def has_right(rights: frozenset[Right], needed: Right) -> bool:
@@ -131,6 +128,14 @@ def resource_path(audience: str) -> str:
 def covers(scope: str, path: str) -> bool:
     """Say whether `path` is `scope` or lies below it; both normalised."""
     return not scope or path == scope or path.startswith(scope + "/")
+
+
+def _is_in_scope(scope: str | None, path: str) -> bool:
+    """Say whether a path is the rule's entity or a node of it, not an entity named below it."""
+    if scope is None:
+        return True
+    entity = scope.lower()
+    return path == entity or path.startswith((entity + "/$", entity + "/subscriptions/"))
 
 
 def sign(resource: str, expiry: str, key: str) -> str:

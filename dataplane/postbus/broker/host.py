@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -56,6 +57,7 @@ FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 5.0
 CLOCK_SAMPLE_S = 10.0
 CONFIRMATION_S = 3.0
+CONFIRM_LOOK_S = 0.1
 """How long ownership counts as confirmed after a commit or a read (D9)."""
 
 
@@ -96,6 +98,7 @@ class Host:
         broker_name: str,
         new_seed: Callable[[], int],
         tasks: asyncio.TaskGroup,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
@@ -108,6 +111,10 @@ class Host:
         self._broker_name = broker_name
         self._new_seed = new_seed
         self._tasks = tasks
+        self._monotonic_s = monotonic_s
+        self._untold: deque[tuple[Outcome, OnReply | None]] = deque()
+        self._is_telling = False
+        self._confirm_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._state: PartitionState | None = None
         self._journal: PartitionJournal | None = None
@@ -181,6 +188,7 @@ class Host:
             self._upkeep.cancel()
         self.status = HostStatus.CLOSED
         self._state = self._journal = None
+        self._refuse_untold()
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
         if journal is not None:
             await journal.close()
@@ -209,7 +217,7 @@ class Host:
             return
         assert isinstance(result, Outcome)
         if journal.is_idle and not (result.inserts or result.deletes or result.mutations):
-            self._release(result, on_reply)
+            self._tell(journal, [(result, on_reply)])
         else:
             journal.submit(result, on_reply)
         deadline_ms = state.next_deadline_ms
@@ -245,8 +253,48 @@ class Host:
         self._failures = 0
         if self._state is not None:
             self._state.mark_committed(parked[-1][0].applied_ms)
-        for outcome, on_reply in parked:
-            self._release(outcome, on_reply)
+        if self._journal is not None:
+            self._tell(self._journal, parked)
+        else:  # the host is stopping: its sinks are gone, replies are not
+            for outcome, on_reply in parked:
+                self._release(outcome, on_reply)
+
+    def _tell(
+        self, journal: PartitionJournal, told: Sequence[tuple[Outcome, OnReply | None]]
+    ) -> None:
+        """Release in order; what a release itself causes comes after all that was told before."""
+        self._untold.extend(told)
+        if not self._is_telling:
+            self._release_untold(journal)
+
+    def _release_untold(self, journal: PartitionJournal) -> None:
+        """Release what waits, or hold it until our ownership is confirmed again (D9)."""
+        if self._monotonic_s() - journal.confirmed_at > CONFIRMATION_S:
+            if self._confirm_timer is None:
+                self._confirm_timer = self._loop.call_later(
+                    CONFIRM_LOOK_S, self._look_for_confirmation, journal
+                )
+            return
+        self._is_telling = True
+        try:
+            while self._untold:  # a reload empties it
+                self._release(*self._untold.popleft())
+        finally:
+            self._is_telling = False
+
+    def _look_for_confirmation(self, journal: PartitionJournal) -> None:
+        self._confirm_timer = None
+        if journal is self._journal:
+            self._release_untold(journal)
+
+    def _refuse_untold(self) -> None:
+        """Answer what was held when the partition may not be ours any more; nothing is guessed."""
+        if self._confirm_timer is not None:
+            self._confirm_timer.cancel()
+            self._confirm_timer = None
+        while self._untold:
+            _, on_reply = self._untold.popleft()
+            _reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
 
     def _failed(
         self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
@@ -281,6 +329,9 @@ class Host:
                 rows += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
         except StoreUnavailable as error:
             _reply(on_reply, Refused(Refusal.NOT_APPLIED, str(error)))
+            return
+        if journal is not self._journal:  # what was read belongs to a former life
+            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
         self._apply(command, on_reply, rows)
 
@@ -347,6 +398,7 @@ class Host:
             self._state.discard()
         self._state, self._journal = None, None
         journal.abandon()
+        self._refuse_untold()
         self._failures += 1
         self.reload_count += 1
         if self._timer is not None:
@@ -390,10 +442,10 @@ class Host:
     async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition] | None:
         """Return an open journal, None when the host was stopped meanwhile."""
         backoff_s = FIRST_BACKOFF_S if self._failures else 0.0
-        while not self._stopping:
+        while not self._is_stopping():
             await asyncio.sleep(backoff_s)
+            journal: PartitionJournal | None = None
             try:
-                journal: PartitionJournal
                 journal, loaded = await Journal.open(
                     self._store,
                     self.partition_id,
@@ -404,6 +456,8 @@ class Host:
                 )
                 self._clock.observe(await journal.sample_clock_ms())
             except StoreUnavailable as error:
+                if journal is not None:
+                    journal.abandon()  # else its end would be taken for that of the next one
                 self._failures += 1
                 backoff_s = min(max(backoff_s, FIRST_BACKOFF_S) * 2, LAST_BACKOFF_S)
                 logger.warning(
@@ -412,15 +466,19 @@ class Host:
                 )
                 self._refuse_waiting(Refused(Refusal.NOT_APPLIED, str(error)))
                 continue
-            if not self._stopping:
+            if not self._is_stopping():
                 return journal, loaded
             await journal.close()
         return None
 
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
     def _catch_up(self, known: set[int], version: int) -> None:
         """Bring the partition's copy of the definitions up to the catalog (D14)."""
         wanted = self._directory.entries_of(self.partition_id)
-        for entry in wanted:
+        # In order of version: what is cut short must not leave a gap below the version it reached.
+        for entry in sorted(wanted, key=lambda each: each.version):
             if entry.entity_no not in known or entry.version > version:
                 self.submit(PutEntity(entry.entity_no, entry.name, entry.properties, entry.version))
         for entity_no in known - {entry.entity_no for entry in wanted}:

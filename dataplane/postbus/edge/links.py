@@ -263,6 +263,7 @@ class ReceiverDoor:
         """Answer the attach and register the consumer."""
         self._link.accept()
         self._register()
+        self.connection.pump_soon(self)  # a flow may have come right behind the attach
 
     def flowed(self) -> None:
         """The client granted or withdrew credit, or asks to drain."""

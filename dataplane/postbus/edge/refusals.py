@@ -22,7 +22,10 @@ REFUSALS: Final = {
         conditions.NOT_FOUND,
         404,
         # JavaScript's and .NET's clients recognise this sentence.
-        "The messaging entity '{path}' could not be found.",
+        (
+            "The messaging entity '{path}' could not be found."
+            " To know more visit https://aka.ms/sbResourceMgrExceptions."
+        ),
     ),
     Refusal.ENTITY_DISABLED: (
         conditions.ENTITY_DISABLED,
@@ -74,7 +77,8 @@ REFUSALS: Final = {
         410,
         (
             "The lock supplied is invalid. Either the lock expired, or the message has already"
-            " been removed from the queue."
+            " been removed from the queue. For more information please see"
+            " https://aka.ms/ServiceBusExceptions ."
         ),
     ),
     Refusal.MESSAGE_NOT_FOUND: (

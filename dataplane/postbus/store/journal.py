@@ -377,7 +377,8 @@ class Journal(Generic[P]):
         if self._is_dead:
             return
         batch.is_done = True
-        self.confirmed_at = max(self.confirmed_at, batch.started)
+        if batch.is_sent or batch.is_fold:  # replies without a write prove nothing
+            self.confirmed_at = max(self.confirmed_at, batch.started)
         self._tell()
         if self._upkeep.note(batch) and not self._is_dead:
             self._spawn(self._vacuum())
