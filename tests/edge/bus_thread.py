@@ -35,7 +35,7 @@ from postbus.broker.router import Router
 from postbus.contract import LIMITS, NamespaceLimits, QueueProperties, Right, Sku
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ensure_certificate, server_context
-from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply
+from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
@@ -268,7 +268,9 @@ class BusThread:
         async def count() -> Counts:
             entry = self._directory.find(name.lower())
             assert entry is not None
-            counts = self._hosts[entry.home_partition].counts(entry.entity_no)
+            host = self._hosts[entry.home_partition]
+            await host.call(Tick())  # loads the partition when nobody has used it yet
+            counts = host.counts(entry.entity_no)
             assert counts is not None
             return counts
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
@@ -34,12 +34,6 @@ async def take(receiver: ServiceBusReceiver, count: int) -> list[str]:
             await receiver.complete_message(message)
             found.append(str(message))
     return found
-
-
-async def wait_until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG_S):
-        while not is_true():
-            await asyncio.sleep(0.05)
 
 
 @pytest.mark.behaviour("S1", "S47")
@@ -118,7 +112,7 @@ async def test_every_operation_of_the_receiver(
 
 
 async def test_schedule_and_cancel(bus: BusThread, client: ServiceBusClient, queue: str) -> None:
-    due = datetime.now(UTC) + timedelta(days=1)
+    due = bus.now() + timedelta(days=1)
     async with client.get_queue_sender(queue) as sender:
         numbers = await sender.schedule_messages(
             [ServiceBusMessage("one"), ServiceBusMessage("two")], due
@@ -151,7 +145,16 @@ async def test_auto_renewer(premium_bus: BusThread) -> None:
     ):
         await sender.send_messages(ServiceBusMessage("one"))
         (message,) = await receiver.receive_messages(1, max_wait_time=LONG_S)
-        until = message.locked_until_utc
+        renewed = asyncio.Event()
+        renew = receiver.renew_message_lock
+
+        async def note(*args: object, **said: object) -> object:
+            until = await renew(*args, **said)
+            renewed.set()
+            return until
+
+        receiver.renew_message_lock = note
         renewer.register(receiver, message, max_lock_renewal_duration=30)
-        await wait_until(lambda: message.locked_until_utc != until)
+        async with asyncio.timeout(LONG_S):
+            await renewed.wait()
         await receiver.complete_message(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from azure.servicebus import (
@@ -289,7 +289,7 @@ def test_default_retry_of_the_sdk_gets_a_message_through(
 
 
 def test_schedule_and_cancel(bus: BusThread, client: ServiceBusClient, queue: str) -> None:
-    due = datetime.now(UTC) + timedelta(hours=1)
+    due = bus.now() + timedelta(hours=1)
     with client.get_queue_sender(queue) as sender:
         numbers = sender.schedule_messages(
             [ServiceBusMessage("one"), ServiceBusMessage("two")], due

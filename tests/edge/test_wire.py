@@ -72,6 +72,7 @@ def test_open_and_begin_have_what_clients_look_at(raw: RawClient) -> None:
     assert handle_max >= 255
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["wrong", "", "s3nd="])
 def test_wrong_password_is_refused_and_the_socket_closed(bus: BusThread, key: str) -> None:
     with RawClient(bus.port, ROOT.name, key) as client:
