@@ -256,9 +256,11 @@ def run_bus(
     """
     import uvloop  # with the bus it takes most of a second, too long for --help and `check`
 
+    from postbus.allocator import keep_memory
     from postbus.bus import Bus, BusError
     from postbus.telemetry import configure_logging
 
+    keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})

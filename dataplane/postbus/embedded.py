@@ -42,8 +42,8 @@ SETTINGS = {
     "full_page_writes": "on",
     "synchronous_commit": "on",
     "shared_buffers": "256MB",
-    "min_wal_size": "256MB",
-    "max_wal_size": "4GB",
+    "min_wal_size": "1GB",
+    "max_wal_size": "1GB",
     "checkpoint_timeout": "15min",
     "max_connections": "100",
     "listen_addresses": "",
@@ -53,8 +53,9 @@ SETTINGS = {
     "log_destination": "stderr",
     "logging_collector": "off",
 }
-"""Ours, not initdb's. Sizes: measured with 1 KiB messages at 100 k/s; a checkpoint each few
-gigabytes of log keeps full-page images rare."""
+"""Ours, not initdb's. The log has one size, so that its files are soon only reused: making one
+stops all commits for 50 ms, and at 100 k messages/s that is six times a second. Full-page images
+cost little, since a queue's pages are mostly younger than the last checkpoint."""
 
 
 class EmbeddedError(Exception):

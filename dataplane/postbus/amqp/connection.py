@@ -34,8 +34,6 @@ from postbus.amqp.frames import (
     SASL_HEADER,
     TRANSFER_BYTES,
     frame,
-    parse_disposition,
-    parse_transfer,
     raw_fields,
     transfer_fields,
 )
@@ -155,12 +153,10 @@ class Connection:
         self._out.append(data)
         self.out_bytes += len(data)
 
-    def write_parts(self, head: bytes, parts: tuple[bytes, ...], parts_bytes: int) -> None:
-        """Queue a transfer frame without joining it."""
-        out = self._out
-        out.append(head)
-        out += parts
-        self.out_bytes += len(head) + parts_bytes
+    def write_all(self, buffers: list[bytes], size_bytes: int) -> None:
+        """Queue frames without joining what they are made of."""
+        self._out += buffers
+        self.out_bytes += size_bytes
 
     def data_to_send(self) -> list[bytes]:
         """Return and forget the buffers to write, in order."""
@@ -211,6 +207,7 @@ class Connection:
         """Consume whole frames; return how many bytes were used."""
         pos, size = 0, len(data)
         max_frame_bytes = self.limits.max_frame_bytes
+        sessions = self._sessions
         while size - pos >= 8 and not self.is_closed:
             if self._sasl_pending:
                 break
@@ -232,7 +229,15 @@ class Connection:
             elif frame_type != AMQP_FRAME or not self._is_authenticated:
                 raise AmqpConnectionError(conditions.FRAMING_ERROR, "unexpected frame type")
             elif start < end:
-                self._take_frame(data, start, end, channel, events)
+                session = sessions.get(channel)
+                if session is None or session.is_ended:
+                    self._take_other(data, start, end, channel, events)
+                    continue
+                try:
+                    self._take_frame(session, data, start, end, events)
+                except AmqpSessionError as error:  # ends just that
+                    session.end(error)
+                    events.append(SessionEnded(session))
         return pos
 
     def _take_header(self, header: bytes, events: list[Event]) -> bool:
@@ -271,31 +276,19 @@ class Connection:
         )
 
     def _take_frame(
-        self, data: bytes, start: int, end: int, channel: int, events: list[Event]
+        self, session: Session, data: bytes, start: int, end: int, events: list[Event]
     ) -> None:
-        """Dispatch one performative; errors of a session end just that."""
-        session = self._sessions.get(channel)
-        code = 0
-        if session is not None and not session.is_ended and data[start : start + 2] == HOT:
-            code = data[start + 2] if end - start > 3 else 0
-        try:
-            if code == p.TRANSFER and session is not None:
-                fields, payload_at = parse_transfer(data, start, end)
-                event = session.receive_transfer(fields, data[payload_at:end])
-                if event is not None:
-                    events.append(event)
-            elif code == p.DISPOSITION and session is not None:
-                disposition = parse_disposition(data, start, end)
-                if disposition is None:
-                    self._take_other(data, start, end, channel, events)
-                else:
-                    session.receive_disposition(*disposition, events)
-            else:
-                self._take_other(data, start, end, channel, events)
-        except AmqpSessionError as error:
-            if session is not None:
-                session.end(error)
-                events.append(SessionEnded(session))
+        """Take a performative of a session; the two hot ones in place."""
+        if end - start > 3 and data.startswith(HOT, start):
+            code = data[start + 2]
+            if code == p.TRANSFER:
+                session.receive_transfer_frame(data, start, end, events)
+                return
+            if code == p.DISPOSITION and session.receive_disposition_frame(
+                data, start, end, events
+            ):
+                return
+        self._take_other(data, start, end, session.remote_channel, events)
 
     def _take_other(
         self, data: bytes, start: int, end: int, channel: int, events: list[Event]

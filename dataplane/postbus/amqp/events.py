@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from postbus.amqp.conditions import AmqpError
@@ -68,8 +68,7 @@ class LinkDetached:
     error: AmqpError | None
 
 
-@dataclass(slots=True)
-class TransferReceived:
+class TransferReceived(NamedTuple):
     """One complete delivery from the peer."""
 
     link: IncomingLink

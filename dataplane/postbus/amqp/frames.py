@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from postbus.amqp import performatives as p
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
@@ -22,9 +22,14 @@ AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MAX_TAG_BYTES: Final = 32
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
-_TRANSFER: Final = struct.Struct(">IBBH3sBBBBIBIBB16scccccccc")
-"""Transfer with a 16-octet tag: handle, delivery-id, tag, message-format 0, settled, more false,
-rcv-settle-mode null, state null, resume false, aborted false, batchable false."""
+_TRANSFER: Final = struct.Struct(">I16sI2s16s8s")
+"""Transfer with a 16-octet tag: size; header and list up to the handle; delivery-id; constructor
+and length of the tag; tag; message-format 0, settled, more false, rcv-settle-mode null, state null,
+resume false, aborted false, batchable false."""
+
+_TRANSFER_HEAD: Final = struct.Struct(">BBH4sBBBIB")
+_UNSETTLED_TAIL: Final = b"\x43\x42\x42\x40\x40\x42\x42\x42"
+_SETTLED_TAIL: Final = b"\x43\x41\x42\x40\x40\x42\x42\x42"
 
 TRANSFER_BYTES: Final = _TRANSFER.size
 
@@ -59,13 +64,11 @@ def link_frame(channel: int, handle: int) -> LinkFrame:
     pack = _TRANSFER.pack
     size = TRANSFER_BYTES
     length = size - 8 - 5  # what follows the size octet of the list
+    head = _TRANSFER_HEAD.pack(2, 0, channel, b"\x00\x53\x14\xc0", length, 11, 0x70, handle, 0x70)
 
     def pack_transfer(payload_bytes: int, delivery_id: int, tag: bytes, is_settled: bool) -> bytes:
-        return pack(
-            size + payload_bytes, 2, 0, channel, b"\x00\x53\x14", 0xC0, length, 11, 0x70, handle,
-            0x70, delivery_id, 0xA0, 16, tag, b"\x43", b"\x41" if is_settled else b"\x42",
-            b"\x42", b"\x40", b"\x40", b"\x42", b"\x42", b"\x42",
-        )  # fmt: skip
+        tail = _SETTLED_TAIL if is_settled else _UNSETTLED_TAIL
+        return pack(size + payload_bytes, head, delivery_id, b"\xa0\x10", tag, tail)
 
     return pack_transfer
 
@@ -123,6 +126,51 @@ def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, i
                 fields = (handle, delivery_id, tag, 0, simple[1], False, None, False)
                 return fields, fields_end
     return _parse_any_transfer(data, start, end)
+
+
+class TransferForm(NamedTuple):
+    """What the transfers of a link have in common, learned from one; id, tag and payload differ.
+
+    `head` ends with the constructor of a four-octet delivery-id; `tail` is what follows the tag.
+    Offsets count from the start of the performative.
+    """
+
+    head: bytes
+    id_at: int
+    tag_at: int
+    tail_at: int
+    tail: bytes
+    payload_at: int
+    is_settled: bool
+
+
+ID_AND_TAG: Final = struct.Struct(">IBB").unpack_from
+"""delivery-id, constructor and length of the tag"""
+SHORT_BINARY: Final = 0xA0
+
+
+def learn_transfer(data: bytes, start: int, payload_at: int) -> TransferForm | None:
+    """Return the form of a plain transfer that `parse_transfer` has read; None for unusual ones."""
+    pos = start + 6 if data[start + 3] == 0xC0 else start + 12
+    pos += {0x43: 1, 0x52: 2}.get(data[pos], 5)
+    if data[pos] != 0x70 or payload_at - pos < 7:
+        return None
+    id_at = pos + 1
+    _, kind, tag_bytes = ID_AND_TAG(data, id_at)
+    tail_at = id_at + 6 + tag_bytes
+    tail = data[tail_at:payload_at]
+    simple = _TAILS.get(tail)
+    if kind != SHORT_BINARY or simple is None:
+        return None
+    return TransferForm(
+        data[start:id_at],
+        id_at - start,
+        id_at + 6 - start,
+        tail_at - start,
+        tail,
+        payload_at - start,
+        simple[1],
+    )
 
 
 def _simple_tails() -> dict[bytes, tuple[int, bool]]:

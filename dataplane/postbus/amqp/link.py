@@ -217,6 +217,16 @@ class OutgoingLink(Link):
         self.delivery_count += 1
         self.session.send_transfer(self, self._transfer, tag, parts, is_settled, message_format)
 
+    def send_all(
+        self, deliveries: list[tuple[bytes, tuple[bytes, ...]]], *, is_settled: bool
+    ) -> None:
+        """Send several deliveries. Shape: (tag, parts) each, as for `send`."""
+        if not self.is_attached:
+            return
+        self.sent += len(deliveries)
+        self.delivery_count += len(deliveries)
+        self.session.send_transfers(self, self._transfer, deliveries, is_settled)
+
     def on_flow(self, delivery_count: int | None, credit: int, *, is_draining: bool) -> None:
         """Take the peer's credit (2.6.7)."""
         if delivery_count is None:

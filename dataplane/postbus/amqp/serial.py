@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection
 from typing import Final
 
 SERIAL: Final = 1 << 32
@@ -24,3 +26,29 @@ def gaps_of(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:
             gaps.append((start, (delivery_id - 1) % SERIAL))
         start = (delivery_id + 1) % SERIAL
     return gaps
+
+
+def known_between(unsettled: Collection[int], first: int, last: int) -> list[int]:
+    """Return the ids of a range that are unsettled, in order.
+
+    `unsettled` keeps the order of sending and looks an id up at once: the keys of a dict.
+    """
+    count = (last - first) % SERIAL + 1
+    if count <= len(unsettled):
+        steps = ((first + step) % SERIAL for step in range(count))
+        return [each for each in steps if each in unsettled]
+    ids = list(unsettled)
+    if not ids:
+        return ids
+    oldest = ids[0]
+
+    def age(delivery_id: int) -> int:
+        return (delivery_id - oldest) % SERIAL
+
+    if (last - first) % SERIAL >= SERIAL // 2:  # no range in serial arithmetic
+        return [each for each in ids if first <= each <= last]
+    low, high = age(first), age(last)
+    if high >= SERIAL // 2:
+        return []
+    start = 0 if low >= SERIAL // 2 else bisect_left(ids, low, key=age)
+    return ids[start : bisect_left(ids, high + 1, key=age)]

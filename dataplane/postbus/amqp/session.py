@@ -6,7 +6,6 @@ consecutive over all links of the session whatever waited for a window.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,14 +27,29 @@ from postbus.amqp.events import (
     TransferReceived,
     UnknownDeliveries,
 )
-from postbus.amqp.frames import LinkFrame, TransferFields, accepted_disposition, frame
+from postbus.amqp.frames import (
+    ID_AND_TAG,
+    SHORT_BINARY,
+    LinkFrame,
+    TransferFields,
+    TransferForm,
+    accepted_disposition,
+    frame,
+    learn_transfer,
+    parse_disposition,
+    parse_transfer,
+)
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState
-from postbus.amqp.serial import SERIAL, gaps_of
+from postbus.amqp.serial import SERIAL, gaps_of, known_between
 from postbus.message.codec import encode_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from postbus.amqp.connection import Connection
+
+_new = tuple.__new__
 
 _Held: TypeAlias = tuple[OutgoingLink, LinkFrame, bytes, tuple[bytes, ...], bool, int]
 
@@ -76,6 +90,8 @@ class Session:
         self._begun: _Begun | None = None  # a delivery the window closed in the middle of
         self._drained: dict[OutgoingLink, None] = {}  # drains to answer when nothing is held
         self._decided: set[int] = set()  # unsettled deliveries whose outcome the peer has told
+        self._form: TransferForm | None = None  # of the transfers that come now, on `_form_link`
+        self._form_link: IncomingLink | None = None
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -166,6 +182,40 @@ class Session:
             self._held.append((link, pack, tag, parts, is_settled, message_format))
             return
         self._write_transfer(link, pack, tag, parts, is_settled, message_format)
+
+    def send_transfers(
+        self,
+        link: OutgoingLink,
+        pack: LinkFrame,
+        deliveries: Iterable[tuple[bytes, tuple[bytes, ...]]],
+        is_settled: bool,
+    ) -> None:
+        """Do what `send_transfer` does for many deliveries (tag, parts) of one link."""
+        connection = self.connection
+        payload_limit = connection.payload_limit
+        unsettled = self.unsettled
+        out: list[bytes] = []
+        out_bytes = 0
+        for tag, parts in deliveries:
+            size = 0
+            for part in parts:
+                size += len(part)
+            if self._remote_window <= 0 or self._held or size > payload_limit or len(tag) != 16:
+                connection.write_all(out, out_bytes)
+                out, out_bytes = [], 0
+                self.send_transfer(link, pack, tag, parts, is_settled, 0)
+                continue
+            delivery_id = self._next_delivery_id
+            self._next_delivery_id = (delivery_id + 1) & 0xFFFF_FFFF
+            self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
+            self._remote_window -= 1
+            if not is_settled:
+                unsettled[delivery_id] = (link, tag)
+            head = pack(size, delivery_id, tag, is_settled)
+            out.append(head)
+            out += parts
+            out_bytes += len(head) + size
+        connection.write_all(out, out_bytes)
 
     @property
     def held_count(self) -> int:
@@ -266,6 +316,60 @@ class Session:
                 link.echo_flow()
         return events
 
+    def receive_transfer_frame(
+        self, data: bytes, start: int, end: int, events: list[Event]
+    ) -> None:
+        """Take a transfer in place, at `start`; those alike the one before take a short way."""
+        form, link = self._form, self._form_link
+        if form is not None and link is not None and data.startswith(form.head, start):
+            delivery_id, kind, tag_bytes = ID_AND_TAG(data, start + form.id_at)
+            tag_at, tail_at = start + form.tag_at, start + form.tail_at
+            payload_at = start + form.payload_at
+            if (
+                tag_bytes == tail_at - tag_at
+                and kind == SHORT_BINARY
+                and data.startswith(form.tail, tail_at)
+                and payload_at <= end
+                and link.is_attached
+                and link.partial_transfer is None
+                and not 0 < link.max_message_bytes < end - payload_at
+            ):
+                self._next_incoming_id = (self._next_incoming_id + 1) & 0xFFFF_FFFF
+                self._window_left -= 1
+                if self._window_left < self._window_size >> 1:
+                    self.write_flow()
+                link.delivery_count += 1
+                link.credit -= 1
+                events.append(
+                    _new(
+                        TransferReceived,
+                        (
+                            link,
+                            delivery_id,
+                            data[tag_at:tail_at],
+                            0,
+                            form.is_settled,
+                            None,
+                            data[payload_at:end],
+                        ),
+                    )
+                )
+                return
+        fields, payload_at = parse_transfer(data, start, end)
+        event = self.receive_transfer(fields, data[payload_at:end])
+        if event is not None:
+            events.append(event)
+            if type(event) is TransferReceived:
+                self._learn(event.link, data, start, payload_at, fields)
+
+    def _learn(
+        self, link: IncomingLink, data: bytes, start: int, payload_at: int, fields: TransferFields
+    ) -> None:
+        """Expect more of what came; the last frame of a delivery in several is no model."""
+        if fields[1] is not None and not fields[3] and fields[6] is None:
+            self._form = learn_transfer(data, start, payload_at)
+            self._form_link = link
+
     def receive_transfer(self, fields: TransferFields, payload: bytes) -> Event | None:
         """Take one transfer frame; returns an event with the last frame of a delivery."""
         handle, delivery_id, tag, message_format, is_settled, more, state, is_aborted = fields
@@ -345,6 +449,21 @@ class Session:
             whole,
         )
 
+    def receive_disposition_frame(
+        self, data: bytes, start: int, end: int, events: list[Event]
+    ) -> bool:
+        """Take a disposition in place if it is of the usual form; say whether it was."""
+        usual = parse_disposition(data, start, end)
+        if usual is None:
+            return False
+        first, last, is_settled, state = usual
+        entry = self.unsettled.get(first)
+        if first == last and entry is not None and first not in self._decided:
+            self._update(first, entry, is_settled, state, events)
+        else:
+            self.receive_disposition(first, last, is_settled, state, events)
+        return True
+
     def receive_any_disposition(self, fields: list[Any], events: list[Event]) -> None:
         """Take a disposition that is not of the usual form."""
         role, first, last, settled, state, _ = fields
@@ -379,35 +498,13 @@ class Session:
         """Take an outcome of several deliveries, of unknown ones or of decided ones."""
         if not is_settled and (state is None or type(state) is p.Received):
             return  # tells nothing yet
-        known = self._unsettled_between(first, last)
+        known = known_between(self.unsettled, first, last)
         if not is_settled:
             for start, end in gaps_of(first, last, known):
                 events.append(UnknownDeliveries(self, start, end, state))
         for delivery_id in known:
             if delivery_id not in self._decided:
                 self._update(delivery_id, self.unsettled[delivery_id], is_settled, state, events)
-
-    def _unsettled_between(self, first: int, last: int) -> list[int]:
-        """Return the unsettled ids of a range, in order; ids wrap at 2**32."""
-        count = (last - first) % SERIAL + 1
-        if count <= len(self.unsettled):
-            steps = ((first + step) % SERIAL for step in range(count))
-            return [each for each in steps if each in self.unsettled]
-        ids = list(self.unsettled)  # in the order of sending
-        if not ids:
-            return ids
-        oldest = ids[0]
-
-        def age(delivery_id: int) -> int:
-            return (delivery_id - oldest) % SERIAL
-
-        if (last - first) % SERIAL >= SERIAL // 2:  # no range in serial arithmetic
-            return [each for each in ids if first <= each <= last]
-        low, high = age(first), age(last)
-        if high >= SERIAL // 2:
-            return []
-        start = 0 if low >= SERIAL // 2 else bisect_left(ids, low, key=age)
-        return ids[start : bisect_left(ids, high + 1, key=age)]
 
     def receive_detach(self, fields: list[Any]) -> Event | None:
         """Take a detach; one for a link that is gone already crossed ours and is ignored."""
@@ -501,7 +598,8 @@ class Session:
         if size <= connection.payload_limit and len(tag) == 16 and not message_format:
             self._remote_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & 0xFFFF_FFFF
-            connection.write_parts(pack(size, delivery_id, tag, is_settled), parts, size)
+            head = pack(size, delivery_id, tag, is_settled)
+            connection.write_all([head, *parts], len(head) + size)
             return
         whole = b"".join(parts)
         self._write_frames((link, delivery_id, tag, whole, 0, is_settled, message_format))

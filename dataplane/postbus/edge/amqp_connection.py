@@ -238,13 +238,17 @@ class AmqpConnection:
 
     def _handle(self, events: list[Event]) -> None:
         burst: list[TransferReceived] = []
+        sending: IncomingLink | None = None  # the link of the burst
         for event in events:
-            if burst and (type(event) is not TransferReceived or event.link is not burst[0].link):
+            if type(event) is TransferReceived and event.link is sending:
+                burst.append(event)
+                continue
+            if burst:
                 self._receive(burst)
-                burst = []
+                burst, sending = [], None
             match event:
                 case TransferReceived():
-                    burst.append(event)
+                    burst, sending = [event], event.link
                 case OversizeReceived():
                     door = self._doors.get(event.link)
                     if isinstance(door, SenderDoor | RequestDoor):

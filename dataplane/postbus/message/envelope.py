@@ -36,9 +36,9 @@ class Envelope:
         "via_partition_key",
     )
 
-    def __init__(
+    def __init__(  # positional on purpose: defaults of keyword-only arguments bind slower
         self,
-        *,
+        size_bytes: int = 0,
         is_durable: bool = False,
         priority: int | None = None,
         ttl_ms: int | None = None,
@@ -53,7 +53,6 @@ class Envelope:
         properties: bytes = b"",
         application_properties: bytes = b"",
         body: bytes = b"",
-        size_bytes: int = 0,
     ) -> None:
         self.is_durable = is_durable
         self.priority = priority

@@ -44,6 +44,9 @@ BROKER_ANNOTATIONS: Final = frozenset(
 )
 """Annotations only the broker may set; a client's values are dropped."""
 
+_DURABLE_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
+"""A header that says durable and nothing else."""
+
 _U32: Final = struct.Struct(">I").unpack_from
 _I64: Final = struct.Struct(">q").unpack_from
 
@@ -55,8 +58,11 @@ class MalformedMessage(DecodeError):
 def slice_message(data: bytes) -> Envelope:
     """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`)."""
     end = len(data)
-    envelope = Envelope(size_bytes=end)
+    envelope = Envelope(end)
     pos = order = 0
+    if data.startswith(_DURABLE_HEADER):  # what most clients begin with
+        envelope.is_durable = True
+        pos, order = len(_DURABLE_HEADER), HEADER
     try:
         while pos < end:
             if data[pos] == 0x00 and data[pos + 1] == 0x53:
@@ -103,10 +109,7 @@ def slice_message(data: bytes) -> Envelope:
             elif code == APPLICATION_PROPERTIES:
                 envelope.application_properties = data[pos:after]
             elif code == HEADER:
-                # Durable alone is what most clients send.
-                if count == 1 and items + 1 == after and 0x41 <= data[items] <= 0x42:
-                    envelope.is_durable = data[items] == 0x41
-                elif count:
+                if count:
                     _read_header(envelope, data, items, after, count)
             elif code == MESSAGE_ANNOTATIONS:
                 _read_annotations(envelope, data, items, after, count)
