@@ -248,9 +248,16 @@ class BusThread:
         return datetime.fromtimestamp(self.clock() / 1_000, UTC)
 
     def refuse_next(
-        self, monkeypatch: pytest.MonkeyPatch, refusal: str, kind: type[object] = Enqueue
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        refusal: str,
+        kind: type[object] = Enqueue,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Let the next command of a kind be answered as if the store had failed."""
+        """Let the next command of a kind be answered as if the store had failed.
+
+        `then` runs behind that answer in the loop of the bus.
+        """
         submit = self.router.submit
 
         def refuse(
@@ -259,6 +266,7 @@ class BusThread:
             if isinstance(command, kind) and on_reply is not None:
                 monkeypatch.setattr(self.router, "submit", submit)
                 on_reply(Refused(Refusal(refusal)))
+                then()
             else:
                 submit(partition_id, command, on_reply)
 
@@ -280,16 +288,20 @@ class BusThread:
         """Drop a partition's memory as a failed commit does; locks are lost with it."""
 
         async def drop() -> None:
-            entry = self._directory.find(name.lower())
-            assert entry is not None
-            host = self._hosts[entry.home_partition]
-            before = host.reload_count
-            journal = host._journal
-            assert journal is not None
-            host._reload(journal)
-            assert host.reload_count == before + 1
+            self.drop(name)
 
         self.run(drop())
+
+    def drop(self, name: str) -> None:
+        """Do what `reload` does, from the loop of the bus."""
+        entry = self._directory.find(name.lower())
+        assert entry is not None
+        host = self._hosts[entry.home_partition]
+        before = host.reload_count
+        journal = host._journal
+        assert journal is not None
+        host._reload(journal)
+        assert host.reload_count == before + 1
 
     # --- how clients reach it -------------------------------------------------------------------
 

@@ -23,9 +23,11 @@ from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
     ServiceBusConnectionError,
     ServiceBusError,
+    ServiceBusServerBusyError,
     SessionLockLostError,
 )
 
+from postbus.edge import links
 from postbus.entity.commands import Settle
 from tests.edge.bus_thread import BusThread
 
@@ -340,7 +342,7 @@ def test_renewal_after_expiry_raises_and_revives_nothing(
 
 
 @pytest.mark.behaviour("S53", "S61", "S65")
-@pytest.mark.parametrize("refusal", ["not-applied", "unknown"])
+@pytest.mark.parametrize("refusal", ["unknown", "store-full", "busy"])
 def test_settlement_lost_with_the_store_raises_lock_lost(
     bus: BusThread,
     client: ServiceBusClient,
@@ -354,6 +356,55 @@ def test_settlement_lost_with_the_store_raises_lock_lost(
         bus.refuse_next(monkeypatch, refusal, Settle)
         with pytest.raises(MessageLockLostError):
             receiver.complete_message(message)
+
+
+@pytest.mark.behaviour("S61", "S65")
+@pytest.mark.parametrize("refusal", ["unknown", "store-full", "busy"])
+def test_settlement_by_token_lost_with_the_store_raises_lock_lost(
+    bus: BusThread,
+    client: ServiceBusClient,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: str,
+) -> None:
+    send(client, queue, "one")
+    with client.get_queue_receiver(queue) as receiver:
+        (message,) = receive(receiver, 1)
+        receiver.defer_message(message)
+        (deferred,) = receiver.receive_deferred_messages([message.sequence_number])
+        bus.refuse_next(monkeypatch, refusal, Settle)
+        with pytest.raises(MessageLockLostError):
+            receiver.complete_message(deferred)
+        bus.refuse_next(monkeypatch, "not-applied", Settle)
+        with pytest.raises(ServiceBusServerBusyError):
+            receiver.complete_message(deferred)
+        receiver.complete_message(deferred)
+
+
+@pytest.mark.behaviour("S48", "S53")
+def test_settlement_whose_read_failed_is_repeated_while_its_lock_lives(
+    bus: BusThread, client: ServiceBusClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(client, queue, "one")
+    with client.get_queue_receiver(queue) as receiver:
+        (message,) = receive(receiver, 1)
+        bus.refuse_next(monkeypatch, "not-applied", Settle)
+        receiver.complete_message(message)
+    assert bus.counts(queue).active == 0
+
+
+@pytest.mark.behaviour("S61", "S65")
+def test_settlement_whose_read_failed_is_lost_with_a_reload(
+    bus: BusThread, client: ServiceBusClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "REPEAT_S", 0.0)
+    send(client, queue, "one")
+    with client.get_queue_receiver(queue) as receiver:
+        (message,) = receive(receiver, 1)
+        bus.refuse_next(monkeypatch, "not-applied", Settle, then=lambda: bus.drop(queue))
+        with pytest.raises(MessageLockLostError):
+            receiver.complete_message(message)
+    assert bus.counts(queue).active == 1
 
 
 @pytest.mark.behaviour("S61", "S65", "S67")

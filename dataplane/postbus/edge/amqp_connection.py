@@ -37,6 +37,7 @@ from postbus.broker.router import Address, Router
 from postbus.contract import EntityStatus, NamespaceLimits, Right
 from postbus.edge.addresses import Node, NodeAddress, parse_address
 from postbus.edge.cbs import TokenNode
+from postbus.edge.idleness import detach_idle
 from postbus.edge.intake import Intake
 from postbus.edge.links import LOST, ReceiverDoor, SenderDoor
 from postbus.edge.management_node import ManagementNode
@@ -49,12 +50,6 @@ logger = logging.getLogger(__name__)
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
-MAX_OUT_BYTES: Final = 4 << 20
-"""Bytes written in one round of the event loop above which no more is asked for."""
-
-MAX_UNSETTLED: Final = 20_000
-"""Deliveries of one session without an outcome above which no more are asked for."""
-
 MAX_REFUSED_TOKENS: Final = 20
 """Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
 
@@ -119,9 +114,10 @@ class AmqpConnection:
         self.flush_soon()
 
     def tick(self, now_ms: int) -> None:
-        """Heartbeats, idle peers, expired grants."""
+        """Heartbeats, idle peers and links, expired grants."""
         self._handle(self.engine.tick(now_ms))
         self._drop_expired_grants()
+        detach_idle(self, self._doors, now_ms)
         self.flush_soon()
 
     def run_pumps(self) -> None:
@@ -206,15 +202,6 @@ class AmqpConnection:
     def note_starved(self, door: ReceiverDoor) -> None:
         """Pump a door when the client has read or settled something."""
         self._starved[door] = None
-
-    def is_congested(self, session: Session) -> bool:
-        """Say whether the client must read or settle before it gets more."""
-        return (
-            self.is_paused
-            or self.engine.out_bytes > MAX_OUT_BYTES
-            or session.held_count > 0
-            or len(session.unsettled) >= MAX_UNSETTLED
-        )
 
     def note_answered(self) -> None:
         """Count an answer that a client waited for."""

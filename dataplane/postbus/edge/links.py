@@ -15,18 +15,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from postbus.amqp import conditions
 from postbus.amqp.events import DeliveriesUpdated, OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink, OutgoingLink
-from postbus.amqp.performatives import (
-    ACCEPTED,
-    RELEASED,
-    Accepted,
-    DeliveryState,
-    Modified,
-    Rejected,
-    Released,
-    TransactionalState,
-)
+from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 from postbus.broker.router import Address
+from postbus.edge.idleness import Idleness
 from postbus.edge.intake import guarded
+from postbus.edge.settlements import RELOADING, answer_of, disposition_of, is_repeatable
 from postbus.entity.commands import (
     AddConsumer,
     Command,
@@ -72,11 +65,22 @@ DELIVERY_BYTES: Final = 4 << 20
 """Bytes asked for ahead, by the size of the last deliveries: what a client that stops reading
 keeps in memory at most, beside its socket's buffer."""
 
+MAX_UNSETTLED: Final = 20_000
+"""Deliveries of one link without an outcome above which no more are asked for. Our choice: each
+costs some 200 bytes here; SDKs hold a few thousand."""
+
+MAX_OUT_BYTES: Final = 4 << 20
+"""Bytes of one connection written in one round of the event loop above which no more is asked
+for."""
+
 DRAIN_S: Final = 0.1
-"""Longest time until a drain is answered (D12). The JavaScript SDK gives up after 200 ms."""
+"""Longest time until a drain is answered (D12), not counting how long the client does not read.
+The JavaScript SDK gives up after 200 ms."""
+
+REPEAT_S: Final = 0.1
+"""Pause before a settlement is repeated whose read failed."""
 
 LOST: Final = Refused(Refusal.LOCK_LOST)
-DEAD_LETTERED: Final = Rejected()
 PRE_SETTLED: Final = -1
 """Stands for the delivery id of a transfer that gets no answer."""
 
@@ -94,6 +98,7 @@ class SenderDoor:
     ) -> None:
         self.path = path
         self.connection = connection
+        self.idleness = Idleness()
         self._link = link
         self._address = address
         self._intake = connection.intake
@@ -116,29 +121,33 @@ class SenderDoor:
         ids: list[int] = []
         size_bytes = 0
         is_busy = self._intake.is_full or self._waiting >= MAX_UNANSWERED
+        self.idleness.is_used = True
         self._waiting += len(transfers)
         self._last_bytes = len(transfers[-1].payload) or 1
         for transfer in transfers:
-            delivery_id = PRE_SETTLED if transfer.is_settled else transfer.delivery_id
+            _, delivery_id, _, message_format, is_settled, state, payload = transfer
+            if is_settled:
+                delivery_id = PRE_SETTLED
             if is_busy:
                 self._refuse([delivery_id], Refused(Refusal.BUSY))
                 continue
-            if transfer.message_format or transfer.state is not None:
+            if message_format or state is not None:
                 self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
                 envelopes, ids, size_bytes = [], [], 0
                 self._receive_special(transfer, delivery_id)
                 continue
             try:
-                envelopes.append(slice_message(transfer.payload))
+                envelopes.append(slice_message(payload))
             except DecodeError as error:
                 self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
                 continue
             ids.append(delivery_id)
-            size_bytes += len(transfer.payload)
+            size_bytes += len(payload)
         self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
         """Answer a delivery that was too large to be kept."""
+        self.idleness.is_used = True
         self._waiting += 1
         delivery_id = PRE_SETTLED if event.is_settled else event.delivery_id
         detail = f"The limit is {self._link.max_message_bytes} bytes."
@@ -246,13 +255,16 @@ class ReceiverDoor:
     ) -> None:
         self.path = path
         self.connection = connection
+        self.idleness = Idleness()
         self._link = link
         self._address = address
         self._is_locking = link.snd_settle_mode != 1
         self._consumer_id = 0
         self._delivered = 0  # as the entity counts, since the consumer was added
         self._demand = 0  # the limit the entity was told last
+        self._unsettled = 0  # deliveries without an outcome
         self._drain_limit: int | None = None  # set while the entity drains
+        self._drain_step = 0  # counts the steps, so that a late reply is known as one
         self._drain_timer: asyncio.TimerHandle | None = None
         self._average_bytes = address.properties.max_message_size_in_kilobytes * 1024
         self._returns: list[bytes] = []  # tokens of deliveries the client had no credit for
@@ -267,6 +279,7 @@ class ReceiverDoor:
 
     def flowed(self) -> None:
         """The client granted or withdrew credit, or asks to drain."""
+        self.idleness.is_used = True
         self.connection.pump_soon(self)
 
     def close(self) -> None:
@@ -278,28 +291,13 @@ class ReceiverDoor:
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Settle what the client decided on; a settled disposition gets no answer."""
+        self.idleness.is_used = True
         state = event.state
-        reason = description = None
-        properties: dict[str, object] | None = None
-        match state:
-            case Accepted():
-                disposition = Disposition.COMPLETE
-            case Released():
-                disposition = Disposition.RELEASE
-            case Modified(_, is_undeliverable, annotations):
-                disposition = Disposition.DEFER if is_undeliverable else Disposition.ABANDON
-                properties = _texts(annotations)
-            case Rejected():
-                disposition = Disposition.DEAD_LETTER
-                reason, description, properties = _dead_letter_fields(state)
-            case TransactionalState():
-                text = "Transactions are not supported by this version."
-                self._reject(event.delivery_ids, conditions.NOT_IMPLEMENTED, text)
-                return
-            case _:  # no outcome, or a transfer in progress
-                if not event.is_settled:
-                    return
-                disposition = Disposition.RELEASE
+        if isinstance(state, TransactionalState):
+            text = "Transactions are not supported by this version."
+            self._reject(event.delivery_ids, conditions.NOT_IMPLEMENTED, text)
+            return
+        disposition, (reason, description, properties) = disposition_of(state)
         command = Settle(
             self._address.entity_no,
             self._address.sub_queue,
@@ -309,11 +307,12 @@ class ReceiverDoor:
             description,
             properties,
         )
-        on_reply = None
-        if not event.is_settled:
+        if event.is_settled:
+            self._count_settled(len(event.delivery_ids))
+            self._submit(command)
+        else:
             self.connection.owed_count += 1
-            on_reply = partial(self._settled, event.delivery_ids, _answer_of(state))
-        self._submit(command, on_reply)
+            self._settle(command, event.delivery_ids, answer_of(state))
 
     # --- delivery sink --------------------------------------------------------------------------
 
@@ -363,13 +362,22 @@ class ReceiverDoor:
 
     def _allowance(self) -> int:
         """Return how many deliveries more the client may get now."""
-        credit = max(self._link.credit, 0)
-        if self.connection.is_congested(self._link.session):
-            # What was asked for already may come; more when the client has read or settled.
-            if credit:
-                self.connection.note_starved(self)
+        credit = max(min(self._link.credit, MAX_UNSETTLED - self._unsettled), 0)
+        if credit and self._must_wait():
+            # What was asked for already may come; more when the client has read.
             return min(credit, max(self._demand - self._delivered, 0))
         return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
+
+    def _must_wait(self) -> bool:
+        """Say whether the client must read first; if so, `pump` comes again when it has."""
+        connection = self.connection
+        if connection.is_paused or self._link.session.held_count > 0:
+            connection.note_starved(self)
+        elif connection.engine.out_bytes > MAX_OUT_BYTES:
+            connection.pump_soon(self)  # in the next round, when this one's bytes are written
+        else:
+            return False
+        return True
 
     def _ask(self) -> None:
         """Set the entity's demand; small raises wait until they are a quarter of what is open."""
@@ -381,37 +389,50 @@ class ReceiverDoor:
             self._submit(SetDemand(self._consumer_id, limit))
 
     def _drain(self) -> None:
-        """Let the entity hand out what it has, in steps, then answer."""
-        if self._link.credit <= 0:
+        """Let the entity hand out what it has, in steps, then answer.
+
+        A client that does not read is waited for: "no more" would be untrue, and it would not hear
+        it either.
+        """
+        if self._link.credit <= 0 or self._unsettled >= MAX_UNSETTLED:
             self._answer_drain()
+            return
+        allowed = self._allowance()
+        if not allowed:
             return
         if self._drain_timer is None:
             self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
-        allowed = self._allowance()
-        if allowed:
-            self._drain_limit = self._demand = self._delivered + allowed
-            command = SetDemand(self._consumer_id, self._drain_limit, is_drain=True)
-            self._submit(command, partial(self._drained, self._consumer_id))
+        self._drain_limit = self._demand = self._delivered + allowed
+        self._drain_step += 1
+        command = SetDemand(self._consumer_id, self._drain_limit, is_drain=True)
+        self._submit(command, partial(self._drained, self._consumer_id, self._drain_step))
 
     @guarded
-    def _drained(self, consumer_id: int, reply: Reply) -> None:
+    def _drained(self, consumer_id: int, step: int, reply: Reply) -> None:
         """The deliveries of one step are sent, or there are no more."""
         if consumer_id != self._consumer_id:
             return
-        limit, self._drain_limit = self._drain_limit, None
-        is_more = False
-        if isinstance(reply, DemandSet):
-            self._demand = reply.delivered
-            is_more = limit is not None and reply.delivered >= limit
         link = self._link
-        if link.is_attached and link.is_draining and not is_more:
-            self._answer_drain()
-        self.connection.pump_soon(self)
+        if step == self._drain_step and self._drain_limit is not None:
+            limit, self._drain_limit = self._drain_limit, None
+            is_more = isinstance(reply, DemandSet) and reply.delivered >= limit
+            if link.is_attached and link.is_draining and not is_more:
+                self._answer_drain()
+        if self._drain_limit is None:
+            self._demand = self._delivered  # the entity's fell to what it had delivered
+            self.connection.pump_soon(self)
 
     def _drain_is_late(self) -> None:
+        """Answer though the entity has not; what it still hands out goes back."""
         self._drain_timer = None
-        if self._link.is_attached and self._link.is_draining:
-            self._answer_drain()
+        if not self._link.is_attached or not self._link.is_draining:
+            return
+        if self._must_wait():
+            self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
+            return
+        self._drain_limit = None
+        self._answer_drain()
+        self.connection.pump_soon(self)
 
     def _answer_drain(self) -> None:
         self._stop_drain_timer()
@@ -443,34 +464,30 @@ class ReceiverDoor:
             self.ended(reply.refusal)
 
     def _send(self, deliveries: list[Delivery]) -> None:
-        send = self._link.send
         is_settled = not self._is_locking
         size_bytes = 0
-        for delivery in deliveries:
-            envelope = delivery.envelope
-            tag = delivery.lock_token
+        wire: list[tuple[bytes, tuple[bytes, ...]]] = []
+        for tag, until_ms, sequence, enqueued_ms, count, ttl_ms, envelope in deliveries:
             if is_settled:
                 self._tag += 1
                 tag = self._tag.to_bytes(16, "big")
             prefix = encode_prefix(
                 envelope,
-                sequence=delivery.sequence,
-                enqueued_ms=delivery.enqueued_ms,
-                delivery_count=delivery.delivery_count,
-                ttl_ms=delivery.ttl_ms,
-                locked_until_ms=None if is_settled else delivery.locked_until_ms,
+                sequence=sequence,
+                enqueued_ms=enqueued_ms,
+                delivery_count=count,
+                ttl_ms=ttl_ms,
+                locked_until_ms=None if is_settled else until_ms,
             )
             size_bytes += envelope.size_bytes
-            if envelope.properties or envelope.application_properties:
-                parts = (
-                    prefix,
-                    envelope.properties,
-                    envelope.application_properties,
-                    envelope.body,
-                )
-                send(tag, parts, is_settled=is_settled)
+            properties, application = envelope.properties, envelope.application_properties
+            if properties or application:
+                wire.append((tag, (prefix, properties, application, envelope.body)))
             else:
-                send(tag, (prefix, envelope.body), is_settled=is_settled)
+                wire.append((tag, (prefix, envelope.body)))
+        self._link.send_all(wire, is_settled=is_settled)
+        if self._is_locking:
+            self._unsettled += len(deliveries)
         self._average_bytes = ((self._average_bytes + size_bytes // len(deliveries)) >> 1) or 1
         self.connection.flush_soon()
 
@@ -480,8 +497,22 @@ class ReceiverDoor:
             address = self._address
             self._submit(Settle(address.entity_no, address.sub_queue, tokens, Disposition.RELEASE))
 
+    def _settle(self, command: Settle, ids: list[int], answer: DeliveryState) -> None:
+        self._submit(command, partial(self._settled, self._consumer_id, command, ids, answer))
+
     @guarded
-    def _settled(self, ids: list[int], answer: DeliveryState, reply: Reply) -> None:
+    def _settled(
+        self,
+        consumer_id: int,
+        command: Settle,
+        ids: list[int],
+        answer: DeliveryState,
+        reply: Reply,
+    ) -> None:
+        is_reloaded = consumer_id != self._consumer_id
+        if is_repeatable(reply, is_reloaded=is_reloaded) and self._link.is_attached:
+            self.connection.call_later(REPEAT_S, self._settle, command, ids, answer)
+            return
         self.connection.note_answered()
         if isinstance(reply, Settled):
             if not reply.lost:
@@ -491,8 +522,7 @@ class ReceiverDoor:
             self._answer([each for n, each in enumerate(ids) if n not in lost], answer)
             self._refuse([ids[index] for index in reply.lost], LOST)
         elif isinstance(reply, Refused):
-            # A reload drops every lock, whatever became of the settlement (D10).
-            is_lost = reply.refusal in (Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY)
+            is_lost = reply.refusal in RELOADING or reply.refusal is Refusal.NOT_APPLIED
             self._refuse(ids, LOST if is_lost else reply)
 
     def _answer(self, ids: list[int], state: DeliveryState) -> None:
@@ -500,7 +530,15 @@ class ReceiverDoor:
         if ids and link.is_attached:
             for first, last in _ranges(ids):
                 link.settle(first, last, state)
+            self._count_settled(len(ids))
             self.connection.flush_soon()
+
+    def _count_settled(self, count: int) -> None:
+        """Ask for more when the client had too many deliveries to decide on."""
+        was_full = self._unsettled >= MAX_UNSETTLED
+        self._unsettled -= count
+        if was_full:
+            self.connection.pump_soon(self)
 
     def _refuse(self, ids: list[int], reply: Refused) -> None:
         for delivery_id in ids:
@@ -529,41 +567,3 @@ def _ranges(ids: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((each, each))
     return runs
-
-
-def _answer_of(state: DeliveryState | None) -> DeliveryState:
-    """Return the outcome that tells a client its settlement was done: the same type."""
-    match state:
-        case Accepted():
-            return ACCEPTED
-        case Released():
-            return RELEASED
-        case Modified(has_failed, is_undeliverable, _):
-            return Modified(has_failed, is_undeliverable)
-        case _:
-            return DEAD_LETTERED
-
-
-def _dead_letter_fields(
-    state: Rejected,
-) -> tuple[str | None, str | None, dict[str, object] | None]:
-    """Return reason, description and changed properties of a rejected outcome.
-
-    SDKs say them in the error's info map; other clients reject with a condition of their own, which
-    then is the reason.
-    """
-    properties = _texts(state.info) or {}
-    reason = _pop_text(properties, "DeadLetterReason")
-    description = _pop_text(properties, "DeadLetterErrorDescription")
-    if reason is None and state.condition not in (None, "", conditions.DEAD_LETTER):
-        reason, description = str(state.condition), description or state.description
-    return reason, description, properties or None
-
-
-def _texts(entries: dict[object, object] | None) -> dict[str, object] | None:
-    return {str(key): value for key, value in entries.items()} if entries else None
-
-
-def _pop_text(properties: dict[str, object], name: str) -> str | None:
-    value = properties.pop(name, None)
-    return str(value) if isinstance(value, str) else None

@@ -16,6 +16,7 @@ from postbus.broker.router import Address
 from postbus.contract import Right
 from postbus.edge.refusals import status_code
 from postbus.edge.requests import Request, Respond, Response
+from postbus.edge.settlements import RELOADING
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
@@ -208,7 +209,9 @@ class ManagementNode:
         def answer(reply: Reply) -> None:
             if isinstance(reply, Settled) and not reply.lost:
                 _ok(respond, None)
-            elif isinstance(reply, Settled):
+            elif isinstance(reply, Settled) or (
+                isinstance(reply, Refused) and reply.refusal in RELOADING
+            ):
                 self._refuse(respond, Refused(Refusal.LOCK_LOST))
             else:
                 self._refuse(respond, reply)

@@ -58,6 +58,9 @@ Handle: TypeAlias = Callable[[Request, Respond], None]
 class RequestDoor:
     """Behind a client's request link."""
 
+    idleness: Final = None
+    """Clients keep these links for a token or a peek in an hour."""
+
     def __init__(
         self,
         connection: AmqpConnection,
@@ -106,6 +109,8 @@ class RequestDoor:
 
 class ResponseDoor:
     """Behind a client's response link."""
+
+    idleness: Final = None
 
     def __init__(self, connection: AmqpConnection, link: OutgoingLink, node: str) -> None:
         self.path = node

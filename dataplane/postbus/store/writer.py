@@ -29,6 +29,11 @@ from postbus.store.errors import Connection
 P = TypeVar("P")
 Statement: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]"
 
+INSERT_ONE: Final = """
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+values ($1, $2, $3, $4, $5)
+"""
+DELETE_ONE: Final = "delete from message where row_key = $1"
 INSERT: Final = """
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
 select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
@@ -146,7 +151,7 @@ LIGHT_CHANGES: Final = frozenset({ReserveBlock, RecordAcquired})
 
 
 class Writer:
-    """A connection that commits batches. `row_keys` of `sides` are kept up to date by it."""
+    """A connection that commits batches and keeps `sides` up to date."""
 
     def __init__(self, connection: Connection, sides: SideRows) -> None:
         self.connection = connection
@@ -155,7 +160,7 @@ class Writer:
 
     async def prepare(self) -> None:
         """Prepare the hot statements; the others are prepared at first use."""
-        for sql in (INSERT, DELETE, MIXED):
+        for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
             self._statements[sql] = await self.connection.prepare(sql)
 
     async def commit(self, batch: Batch[P]) -> None:
@@ -196,8 +201,12 @@ class Writer:
                 *changes.attempts(),
             )
         if not deletes:
+            if len(inserts) == 1:  # the lone client: a plan without arrays answers sooner
+                return INSERT_ONE, tuple(column[0] for column in _insert_arguments(inserts))
             return INSERT, _insert_arguments(inserts)
         if not inserts:
+            if len(deletes) == 1:
+                return DELETE_ONE, (deletes[0],)
             return DELETE, (deletes,)
         arguments = _insert_arguments(inserts)
         _refuse_own_rows(arguments[0], deletes)

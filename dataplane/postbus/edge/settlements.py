@@ -1,0 +1,90 @@
+"""What a client's outcome of a delivery means to the entity, and how it is answered.
+
+Pure translation for `links.py`; refusals have their table in `refusals.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from postbus.amqp import conditions
+from postbus.amqp.performatives import (
+    ACCEPTED,
+    RELEASED,
+    Accepted,
+    DeliveryState,
+    Modified,
+    Rejected,
+    Released,
+)
+from postbus.entity.commands import Disposition, Refusal, Refused, Reply
+
+DEAD_LETTERED: Final = Rejected()
+
+RELOADING: Final = frozenset({Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
+"""Refusals of a settlement that only a reload of the partition brings: a commit that failed or that
+nobody knows of, or a partition that is loading. Every lock is lost with it (D10). "Not applied" may
+also be a read that failed; then the lock lives."""
+
+Fields: TypeAlias = tuple[str | None, str | None, dict[str, object] | None]
+"""Dead-letter reason, description and changed application properties."""
+
+
+def disposition_of(state: DeliveryState | None) -> tuple[Disposition, Fields]:
+    """Return what an outcome asks for; none, or a transfer in progress, gives the message back."""
+    match state:
+        case Accepted():
+            return Disposition.COMPLETE, (None, None, None)
+        case Modified(_, is_undeliverable, annotations):
+            disposition = Disposition.DEFER if is_undeliverable else Disposition.ABANDON
+            return disposition, (None, None, _texts(annotations))
+        case Rejected():
+            return Disposition.DEAD_LETTER, _dead_letter_fields(state)
+        case _:
+            return Disposition.RELEASE, (None, None, None)
+
+
+def answer_of(state: DeliveryState | None) -> DeliveryState:
+    """Return the outcome that tells a client its settlement was done: the same type."""
+    match state:
+        case Accepted():
+            return ACCEPTED
+        case Released():
+            return RELEASED
+        case Modified(has_failed, is_undeliverable, _):
+            return Modified(has_failed, is_undeliverable)
+        case _:
+            return DEAD_LETTERED
+
+
+def is_repeatable(reply: Reply, *, is_reloaded: bool) -> bool:
+    """Say whether the broker shall repeat a settlement because its lock lives.
+
+    "Not applied" without a reload means that a read failed on the way. The client cannot repeat:
+    AMQP has no way to take a settlement back. It ends, for a lock expires and a store that is gone
+    is noticed by the heartbeat. `is_reloaded`: the partition was loaded since it was submitted.
+    """
+    return isinstance(reply, Refused) and reply.refusal is Refusal.NOT_APPLIED and not is_reloaded
+
+
+def _dead_letter_fields(state: Rejected) -> Fields:
+    """Return what a rejected outcome says.
+
+    SDKs say it in the error's info map; other clients reject with a condition of their own, which
+    then is the reason.
+    """
+    properties = _texts(state.info) or {}
+    reason = _pop_text(properties, "DeadLetterReason")
+    description = _pop_text(properties, "DeadLetterErrorDescription")
+    if reason is None and state.condition not in (None, "", conditions.DEAD_LETTER):
+        reason, description = str(state.condition), description or state.description
+    return reason, description, properties or None
+
+
+def _texts(entries: dict[object, object] | None) -> dict[str, object] | None:
+    return {str(key): value for key, value in entries.items()} if entries else None
+
+
+def _pop_text(properties: dict[str, object], name: str) -> str | None:
+    value = properties.pop(name, None)
+    return str(value) if isinstance(value, str) else None
