@@ -95,7 +95,7 @@ def main(
     brokers: Annotated[str, typer.Option(help="Which brokers to run.")] = ",".join(BROKERS),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the interleaved rows.")] = 5,
     scale: Annotated[float, typer.Option(min=0.001, help="Factor for all counts.")] = 1.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Unmeasured rounds before the first.")] = 5,
+    warm_up: Annotated[int, typer.Option(min=0, help="Unmeasured rounds before the first.")] = 7,
     calm: Annotated[
         float, typer.Option(help="Seconds to wait, at most, for an idle machine before a round.")
     ] = 0,
@@ -221,8 +221,9 @@ def _guarded(row: Row, bench: Bench, server: Server) -> Result:
 
 
 def _warm_up(bench: Bench, server: Server, rounds: int) -> None:
+    """Move what compiles a JIT's code and lets logs reuse their files, whatever the scale."""
     bench.drain(server)
-    count = bench.bulk_count(server)
+    count = bench.bulk.get(server.key, bench.bulk_default)
     for _ in range(rounds):
         for options in (
             ("--mode", "both", "--window", 100, "--count", count),
