@@ -261,6 +261,22 @@ def test_properties_that_outgrow_the_header_dead_letter_the_message() -> None:
     }
 
 
+@pytest.mark.behaviour("S249")
+@pytest.mark.parametrize("disposition", [ABANDON, Disposition.DEFER])
+def test_a_dead_letter_keeps_its_reason_whatever_is_set_on_it(disposition: Disposition) -> None:
+    rig = Rig()
+    rig.send("m")
+    rig.settle(DEAD_LETTER, *rig.receive(), reason="mine")
+    held = rig.receive(sub_queue=DLQ)
+    large = {f"k{n}": "x" * 30_000 for n in range(3)}
+    reply = rig.settle(disposition, *held, sub_queue=DLQ, properties=large)
+    assert isinstance(reply, Refused)
+    assert reply.refusal is Refusal.PROPERTIES_TOO_LARGE
+    rig.settle(ABANDON, *held, sub_queue=DLQ, properties={"seen": "1"})
+    (dead,) = rig.receive(sub_queue=DLQ)
+    assert properties_of(dead.envelope) == {"DeadLetterReason": "mine", "seen": "1"}
+
+
 def test_dead_lettering_with_too_large_properties_is_refused_whole() -> None:
     rig = Rig()
     rig.send("m", "n")

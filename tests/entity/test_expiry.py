@@ -17,7 +17,7 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.outcomes import Outcome
-from tests.entity.partition_rig import DLQ, QUEUE, Rig, message, name_of, properties_of
+from tests.entity.partition_rig import DELETE, DLQ, QUEUE, Rig, message, name_of, properties_of
 
 COMPLETE, ABANDON = Disposition.COMPLETE, Disposition.ABANDON
 LOCK_MS = 60_000
@@ -260,6 +260,37 @@ def test_the_shorter_of_both_ttls_counts(own_ms: int, effective_ms: int) -> None
     rig.advance(effective_ms)
     rig.settle(ABANDON, delivery)
     assert rig.receive() == []
+
+
+@pytest.mark.behaviour("S95", "S107")
+@pytest.mark.parametrize("delay_ms", [0, 50])
+def test_a_ttl_is_lowered_once_and_for_all_when_the_message_is_sent(delay_ms: int) -> None:
+    rig = Rig(QueueProperties(default_message_ttl_ms=5_000))
+    due_ms = rig.now_ms + delay_ms
+    rig.send(message("m", ttl_ms=9_000, scheduled_ms=due_ms if delay_ms else None))
+    assert [peeked.envelope.ttl_ms for peeked in rig.peek()] == [5_000]
+    rig.put(QueueProperties())
+    rig.crash()
+    rig.advance(delay_ms + 4_999)
+    (delivery,) = rig.receive()
+    assert delivery.ttl_ms == 5_000
+    rig.advance(1)
+    rig.settle(ABANDON, delivery)
+    assert rig.receive() == []
+
+
+@pytest.mark.behaviour("S93", "S106")
+def test_a_changed_default_leaves_an_own_ttl_alone() -> None:
+    rig = Rig(QueueProperties(default_message_ttl_ms=5_000))
+    rig.send(message("own", ttl_ms=3_000), "without")
+    rig.put(QueueProperties(default_message_ttl_ms=1_000))
+    rig.send(message("later", ttl_ms=3_000))
+    rig.advance(1_000)
+    (delivery,) = rig.receive(count=3)  # the other two live by the new default
+    assert (name_of(delivery.envelope), delivery.ttl_ms) == ("own", 3_000)
+    rig.settle(ABANDON, delivery)
+    (again,) = rig.receive("R", mode=DELETE)
+    assert (name_of(again.envelope), again.ttl_ms) == ("own", 3_000)
 
 
 @pytest.mark.behaviour("S98", "S99")

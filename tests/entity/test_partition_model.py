@@ -98,8 +98,12 @@ class PartitionMachine(RuleBasedStateMachine):
         return self.places
 
     def is_expired(self, known: Known, now_ms: int) -> bool:
-        ttls = [ttl for ttl in (known.ttl_ms, self.default_ttl_ms) if ttl is not None]
-        return bool(ttls) and known.enqueued_ms + min(ttls) <= now_ms
+        ttl_ms = self.ttl_of(known)
+        return ttl_ms is not None and known.enqueued_ms + ttl_ms <= now_ms
+
+    def ttl_of(self, known: Known) -> int | None:
+        """Its own, fixed when it was sent, else the queue's of this moment."""
+        return self.default_ttl_ms if known.ttl_ms is None else known.ttl_ms
 
     def die(self, known: Known, reason: str | None) -> None:
         known.state, known.reason, known.delivery = "dead", reason, None
@@ -155,6 +159,8 @@ class PartitionMachine(RuleBasedStateMachine):
         last = max((known.sequence for known in self.known.values()), default=0)
         assert numbers == sorted(set(numbers))
         assert numbers[0] > last
+        if ttl_ms is not None and self.default_ttl_ms is not None:
+            ttl_ms = min(ttl_ms, self.default_ttl_ms)
         for name, number in zip(names, numbers, strict=True):
             known = Known(name, number, self.next_place(), due_ms or now_ms, ttl_ms)
             known.state = "scheduled" if due_ms else "ready"
@@ -168,6 +174,7 @@ class PartitionMachine(RuleBasedStateMachine):
         for known, delivery in zip(expected, taken, strict=True):
             assert delivery.delivery_count == known.failures
             assert delivery.enqueued_ms == known.enqueued_ms
+            assert delivery.ttl_ms == self.ttl_of(known)
             assert delivery.locked_until_ms == self.rig.now_ms + 5_000
             known.sequence = delivery.sequence
             known.state, known.delivery = "locked", delivery
@@ -282,9 +289,13 @@ class PartitionMachine(RuleBasedStateMachine):
         for peeked in self.rig.peek(limit=10_000):
             self.known[name_of(peeked.envelope)].sequence = peeked.sequence
 
-    @rule(maximum=st.integers(1, 4), dead_letters=st.booleans())
-    def redefine(self, maximum: int, dead_letters: bool) -> None:
-        self.define(maximum, dead_letters, self.default_ttl_ms)
+    @rule(
+        maximum=st.integers(1, 4),
+        dead_letters=st.booleans(),
+        default_ttl_ms=st.sampled_from([None, 4_000, 9_000]),
+    )
+    def redefine(self, maximum: int, dead_letters: bool, default_ttl_ms: int | None) -> None:
+        self.define(maximum, dead_letters, default_ttl_ms)
         self.rig.put(self.properties)
 
     @rule()

@@ -1,7 +1,7 @@
 """Messages that leave by rule: expired, out of deliveries, or dead-lettered.
 
 Expiry is lazy (N11): callers ask when a message is acquired or returned, under the definition of
-that moment (N16).
+that moment. Its default counts for messages without a time to live of their own (N16).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HEADER_TOO_LARGE: Final[dict[str, object]] = {
 
 
 def effective_ttl_ms(entity: QueueState, own_ttl_ms: int | None) -> int | None:
-    """Return the shorter of the message's and the entity's time to live; None is never."""
-    default_ttl_ms = entity.default_ttl_ms
-    if default_ttl_ms is None or (own_ttl_ms is not None and own_ttl_ms <= default_ttl_ms):
-        return own_ttl_ms
-    return default_ttl_ms
+    """Return the message's time to live, fixed when it was sent, else the entity's (N16).
+
+    None is never.
+    """
+    return entity.default_ttl_ms if own_ttl_ms is None else own_ttl_ms
 
 
 def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:

@@ -231,6 +231,7 @@ def _merge_all(
     """Merge before anything is settled, so that the command is refused whole or not at all (D8).
 
     A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
+    One that is a dead letter already keeps its reason: that command is refused.
     """
     own = command.properties or {}
     texts: dict[str, object] = {}
@@ -252,7 +253,7 @@ def _merge_all(
                 section = merge_properties(section, texts, room_bytes)
             sections[token] = section
         except PropertiesTooLarge as error:
-            if command.disposition is Disposition.DEAD_LETTER:
+            if command.disposition is Disposition.DEAD_LETTER or not sub.is_main:
                 return Refused(Refusal.PROPERTIES_TOO_LARGE, str(error))
         except (DecodeError, TypeError) as error:
             return Refused(Refusal.MESSAGE_MALFORMED, str(error))

@@ -174,6 +174,8 @@ class QueueState:
         if refused is not None:
             return refused
         messages = command.messages
+        if self.default_ttl_ms is not None:
+            self._lower_ttls(messages, self.default_ttl_ms)
         max_bytes = self.max_message_bytes
         total_bytes = 0
         check = check_properties
@@ -187,6 +189,16 @@ class QueueState:
         if not messages:
             return Enqueued([])
         return Enqueued(self.active.append(messages, total_bytes))
+
+    @staticmethod
+    def _lower_ttls(messages: list[Envelope], most_ms: int) -> None:
+        """Let no message have a longer time to live of its own than the default of this moment.
+
+        What is stored then stays as it is when the default changes (S95, S106).
+        """
+        for envelope in messages:
+            if envelope.ttl_ms is not None and envelope.ttl_ms > most_ms:
+                envelope.ttl_ms = most_ms
 
     def _enqueue_each(self, messages: list[Envelope], is_atomic: bool) -> Enqueued | Refused:
         """Check all, then store those that pass; with `is_atomic` one refusal refuses all (D8)."""

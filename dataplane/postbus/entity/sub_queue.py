@@ -326,7 +326,7 @@ class SubQueueState:
             assert envelope is not None
             failures = message.failures
             ttl_ms = envelope.ttl_ms
-            if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
+            if ttl_ms is None:
                 ttl_ms = default_ttl_ms
             if is_main:
                 if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:

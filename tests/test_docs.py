@@ -1,0 +1,501 @@
+"""What README and guides tell people to type works: every snippet is run or checked.
+
+Snippets of one page run in order and share their variables, as a reader's would. Each is in a
+fence that names its language; a fence that no test here understands fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import typer.main
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusSubQueue,
+)
+
+from postbus.cli import app
+from postbus.contract import MAX_DURATION_MS, parse_duration_ms
+from postbus.entity.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
+from postbus.manifests import QueueSpec, read_one_bus
+from postbus.settings import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDES = ROOT / "docs" / "guides"
+PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
+STARTED, DEAD = GUIDES / "getting-started.md", GUIDES / "dead-letters.md"
+UNREAD = {GUIDES / "backup.md"}
+"""Its commands copy whole data directories; the test of restoring tries them."""
+
+LIMIT_S = 60.0
+WAIT_S = 0.5
+LANGUAGES = {"sh", "python", "yaml", "console"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+DEAD_LETTERS = ServiceBusSubQueue.DEAD_LETTER
+
+
+class Snippet(NamedTuple):
+    page: Path
+    number: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.stem}-{self.number}-{self.language}"
+
+
+def snippets(*languages: str) -> list[Snippet]:
+    return [
+        Snippet(page, number, found[1], found[2])
+        for page in PAGES
+        if page not in UNREAD
+        for number, found in enumerate(FENCE.finditer(page.read_text(encoding="utf-8")), 1)
+        if not languages or found[1] in languages
+    ]
+
+
+def one_snippet(page: Path, language: str) -> Snippet:
+    (found,) = (each for each in snippets(language) if each.page == page)
+    return found
+
+
+# --- a bus as the guides start it ---------------------------------------------------------------
+
+
+class DevBus(NamedTuple):
+    connection_string: str
+    metrics_url: str
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a reader who has set nothing."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
+    return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="module")
+def dev_bus() -> Iterator[DevBus]:
+    """Run `postbus dev examples` until the module's tests are done."""
+    command = [sys.executable, "-m", "postbus", "dev", "examples", "--ephemeral"]
+    command += ["--port", "0", "--tls-port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if line.startswith("ready"):
+                break
+        found = re.search(r"^Endpoint=sb://\S+", said, re.MULTILINE)
+        metrics = re.search(r"http://\S+/metrics", said)
+        assert found is not None, said
+        assert metrics is not None, said
+        yield DevBus(found[0], metrics[0])
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def run_python(snippet: Snippet, bus: DevBus, variables: dict[str, Any]) -> None:
+    """Run a snippet as written, only with the port of this bus and with less patience."""
+    endpoint = bus.connection_string.partition(";")[0] + ";"
+    text = snippet.text.replace("Endpoint=sb://localhost;", endpoint)
+    text = re.sub(r"max_wait_time=\d", f"max_wait_time={WAIT_S}", text)
+    exec(compile(text, str(snippet), "exec"), variables)
+
+
+def run_page(page: Path, bus: DevBus) -> None:
+    variables: dict[str, Any] = {"connection_string": bus.connection_string}
+    for snippet in snippets("python"):
+        if snippet.page == page:
+            run_python(snippet, bus, variables)
+
+
+def definitions_of(page: Path) -> dict[str, Any]:
+    """Return the names that a page's snippets define, without running what they do."""
+    kept = (ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef)
+    names: dict[str, Any] = {}
+    for snippet in snippets("python"):
+        if snippet.page == page:
+            tree = ast.parse(snippet.text)
+            tree.body = [node for node in tree.body if isinstance(node, kept)]
+            exec(compile(tree, str(snippet), "exec"), names)
+    return names
+
+
+def bodies(bus: DevBus, queue: str = "orders", **said: Any) -> list[str]:
+    """Receive and complete what there is."""
+    with (
+        ServiceBusClient.from_connection_string(bus.connection_string) as client,
+        client.get_queue_receiver(queue, max_wait_time=WAIT_S, **said) as receiver,
+    ):
+        found = []
+        for message in receiver:
+            receiver.complete_message(message)
+            found.append(str(message))
+        return found
+
+
+# --- Python -------------------------------------------------------------------------------------
+
+
+def test_pages_have_snippets_and_every_fence_names_a_language_that_is_tested() -> None:
+    assert len(snippets()) >= 10
+    assert {snippet.language for snippet in snippets()} <= LANGUAGES
+    tested = {ROOT / "README.md", STARTED, DEAD}
+    assert {snippet.page for snippet in snippets("python", "yaml", "console")} <= tested
+
+
+@pytest.mark.slow
+def test_readme_sends(dev_bus: DevBus) -> None:
+    run_page(ROOT / "README.md", dev_bus)
+    assert bodies(dev_bus) == ["hello"]
+
+
+@pytest.mark.slow
+def test_getting_started_sends_and_receives(
+    dev_bus: DevBus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_page(STARTED, dev_bus)
+    assert capsys.readouterr().out == "hello\n"
+    assert count_of(dev_bus, "active") == 0
+
+
+@pytest.mark.slow
+def test_example_program_sends_and_receives(dev_bus: DevBus) -> None:
+    program = ROOT / "examples" / "send_receive.py"
+    done = subprocess.run(
+        [sys.executable, program, dev_bus.connection_string],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    first, *received = done.stdout.splitlines()
+    assert first == "sent 3 messages"
+    assert [line.split(" as ")[0] for line in received] == [f"received order {n}" for n in range(3)]
+
+
+# --- dead letters -------------------------------------------------------------------------------
+
+
+def make_dead_letters(bus: DevBus) -> None:
+    """Two that failed five times, one that expired, one of the application, one without reason."""
+    with ServiceBusClient.from_connection_string(bus.connection_string) as client:
+        with client.get_queue_sender("orders") as sender:
+            sender.send_messages(
+                [
+                    ServiceBusMessage("late", time_to_live=timedelta(milliseconds=1)),
+                    *(
+                        ServiceBusMessage(body, message_id=f"id-{body}", subject="s")
+                        for body in ("unwanted", "unexplained")
+                    ),
+                    *(
+                        ServiceBusMessage(
+                            body,
+                            message_id=f"id-{body}",
+                            application_properties={"number": 7, "word": "wörd"},
+                            content_type="text/plain",
+                            correlation_id="together",
+                            reply_to="answers",
+                            time_to_live=timedelta(days=1),
+                            to="somewhere",
+                        )
+                        for body in ("poison 1", "poison 2")
+                    ),
+                ]
+            )
+        with client.get_queue_receiver("orders", max_wait_time=WAIT_S) as receiver:
+            for message in receiver:
+                if str(message) == "unwanted":
+                    receiver.dead_letter_message(message, reason="no-address")
+                elif str(message) == "unexplained":
+                    receiver.dead_letter_message(message)
+                else:
+                    receiver.abandon_message(message)
+
+
+def reasons_of_the_guide() -> dict[str, str]:
+    """Return reason -> description as the guide's table has them."""
+    rows = re.findall(
+        r"^\| `(\w+)` \| `([^`]+)` \|", DEAD.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return dict(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("S255", "S256", "S257", "S261", "S265", "S297")
+def test_dead_letters_are_seen_resent_and_thrown_away(
+    dev_bus: DevBus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_dead_letters(dev_bus)
+    look, resend, purge = (each for each in snippets("python") if each.page == DEAD)
+    variables: dict[str, Any] = {"connection_string": dev_bus.connection_string}
+
+    run_python(look, dev_bus, variables)
+    seen = capsys.readouterr().out.splitlines()
+    table = reasons_of_the_guide()
+    (late,) = (line for line in seen if "TTLExpiredException" in line)
+    assert late.endswith(f"TTLExpiredException {table['TTLExpiredException']}")
+    poisoned = [line for line in seen if "MaxDeliveryCountExceeded" in line]
+    text = table["MaxDeliveryCountExceeded"].replace("10", "5")  # as examples/queues.yaml says
+    assert [line.endswith(f" 5 MaxDeliveryCountExceeded {text}") for line in poisoned] == [True] * 2
+    assert [line.split()[1] for line in seen if "None" in line] == ["id-unwanted", "id-unexplained"]
+    assert len(seen) == 5
+
+    run_python(resend, dev_bus, variables)
+    assert capsys.readouterr().out == "2 sent again\n"
+    with (
+        ServiceBusClient.from_connection_string(dev_bus.connection_string) as client,
+        client.get_queue_receiver("orders", max_wait_time=WAIT_S) as receiver,
+    ):
+        resent = [expect_whole_copy(message, receiver) for message in receiver]
+    assert resent == ["poison 1", "poison 2"]
+
+    assert count_of(dev_bus, "dead_letter") == 3
+    run_python(purge, dev_bus, variables)
+    assert capsys.readouterr().out == "3 thrown away\n"
+    assert (count_of(dev_bus, "dead_letter"), count_of(dev_bus, "active")) == (0, 0)
+
+
+def expect_whole_copy(message: ServiceBusReceivedMessage, receiver: Any) -> str:
+    """Check what a resent message should have, and complete it."""
+    assert message.delivery_count == 0
+    assert message.application_properties == {b"number": 7, b"word": "wörd".encode()}
+    assert message.dead_letter_reason is None
+    assert message.message_id == f"id-{message}"
+    assert message.content_type == "text/plain"
+    assert message.correlation_id == "together"
+    assert message.reply_to == "answers"
+    assert message.subject is None
+    assert message.time_to_live == timedelta(days=1)
+    assert message.to == "somewhere"
+    receiver.complete_message(message)
+    return str(message)
+
+
+@pytest.mark.slow
+def test_resending_ends_although_the_copies_die_again(dev_bus: DevBus) -> None:
+    """Somebody dead-letters each copy before the next dead letter is looked at."""
+    resend = definitions_of(DEAD)["resend"]
+    sent: list[ServiceBusMessage] = []
+    client = ServiceBusClient.from_connection_string(dev_bus.connection_string)
+    with (
+        client,
+        client.get_queue_sender("orders") as sender,
+        client.get_queue_receiver("orders") as receiver,
+    ):
+
+        def send_and_fail(message: ServiceBusMessage) -> None:
+            sent.append(message)
+            assert len(sent) <= 2, "it goes round in circles"
+            sender.send_messages(message)
+            (copy,) = receiver.receive_messages(1, max_wait_time=LIMIT_S)
+            receiver.dead_letter_message(copy, reason="bad")
+
+        send_and_fail(ServiceBusMessage("poison"))
+        failing = SimpleNamespace(send_messages=send_and_fail)
+        friends = SimpleNamespace(
+            get_queue_receiver=client.get_queue_receiver,
+            get_queue_sender=lambda queue: nullcontext(failing),
+        )
+        assert resend(friends, "orders", "bad") == 1
+    assert bodies(dev_bus, sub_queue=DEAD_LETTERS) == ["poison"]
+
+
+def test_reasons_of_the_guide_are_those_of_the_bus() -> None:
+    table = reasons_of_the_guide()
+    for properties in (EXPIRED, HEADER_TOO_LARGE):
+        assert table[str(properties[REASON])] == properties[DESCRIPTION]
+    assert len(table) == 3  # the third is compared with what a bus writes
+
+
+# --- YAML and what `postbus check` says of it ---------------------------------------------------
+
+
+def write_manifest(folder: Path, snippet: Snippet) -> Path:
+    path = folder / "my-bus.yaml"
+    path.write_text(snippet.text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("snippet", snippets("yaml"), ids=str)
+def test_manifests_are_valid(snippet: Snippet, tmp_path: Path) -> None:
+    assert read_one_bus([write_manifest(tmp_path, snippet)]).queues
+
+
+@pytest.mark.slow
+def test_check_says_what_the_guide_shows(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path, one_snippet(STARTED, "yaml"))
+    mistake = re.search(r"such as `(lockDuration: \w+)`", STARTED.read_text(encoding="utf-8"))
+    assert mistake is not None
+    shown = [snippet for snippet in snippets("console") if snippet.page == STARTED]
+    for snippet in shown:
+        command, _, output = snippet.text.removeprefix("$ ").partition("\n")
+        name, *arguments = shlex.split(command)
+        assert name == "postbus"
+        done = subprocess.run(
+            [sys.executable, "-m", name, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        assert done.stdout == output
+        wrong = re.sub(r"lockDuration: \w+", mistake[1], manifest.read_text(encoding="utf-8"))
+        manifest.write_text(wrong, encoding="utf-8")
+    assert len(shown) == 2
+
+
+UNMENTIONED = {
+    "autoDeleteOnIdle", "duplicateDetectionHistoryTimeWindow", "enableExpress",
+    "enablePartitioning", "forwardDeadLetteredMessagesTo", "forwardTo",
+    "requiresDuplicateDetection", "requiresSession",
+    "enableBatchedOperations", "operatorSpec",
+}  # fmt: skip
+"""Fields of a queue that are refused until they do something, and two that change nothing."""
+
+
+def test_table_of_queue_fields_is_whole_and_has_the_defaults() -> None:
+    text = STARTED.read_text(encoding="utf-8").partition("What a queue may say")[2]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE))
+    defaults = {
+        field.alias or name: field.default for name, field in QueueSpec.model_fields.items()
+    }
+    assert {name.partition(".")[0] for name in rows} == set(defaults) - UNMENTIONED
+    assert rows["status"] == f"`{defaults['status'].value}`"
+    assert parse_duration_ms(rows["lockDuration"].strip("`")) == defaults["lockDuration"]
+    assert rows["defaultMessageTimeToLive"].startswith("no limit")
+    assert defaults["defaultMessageTimeToLive"] == MAX_DURATION_MS
+    assert rows["deadLetteringOnMessageExpiration"] == "false"
+    assert defaults["deadLetteringOnMessageExpiration"] is False
+    for name in ("maxDeliveryCount", "maxSizeInMegabytes", "maxMessageSizeInKilobytes"):
+        assert rows[name].partition(";")[0] == str(defaults[name])
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words of each simple command, without comments; `$ ` prompts are dropped."""
+    found = []
+    for line in text.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while "&&" in words:
+            found.append(words[: words.index("&&")])
+            words = words[words.index("&&") + 1 :]
+        found.append(words)
+    return [words for words in found if words]
+
+
+def check_command(words: list[str], bus: DevBus) -> None:
+    """Check that a command exists as written; run it where that costs nothing."""
+    match words:
+        case ["make", target]:
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert re.search(rf"^{re.escape(target)}:.*##", makefile, re.MULTILINE), target
+        case ["pip", "install", requirement]:
+            check_requirement(requirement)
+        case ["postbus", *arguments]:
+            check_postbus(arguments)
+        case ["export", assignment]:
+            check_variable(assignment.partition("=")[0])
+        case ["python", program, *_]:
+            assert (ROOT / program).is_file()
+        case ["curl", "-s", url, "|", "grep", pattern]:
+            assert url.endswith(f":{Settings.model_fields['metrics_port'].default}/metrics")
+            assert any(pattern in line for line in metric_lines(bus).splitlines())
+        case _:
+            raise AssertionError(f"nobody checks {words}")
+
+
+def metric_lines(bus: DevBus) -> str:
+    with urllib.request.urlopen(bus.metrics_url, timeout=LIMIT_S) as response:
+        return response.read().decode()  # type: ignore[no-any-return]
+
+
+def count_of(bus: DevBus, state: str) -> int:
+    """Return how many messages the metrics of `orders` show."""
+    line = rf'^postbus_messages_count{{queue="orders",state="{state}"}} (\d+)\.0$'
+    found = re.search(line, metric_lines(bus), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+def check_requirement(requirement: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", requirement)
+    assert found is not None
+    assert found[1] == project["name"]
+    assert set(found[2].split(",")) <= set(project["optional-dependencies"])
+
+
+def check_postbus(arguments: list[str]) -> None:
+    """Parse a command line as the program would, without doing what it says."""
+    group = typer.main.get_command(app)
+    name, *rest = arguments
+    group.commands[name].make_context(name, rest)  # type: ignore[attr-defined]
+
+
+def check_variable(name: str) -> None:
+    assert name.removeprefix("POSTBUS_").lower() in Settings.model_fields, name
+
+
+@pytest.mark.parametrize("snippet", snippets("sh"), ids=str)
+def test_commands_exist(snippet: Snippet, dev_bus: DevBus) -> None:
+    found = commands(snippet.text)
+    assert found
+    for words in found:
+        check_command(words, dev_bus)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in UNREAD], ids=lambda p: p.stem
+)
+def test_commands_and_options_within_sentences_exist(page: Path, dev_bus: DevBus) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    group = typer.main.get_command(app)
+    options = {
+        option
+        for command in group.commands.values()  # type: ignore[attr-defined]
+        for parameter in command.params
+        for option in parameter.opts
+    }
+    for span in (" ".join(found.split()) for found in INLINE.findall(text)):
+        words = span.split()
+        if span.startswith("--"):
+            assert words[0] in options, span
+        elif span.startswith("POSTBUS_"):
+            check_variable(re.match(r"\w+", span)[0])  # type: ignore[index]
+        elif words[0] == "make" or (words[0] == "postbus" and len(words) > 1):
+            check_command(words, dev_bus)
