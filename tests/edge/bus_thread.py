@@ -39,6 +39,7 @@ from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, T
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 
 T = TypeVar("T")
@@ -298,9 +299,7 @@ class BusThread:
         assert entry is not None
         host = self._hosts[entry.home_partition]
         before = host.reload_count
-        journal = host._journal
-        assert journal is not None
-        host._reload(journal)
+        host._failed([], StoreUnavailable("a commit failed, says the test"))
         assert host.reload_count == before + 1
 
     # --- how clients reach it -------------------------------------------------------------------

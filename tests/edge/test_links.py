@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from postbus.edge import amqp_connection, idleness, links
+from postbus.edge import idleness, links
 from postbus.edge.idleness import Idleness
 from postbus.edge.links import ReceiverDoor
 from postbus.entity.commands import Command, DemandSet, Refusal, Refused, Reply, SetDemand
@@ -275,12 +275,6 @@ def test_idleness_counts_from_the_look_behind_the_last_use() -> None:
     assert one.is_over(1_201_000)
 
 
-needs_ticks = pytest.mark.skipif(
-    not hasattr(amqp_connection, "detach_idle"), reason="the connection does not look yet"
-)
-
-
-@needs_ticks
 def test_idle_links_are_detached_and_others_stay(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +303,6 @@ def test_idle_links_are_detached_and_others_stay(
     assert raw.read().code in (DISPOSITION, TRANSFER)
 
 
-@needs_ticks
 @pytest.mark.slow
 def test_sdk_takes_up_again_after_idle_minutes(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,10 @@
 """Kill -9 of broker and Postgres under load through the official SDK, with a checker.
 
-    python tests/faults/kill_nine.py --kills 50 --messages 1000000
-
 Senders and receivers run here, the broker and Postgres in other processes. Each accepted message
 id, each confirmed completion and each delivery is recorded; after the last kill what is left is
 peeked and the record checked: nothing accepted is lost or doubled, nothing completed comes back,
-delivery counts keep their promise. A send whose answer was lost may have been stored or not.
+delivery counts keep their promise. A send whose answer was lost may have been stored or not, a
+completion whose answer was lost may have been done or not.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import logging
 import os
 import random
 import signal
@@ -23,8 +23,10 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
+import asyncpg
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
@@ -35,6 +37,51 @@ QUEUE = "kills"
 KEY = "kill-test-key"
 BACKLOG = 3_000
 """Senders wait while more messages than this are not completed yet."""
+
+BODY_BYTES = 200
+PAGED_BODY_BYTES = 3_000
+PAGED_WINDOW_BYTES = 1 << 20
+"""A full backlog has several times as many bytes, so that most of it is paged out."""
+
+EXAMPLES = """
+examples:
+  kill_nine.py                                      fifty kills of all kinds, a million messages
+  kill_nine.py --kills 3 --messages 6000            what a change must pass
+  kill_nine.py --kinds vacuum --kills 2 --messages 5000
+  kill_nine.py --kinds load,paging --seed 7
+  kill_nine.py --broker tests/faults/early_answers.py --commit-delay-ms 50 --kills 4 --messages 8000
+                                                    must find problems: it answers too early
+"""
+
+
+class Kind(Enum):
+    """When to kill. Broker and Postgres are the victims by turns where none is named."""
+
+    BROKER = "broker"
+    POSTGRES = "postgres"
+    LOAD = "load"  # while the broker, killed just before, loads its partition
+    VACUUM = "vacuum"  # while its upkeep runs
+    PAGING = "paging"  # while it reads messages back
+
+
+ACTIVITIES = {
+    Kind.LOAD: (  # of the new broker: it came later than the one who asks
+        "application_name like 'postbus writer %' and backend_start >"
+        " (select backend_start from pg_stat_activity where pid = pg_backend_pid())"
+    ),
+    Kind.VACUUM: "state = 'active' and query ilike 'vacuum%message'",
+    Kind.PAGING: (
+        "state = 'active' and application_name = 'postbus reader'"
+        " and query like '%order by m.row_key%'"
+    ),
+}
+"""How `pg_stat_activity` shows that the moment has come."""
+
+LOAD_ATTEMPTS = 5
+"""A load of a small backlog takes some milliseconds; a kill that comes too late is repeated."""
+
+CATCH_S = 30.0
+"""How long a kill waits for its moment; later it comes at any moment, and counts as missed."""
 
 MANIFEST = f"""
 apiVersion: v1
@@ -64,11 +111,13 @@ class History:
     accepted: set[str] = field(default_factory=set)
     in_doubt: set[str] = field(default_factory=set)
     completed: dict[str, float] = field(default_factory=dict)
+    completing: set[str] = field(default_factory=set)
     deliveries: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     in_flight: int = 0
     kills: int = 0
     in_flight_at_kills: list[int] = field(default_factory=list)
+    caught: Counter[Kind] = field(default_factory=Counter)
 
     def delivered(self, message: ServiceBusReceivedMessage, started: float) -> None:
         """Check a delivery against what is known; `started`: when its receive call began."""
@@ -83,6 +132,7 @@ class History:
                 f"I8: {message_id} tells {told} earlier deliveries, {seen} were seen"
             )
         self.deliveries[message_id] += 1
+        self.completing.discard(message_id)
 
     def check(self, drained: list[str]) -> None:
         """Compare with what was left in the queue; adds to `problems`."""
@@ -90,7 +140,7 @@ class History:
         if twice:
             self.problems.append(f"I1: {len(twice)} messages stored twice, e.g. {twice[0]}")
         left = set(drained)
-        lost = self.accepted - left - set(self.completed) - self.in_doubt
+        lost = self.accepted - left - set(self.completed) - self.in_doubt - self.completing
         if lost:
             self.problems.append(f"I1: {len(lost)} accepted messages lost, e.g. {min(lost)}")
         back = left & set(self.completed)
@@ -98,39 +148,49 @@ class History:
             self.problems.append(f"I2: {len(back)} completed messages came back, e.g. {min(back)}")
 
 
-class Processes:
-    """Postgres and the broker as child processes of this script."""
+class Broker:
+    """A broker as a child process. `environment` is added to what every broker needs."""
 
-    def __init__(self, folder: Path, program: list[str]) -> None:
-        self.program = program
+    def __init__(
+        self, folder: Path, dsn: str, program: list[str], environment: dict[str, str] | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.folder = folder
-        self.postgres = EmbeddedPostgres(folder / "postgres")
-        self.broker: subprocess.Popen[bytes] | None = None
-        (folder / "manifests.yaml").write_text(MANIFEST)
-
-    def start_broker(self) -> None:
-        command = [sys.executable, *self.program, "serve", str(self.folder / "manifests.yaml")]
-        environment = os.environ | {
-            "POSTBUS_STORES": self.postgres.dsn,
+        self._program = program
+        self._log = folder / "broker.log"
+        self._manifests = folder / "manifests.yaml"
+        self._manifests.write_text(MANIFEST)
+        self._environment = os.environ | {
+            "POSTBUS_STORES": dsn,
             "POSTBUS_HOST": "127.0.0.1",
             "POSTBUS_PORT": str(self.port),
             "POSTBUS_TLS_PORT": "0",
             "POSTBUS_METRICS_PORT": "0",
-            "POSTBUS_DATA": str(self.folder / "broker"),
+            "POSTBUS_DATA": str(folder / "broker"),
+            **(environment or {}),
         }
-        with (self.folder / "broker.log").open("ab") as log:
-            self.broker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._log_start = 0
+        self.process: subprocess.Popen[bytes]
 
-    def kill_broker(self) -> None:
-        assert self.broker is not None
-        self.broker.kill()
-        self.broker.wait()
+    def start(self) -> None:
+        command = [sys.executable, *self._program, "serve", str(self._manifests)]
+        with self._log.open("ab") as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
 
-    def kill_postgres(self) -> None:
-        os.kill(self.postgres.pid, signal.SIGKILL)
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether a partition was loaded since the last start."""
+        return b"partition loaded" in self._log.read_bytes()[self._log_start :]
 
     @property
     def connection_string(self) -> str:
@@ -140,8 +200,96 @@ class Processes:
         )
 
 
+class Killer:
+    """Waits for the right moment and kills; its methods block, run them in a thread."""
+
+    def __init__(self, broker: Broker, postgres: EmbeddedPostgres, history: History) -> None:
+        self._broker = broker
+        self._postgres = postgres
+        self._history = history
+        self._is_broker_next = True
+
+    def kill(self, kind: Kind) -> None:
+        """Kill in a moment of this kind; what was killed runs again when this returns."""
+        match kind:
+            case Kind.BROKER:
+                self._kill_broker()
+            case Kind.POSTGRES:
+                self._kill_postgres()
+            case Kind.LOAD:
+                is_caught = False
+                for attempt in range(LOAD_ATTEMPTS):
+                    if not is_caught:
+                        self._kill_broker()
+                        is_caught = self._catch(kind, random.random() * 0.05 / (attempt + 1))
+                self._history.caught[kind] += is_caught
+            case _:
+                self._history.caught[kind] += self._catch(kind)
+
+    def _catch(self, kind: Kind, delay_s: float = 0.0) -> bool:
+        """Kill as soon as an activity is seen, or after a time; say whether it was under way."""
+        return asyncio.run(self._watch(kind, delay_s))
+
+    async def _watch(self, kind: Kind, delay_s: float) -> bool:
+        connection = await asyncpg.connect(self._postgres.dsn)
+        question = f"select exists (select from pg_stat_activity where {ACTIVITIES[kind]})"
+        end_s = time.monotonic() + CATCH_S
+        is_caught = False
+        while not is_caught and time.monotonic() < end_s:
+            is_caught = await connection.fetchval(question)
+        await asyncio.sleep(delay_s)
+        if kind is Kind.LOAD and self._broker.has_loaded:
+            is_caught = False
+        is_broker, self._is_broker_next = self._is_broker_next, not self._is_broker_next
+        if is_broker:
+            self._kill_broker()
+        else:
+            self._kill_postgres()
+        connection.terminate()
+        return is_caught
+
+    def _kill_broker(self) -> None:
+        self._history.kills += 1
+        self._broker.kill()
+        self._broker.start()
+
+    def _kill_postgres(self) -> None:
+        self._history.kills += 1
+        os.kill(self._postgres.pid, signal.SIGKILL)
+        self._postgres.restart()
+
+
+class Progress:
+    """One line that moves on a terminal, a line for each kill elsewhere."""
+
+    def __init__(self, kills: int, messages: int) -> None:
+        self._kills = kills
+        self._messages = messages
+        self._is_moving = sys.stdout.isatty()
+
+    def show(self, history: History, kind: Kind | None, kills: int) -> None:
+        share = min(len(history.accepted) / self._messages, 1.0)
+        text = (
+            f"{'#' * int(share * 20):.<20} {share:4.0%}  kills {kills}/{self._kills}"
+            f"  accepted {len(history.accepted)}  completed {len(history.completed)}"
+        )
+        if self._is_moving:
+            print(f"\r{text}", end="", flush=True)
+        elif kind is not None:
+            in_flight = history.in_flight_at_kills[-1]
+            print(f"{text}  in flight {in_flight}  during {kind.value}", flush=True)
+
+    def end(self) -> None:
+        if self._is_moving:
+            print()
+
+
 async def send_forever(
-    client: ServiceBusClient, history: History, numbers: itertools.count[int], until: asyncio.Event
+    client: ServiceBusClient,
+    history: History,
+    numbers: itertools.count[int],
+    body_bytes: int,
+    until: asyncio.Event,
 ) -> None:
     """Send batches; what raised is in doubt, what returned is accepted."""
     while not until.is_set():
@@ -155,7 +303,8 @@ async def send_forever(
                     history.in_doubt.update(ids)
                     history.in_flight += len(ids)
                     try:
-                        batch = [ServiceBusMessage(b"x" * 200, message_id=key) for key in ids]
+                        body = b"x" * body_bytes
+                        batch = [ServiceBusMessage(body, message_id=key) for key in ids]
                         await sender.send_messages(batch)
                         history.accepted.update(ids)
                         history.in_doubt.difference_update(ids)
@@ -174,7 +323,9 @@ async def settle(
         if random.random() < 0.05:
             await receiver.abandon_message(message)
         else:
+            history.completing.add(message_id)
             await receiver.complete_message(message)
+            history.completing.discard(message_id)
             history.completed[message_id] = time.monotonic()
     except MessageLockLostError:
         pass  # allowed after a restart: the message is delivered again
@@ -222,76 +373,121 @@ async def wait_for_port(port: int, deadline_s: float = 60.0) -> None:
             return
 
 
-async def run(kills: int, messages: int, seed: int, folder: Path, program: list[str]) -> History:
+async def run(options: argparse.Namespace, folder: Path) -> History:
     """Drive the load, kill as often as asked, drain and check."""
-    random.seed(seed)
-    history, processes = History(), Processes(folder, program)
-    processes.postgres.start()
-    processes.start_broker()
-    await wait_for_port(processes.port)
+    random.seed(options.seed)
+    kinds = [Kind(name) for name in options.kinds.split(",")]
+    delay_us = options.commit_delay_ms * 1_000
+    settings = {"commit_delay": str(delay_us), "commit_siblings": "0"} if delay_us else None
+    history, postgres = History(), EmbeddedPostgres(folder / "postgres", settings=settings)
+    await asyncio.to_thread(postgres.start)
+    broker = make_broker(options, kinds, folder, postgres.dsn)
+    broker.start()
+    await wait_for_port(broker.port)
     until, numbers = asyncio.Event(), itertools.count(1)
     clients = [
-        ServiceBusClient.from_connection_string(processes.connection_string, retry_total=0)
+        ServiceBusClient.from_connection_string(broker.connection_string, retry_total=0)
         for _ in range(8)
     ]
+    body_bytes = PAGED_BODY_BYTES if Kind.PAGING in kinds else BODY_BYTES
     async with asyncio.TaskGroup() as tasks:
         for client in clients:
-            tasks.create_task(send_forever(client, history, numbers, until))
+            tasks.create_task(send_forever(client, history, numbers, body_bytes, until))
             tasks.create_task(receive_forever(client, history, until))
-        for kill in range(kills):
-            target = messages * (kill + 1) // (kills + 1)
-            async with asyncio.timeout(600):
-                while len(history.accepted) < target or history.in_flight < 100:
-                    await asyncio.sleep(0.005)
-            await asyncio.sleep(random.random() * 0.5)
-            history.in_flight_at_kills.append(history.in_flight)
-            history.kills += 1
-            if kill % 2:
-                processes.kill_postgres()
-                processes.postgres.restart()
-            else:
-                processes.kill_broker()
-                processes.start_broker()
-                if random.random() < 0.3:  # once more while it loads
-                    await asyncio.sleep(random.random())
-                    history.kills += 1
-                    processes.kill_broker()
-                    processes.start_broker()
-                await wait_for_port(processes.port)
-            print(
-                f"kill {kill + 1}/{kills}: accepted {len(history.accepted)}, completed "
-                f"{len(history.completed)}, in flight {history.in_flight_at_kills[-1]}",
-                flush=True,
-            )
-        while len(history.accepted) < messages:
-            await asyncio.sleep(0.05)
+        await kill_under_load(options, kinds, history, Killer(broker, postgres, history), broker)
         until.set()
     for client in clients:
         await client.close()
-    history.check(await drain(processes.connection_string))
-    assert processes.broker is not None
-    processes.broker.terminate()
-    processes.broker.wait(30)
-    processes.postgres.stop()
+    history.check(await drain(broker.connection_string))
+    for kind in set(kinds) & set(ACTIVITIES):
+        if not history.caught[kind] and options.kills >= len(kinds):
+            history.problems.append(f"no kill hit the moment of {kind.value}")
+    await asyncio.to_thread(broker.stop)
+    await asyncio.to_thread(postgres.stop)
     return history
 
 
+def make_broker(options: argparse.Namespace, kinds: list[Kind], folder: Path, dsn: str) -> Broker:
+    """Return a broker that does often what shall be hit: VACUUM, paging."""
+    program, environment = ["-m", "postbus"], {}
+    if Kind.VACUUM in kinds:
+        rows = min(max(options.messages // 50, 100), 100_000)
+        program = [str(Path(__file__).parent / "eager_upkeep.py"), str(rows)]
+    if Kind.PAGING in kinds:
+        environment["POSTBUS_WINDOW_BYTES"] = str(PAGED_WINDOW_BYTES)
+    return Broker(folder, dsn, [options.broker] if options.broker else program, environment)
+
+
+async def kill_under_load(
+    options: argparse.Namespace,
+    kinds: list[Kind],
+    history: History,
+    killer: Killer,
+    broker: Broker,
+) -> None:
+    """Kill in equal steps of accepted messages; return when all are accepted."""
+    kills, messages = options.kills, options.messages
+    progress = Progress(kills, messages)
+    for kill, kind in zip(range(kills), itertools.cycle(kinds), strict=False):
+        target = messages * (kill + 1) // (kills + 1)
+        async with asyncio.timeout(600):
+            while len(history.accepted) < target or history.in_flight < 100:
+                await asyncio.sleep(0.005)
+                progress.show(history, None, kill)
+        await asyncio.sleep(random.random() * 0.5)
+        history.in_flight_at_kills.append(history.in_flight)
+        await asyncio.to_thread(killer.kill, kind)
+        await wait_for_port(broker.port)
+        progress.show(history, kind, kill + 1)
+    while len(history.accepted) < messages:
+        await asyncio.sleep(0.05)
+        progress.show(history, None, kills)
+    progress.end()
+
+
+def kinds_of(text: str) -> str:
+    """Check a list of kinds for the command line."""
+    for name in text.split(","):
+        Kind(name)
+    return text
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    every = ",".join(kind.value for kind in Kind)
+    parser.add_argument("--kills", type=int, default=50, help="how many (default: 50)")
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="accepted messages (default: 1000000)"
+    )
+    parser.add_argument(
+        "--kinds", type=kinds_of, default=every, help=f"moments, by turns (default: {every})"
+    )
+    parser.add_argument(
+        "--commit-delay-ms",
+        type=int,
+        choices=range(101),
+        default=0,
+        metavar="0..100",
+        help="make commits slower, so that more is under way at a kill (default: 0)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of sizes and moments (default: 1)")
     parser.add_argument("--broker", help="another program than `-m postbus` to run as the broker")
     options = parser.parse_args()
+    for noisy in ("azure", "asyncio"):  # clients tell of each connection that is cut
+        logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
         os.chmod(folder, 0o755)
-        program = [options.broker] if options.broker else ["-m", "postbus"]
-        history = asyncio.run(
-            run(options.kills, options.messages, options.seed, Path(folder), program)
-        )
+        history = asyncio.run(run(options, Path(folder)))
+    caught = ", ".join(f"{kind.value} {count}" for kind, count in history.caught.items())
+    print(f"kills {history.kills}, of them in the act: {caught or 'none asked for'}")
     print(
-        f"accepted {len(history.accepted)}, completed {len(history.completed)}, in doubt "
-        f"{len(history.in_doubt)}, problems {len(history.problems)}"
+        f"accepted {len(history.accepted)}, completed {len(history.completed)}, sends in doubt "
+        f"{len(history.in_doubt)}, completions in doubt {len(history.completing)}, "
+        f"problems {len(history.problems)}"
     )
     for problem in history.problems[:20]:
         print(problem)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
+SLOW = ("--kinds", "broker,postgres", "--commit-delay-ms", "50")
 
 
 def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,8 @@ def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.behaviour("S2", "S3", "S47", "S61", "S62")
 def test_kills_lose_and_double_nothing() -> None:
-    result = run_kills("--kills", "3", "--messages", "6000")
+    """Broker, Postgres, broker: while it loads, during VACUUM and while it pages."""
+    result = run_kills("--kills", "3", "--messages", "6000", "--kinds", "load,vacuum,paging")
     assert result.returncode == 0, result.stdout[-3_000:]
     assert "problems 0" in result.stdout
 
@@ -27,6 +29,6 @@ def test_kills_lose_and_double_nothing() -> None:
 @pytest.mark.slow
 def test_checker_catches_a_broker_that_answers_before_the_commit() -> None:
     broken = str(FOLDER / "early_answers.py")
-    result = run_kills("--kills", "4", "--messages", "8000", "--broker", broken)
+    result = run_kills("--kills", "3", "--messages", "4000", *SLOW, "--broker", broken)
     assert result.returncode == 1, result.stdout[-3_000:]
     assert "I1:" in result.stdout or "I2:" in result.stdout

@@ -2,7 +2,8 @@
 
 One process decides for now; the durable catalog lies with partition 0 and every partition keeps
 its own copy through its own journal. A definition counts as changed when the catalog's commit is
-durable and, if the home partition is loaded, it has acknowledged the change.
+durable and, if the home partition is loaded, it has acknowledged the change. A write that failed
+may be durable all the same: the tables are read again before anybody is answered.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract import QueueProperties
 from postbus.entity.commands import Command, DropEntity, PutEntity, Refused, Reply
 from postbus.store.catalog import CatalogEntry, CatalogStore
+from postbus.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Directory:
         self._entries: dict[str, CatalogEntry] = {}
         self._followers: Sequence[DefinitionFollower] = ()
         self._changing = asyncio.Lock()
+        self._is_unsure = False  # a write began whose result nobody learned
         self.version = 0
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
@@ -63,19 +67,30 @@ class Directory:
     async def put_queue(self, name: str, properties: QueueProperties) -> CatalogEntry:
         """Create a queue or change its definition; an equal definition changes nothing.
 
-        Raises `StoreUnavailable` when the catalog could not be written.
+        Raises what the store raised when the definition was not written; waits for the store as
+        long as that is unknown.
         """
         async with self._changing:
+            await self._make_sure()
             known = self._entries.get(name.lower())
             if known is not None and known.properties == properties:
                 return known
-            entry = await self._catalog.put(
-                name=known.name if known else name,
-                properties=properties,
-                home_partition=(
-                    known.home_partition if known else home_of(name, self._partition_count)
-                ),
-            )
+            self._is_unsure = True
+            try:
+                entry = await self._catalog.put(
+                    name=known.name if known else name,
+                    properties=properties,
+                    home_partition=(
+                        known.home_partition if known else home_of(name, self._partition_count)
+                    ),
+                )
+            except Exception:
+                await self._make_sure()
+                found = self._entries.get(name.lower())
+                if found is None or found.properties != properties:
+                    raise
+                return found
+            self._is_unsure = False
             self._entries[name.lower()] = entry
             self.version = entry.version
             await self._tell(
@@ -85,15 +100,58 @@ class Directory:
             return entry
 
     async def delete(self, name: str) -> bool:
-        """Free a name at once; its messages go with it. False when there was none."""
+        """Free a name at once; its messages go with it. False when there was none.
+
+        Fails as `put_queue` does.
+        """
         async with self._changing:
+            await self._make_sure()
             entry = self._entries.get(name.lower())
             if entry is None:
                 return False
-            self.version = await self._catalog.delete(entry.entity_no)
+            self._is_unsure = True
+            try:
+                self.version = await self._catalog.delete(entry.entity_no)
+            except Exception:
+                await self._make_sure()
+                found = self._entries.get(name.lower())
+                if found is not None and found.entity_no == entry.entity_no:
+                    raise
+                return True
+            self._is_unsure = False
             del self._entries[name.lower()]
             await self._tell(entry.home_partition, DropEntity(entry.entity_no, self.version))
             return True
+
+    async def _make_sure(self) -> None:
+        """Read the catalog again if a write's result is unknown; repeated until it works."""
+        backoff_s = FIRST_BACKOFF_S
+        while self._is_unsure:
+            try:
+                version, entries = await self._catalog.load()
+            except StoreError as error:
+                logger.warning("the catalog could not be read again", extra={"error": str(error)})
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                continue
+            known, self._entries = self._entries, {entry.name.lower(): entry for entry in entries}
+            self.version = version
+            self._is_unsure = False
+            await self._tell_changes(list(known.values()))
+
+    async def _tell_changes(self, known: list[CatalogEntry]) -> None:
+        """Let partitions follow what the tables turned out to say, in order of version (D14)."""
+        versions = {entry.entity_no: entry.version for entry in known}
+        live = sorted(self._entries.values(), key=lambda entry: entry.version)
+        for entry in live:
+            if versions.pop(entry.entity_no, None) != entry.version:
+                await self._tell(
+                    entry.home_partition,
+                    PutEntity(entry.entity_no, entry.name, entry.properties, entry.version),
+                )
+        for entry in known:
+            if entry.entity_no in versions:  # not there any more
+                await self._tell(entry.home_partition, DropEntity(entry.entity_no, self.version))
 
     async def _tell(self, partition_id: int, command: Command) -> None:
         """Let a loaded partition follow; one that is not catches up when it loads."""

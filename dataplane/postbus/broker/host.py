@@ -18,12 +18,14 @@ from typing import Protocol, TypeAlias
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S, Recovery
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
     AddConsumer,
     Command,
     Delivery,
     Disposition,
+    Done,
     DropEntity,
     Enqueue,
     PutEntity,
@@ -40,7 +42,7 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Deliver, EndConsumer, Fetch, LoadedPartition, Needs, Outcome
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
-from postbus.store.errors import StoreUnavailable
+from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
 
@@ -53,8 +55,6 @@ WAITING_LIMIT = 10_000
 """Commands held while a partition loads; one more is refused as busy. Our choice: a second of
 sends of a busy bus, small against the memory budget."""
 
-FIRST_BACKOFF_S = 0.05
-LAST_BACKOFF_S = 5.0
 CLOCK_SAMPLE_S = 10.0
 CONFIRMATION_S = 3.0
 CONFIRM_LOOK_S = 0.1
@@ -103,6 +103,8 @@ class Host:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
         self.reload_count = 0
+        self.trouble: str | None = None
+        """Why the partition cannot be loaded, None when it is or nothing failed yet."""
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -122,7 +124,10 @@ class Host:
         self._waiting: deque[tuple[Command, OnReply | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
-        self._failures = 0
+        self._recovery = Recovery(monotonic_s)
+        self._removed: set[int] = set()  # consumers that left while the partition loads
+        self._early_error: Exception | None = None
+        self._stop_asked = asyncio.Event()
         self._stopping = False
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -133,9 +138,13 @@ class Host:
         if self._state is not None:
             self._apply(command, on_reply, None)
         elif self.status is HostStatus.CLOSED:
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+        elif type(command) is RemoveConsumer:  # no consumer outlives a reload
+            if self._waiting:
+                self._removed.add(command.consumer_id)
+            self._reply(on_reply, Done())
         elif len(self._waiting) >= WAITING_LIMIT:
-            _reply(on_reply, Refused(Refusal.BUSY, "the partition is loading"))
+            self._reply(on_reply, Refused(Refusal.BUSY, "the partition is loading"))
         else:
             self._waiting.append((command, on_reply))
             self.claim()
@@ -179,6 +188,7 @@ class Host:
     async def stop(self) -> None:
         """Commit what was accepted, journal what is outstanding, release the partition (D6)."""
         self._stopping = True
+        self._stop_asked.set()
         if self._timer is not None:
             self._timer.cancel()
         journal = self._journal
@@ -200,16 +210,16 @@ class Host:
     ) -> None:
         state, journal = self._state, self._journal
         if state is None or journal is None:
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
         if type(command) is Enqueue and journal.is_congested:
-            _reply(on_reply, Refused(Refusal.BUSY, "the store is behind; send again later"))
+            self._reply(on_reply, Refused(Refusal.BUSY, "the store is behind; send again later"))
             return
         try:
             result = state.apply(command, self._clock(), found)
         except Exception:
             logger.exception("partition state broke", extra={"partition": self.partition_id})
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             self._reload(journal)
             return
         if type(result) is Needs:
@@ -230,7 +240,10 @@ class Host:
             if type(effect) is Deliver:
                 sink = self._sinks.get(effect.consumer_id)
                 if sink is not None:
-                    sink.deliver(effect.deliveries)
+                    try:
+                        sink.deliver(effect.deliveries)
+                    except Exception:  # noqa: BLE001 - logged; its locks expire
+                        self._log_broken_sink(effect.consumer_id, effect.entity_no)
                 else:
                     self._give_back(effect)
             elif type(effect) is Fetch:
@@ -238,9 +251,18 @@ class Host:
             elif type(effect) is EndConsumer:
                 gone = self._sinks.pop(effect.consumer_id, None)
                 if gone is not None:
-                    gone.ended(effect.refusal)
+                    try:
+                        gone.ended(effect.refusal)
+                    except Exception:  # noqa: BLE001 - logged
+                        self._log_broken_sink(effect.consumer_id)
         if on_reply is not None:
-            on_reply(outcome.reply)
+            self._reply(on_reply, outcome.reply)
+
+    def _log_broken_sink(self, consumer_id: int, entity_no: int | None = None) -> None:
+        logger.exception(
+            "a receiver of deliveries broke",
+            extra={"partition": self.partition_id, "entity": entity_no, "consumer": consumer_id},
+        )
 
     def _give_back(self, effect: Deliver) -> None:
         """Release what reached no wire; a receive-and-delete delivery is lost by design (S26)."""
@@ -250,7 +272,7 @@ class Host:
 
     def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
         """Called by the journal in order, once for each commit."""
-        self._failures = 0
+        self._recovery.commit_count += 1
         if self._state is not None:
             self._state.mark_committed(parked[-1][0].applied_ms)
         if self._journal is not None:
@@ -294,7 +316,7 @@ class Host:
             self._confirm_timer = None
         while self._untold:
             _, on_reply = self._untold.popleft()
-            _reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
+            self._reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
 
     def _failed(
         self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
@@ -306,9 +328,11 @@ class Host:
             extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
         )
         if journal is not None:
-            self._reload(journal)
+            self._reload(journal, error)
+        else:
+            self._early_error = error
         for _, on_reply, refusal in parked:
-            _reply(on_reply, Refused(refusal, "the store did not confirm the commit"))
+            self._reply(on_reply, Refused(refusal, "the store did not confirm the commit"))
 
     # --- reads ----------------------------------------------------------------------------------
 
@@ -317,7 +341,7 @@ class Host:
     ) -> None:
         journal = self._journal
         if journal is None:
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
         rows: list[StoredRow] = []
         try:
@@ -327,11 +351,12 @@ class Host:
                 rows += await journal.read_range(first_key, end_key, limit)
             for entity_no, sub_queue, from_sequence, limit in needs.numbers:
                 rows += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
-        except StoreUnavailable as error:
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, str(error)))
+        except Exception as error:  # noqa: BLE001 - logged; a failed read harms nobody else
+            self._log_trouble("rows could not be read", error)
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
             return
         if journal is not self._journal:  # what was read belongs to a former life
-            _reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
         self._apply(command, on_reply, rows)
 
@@ -342,11 +367,11 @@ class Host:
         while journal is not None and journal is self._journal:
             try:
                 rows = await journal.read_rows(effect.row_keys)
-            except StoreUnavailable as error:
-                logger.warning(
-                    "paging failed", extra={"partition": self.partition_id, "error": str(error)}
-                )
-                await asyncio.sleep(backoff_s)
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._log_trouble("paging failed", error)
+                await self._pause(backoff_s)
+                if self._is_stopping():
+                    return
                 backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
                 continue
             if journal is self._journal:
@@ -382,16 +407,14 @@ class Host:
             try:
                 self._clock.observe(await journal.sample_clock_ms())
                 await journal.upkeep()
-            except StoreUnavailable as error:
-                logger.warning(
-                    "upkeep failed", extra={"partition": self.partition_id, "error": str(error)}
-                )
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._log_trouble("upkeep failed", error)
             await asyncio.sleep(CLOCK_SAMPLE_S)
 
     # --- loading --------------------------------------------------------------------------------
 
-    def _reload(self, journal: PartitionJournal) -> None:
-        """Drop all memory and start again from the tables."""
+    def _reload(self, journal: PartitionJournal, error: Exception | None = None) -> None:
+        """Drop all memory and start again from the tables; `error` is that of a commit."""
         if journal is not self._journal:
             return
         if self._state is not None:
@@ -399,7 +422,7 @@ class Host:
         self._state, self._journal = None, None
         journal.abandon()
         self._refuse_untold()
-        self._failures += 1
+        self._recovery.failed(error)
         self.reload_count += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -411,65 +434,94 @@ class Host:
         self.status = HostStatus.LOADING
         self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
         sinks, self._sinks = self._sinks, {}
-        for sink in sinks.values():
-            sink.reset()
+        for consumer_id, sink in sinks.items():
+            try:
+                sink.reset()
+            except Exception:  # noqa: BLE001 - logged
+                self._log_broken_sink(consumer_id)
 
     async def _load(self) -> None:
-        """Claim and load the partition, however long it takes; then let waiting commands go."""
-        opened = await self._open_journal()
-        if opened is None:
+        """Claim and load the partition, however long it takes."""
+        while not self._is_stopping():
+            await self._pause(self._recovery.wait_s)
+            if self._is_stopping():
+                return
+            journal: PartitionJournal | None = None
+            self._early_error = None
+            try:
+                journal, loaded = await self._open_journal()
+                self._clock.observe(await journal.sample_clock_ms())
+                if self._early_error is not None:  # it died while nobody knew it
+                    raise self._early_error
+                state = PartitionState(
+                    partition_id=self.partition_id,
+                    loaded=loaded,
+                    seed=self._new_seed(),
+                    budget=self._budget,
+                    limits=self._limits,
+                )
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                if journal is not None:
+                    journal.abandon()  # else its end would be taken for that of the next one
+                self._not_loaded(error)
+                continue
+            if self._is_stopping():
+                await journal.close()
+                return
+            self._enter(journal, state, loaded)
             return
-        journal, loaded = opened
-        self._journal = journal
-        self._state = PartitionState(
-            partition_id=self.partition_id,
-            loaded=loaded,
-            seed=self._new_seed(),
-            budget=self._budget,
-            limits=self._limits,
+
+    async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition]:
+        return await Journal.open(
+            self._store,
+            self.partition_id,
+            self._broker_name,
+            on_committed=self._committed,
+            on_failed=self._failed,
+            one_by_one=self._recovery.is_one_by_one,
         )
+
+    def _enter(
+        self, journal: PartitionJournal, state: PartitionState, loaded: LoadedPartition
+    ) -> None:
+        """Go to work on what was loaded, then let waiting commands go."""
+        self._journal, self._state = journal, state
+        self._recovery.loaded()
+        self.trouble = None
         self.status = HostStatus.ACTIVE
         self._upkeep = self._tasks.create_task(self._keep_up(journal))
         logger.info(
             "partition loaded", extra={"partition": self.partition_id, "epoch": loaded.epoch}
         )
         self._catch_up({entity.entity_no for entity in loaded.entities}, loaded.catalog_version)
-        waiting, self._waiting = self._waiting, deque()
-        for command, on_reply in waiting:
+        for command, on_reply in self._take_waiting():
             self.submit(command, on_reply)
         self._apply(Tick(), None, None)
 
-    async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition] | None:
-        """Return an open journal, None when the host was stopped meanwhile."""
-        backoff_s = FIRST_BACKOFF_S if self._failures else 0.0
-        while not self._is_stopping():
-            await asyncio.sleep(backoff_s)
-            journal: PartitionJournal | None = None
-            try:
-                journal, loaded = await Journal.open(
-                    self._store,
-                    self.partition_id,
-                    self._broker_name,
-                    on_committed=self._committed,
-                    on_failed=self._failed,
-                    one_by_one=self._failures >= 2,
-                )
-                self._clock.observe(await journal.sample_clock_ms())
-            except StoreUnavailable as error:
-                if journal is not None:
-                    journal.abandon()  # else its end would be taken for that of the next one
-                self._failures += 1
-                backoff_s = min(max(backoff_s, FIRST_BACKOFF_S) * 2, LAST_BACKOFF_S)
-                logger.warning(
-                    "partition could not be loaded",
-                    extra={"partition": self.partition_id, "error": str(error)},
-                )
-                self._refuse_waiting(Refused(Refusal.NOT_APPLIED, str(error)))
-                continue
-            if not self._is_stopping():
-                return journal, loaded
-            await journal.close()
-        return None
+    def _not_loaded(self, error: Exception) -> None:
+        """Tell why, and whoever waits that nothing of theirs was applied."""
+        self._recovery.failed(None)
+        self.trouble = f"{type(error).__name__}: {error}"
+        self._log_trouble("partition could not be loaded", error)
+        detail = str(error) if isinstance(error, StoreUnavailable) else "the store needs attention"
+        self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
+
+    def _log_trouble(self, what: str, error: Exception) -> None:
+        """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
+        extra = {"partition": self.partition_id, "error": f"{type(error).__name__}: {error}"}
+        if isinstance(error, StoreUnavailable):
+            logger.warning(what, extra=extra)
+        else:
+            is_known = isinstance(error, StoreMisconfigured)
+            logger.error(what, extra=extra, exc_info=None if is_known else error)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait so long, or until the host is to stop."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop_asked.wait()
+        except TimeoutError:
+            pass
 
     def _is_stopping(self) -> bool:
         return self._stopping
@@ -486,14 +538,31 @@ class Host:
 
     def _refuse_waiting(self, reply: Refused) -> None:
         """Answer whoever waits; consumers stay, they have nobody to repeat them."""
-        waiting, self._waiting = self._waiting, deque()
-        for command, on_reply in waiting:
-            if isinstance(command, AddConsumer | SetDemand | RemoveConsumer) and not self._stopping:
+        for command, on_reply in self._take_waiting():
+            if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
                 self._waiting.append((command, on_reply))
             else:
-                _reply(on_reply, reply)
+                self._reply(on_reply, reply)
 
+    def _take_waiting(self) -> list[tuple[Command, OnReply | None]]:
+        """Return what waits, without what belongs to consumers that left meanwhile."""
+        waiting, self._waiting = self._waiting, deque()
+        removed, self._removed = self._removed, set()
+        kept: list[tuple[Command, OnReply | None]] = []
+        for command, on_reply in waiting:
+            if isinstance(command, AddConsumer | SetDemand) and command.consumer_id in removed:
+                self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
+            else:
+                kept.append((command, on_reply))
+        return kept
 
-def _reply(on_reply: OnReply | None, reply: Reply) -> None:
-    if on_reply is not None:
-        on_reply(reply)
+    def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:
+        """Tell one who waits; what breaks there may not hurt those who come after (D10)."""
+        if on_reply is not None:
+            try:
+                on_reply(reply)
+            except Exception:
+                logger.exception(
+                    "a receiver of a reply broke",
+                    extra={"partition": self.partition_id, "reply": type(reply).__name__},
+                )

@@ -1,0 +1,69 @@
+"""How a partition comes back after failures: how long to wait, and whether to commit one by one.
+
+Pure bookkeeping of one host; time is injected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from postbus.store.errors import StoreUnavailable
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 5.0
+GOOD_S = 10.0
+"""A life that committed something and lasted so long forgets earlier failures. Our choice: twice
+the longest wait, so that what breaks again at once is never tried without a pause."""
+REPEATED = 2
+"""Failures of the same kind after which the next life commits one by one."""
+
+
+class Recovery:
+    """Counts failures of one partition. `commit_count` is raised by the host."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._loaded_at: float | None = None
+        self._kind: tuple[object, ...] = ()
+        self._repeated = 0
+        self.commit_count = 0
+        self.wait_s = 0.0
+        """Seconds to wait before the next attempt to load."""
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Whether the same failure came back, so that its cause should fail alone."""
+        return self._repeated >= REPEATED
+
+    def loaded(self) -> None:
+        """A life begins."""
+        self._loaded_at = self._monotonic_s()
+        self.commit_count = 0
+
+    def failed(self, commit_error: Exception | None) -> None:
+        """A life or an attempt to load ended; `commit_error` when a commit was the reason.
+
+        An outage says nothing about the work: it neither starts nor ends the one-by-one mode.
+        """
+        if self._was_good():
+            self.wait_s, self._kind, self._repeated = 0.0, (), 0
+        self._loaded_at = None
+        self.wait_s = min(max(self.wait_s * 2, FIRST_BACKOFF_S), LAST_BACKOFF_S)
+        if commit_error is None or isinstance(commit_error, StoreUnavailable):
+            return
+        kind = _kind_of(commit_error)
+        self._repeated = self._repeated + 1 if kind == self._kind else 1
+        self._kind = kind
+
+    def _was_good(self) -> bool:
+        return (
+            self._loaded_at is not None
+            and self.commit_count > 0
+            and self._monotonic_s() - self._loaded_at >= GOOD_S
+        )
+
+
+def _kind_of(error: Exception) -> tuple[object, ...]:
+    """Return what two failures of the same work have in common; clients repeat it as new work."""
+    names = ("sqlstate", "schema_name", "table_name", "constraint_name")
+    return (type(error), *(getattr(error, name, None) for name in names))
