@@ -101,7 +101,7 @@ def run_psql(server: EmbeddedPostgres, sql: str) -> str:
     binaries = find_binaries(version)
     assert binaries is not None
     assert major_of(binaries) == version
-    command = [binaries / "psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
+    command = [str(binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
     host = server.dsn.split("host=")[1]
     command += ["-h", host, "-U", SUPERUSER, "postgres"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

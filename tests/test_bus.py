@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import aiohttp
+import asyncpg
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
@@ -103,6 +104,35 @@ async def test_declared_queues_are_there_and_survive_a_restart(run_bus: RunBus) 
         assert dict(bus.summary())["queues"] == "invoices, orders"
         assert await receive(bus, "orders", 2) == ["one", "two"]
         assert await receive(bus, "invoices", 1) == ["three"]
+
+
+ACTIVITY = """
+select application_name from pg_stat_activity
+where backend_type = 'client backend' and pid <> pg_backend_pid()
+"""
+IDLE_SCHEMAS = """
+select nspname from pg_namespace where nspname like 'partition\\_%' order by nspname
+"""
+
+
+async def test_one_busy_queue_leaves_the_other_partitions_alone(
+    run_bus: RunBus, folder: Path
+) -> None:
+    async with run_bus("orders") as bus:
+        await send(bus, "orders", "one", "two")
+        assert await receive(bus, "orders", 2) == ["one", "two"]
+        look = await asyncpg.connect(
+            f"postgresql://postbus@/postgres?host={folder / 'bus' / 'postgres' / 'socket'}"
+        )
+        try:
+            names = [row["application_name"] for row in await look.fetch(ACTIVITY)]
+            schemas = [row["nspname"] for row in await look.fetch(IDLE_SCHEMAS)]
+        finally:
+            await look.close()
+    assert len(names) <= 4, names
+    writers = {name.rsplit(" ", 1)[1] for name in names if name.startswith("postbus writer")}
+    assert len(writers) == 1, names
+    assert schemas == [f"partition_{writers.pop()}"]  # a query on the others would have failed
 
 
 async def test_metrics_tell_what_lies_in_queues(run_bus: RunBus) -> None:

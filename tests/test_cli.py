@@ -241,6 +241,46 @@ def test_postgres_without_rights(folder: Path, database: str) -> None:
     assert_fails(done, 6, "permission denied")
 
 
+@pytest.fixture
+def guarded_server(folder: Path) -> Iterator[EmbeddedPostgres]:
+    """Run a server that asks for passwords, with a role `guest`, and does without fsync."""
+    server = EmbeddedPostgres(folder / "postgres", settings={"fsync": "off"})
+    server.start()
+    execute(server.dsn, "create role guest login password 'right'")
+    hba = folder / "postgres" / "data" / "pg_hba.conf"
+    hba.write_text("local all postbus trust\nlocal all all scram-sha-256\n")
+    execute(server.dsn, "select pg_reload_conf()")
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+def test_wrong_password_and_no_fsync(folder: Path, guarded_server: EmbeddedPostgres) -> None:
+    done = served(folder / "bus", guarded_server.dsn.replace("//postbus@", "//guest:hidden@"))
+    assert_fails(done, 6, 'password authentication failed for user "guest"')
+    assert "hidden" not in done.stderr + done.stdout
+    assert_fails(served(folder / "bus", guarded_server.dsn), 6, "fsync=off.*--unsafe")
+
+
+PREMIUM = """
+apiVersion: postbus.dev/v1alpha1
+kind: Namespace
+metadata: {name: example-bus}
+spec: {sku: {name: Premium, capacity: 1}}
+"""
+
+
+@pytest.mark.slow
+def test_another_sku_than_the_stores(folder: Path, database: str) -> None:
+    arguments = ("serve", "--data", str(folder / "bus"), *FREE_PORTS)
+    with running(*arguments, POSTBUS_STORES=database) as process:
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    (folder / "bus.yaml").write_text(PREMIUM)
+    done = postbus(*arguments, str(folder / "bus.yaml"), POSTBUS_STORES=database)
+    assert_fails(done, 6, "made as Standard with 16 partitions.*use a new database")
+
+
 @pytest.mark.slow
 def test_newer_schema(folder: Path, database: str) -> None:
     with running("serve", "--data", str(folder), *FREE_PORTS, POSTBUS_STORES=database) as process:

@@ -191,10 +191,9 @@ class Bus:
         catalog = CatalogStore(store)
         try:
             await store.open()
-            _, entries = await catalog.load()
-            in_use = max((entry.home_partition + 1 for entry in entries), default=0)
-            wanted = self._definition.properties.limits.partition_count
-            self._partition_count = max(wanted, in_use)
+            properties = self._definition.properties
+            self._partition_count = properties.limits.partition_count
+            await catalog.record_shape(properties.sku.name.value, self._partition_count)
             directory = Directory(catalog, self._partition_count)
             await directory.load()
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:

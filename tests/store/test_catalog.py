@@ -8,7 +8,7 @@ import pytest
 
 from postbus.contract import QueueProperties
 from postbus.store.catalog import CatalogStore
-from postbus.store.postgres import Store
+from postbus.store.postgres import Store, StoreMisconfigured
 
 
 @pytest.fixture
@@ -60,3 +60,28 @@ async def test_changes_at_the_same_time_get_different_versions(database: str) ->
     assert sorted(entry.entity_no for entry in entries) == [1, 2, 3]
     for store in stores:
         await store.close()
+
+
+async def test_sku_and_partitions_are_recorded_once(catalog: CatalogStore) -> None:
+    await catalog.record_shape("Basic", 16)
+    await catalog.record_shape("Standard", 16)  # limits only
+    with pytest.raises(StoreMisconfigured, match=r"Standard with 16 .* Premium with 16; set sku"):
+        await catalog.record_shape("Premium", 16)
+    with pytest.raises(StoreMisconfigured, match="asks for Standard with 8"):
+        await catalog.record_shape("Standard", 8)
+    await catalog.record_shape("Standard", 16)
+
+
+async def test_premium_stays_premium(catalog: CatalogStore) -> None:
+    await catalog.record_shape("Premium", 4)
+    with pytest.raises(StoreMisconfigured, match="made as Premium with 4 partitions"):
+        await catalog.record_shape("Standard", 16)
+    with pytest.raises(StoreMisconfigured, match="asks for Premium with 8"):
+        await catalog.record_shape("Premium", 8)
+
+
+async def test_older_store_with_more_partitions_is_refused(catalog: CatalogStore) -> None:
+    await catalog.put(name="orders", properties=QueueProperties(), home_partition=11)
+    with pytest.raises(StoreMisconfigured, match="in 12 partitions, the manifest asks for 4"):
+        await catalog.record_shape("Premium", 4)
+    await catalog.record_shape("Standard", 16)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from postbus.contract import QueueProperties
-from postbus.store.postgres import Store
+from postbus.store.postgres import Store, StoreMisconfigured
 
 
 class CatalogEntry(NamedTuple):
@@ -45,6 +45,34 @@ class CatalogStore:
             rows = await connection.fetch(LOAD)
         return int(version), [_entry(row) for row in rows]
 
+    async def record_shape(self, sku: str, partition_count: int) -> None:
+        """Record the SKU and number of partitions; raise StoreMisconfigured where they clash.
+
+        The partition count is for life (D18), so Premium is too; Basic and Standard may change
+        into each other.
+        """
+        await self._store.open()
+        async with self._store.aside() as connection, connection.transaction():
+            row = await connection.fetchrow(READ_SHAPE)
+            assert row is not None
+            count = row["partition_count"]
+            if count is None and row["in_use"] > partition_count:
+                raise StoreMisconfigured(
+                    f"the store holds queues in {row['in_use']} partitions, the manifest asks for "
+                    f"{partition_count}; give the bus the partitions it was made with"
+                )
+            is_premium_changed = row["sku"] is not None and PREMIUM in (row["sku"], sku)
+            if count is not None and (
+                count != partition_count or (is_premium_changed and row["sku"] != sku)
+            ):
+                raise StoreMisconfigured(
+                    f"the store was made as {row['sku']} with {count} partitions, the manifest "
+                    f"asks for {sku} with {partition_count}; set sku and partitions in the "
+                    "manifest back, or use a new database and move the messages"
+                )
+            if (row["sku"], count) != (sku, partition_count):
+                await connection.execute(WRITE_SHAPE, sku, partition_count)
+
     async def put(
         self, *, name: str, properties: QueueProperties, home_partition: int, kind: str = "queue"
     ) -> CatalogEntry:
@@ -70,6 +98,14 @@ class CatalogStore:
         return int(version)
 
 
+PREMIUM: Final = "Premium"
+READ_SHAPE: Final = """
+select sku, partition_count,
+       (select coalesce(max(home_partition) + 1, 0) from postbus.catalog where not is_deleted)
+           as in_use
+from postbus.store for update
+"""
+WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms
 """

@@ -3,10 +3,13 @@
 
 create schema postbus;
 
+-- `sku` and `partition_count` are set by the first start; the count is for life.
 create table postbus.store (
     is_only boolean primary key default true check (is_only),
     identity uuid not null default gen_random_uuid(),
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    sku text,
+    partition_count integer
 );
 
 create table postbus.migration (
