@@ -260,7 +260,9 @@ class Bus:
                 await listener.start(settings.host, port, context)
             self._listeners[door] = listener
         if settings.is_metrics_enabled:
-            self._metrics = MetricsServer(make_registry(self.sample), lambda: self._is_ready)
+            self._metrics = MetricsServer(
+                make_registry(self.sample), lambda: self._is_ready, self._troubles
+            )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)
 
@@ -350,6 +352,11 @@ class Bus:
             lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
         return lines
 
+    def _troubles(self) -> list[str]:
+        """Say of each partition that does not work, or not wholly, what is wrong."""
+        troubles = [(host.partition_id, host.trouble) for host in self._hosts]
+        return [f"partition {number}: {text}" for number, text in troubles if text]
+
     def sample(self) -> BusSample:
         """Return what metrics tell, as of now."""
         sample = BusSample(
@@ -359,7 +366,11 @@ class Bus:
         )
         sample.partitions = [
             PartitionSample(
-                host.partition_id, host.status.value, host.reload_count, host.queued_bytes
+                host.partition_id,
+                host.status.value,
+                host.reload_count,
+                host.queued_bytes,
+                host.is_full,
             )
             for host in self._hosts
             if host.status is not HostStatus.UNCLAIMED

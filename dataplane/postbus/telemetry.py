@@ -103,6 +103,7 @@ class PartitionSample:
     status: str
     reload_count: int
     queued_bytes: int
+    is_full: bool = False
 
 
 @dataclass(slots=True)
@@ -152,12 +153,18 @@ def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
     queued = GaugeMetricFamily(
         "postbus_journal_queued_bytes", "Waiting for a commit.", labels=["partition"]
     )
+    full = GaugeMetricFamily(
+        "postbus_partition_full_info",
+        "Whether sends are refused because the store has no room.",
+        labels=["partition"],
+    )
     for partition in partitions:
         name = str(partition.partition_id)
+        full.add_metric([name], partition.is_full)
         loaded.add_metric([name, partition.status], 1)
         reloads.add_metric([name], partition.reload_count)
         queued.add_metric([name], partition.queued_bytes)
-    yield from (loaded, reloads, queued)
+    yield from (loaded, reloads, queued, full)
 
 
 def _queue_families(queues: list[QueueSample]) -> Iterator[Metric]:
@@ -204,9 +211,15 @@ def make_registry(sample: Callable[[], BusSample]) -> CollectorRegistry:
 class MetricsServer:
     """Serves `/metrics`, `/healthz` (the process answers) and `/readyz` (clients may come)."""
 
-    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], bool],
+        troubles: Callable[[], list[str]],
+    ) -> None:
         self._registry = registry
         self._is_ready = is_ready
+        self._troubles = troubles
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -240,6 +253,6 @@ class MetricsServer:
         return web.Response(text="ok\n")
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        if self._is_ready():
-            return web.Response(text="ready\n")
+        if self._is_ready():  # trouble of one partition must not take the others away
+            return web.Response(text="\n".join(["ready", *self._troubles(), ""]))
         return web.Response(status=503, text="not ready\n")

@@ -302,6 +302,12 @@ class BusThread:
         host._failed([], StoreUnavailable("a commit failed, says the test"))
         assert host.reload_count == before + 1
 
+    def reload_count(self, name: str) -> int:
+        """How often the partition of an entity was loaded again."""
+        entry = self._directory.find(name.lower())
+        assert entry is not None
+        return self._hosts[entry.home_partition].reload_count
+
     # --- how clients reach it -------------------------------------------------------------------
 
     @property

@@ -16,7 +16,7 @@ from postbus.entity.outcomes import InsertMessage, RecordAcquired
 from postbus.message.envelope import Envelope
 from postbus.store import claim as claim_module
 from postbus.store import journal as journal_module
-from postbus.store.journal import refusal_of
+from postbus.store.journal import ALONE_S, refusal_of
 from postbus.store.postgres import Store, StoreFull, StoreUnavailable
 from tests.conftest import dsn_of, make_database
 from tests.store.driving import (
@@ -131,8 +131,10 @@ async def test_one_by_one_the_guilty_outcome_fails_alone(store: Store, database:
 
 async def test_one_by_one_ends_after_a_while(store: Store) -> None:
     async with driven(store, one_by_one=True) as it:
-        await it.commit(*(outcome([insert(1 + number)]) for number in range(400)))
-        assert it.seen.batches[:100] == [1] * 100
+        await it.commit(*(outcome([insert(1 + number)]) for number in range(100)))
+        assert it.seen.batches == [1] * 100
+        it.journal._alone_until -= ALONE_S + 1
+        await it.commit(*(outcome([insert(101 + number)]) for number in range(300)))
         assert it.seen.batches[-1] > 100
 
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S, Recovery
+from postbus.broker.room import Room
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
     AddConsumer,
@@ -56,6 +57,8 @@ WAITING_LIMIT = 10_000
 sends of a busy bus, small against the memory budget."""
 
 CLOCK_SAMPLE_S = 10.0
+ROOM_LOOK_S = 2.0
+"""How often a full store is asked whether it has room again."""
 CONFIRMATION_S = 3.0
 CONFIRM_LOOK_S = 0.1
 """How long ownership counts as confirmed after a commit or a read (D9)."""
@@ -103,8 +106,7 @@ class Host:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
         self.reload_count = 0
-        self.trouble: str | None = None
-        """Why the partition cannot be loaded, None when it is or nothing failed yet."""
+        self._load_trouble: str | None = None
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -125,6 +127,7 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._recovery = Recovery(monotonic_s)
+        self._room = Room(store, partition_id)
         self._removed: set[int] = set()  # consumers that left while the partition loads
         self._early_error: Exception | None = None
         self._stop_asked = asyncio.Event()
@@ -177,6 +180,18 @@ class Host:
         return await answered
 
     @property
+    def is_full(self) -> bool:
+        """Whether sends are refused because the store has no room."""
+        return self._room.is_full
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the partition, None when nothing is."""
+        if self._load_trouble is not None:
+            return f"cannot be loaded: {self._load_trouble}"
+        return "the store is full, sends are refused" if self.is_full else None
+
+    @property
     def queued_bytes(self) -> int:
         """Bytes accepted from doors that no commit has covered yet."""
         return 0 if self._journal is None else self._journal.queued_bytes
@@ -212,8 +227,12 @@ class Host:
         if state is None or journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        if type(command) is Enqueue and journal.is_congested:
-            self._reply(on_reply, Refused(Refusal.BUSY, "the store is behind; send again later"))
+        if type(command) is Enqueue and (journal.is_congested or self._room.is_full):
+            if self._room.is_full:
+                refused = Refused(Refusal.STORE_FULL, "the store has no room for messages")
+            else:
+                refused = Refused(Refusal.BUSY, "the store is behind; send again later")
+            self._reply(on_reply, refused)
             return
         try:
             result = state.apply(command, self._clock(), found)
@@ -327,6 +346,7 @@ class Host:
             "commit failed, reloading",
             extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
         )
+        self._room.note_failure(error)
         if journal is not None:
             self._reload(journal, error)
         else:
@@ -406,10 +426,11 @@ class Host:
         while journal is self._journal:
             try:
                 self._clock.observe(await journal.sample_clock_ms())
+                await self._room.look()
                 await journal.upkeep()
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._log_trouble("upkeep failed", error)
-            await asyncio.sleep(CLOCK_SAMPLE_S)
+            await asyncio.sleep(ROOM_LOOK_S if self._room.is_full else CLOCK_SAMPLE_S)
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -451,6 +472,7 @@ class Host:
             try:
                 journal, loaded = await self._open_journal()
                 self._clock.observe(await journal.sample_clock_ms())
+                await self._room.make()
                 if self._early_error is not None:  # it died while nobody knew it
                     raise self._early_error
                 state = PartitionState(
@@ -487,7 +509,7 @@ class Host:
         """Go to work on what was loaded, then let waiting commands go."""
         self._journal, self._state = journal, state
         self._recovery.loaded()
-        self.trouble = None
+        self._load_trouble = None
         self.status = HostStatus.ACTIVE
         self._upkeep = self._tasks.create_task(self._keep_up(journal))
         logger.info(
@@ -501,7 +523,7 @@ class Host:
     def _not_loaded(self, error: Exception) -> None:
         """Tell why, and whoever waits that nothing of theirs was applied."""
         self._recovery.failed(None)
-        self.trouble = f"{type(error).__name__}: {error}"
+        self._load_trouble = f"{type(error).__name__}: {error}"
         self._log_trouble("partition could not be loaded", error)
         detail = str(error) if isinstance(error, StoreUnavailable) else "the store needs attention"
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))

@@ -35,13 +35,14 @@ class CatalogStore:
         self._store = store
 
     async def load(self) -> tuple[int, list[CatalogEntry]]:
-        """Return the catalog's version and what exists, in order of name."""
+        """Return the catalog's version and what exists, in order of name.
+
+        Waits for a writer that is under way, so that what a lost connection left is known.
+        """
         await self._store.open()
-        async with (
-            self._store.aside() as connection,
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
-            version = await connection.fetchval("select version from postbus.catalog_version")
+        async with self._store.aside() as connection, connection.transaction():
+            await connection.execute(f"set local lock_timeout = {LOCK_MS}")
+            version = await connection.fetchval(LOCK_VERSION)
             rows = await connection.fetch(LOAD)
         return int(version), [_entry(row) for row in rows]
 
@@ -99,6 +100,8 @@ class CatalogStore:
 
 
 PREMIUM: Final = "Premium"
+LOCK_MS: Final = 4_500
+LOCK_VERSION: Final = "select version from postbus.catalog_version for share"
 READ_SHAPE: Final = """
 select sku, partition_count,
        (select coalesce(max(home_partition) + 1, 0) from postbus.catalog where not is_deleted)

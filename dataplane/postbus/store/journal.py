@@ -53,9 +53,9 @@ ANSWER_S: Final = 5.0
 """A commit without an answer for so long is unknown (D10)."""
 WATCH_S: Final = 0.5
 BEAT_S: Final = 1.0
-ALONE_COMMITS: Final = 200
-"""Commits of a single outcome before batches form again. Our choice: long enough to meet the
-outcome that failed before when its client repeats it at once, a tenth of a second at full speed."""
+ALONE_S: Final = 10.0
+"""How long outcomes are committed singly before batches form again. Our choice: long enough to meet
+the outcome that failed before when its client repeats it."""
 
 
 class _Queued(Generic[P]):
@@ -107,7 +107,7 @@ class Journal(Generic[P]):
         self._store = store
         self._on_committed = on_committed
         self._on_failed = on_failed
-        self._alone = ALONE_COMMITS if one_by_one else 0
+        self._alone_until = self.confirmed_at + ALONE_S if one_by_one else 0.0
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(store, partition_id)
         self._sides = SideRows()
@@ -182,7 +182,7 @@ class Journal(Generic[P]):
             byte_count += insert.envelope.size_bytes
         row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
         # A reply without a write is told right after the last commit under way.
-        if not row_count and self._in_flight and not self._queue and not self._alone:
+        if not row_count and self._in_flight and not self._queue and not self._alone_until:
             self._in_flight[-1].entries.append((outcome, parked))
             return
         item = _Queued(outcome, parked, row_count, byte_count)
@@ -291,7 +291,7 @@ class Journal(Generic[P]):
     def _may_overlap(self) -> bool:
         """Whether a plain commit may start beside the one in flight (D20)."""
         first = self._in_flight[0]
-        if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone:
+        if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone_until:
             return False
         head = self._queue[0].outcome
         return not (head.mutations or head.touches_uncommitted)
@@ -328,7 +328,7 @@ class Journal(Generic[P]):
                 batch.is_large = any(
                     len(insert.envelope.body) > INLINE_BODY_BYTES for insert in outcome.inserts
                 )
-            if self._alone:
+            if self._alone_until:
                 batch.is_exclusive = True
                 break
         if not batch.entries:
@@ -406,7 +406,8 @@ class Journal(Generic[P]):
             if batch.inserts:
                 self._persisted_ms = max(self._persisted_ms, batch.inserts[-1].enqueued_ms)
             if batch.entries:
-                self._alone = max(self._alone - 1, 0)
+                if self._alone_until and self._alone_until < time.monotonic():
+                    self._alone_until = 0.0
                 self._on_committed(batch.entries)
                 if self._is_dead:
                     return

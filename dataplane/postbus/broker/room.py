@@ -1,0 +1,49 @@
+"""Whether a partition takes new messages: not while its store has no room left.
+
+Receivers go on meanwhile, on what the reserve of the partition gave back to the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from postbus.store.errors import StoreFull
+from postbus.store.postgres import Store
+from postbus.store.reserve import fill_reserve, give_up_reserve
+
+logger = logging.getLogger(__name__)
+
+
+class Room:
+    """Of one partition; outlives its reloads."""
+
+    def __init__(self, store: Store, partition_id: int) -> None:
+        self.is_full = False
+        """Whether senders have to wait."""
+        self._store = store
+        self._partition_id = partition_id
+
+    def note_failure(self, error: Exception | None) -> None:
+        """A commit failed; `error` as the store tells it."""
+        if isinstance(error, StoreFull) and not self.is_full:
+            self.is_full = True
+            logger.warning(
+                "the store is full, sends are refused", extra={"partition": self._partition_id}
+            )
+
+    async def make(self) -> None:
+        """Let receivers have the reserve when it is needed; raises StoreUnavailable."""
+        if self.is_full:
+            await give_up_reserve(self._store, self._partition_id)
+
+    async def look(self) -> None:
+        """Fill the reserve; senders may go on when it fits. Raises StoreUnavailable."""
+        try:
+            await fill_reserve(self._store, self._partition_id)
+        except StoreFull as error:
+            self.note_failure(error)
+            await give_up_reserve(self._store, self._partition_id)
+            return
+        if self.is_full:
+            self.is_full = False
+            logger.info("the store has room again", extra={"partition": self._partition_id})

@@ -1,0 +1,42 @@
+"""Room on the disk that belongs to receivers: filler in each partition, not part of its schema.
+
+A full disk must not stop completions and redeliveries, whose side rows need a little room. While
+the reserve is in place senders may use the rest; when the disk is full it is given up, and senders
+wait until it can be filled again. Called by `broker/room.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postbus.store.migrate import schema_of
+from postbus.store.postgres import Store
+
+RESERVE_ROWS: Final = 128
+ROW_BYTES: Final = 8_000
+"""One row fills a page, so the reserve is 1 MiB: counts of some 50,000 redeliveries."""
+
+
+async def fill_reserve(store: Store, partition_id: int) -> None:
+    """Make the reserve unless it is there; raises StoreFull where it does not fit."""
+    table = f"{schema_of(partition_id)}.reserve"
+    async with store.aside() as connection, connection.transaction():
+        if await connection.fetchval("select to_regclass($1) is null", table):
+            await connection.execute(
+                f"create table {table} (filler bytea) with (autovacuum_enabled = off)"
+            )
+            await connection.execute(f"alter table {table} alter column filler set storage plain")
+            await connection.execute(
+                f"insert into {table} (filler)"
+                f" select decode(repeat('00', {ROW_BYTES}), 'hex')"
+                f" from generate_series(1, {RESERVE_ROWS})"
+            )
+
+
+async def give_up_reserve(store: Store, partition_id: int) -> None:
+    """Give the reserve's room back to the disk.
+
+    A table is dropped, not emptied: that alone writes nothing new into the catalog.
+    """
+    async with store.aside() as connection:
+        await connection.execute(f"drop table if exists {schema_of(partition_id)}.reserve")
