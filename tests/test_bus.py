@@ -20,9 +20,11 @@ from azure.servicebus.aio import ServiceBusClient
 from postbus.bus import Bus, BusError, Door, explain_store_error
 from postbus.contract import NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory, folder_mode
+from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.settings import Settings
 from postbus.store.errors import SchemaTooNew, StoreUnavailable
+from tests.conftest import dsn_of, make_database, run_psql
 
 RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
 
@@ -56,7 +58,8 @@ def run_bus(folder: Path) -> RunBus:
         ports = {"port": 0, "tls_port": 0, "metrics_port": 0, "grace_s": 1.0}
         settings = Settings.model_validate({**ports, **said})
         with DataDirectory(folder / "bus") as data:
-            bus = Bus(settings, definition(*queues), data, is_embedded=True)
+            is_embedded = settings.stores is None
+            bus = Bus(settings, definition(*queues), data, is_embedded=is_embedded)
             try:
                 await bus.start()
                 yield bus
@@ -106,11 +109,44 @@ async def test_declared_queues_are_there_and_survive_a_restart(run_bus: RunBus) 
         assert await receive(bus, "invoices", 1) == ["three"]
 
 
+async def test_partitions_live_in_several_databases(
+    run_bus: RunBus, postgres_server: EmbeddedPostgres
+) -> None:
+    names = ("bus_1", "bus_2")
+    for name in names:
+        make_database(postgres_server, name)
+    stores = " ".join(dsn_of(postgres_server, name) for name in names)
+    queues = [f"queue-{number}" for number in range(6)]
+    async with run_bus(*queues, stores=stores) as bus:
+        for queue in queues:
+            await send(bus, queue, queue)
+    homes = [await partitions_in(dsn) for dsn in stores.split()]
+    assert all(homes)
+    assert [{number % 2 for number in home} for home in homes] == [{0}, {1}]
+    async with run_bus(*queues, stores=stores) as bus:
+        for queue in queues:
+            assert await receive(bus, queue, 1) == [queue]
+    with pytest.raises(BusError, match=r"database 1 of 2.*was made as database 2 of 2"):
+        async with run_bus(*queues, stores=" ".join(reversed(stores.split()))):
+            pass
+    for name in names:
+        run_psql(postgres_server, f"drop database {name} with (force)")
+
+
+async def partitions_in(dsn: str) -> list[int]:
+    look = await asyncpg.connect(dsn)
+    try:
+        names = [row["nspname"] for row in await look.fetch(PARTITION_SCHEMAS)]
+    finally:
+        await look.close()
+    return [int(name.removeprefix("partition_")) for name in names]
+
+
 ACTIVITY = """
 select application_name from pg_stat_activity
 where backend_type = 'client backend' and pid <> pg_backend_pid()
 """
-IDLE_SCHEMAS = """
+PARTITION_SCHEMAS = """
 select nspname from pg_namespace where nspname like 'partition\\_%' order by nspname
 """
 
@@ -126,7 +162,7 @@ async def test_one_busy_queue_leaves_the_other_partitions_alone(
         )
         try:
             names = [row["application_name"] for row in await look.fetch(ACTIVITY)]
-            schemas = [row["nspname"] for row in await look.fetch(IDLE_SCHEMAS)]
+            schemas = [row["nspname"] for row in await look.fetch(PARTITION_SCHEMAS)]
         finally:
             await look.close()
     assert len(names) <= 4, names

@@ -37,7 +37,7 @@ from postbus.manifests import BusDefinition, RuleDefinition, RuleKeys
 from postbus.settings import Settings
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
-from postbus.store.postgres import Store
+from postbus.store.stores import Stores
 from postbus.telemetry import BusSample, MetricsServer, PartitionSample, QueueSample, make_registry
 
 logger = logging.getLogger(__name__)
@@ -139,16 +139,16 @@ class Bus:
             listener.abort()
 
     async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
-        store: Store | None = None
+        stores: Stores | None = None
         try:
             if self._is_embedded:
                 on_step("starting Postgres")
                 await self._start_postgres()
             on_step("opening the store")
-            store = Store(self._dsn(), unsafe=self._settings.is_unsafe)
-            self._directory = await self._open_catalog(store)
+            stores = Stores(self._dsns(), unsafe=self._settings.is_unsafe)
+            self._directory = await self._open_catalog(stores)
             async with asyncio.TaskGroup() as tasks:
-                router = self._make_hosts(store, self._directory, tasks)
+                router = self._make_hosts(stores, self._directory, tasks)
                 on_step("loading partitions")
                 await self._define_queues(self._directory)
                 await self._load_partitions(self._directory)
@@ -164,8 +164,8 @@ class Bus:
                     for host in self._hosts:
                         await host.stop()
         finally:
-            if store is not None:
-                await store.close()
+            if stores is not None:
+                await stores.close()
             if self._postgres is not None:
                 await asyncio.to_thread(self._postgres.stop)
 
@@ -180,17 +180,14 @@ class Bus:
         except (EmbeddedError, OSError) as error:
             raise BusError(str(error), is_about_store=True) from error
 
-    def _dsn(self) -> str:
-        if self._postgres is not None:
-            return self._postgres.dsn
-        assert self._settings.stores is not None
-        return self._settings.stores.get_secret_value()
+    def _dsns(self) -> list[str]:
+        return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
-    async def _open_catalog(self, store: Store) -> Directory:
-        """Check and migrate the store; any trouble now is for the user, not to be waited for."""
-        catalog = CatalogStore(store)
+    async def _open_catalog(self, stores: Stores) -> Directory:
+        """Check and migrate the stores; any trouble now is for the user, not to be waited for."""
+        catalog = CatalogStore(stores.first)
         try:
-            await store.open()
+            await stores.open()
             properties = self._definition.properties
             self._partition_count = properties.limits.partition_count
             await catalog.record_shape(properties.sku.name.value, self._partition_count)
@@ -202,14 +199,14 @@ class Bus:
 
     # --- partitions -----------------------------------------------------------------------------
 
-    def _make_hosts(self, store: Store, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
+    def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
         clock = EntityClock(
             lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
         )
         self._hosts = [
             Host(
                 partition_id=partition_id,
-                store=store,
+                store=stores.home_of(partition_id),
                 directory=directory,
                 clock=clock,
                 budget=self._budget,
@@ -417,9 +414,10 @@ def explain_store_error(error: Exception) -> str:
     """Return what to tell a user about a store that cannot be used; never its password."""
     if isinstance(error, ValueError):
         return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
+    which = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     if isinstance(error, StoreMisconfigured):
-        return f"Postgres cannot be used: {error}"
+        return f"Postgres cannot be used{which}: {error}"
     cause = error.__cause__ if isinstance(error, StoreError) else error
     if isinstance(cause, asyncpg.PostgresError):
-        return f"Postgres cannot be used: {cause}"
-    return f"Postgres cannot be reached: {cause or error}"
+        return f"Postgres cannot be used{which}: {cause}"
+    return f"Postgres cannot be reached{which}: {cause or error}"

@@ -41,8 +41,9 @@ class Settings(BaseSettings):
     it at a time. Default: `.postbus` below the current folder, so that each project has its own."""
 
     stores: SecretStr | None = None
-    """Address of Postgres, `postgresql://user:password@host/database`. A direct connection: a
-    transaction pooler would break the ownership of partitions. Default: none, `serve` needs it."""
+    """Address of Postgres, `postgresql://user:password@host/database`; of several databases, with
+    spaces between them, for life in this order. Direct connections: a transaction pooler would
+    break the ownership of partitions. Default: none, `serve` needs it."""
 
     broker_name: str = Field("broker-0", min_length=1, max_length=63)
     """Name of this broker, unique among those of a namespace. A restarted broker of the same name
@@ -105,6 +106,11 @@ class Settings(BaseSettings):
     """Least level of log lines that are written. Default: info. Debug logs every frame."""
 
     @property
+    def store_dsns(self) -> list[str]:
+        """The addresses of `stores`."""
+        return [] if self.stores is None else self.stores.get_secret_value().split()
+
+    @property
     def listens_plain(self) -> bool:
         """Whether to listen without TLS, all considered."""
         return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
@@ -113,8 +119,10 @@ class Settings(BaseSettings):
         """Refuse fields that contradict each other; raises `SettingsError`."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
             raise SettingsError("tls_certificate_file and tls_key_file need each other")
-        if self.stores is not None and not self.stores.get_secret_value().startswith(SCHEMES):
-            raise SettingsError("POSTBUS_STORES: must begin with postgresql://")
+        if self.stores is not None and not (
+            self.store_dsns and all(dsn.startswith(SCHEMES) for dsn in self.store_dsns)
+        ):
+            raise SettingsError("POSTBUS_STORES: each address must begin with postgresql://")
         if not self.listens_plain and not self.is_tls_enabled:
             raise SettingsError(
                 "neither plain nor TLS connections are enabled: nobody could connect"

@@ -3,13 +3,17 @@
 
 create schema postbus;
 
--- `sku` and `partition_count` are set by the first start; the count is for life.
+-- `sku` and `partition_count` are set by the first start; the count is for life. So is the place of
+-- this database among those of its bus: `bus_identity` is the identity of the first one.
 create table postbus.store (
     is_only boolean primary key default true check (is_only),
     identity uuid not null default gen_random_uuid(),
     created_at timestamptz not null default now(),
     sku text,
-    partition_count integer
+    partition_count integer,
+    bus_identity uuid,
+    ordinal integer,
+    database_count integer
 );
 
 create table postbus.migration (

@@ -1,0 +1,70 @@
+"""Several databases of one bus: who lives where, and what a changed list is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from postbus.embedded import EmbeddedPostgres
+from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+from postbus.store.stores import Stores
+from tests.conftest import dsn_of, make_database, run_psql
+
+NAMES = ("several_1", "several_2", "several_3")
+
+
+@pytest.fixture
+def dsns(postgres_server: EmbeddedPostgres) -> Iterator[list[str]]:
+    """Return three databases that were never used."""
+    for name in NAMES:
+        make_database(postgres_server, name)
+    yield [dsn_of(postgres_server, name) for name in NAMES]
+    for name in NAMES:
+        run_psql(postgres_server, f"drop database {name} with (force)")
+
+
+async def open_stores(*dsns: str) -> None:
+    stores = Stores(dsns)
+    try:
+        await stores.open()
+    finally:
+        await stores.close()
+
+
+def test_partitions_are_spread_over_the_databases() -> None:
+    stores = Stores(["postgresql://a/1", "postgresql://a/2", "postgresql://a/3"])
+    homes = [stores.home_of(partition_id) for partition_id in range(16)]
+    assert homes[0] is stores.first
+    assert homes[:3] == homes[3:6] == homes[12:15]
+    assert len(set(homes[:3])) == 3
+
+
+async def test_the_same_list_opens_again(dsns: list[str]) -> None:
+    await open_stores(*dsns)
+    await open_stores(*dsns)
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0, 2), (1,), (2, 1, 0)])
+async def test_another_list_is_refused(dsns: list[str], order: tuple[int, ...]) -> None:
+    await open_stores(*dsns)
+    with pytest.raises(StoreMisconfigured, match=r"was made as database \d of 3 of a bus"):
+        await open_stores(*(dsns[index] for index in order))
+    await open_stores(*dsns)
+
+
+async def test_a_bus_does_not_grow_by_a_longer_list(dsns: list[str]) -> None:
+    await open_stores(dsns[0])
+    with pytest.raises(StoreMisconfigured, match="database 1 of 1 of a bus"):
+        await open_stores(dsns[0], dsns[1])
+
+
+async def test_a_database_is_named_once(dsns: list[str]) -> None:
+    with pytest.raises(StoreMisconfigured, match="the same as database 1"):
+        await open_stores(dsns[0], dsns[0])
+
+
+async def test_trouble_says_which_database(dsns: list[str]) -> None:
+    with pytest.raises(StoreUnavailable) as trouble:
+        await open_stores(dsns[0], dsns[1].replace("host=", "host=/nowhere"))
+    assert trouble.value.__notes__ == ["database 2 of 2"]
