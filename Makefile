@@ -46,6 +46,13 @@ bench: setup ## measure this bus beside its peers; needs a C++ compiler
 kill-test: setup ## kill -9 broker and Postgres under load, then check the record of what happened
 	@$(BIN)/python tests/faults/kill_nine.py $(KILL_FLAGS)
 
+.PHONY: fuzz
+fuzz: setup ## feed the engine and the message slicer with mutated captures, ten minutes each
+	@$(BIN)/python tests/amqp/fuzz_connection.py $(FUZZ_SECONDS)
+	@$(BIN)/python tests/message/fuzz_message.py $(FUZZ_SECONDS)
+
+FUZZ_SECONDS ?= 600
+
 # --- checks -------------------------------------------------------------------------------------
 
 .PHONY: check
