@@ -146,6 +146,19 @@ def test_oversize_delivery_is_dropped_and_told() -> None:
     assert received(client).payload == b"ok"
 
 
+@pytest.mark.behaviour("S24")
+@pytest.mark.parametrize("said", [(True,), (True, False), (False, True)])
+def test_oversize_delivery_is_settled_when_one_of_its_transfers_says_so(
+    said: tuple[bool, ...],
+) -> None:
+    client = ready(size=10)
+    for part, is_settled in enumerate(said, 1):
+        client.transfer(0, b"x" * 11, is_settled=is_settled, more=part < len(said))
+    (event,) = client.events
+    assert isinstance(event, OversizeReceived)
+    assert event.is_settled
+
+
 def test_aborted_oversize_delivery_is_not_told() -> None:
     client = ready(size=10)
     client.transfer(0, b"x" * 11, more=True)

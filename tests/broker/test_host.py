@@ -138,6 +138,34 @@ async def test_a_reload_resets_every_sink_once(store: Store, database: str) -> N
         assert [sink.resets for sink in sinks] == [1, 1]
 
 
+@pytest.mark.behaviour("S2")
+async def test_nothing_is_told_while_the_store_has_not_committed(
+    store: Store, database: str
+) -> None:
+    async with hosted(store) as (host, entity_no), connected(database) as other:
+        sink = Sink()
+        await add(host, entity_no, 1, sink)
+        await host.call(Enqueue(entity_no, [message()]))
+        await until(lambda: len(sink.deliveries) == 1)
+        replies: list[Reply] = []
+
+        async def is_held_up() -> bool:
+            waiting = await other.fetchval(
+                "select count(*) from pg_locks where not granted and mode = 'RowExclusiveLock' "
+                "and database = (select oid from pg_database where datname = current_database())"
+            )
+            return bool(waiting)
+
+        async with other.transaction():
+            await other.execute("lock table message in share mode")
+            host.submit(Enqueue(entity_no, [message()]), replies.append)
+            await wait_until(is_held_up)
+            assert replies == []
+            assert len(sink.deliveries) == 1
+        await until(lambda: len(sink.deliveries) == 2)
+        assert [type(reply) for reply in replies] == [Enqueued]
+
+
 async def test_a_consumer_removed_while_the_partition_loads_is_not_added(store: Store) -> None:
     async with hosted(store) as (host, entity_no):
         sink = Sink()

@@ -173,6 +173,52 @@ def test_pre_settled_transfers_get_no_outcome(bus: BusThread, raw: RawClient, qu
     assert bus.counts(queue).active == 3
 
 
+def in_parts(raw: RawClient, delivery_id: int, payload: bytes, *, is_settled: bool) -> bytes:
+    """Return the transfers of a long delivery; only the first part says whether it is settled."""
+    step = 30_000
+    return b"".join(
+        raw.transfer(
+            delivery_id,
+            payload[start : start + step],
+            settled=is_settled and not start,
+            more=start + step < len(payload),
+        )
+        for start in range(0, len(payload), step)
+    )
+
+
+@pytest.mark.behaviour("S24")
+@pytest.mark.parametrize("size_bytes", [257 * 1024, 2 << 20])
+def test_pre_settled_transfer_that_is_too_large_gets_no_outcome_and_the_link_goes_on(
+    bus: BusThread, raw: RawClient, queue: str, size_bytes: int
+) -> None:
+    raw.attach_sender(queue)
+    raw.write(in_parts(raw, 0, message(b"x" * size_bytes), is_settled=True))
+    raw.write(raw.transfer(1, message(b"after")))
+    assert raw.dispositions(1) == {1: ACCEPTED}
+    assert bus.counts(queue).active == 1
+
+
+@pytest.mark.behaviour("S22", "S23")
+def test_pre_settled_batches_and_long_messages_can_be_received(raw: RawClient, queue: str) -> None:
+    raw.attach_sender(queue)
+    members = [encode_value(Described(Ulong(0x75), message(body))) for body in (b"one", b"two")]
+    raw.write(
+        raw.transfer(0, b"".join(members), settled=True, message_format=BATCH_FORMAT),
+        in_parts(raw, 1, message(b"long" * 20_000), is_settled=True),
+        raw.transfer(2, message(b"answered")),
+    )
+    assert raw.dispositions(1) == {2: ACCEPTED}
+    raw.attach_receiver(queue, mode=1)
+    raw.write(raw.flow(4))
+    ends: list[bytes] = []
+    while len(ends) < 4:
+        found = raw.expect(TRANSFER)
+        if not found.fields[5]:
+            ends.append(found.payload[-3:])
+    assert ends == [b"one", b"two", b"ong", b"red"]
+
+
 def test_batch_is_one_delivery_and_all_or_nothing(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
@@ -282,6 +328,24 @@ def test_each_settlement_is_answered_with_its_own_kind(
     assert answers[ids[4]].value in ([], [None])
     counts = bus.counts(queue)
     assert (counts.active, counts.dead_letter) == (3, 1)
+
+
+@pytest.mark.behaviour("S49")
+def test_of_settlements_in_one_frame_the_lost_one_alone_is_refused(
+    bus: BusThread, raw: RawClient
+) -> None:
+    queue = bus.queue()
+    fill(raw, queue, 3)
+    raw.attach_receiver(queue)
+    ids: list[int] = []
+    for count, lock_ms in enumerate((60_000, 10_000, 60_000)):
+        bus.change(queue, lock_duration_ms=lock_ms)
+        raw.write(raw.flow(1, count=count))
+        ids.append(int(raw.expect(TRANSFER).fields[1]))
+    bus.advance(10_001)
+    raw.write(frame(DISPOSITION, True, Uint(ids[0]), Uint(ids[2]), False, described(ACCEPTED)))
+    assert raw.dispositions(3) == {ids[0]: ACCEPTED, ids[1]: REJECTED, ids[2]: ACCEPTED}
+    assert bus.counts(queue).active == 1
 
 
 def test_dead_lettering_without_an_error_is_accepted(

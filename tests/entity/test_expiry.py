@@ -8,8 +8,11 @@ from postbus.contract import LIMITS, MAX_DURATION_MS, QueueProperties, Sku
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
+    DeferredReceived,
     Disposition,
     LocksRenewed,
+    ReceiveDeferred,
+    ReceiveMode,
     Refused,
     RenewLocks,
     SetDemand,
@@ -90,6 +93,16 @@ def test_a_lock_over_expiry_stays_valid_and_completes() -> None:
     assert held.enqueued_ms + held.ttl_ms < rig.now_ms
     assert rig.settle(COMPLETE, held) == Settled()
     assert rig.tables.rows == {}
+
+
+@pytest.mark.behaviour("S80")
+def test_the_deadline_told_counts_from_the_enqueuing_not_from_the_delivery() -> None:
+    rig = Rig()
+    rig.send(message("m", ttl_ms=1_000))
+    rig.advance(900)
+    (held,) = rig.receive()
+    rig.advance(101)
+    assert held.enqueued_ms + held.ttl_ms == rig.now_ms - 1
 
 
 @pytest.mark.behaviour("S77")
@@ -234,6 +247,27 @@ def test_the_entity_default_applies_to_messages_without_ttl() -> None:
     assert rig.receive() == []
 
 
+@pytest.mark.behaviour("S105")
+@pytest.mark.parametrize("is_deferred", [False, True])
+@pytest.mark.parametrize("mode", list(ReceiveMode))
+def test_the_entity_default_is_told_by_every_way_to_receive(
+    mode: ReceiveMode, is_deferred: bool
+) -> None:
+    rig = Rig(QueueProperties(default_message_ttl_ms=2_000))
+    sent_ms = rig.now_ms
+    numbers = rig.send("a")
+    if is_deferred:
+        rig.settle(Disposition.DEFER, *rig.receive("D"))
+    rig.advance(500)
+    if is_deferred:
+        reply = rig.apply(ReceiveDeferred(QUEUE, SubQueue.ACTIVE, numbers, mode))
+        assert isinstance(reply, DeferredReceived)
+        (delivery,) = reply.deliveries
+    else:
+        (delivery,) = rig.receive(mode=mode)
+    assert (delivery.enqueued_ms, delivery.ttl_ms) == (sent_ms, 2_000)
+
+
 @pytest.mark.behaviour("S93", "S110")
 def test_a_changed_default_applies_to_what_is_looked_at_afterwards() -> None:
     rig = Rig()
@@ -260,6 +294,18 @@ def test_the_shorter_of_both_ttls_counts(own_ms: int, effective_ms: int) -> None
     rig.advance(effective_ms)
     rig.settle(ABANDON, delivery)
     assert rig.receive() == []
+
+
+@pytest.mark.behaviour("S96")
+@pytest.mark.parametrize("mode", list(ReceiveMode))
+def test_an_own_ttl_below_the_default_counts_in_every_mode(mode: ReceiveMode) -> None:
+    rig = Rig(QueueProperties(default_message_ttl_ms=5_000))
+    rig.send(message("told", ttl_ms=3_000))
+    (delivery,) = rig.receive(mode=mode)
+    assert delivery.ttl_ms == 3_000
+    rig.send(message("late", ttl_ms=3_000))
+    rig.advance(3_000)
+    assert rig.receive(mode=mode) == []
 
 
 @pytest.mark.behaviour("S95", "S107")
@@ -408,6 +454,20 @@ def test_after_a_crash_in_the_move_the_message_is_in_exactly_one_place(is_commit
     rig.crash()
     rig.is_auto = True
     assert (rig.peek_names(), rig.peek_names(DLQ)) == (([], ["m"]) if is_committed else (["m"], []))
+
+
+@pytest.mark.behaviour("S116")
+def test_of_jobs_that_are_received_and_deleted_none_is_missing_and_none_is_in_both() -> None:
+    rig = Rig(DEAD_LETTERING)
+    jobs = [f"job{n}" for n in range(30)]
+    rig.send(*[message(job, ttl_ms=5_000) for job in jobs])
+    handled = []
+    while batch := rig.receive(count=3, mode=DELETE):
+        rig.advance(1_000)
+        handled += names(batch)
+    assert handled == jobs[:15]
+    assert rig.peek_names(DLQ) == jobs[15:]
+    assert rig.peek_names() == []
 
 
 @pytest.mark.behaviour("S116")

@@ -331,6 +331,16 @@ def test_each_of_many_settlements_gets_its_own_answer() -> None:
     assert replies == [[Settled([1])]] * 6
 
 
+@pytest.mark.behaviour("S49")
+@pytest.mark.parametrize("disposition", list(Disposition))
+def test_a_lost_lock_among_many_is_named_by_its_place(disposition: Disposition) -> None:
+    rig = Rig()
+    rig.send(*"abcd")
+    tokens = [delivery.lock_token for delivery in rig.receive(count=4)]
+    tokens[2] = b"?" * 16
+    assert rig.apply(Settle(QUEUE, ACTIVE, tokens, disposition)) == Settled([2])
+
+
 @pytest.mark.behaviour("S50", "S65", "S66")
 def test_completing_after_the_lock_elapsed_is_answered_lock_lost_each_time() -> None:
     rig = Rig()
@@ -362,6 +372,19 @@ def test_dead_lettering_after_the_lock_elapsed_moves_nothing() -> None:
     assert rig.settle(Disposition.DEAD_LETTER, *held, reason="late") == Settled([0])
     assert rig.peek_names(DLQ) == []
     assert rig.peek_names() == ["m"]
+
+
+@pytest.mark.behaviour("S51")
+@pytest.mark.parametrize("late_ms", [0, 1])
+def test_dead_lettering_an_elapsed_lock_moves_nothing_even_before_a_tick(late_ms: int) -> None:
+    rig = Rig()
+    rig.send("m")
+    (held,) = rig.receive()
+    rig.now_ms += LOCK_MS + late_ms  # no Tick came yet
+    settle = Settle(QUEUE, ACTIVE, [held.lock_token], Disposition.DEAD_LETTER)
+    assert rig.apply(settle) == Settled([0])
+    assert rig.peek_names(DLQ) == []
+    assert names(rig.receive("B")) == ["m"]
 
 
 @pytest.mark.behaviour("S52")
