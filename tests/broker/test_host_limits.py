@@ -55,11 +55,11 @@ async def test_waiting_commands_are_bounded_and_run_in_order(
     monkeypatch.setattr(host_module, "WAITING_LIMIT", 3)
     replies: list[Reply] = []
     async with served(store) as (host, entity_no):
-        for _ in range(4):
-            host.submit(Enqueue(entity_no, [message()]), replies.append)
+        for count in range(1, 5):  # of different sizes, so that the replies tell them apart
+            host.submit(Enqueue(entity_no, [message()] * count), replies.append)
         assert [r.refusal for r in replies if isinstance(r, Refused)] == [Refusal.BUSY]
         await until(lambda: len(replies) == 4)
-        assert replies[1:] == [Enqueued([1]), Enqueued([2]), Enqueued([3])]
+        assert replies[1:] == [Enqueued([1]), Enqueued([2, 3]), Enqueued([4, 5, 6])]
         await host.stop()
         late = await host.call(Enqueue(entity_no, [message()]))
         assert isinstance(late, Refused)

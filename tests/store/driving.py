@@ -133,9 +133,9 @@ async def open_driven(
 
 
 @asynccontextmanager
-async def driven(store: Store, **options: bool) -> AsyncIterator[Driven]:
+async def driven(store: Store, *, one_by_one: bool = False) -> AsyncIterator[Driven]:
     """Open a journal on partition 0 with a queue and a block; close it in the end."""
-    opened = await open_driven(store, **options)
+    opened = await open_driven(store, one_by_one=one_by_one)
     if not opened.loaded.entities:
         await opened.commit(outcome(mutations=[definition(), block()]))
         opened.seen.told.clear()
