@@ -57,7 +57,7 @@ WAITING_LIMIT = 10_000
 sends of a busy bus, small against the memory budget."""
 
 CLOCK_SAMPLE_S = 10.0
-ROOM_LOOK_S = 2.0
+ROOM_LOOK_S = 5.0
 """How often a full store is asked whether it has room again."""
 CONFIRMATION_S = 3.0
 CONFIRM_LOOK_S = 0.1
@@ -423,13 +423,16 @@ class Host:
 
     async def _keep_up(self, journal: PartitionJournal) -> None:
         """Sample database time and let the store look after itself while the journal lives."""
+        is_first = True
         while journal is self._journal:
             try:
                 self._clock.observe(await journal.sample_clock_ms())
-                await self._room.look()
+                if not is_first or not self._room.is_full:  # receivers first
+                    await self._room.look()
                 await journal.upkeep()
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._log_trouble("upkeep failed", error)
+            is_first = False
             await asyncio.sleep(ROOM_LOOK_S if self._room.is_full else CLOCK_SAMPLE_S)
 
     # --- loading --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import logging
 
 from postbus.store.errors import StoreFull
 from postbus.store.postgres import Store
-from postbus.store.reserve import fill_reserve, give_up_reserve
+from postbus.store.reserve import fill_reserve, give_up_reserve, look_for_room
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Room:
     async def look(self) -> None:
         """Fill the reserve; senders may go on when it fits. Raises StoreUnavailable."""
         try:
+            if self.is_full:
+                await look_for_room(self._store, self._partition_id)
             await fill_reserve(self._store, self._partition_id)
         except StoreFull as error:
             self.note_failure(error)

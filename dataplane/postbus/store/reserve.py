@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from postbus.store.errors import Connection
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 
@@ -17,20 +18,36 @@ ROW_BYTES: Final = 8_000
 """One row fills a page, so the reserve is 1 MiB: counts of some 50,000 redeliveries."""
 
 
+PROBE_ROWS: Final = 4 * RESERVE_ROWS
+"""Room that must be there before senders may go on: more than the reserve itself gave back."""
+
+
 async def fill_reserve(store: Store, partition_id: int) -> None:
     """Make the reserve unless it is there; raises StoreFull where it does not fit."""
     table = f"{schema_of(partition_id)}.reserve"
     async with store.aside() as connection, connection.transaction():
         if await connection.fetchval("select to_regclass($1) is null", table):
-            await connection.execute(
-                f"create table {table} (filler bytea) with (autovacuum_enabled = off)"
-            )
-            await connection.execute(f"alter table {table} alter column filler set storage plain")
-            await connection.execute(
-                f"insert into {table} (filler)"
-                f" select decode(repeat('00', {ROW_BYTES}), 'hex')"
-                f" from generate_series(1, {RESERVE_ROWS})"
-            )
+            await _make_filler(connection, table, RESERVE_ROWS)
+
+
+async def look_for_room(store: Store, partition_id: int) -> None:
+    """Try whether there is room for more than the reserve; raises StoreFull where there is not."""
+    async with store.aside() as connection:
+        probe = connection.transaction()
+        await probe.start()
+        try:
+            await _make_filler(connection, f"{schema_of(partition_id)}.probe", PROBE_ROWS)
+        finally:
+            await probe.rollback()
+
+
+async def _make_filler(connection: Connection, table: str, rows: int) -> None:
+    await connection.execute(f"create table {table} (filler bytea) with (autovacuum_enabled = off)")
+    await connection.execute(f"alter table {table} alter column filler set storage plain")
+    await connection.execute(
+        f"insert into {table} (filler)"
+        f" select decode(repeat('00', {ROW_BYTES}), 'hex') from generate_series(1, {rows})"
+    )
 
 
 async def give_up_reserve(store: Store, partition_id: int) -> None:
