@@ -44,7 +44,7 @@ bench: setup ## measure this bus beside its peers; needs a C++ compiler
 
 .PHONY: kill-test
 kill-test: setup ## kill -9 broker and Postgres under load, then check the record of what happened
-	@$(BIN)/python tests/faults/kill_nine.py $(KILL_FLAGS)
+	@$(BIN)/python -m tests.faults.kill_nine $(KILL_FLAGS)
 
 .PHONY: fuzz
 fuzz: setup ## feed the engine and the message slicer with mutated captures, ten minutes each
@@ -70,6 +70,10 @@ format: setup ## format the code and apply safe fixes
 .PHONY: test
 test: setup ## all tests; real Postgres, real sockets
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.PHONY: test-sdk
+test-sdk: setup ## the SDKs of other languages against a real bus; needs a JDK 17 and Maven
+	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 
 .PHONY: behaviours
 behaviours: setup ## run all tests and write docs/behaviours.md from those that passed

@@ -101,6 +101,7 @@ class Bench:
 
     client: LoadClient
     scale: float
+    rounds: int = 5  # of rows that alternate by themselves
     # Messages a bulk row moves, by broker: one to three seconds' worth each.
     bulk: dict[str, int] = field(default_factory=lambda: {"rabbitmq": 40_000})
     bulk_default: int = 100_000

@@ -15,6 +15,7 @@ from pathlib import Path
 import procfs
 from server import LOOPBACK, BenchError, Server
 
+OWNER = "postbus-bench"
 _KEY_NAME = "bench"
 _SUPERUSER = "postbus"  # of the embedded Postgres
 # Long enough for one run of the load client with a whole backlog in a receiver's hands.
@@ -28,18 +29,18 @@ stringData: {{primaryKey: "{key}"}}
 ---
 apiVersion: postbus.dev/v1alpha1
 kind: Namespace
-metadata: {{name: postbus-bench}}
+metadata: {{name: {owner}}}
 spec:
   sku: {{name: {tier}}}
   authorizationRules:
     - {{name: {rule}, rights: [Manage, Send, Listen], secretName: bench-key}}
 """
-_QUEUE = """\
+_ENTITY = """\
 ---
 apiVersion: postbus.dev/v1alpha1
-kind: Queue
+kind: {kind}
 metadata: {{name: {name}}}
-spec: {{owner: {{name: postbus-bench}}, lockDuration: {lock}, {limits}}}
+spec: {{owner: {{name: {owner}}}, {properties}}}
 """
 _LIMITS = {
     "Standard": "maxSizeInMegabytes: 5120",
@@ -53,6 +54,11 @@ SELECT coalesce(sum(pg_relation_size(c.oid)), 0)::bigint AS heap_bytes,
 """
 
 
+def document(kind: str, name: str, owner: str, properties: str) -> str:
+    """Return the manifest of an entity; `properties` as between braces in YAML."""
+    return _ENTITY.format(kind=kind, name=name, owner=owner, properties=properties)
+
+
 class Postbus(Server):
     """The broker of this repository, run by the Python that runs the benchmark."""
 
@@ -62,10 +68,18 @@ class Postbus(Server):
     user = _KEY_NAME
 
     def __init__(
-        self, directory: Path, port: int, queues: list[str], *, dsn: str | None, tier: str
+        self,
+        directory: Path,
+        port: int,
+        queues: list[str],
+        *,
+        dsn: str | None,
+        tier: str,
+        documents: str = "",
     ) -> None:
         super().__init__(directory, port)
         self.queues = queues
+        self.documents = documents
         self.dsn = dsn
         self.tier = tier
         self.password = base64.b64encode(os.urandom(32)).decode()
@@ -98,9 +112,11 @@ class Postbus(Server):
                 asyncio.run(_drop_partitions(self.dsn))
             shutil.rmtree(data, ignore_errors=True)
         data.mkdir(exist_ok=True)
-        text = _NAMESPACE.format(key=self.password, tier=self.tier, rule=_KEY_NAME)
+        text = _NAMESPACE.format(owner=OWNER, key=self.password, tier=self.tier, rule=_KEY_NAME)
+        properties = f"lockDuration: {_LOCK_DURATION}, {_LIMITS[self.tier]}"
         for name in self.queues:
-            text += _QUEUE.format(name=name, lock=_LOCK_DURATION, limits=_LIMITS[self.tier])
+            text += document("Queue", name, OWNER, properties)
+        text += self.documents
         manifests = self.directory / "manifests.yaml"
         manifests.touch(0o600)
         manifests.write_text(text)
@@ -116,9 +132,10 @@ class Postbus(Server):
         path = os.environ.get("PYTHONPATH", "")
         environment = {
             "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source,
-            # Both would want well-known ports; metrics stay on, as in production.
+            # All would want well-known ports; metrics stay on, as in production.
             "POSTBUS_IS_TLS_ENABLED": "false",
             "POSTBUS_METRICS_PORT": str(self.port + 1),
+            "POSTBUS_CONTROL_PORT": str(self.port + 2),
         }
         if self.dsn is not None:
             environment["POSTBUS_STORES"] = self.dsn

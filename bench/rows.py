@@ -61,6 +61,7 @@ class Row:
     only: str | None = None  # a broker's key: the row means nothing for the others
     tier: str = "Standard"
     queues: tuple[str, ...] = (MAIN_QUEUE, OTHER_QUEUE)
+    documents: str = ""  # manifests beside those of the queues; only Postbus reads them
 
 
 # ---- interleaved ---------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def _high_water(count: int, body_bytes: int) -> Run:
 
 def _with_backlog(bench: Bench, server: Server) -> Result:
     server.start()
-    _warm_up(bench, server)
+    warm_up(bench, server)
     send = ("--mode", "send", "--window", 1000, "--count", bench.bulk_count(server))
     both = ("--mode", "both", "--window", 100, "--count", bench.bulk_count(server))
 
@@ -181,7 +182,7 @@ def _with_backlog(bench: Bench, server: Server) -> Result:
     }
 
 
-def _warm_up(bench: Bench, server: Server) -> None:
+def warm_up(bench: Bench, server: Server) -> None:
     """Let compilers compile and the first segments be written."""
     for _ in range(3):
         options = ("--mode", "both", "--window", 100, "--count", bench.bulk_count(server))
@@ -193,7 +194,7 @@ def _warm_up(bench: Bench, server: Server) -> None:
 
 def _idle_connections(bench: Bench, server: Server) -> Result:
     server.start()
-    _warm_up(bench, server)
+    warm_up(bench, server)
     count = bench.count(5000)
     before = server.resident_kib()
     client = bench.client.start(
@@ -275,7 +276,7 @@ def _restart(bench: Bench, server: Server) -> Result:
 
 def _bodies(bench: Bench, server: Server) -> Result:
     server.start()
-    _warm_up(bench, server)
+    warm_up(bench, server)
     small = ("--mode", "both", "--rate", 1000, "--window", 10_000)
     alone = bench.client.run(server, OTHER_QUEUE, *small, "--count", bench.count(5000))
     result: Result = {"others_p99_ms_alone": alone["end_to_end_p99_us"] / 1e3}

@@ -26,14 +26,17 @@ from rich.console import Console
 
 import procfs
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
+from messaging import MESSAGING_ROWS
 from peers import Artemis, RabbitMQ
 from postbus_server import Postbus
 from report import Results, as_json, show
-from rows import ROWS, Row
+from rows import ROWS as PLAIN_ROWS
+from rows import Row
 from server import BenchError, Server
 
 HERE = Path(__file__).resolve().parent
 BROKERS = ("postbus", "rabbitmq", "artemis")
+ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS)
 EPILOG = """
 Examples:
 
@@ -71,7 +74,14 @@ class Yard:
             case "artemis":
                 return Artemis(directory, self._base_port + 20, queues)
             case _:
-                return Postbus(directory, self._base_port, queues, dsn=self._dsn, tier=row.tier)
+                return Postbus(
+                    directory,
+                    self._base_port,
+                    queues,
+                    dsn=self._dsn,
+                    tier=row.tier,
+                    documents=row.documents,
+                )
 
     def installed(self, wanted: list[str]) -> list[str]:
         """Return the brokers that can run, and tell how to get the others."""
@@ -93,7 +103,7 @@ def main(
         str, typer.Option(help="Rows, comma-separated; a start of a name will do.")
     ] = "",
     brokers: Annotated[str, typer.Option(help="Which brokers to run.")] = ",".join(BROKERS),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the interleaved rows.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of rows that alternate.")] = 5,
     scale: Annotated[float, typer.Option(min=0.001, help="Factor for all counts.")] = 1.0,
     warm_up: Annotated[int, typer.Option(min=0, help="Unmeasured rounds before the first.")] = 7,
     calm: Annotated[
@@ -110,7 +120,7 @@ def main(
     """Measure Postbus, RabbitMQ and Artemis with the same load in the same run."""
     if list_rows:
         for row in ROWS:
-            console.print(f"{row.key:14}{row.title}{'' if row.is_default else ' (on request)'}")
+            console.print(f"{row.key:18}{row.title}{'' if row.is_default else ' (on request)'}")
         return
     # The brokers run in sessions of their own; only an ending in order takes them along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -119,7 +129,7 @@ def main(
             selected=_select_rows(rows),
             yard=Yard(work.resolve(), base_port, dsn),
             wanted=_select_brokers(brokers),
-            bench=Bench(LoadClient(_build_client()), scale),
+            bench=Bench(LoadClient(_build_client()), scale, rounds),
             rounds=rounds,
             warm_up=warm_up,
             calm_s=calm,

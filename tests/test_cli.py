@@ -33,6 +33,7 @@ def environment(**more: str) -> dict[str, str]:
         "PYTHONPATH": str(ROOT / "dataplane"),
         "NO_COLOR": "1",
         "COLUMNS": "200",
+        "POSTBUS_CONTROL_PORT": "0",
         **more,
     }
 

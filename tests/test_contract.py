@@ -12,17 +12,24 @@ from postbus.contract import (
     LIMITS,
     MAX_DURATION_MS,
     AuthorizationRule,
+    CorrelationFilter,
+    Model,
     NamespaceProperties,
     QueueProperties,
     Right,
+    RuleProperties,
     Sku,
+    SubscriptionProperties,
+    TopicProperties,
     check_entity_name,
+    check_filter_name,
     check_namespace_name,
     check_rule_name,
-    complete_queue,
+    check_subscription_name,
     format_duration,
     parse_duration_ms,
-    queue_problems,
+    subscription_path,
+    topic_of,
 )
 
 
@@ -99,78 +106,50 @@ def test_default_time_to_live_survives_being_stored() -> None:
     assert QueueProperties.model_validate_json(stored).default_message_ttl_ms == 90_000
 
 
-@pytest.mark.behaviour("S98", "S99")
-@pytest.mark.parametrize("sku", [Sku.STANDARD, Sku.PREMIUM])
-def test_standard_and_premium_queues_never_expire_by_default(sku: Sku) -> None:
-    assert complete_queue(queue(), LIMITS[sku]).default_message_ttl_ms == MAX_DURATION_MS
-
-
-@pytest.mark.behaviour("S100")
-def test_basic_queues_expire_after_fourteen_days_by_default() -> None:
-    completed = complete_queue(queue(), LIMITS[Sku.BASIC])
-    assert completed.default_message_ttl_ms == 14 * DAY_MS
-    assert queue_problems(completed, LIMITS[Sku.BASIC]) == {}
-
-
-@pytest.mark.behaviour("S101")
-def test_basic_queues_refuse_more_than_fourteen_days() -> None:
-    asked = queue(defaultMessageTimeToLive="P14DT1S")
-    assert list(queue_problems(asked, LIMITS[Sku.BASIC])) == ["defaultMessageTimeToLive"]
-    assert queue_problems(asked, LIMITS[Sku.STANDARD]) == {}
-    exact = queue(defaultMessageTimeToLive="P14D")
-    assert queue_problems(exact, LIMITS[Sku.BASIC]) == {}
-
-
-@pytest.mark.parametrize(
-    ("sku", "size_mb", "is_allowed"),
-    [
-        (Sku.STANDARD, 5120, True),
-        (Sku.STANDARD, 1500, False),
-        (Sku.STANDARD, 10_240, False),
-        (Sku.PREMIUM, 10_240, True),
-        (Sku.PREMIUM, 81_920, True),
-    ],
-)
-def test_sizes_of_queues_are_those_of_the_tier(sku: Sku, size_mb: int, is_allowed: bool) -> None:
-    problems = queue_problems(
-        complete_queue(queue(maxSizeInMegabytes=size_mb), LIMITS[sku]), LIMITS[sku]
-    )
-    assert (problems == {}) is is_allowed
-
-
-def test_only_premium_chooses_the_size_of_messages() -> None:
-    large = queue(maxMessageSizeInKilobytes=2048)
-    assert list(queue_problems(large, LIMITS[Sku.STANDARD])) == ["maxMessageSizeInKilobytes"]
-    assert queue_problems(large, LIMITS[Sku.PREMIUM]) == {}
-    assert complete_queue(queue(), LIMITS[Sku.PREMIUM]).max_message_size_in_kilobytes == 1024
-    assert complete_queue(queue(), LIMITS[Sku.STANDARD]).max_message_size_in_kilobytes == 256
-
-
 @pytest.mark.parametrize("text", ["PT4.999S", "PT5M0.001S", "P1D"])
 def test_lock_duration_outside_its_range_is_refused(text: str) -> None:
     with pytest.raises(ValidationError, match="between PT5S and PT5M"):
         queue(lockDuration=text)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("requiresSession", True),
-        ("requiresDuplicateDetection", True),
-        ("enablePartitioning", True),
-        ("enableExpress", True),
-        ("autoDeleteOnIdle", "PT10M"),
-        ("forwardTo", "elsewhere"),
-        ("forwardDeadLetteredMessagesTo", "elsewhere"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ValidationError, match="not available yet"):
-        queue(**{field: value})
+@pytest.mark.parametrize("model", [QueueProperties, TopicProperties])
+def test_what_is_not_built_yet_is_refused_by_name(model: type[Model]) -> None:
+    with pytest.raises(ValidationError, match=r"express .* not available yet"):
+        model.model_validate({"enableExpress": True})
+    model.model_validate({"enableExpress": False})
 
 
-def test_what_is_not_built_yet_may_be_written_with_its_default() -> None:
-    assert queue(requiresSession=False, autoDeleteOnIdle="P10675199DT2H48M5.4775807S") == queue()
+@pytest.mark.behaviour("S120", "S122")
+@pytest.mark.parametrize("model", [QueueProperties, TopicProperties, SubscriptionProperties])
+def test_idle_entities_are_kept_for_five_minutes_at_least(model: type[Model]) -> None:
+    with pytest.raises(ValidationError, match="must be at least PT5M"):
+        model.model_validate({"autoDeleteOnIdle": "PT4M59.999S"})
+    model.model_validate({"autoDeleteOnIdle": "PT5M"})
+    asked = model.model_validate({"autoDeleteOnIdle": "PT5M"})
+    assert asked.model_dump()["auto_delete_on_idle_ms"] == "PT5M"
+
+
+@pytest.mark.behaviour("S267")
+def test_subscription_allows_ten_deliveries_by_default() -> None:
+    assert SubscriptionProperties().max_delivery_count == 10
+
+
+@pytest.mark.behaviour("S273")
+def test_delivery_limit_of_a_subscription_cannot_be_switched_off() -> None:
+    for value in (0, -1, None, False):
+        with pytest.raises(ValidationError):
+            SubscriptionProperties.model_validate({"maxDeliveryCount": value}, strict=True)
+
+
+@pytest.mark.behaviour("S277")
+def test_subscription_does_not_dead_letter_expired_messages_by_default() -> None:
+    assert SubscriptionProperties().dead_lettering_on_message_expiration is False
+
+
+@pytest.mark.behaviour("S220")
+@pytest.mark.parametrize("model", [QueueProperties, TopicProperties])
+def test_entities_are_not_partitioned_by_default(model: type[Model]) -> None:
+    assert model().model_dump()["enable_partitioning"] is False
 
 
 def test_unknown_field_is_refused() -> None:
@@ -204,7 +183,7 @@ def test_rule_names_are_unique_in_a_namespace() -> None:
         ({"sku": {"name": "Standard", "tier": "Premium"}}, "equal the sku's name"),
         ({"sku": {"name": "Standard", "capacity": 2}}, "only Premium"),
         ({"premiumMessagingPartitions": 1}, "only Premium"),
-        ({"sku": {"name": "Premium"}, "premiumMessagingPartitions": 4}, "not available yet"),
+        ({"sku": {"name": "Premium"}, "premiumMessagingPartitions": 3}, "1, 2, 4 or 8"),
         ({"disableLocalAuth": True}, "not available yet"),
         ({"minimumTlsVersion": "1.0"}, "'1.2' or '1.3'"),
     ],
@@ -215,7 +194,53 @@ def test_contradictions_of_a_namespace_are_refused(fields: object, words: str) -
 
 
 def test_default_tier_is_standard() -> None:
-    assert NamespaceProperties().limits is LIMITS[Sku.STANDARD]
+    assert NamespaceProperties().limits == LIMITS[Sku.STANDARD]
+
+
+@pytest.mark.behaviour("S147", "S148")
+def test_partitions_of_a_namespace() -> None:
+    assert NamespaceProperties().limits.partition_count == 16
+    for fields, count in (({}, 1), ({"premiumMessagingPartitions": 4}, 4)):
+        namespace = NamespaceProperties.model_validate({"sku": {"name": "Premium"}, **fields})
+        assert namespace.limits.partition_count == count
+        assert namespace.limits.is_wholly_partitioned is (count > 1)
+
+
+# --- rules of subscriptions ---------------------------------------------------------------------
+
+
+def test_a_rule_has_one_filter() -> None:
+    sql = {"sqlExpression": "a = 1"}
+    correlated = {"label": "x"}
+    both = {"name": "r", "sqlFilter": sql, "correlationFilter": correlated}
+    wrong = {"name": "r", "filterType": "CorrelationFilter", "sqlFilter": sql}
+    for fields in ({"name": "r"}, both, wrong):
+        with pytest.raises(ValidationError, match="either a sqlFilter or a correlationFilter"):
+            RuleProperties.model_validate(fields)
+    with pytest.raises(ValidationError, match="at least one field or property"):
+        RuleProperties.model_validate({"name": "r", "correlationFilter": {}})
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, None, float("nan"), float("inf")])
+def test_what_a_rule_cannot_compare_with_is_one_complaint(value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CorrelationFilter.model_validate({"properties": {"a": value}})
+    assert caught.value.error_count() == 1
+
+
+def test_values_of_a_rule_keep_their_kind_when_stored() -> None:
+    values = {"a": True, "b": 1, "c": 1.5, "d": "1", "e": 2**62}
+    rule = RuleProperties.model_validate({"name": "r", "correlationFilter": {"properties": values}})
+    again = RuleProperties.model_validate_json(rule.model_dump_json(by_alias=True))
+    assert again == rule
+    assert again.correlation_filter is not None
+    assert [type(value) for value in again.correlation_filter.properties.values()] == [
+        bool,
+        int,
+        float,
+        str,
+        int,
+    ]
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -227,10 +252,25 @@ def test_names_of_queues(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/a", "a/", "a//b", "$cbs", "a/$dlq/b", "a b", "a?", "é", "q" * 261, "a\n", "-a"]
+    "name",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "$cbs",
+        "a/$dlq/b",
+        "a b",
+        "a?",
+        "é",
+        "q" * 261,
+        "a\n",
+        "-a",
+        "t/subscriptions/s",
+    ],
 )
 def test_what_is_no_name_of_a_queue(name: str) -> None:
-    with pytest.raises(ValueError, match="a queue's name"):
+    with pytest.raises(ValueError, match="the name of a queue or topic"):
         check_entity_name(name)
 
 
@@ -238,6 +278,18 @@ def test_what_is_no_name_of_a_queue(name: str) -> None:
 def test_what_is_no_name_of_a_namespace(name: str) -> None:
     with pytest.raises(ValueError, match="a namespace's name"):
         check_namespace_name(name)
+
+
+def test_names_of_subscriptions_and_their_rules() -> None:
+    assert check_subscription_name("a.b_C-1") == "a.b_C-1"
+    assert check_filter_name("$Default") == "$Default"
+    for name in ("", "a/b", "x" * 51, "$x", "a b"):
+        with pytest.raises(ValueError, match="subscription's name"):
+            check_subscription_name(name)
+        with pytest.raises(ValueError, match="a rule's name"):
+            check_filter_name(name)
+    assert topic_of("a/Subscriptions/b/Subscriptions/c") == "a/Subscriptions/b"
+    assert topic_of(subscription_path("Shop/Orders", "all")) == "Shop/Orders"
 
 
 def test_what_is_no_name_of_a_rule() -> None:

@@ -2,21 +2,92 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
+def environment() -> dict[str, str]:
+    """Return the environment of a newcomer who has set nothing."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
+    return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "PYTHONUNBUFFERED": "1"}
+
+
+class DevBus(NamedTuple):
+    connection_string: str
+    control: str
+
+    def advance(self, duration: str) -> None:
+        request = urllib.request.Request(
+            f"{self.control}/v1/clock/advance",
+            json.dumps({"duration": duration}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=LIMIT_S).close()
+
+
+@contextmanager
+def running_bus(example: str) -> Iterator[DevBus]:
+    """Run the bus of an example as it says itself, on free ports and with a clock to move."""
+    command = [sys.executable, "-m", "postbus", "dev", str(EXAMPLES / example), "--ephemeral"]
+    command += ["--clock", "manual", "--port", "0", "--tls-port", "0", "--metrics-port", "0"]
+    command += ["--control-port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if line.startswith("ready"):
+                break
+        connection_string = re.search(r"^Endpoint=sb://\S+", said, re.MULTILINE)
+        control = re.search(r"^control +(http://\S+)", said, re.MULTILINE)
+        assert connection_string is not None, said
+        assert control is not None, said
+        yield DevBus(connection_string[0], control[1])
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def run(example: str, *arguments: str) -> list[str]:
+    """Run the program of an example to its end; return the lines it printed."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / example / f"{example}.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.behaviour("S39", "S55", "S255", "S258", "S264", "S271")
 def test_demo_passes() -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py")],
+        [sys.executable, str(EXAMPLES / "demo.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT / "dataplane")},
         capture_output=True,
         text=True,
@@ -25,3 +96,93 @@ def test_demo_passes() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "demo passed"
+
+
+@pytest.mark.behaviour("S169", "S229")
+def test_order_workflow_keeps_every_order_in_step() -> None:
+    with running_bus("order_workflow") as bus:
+        for _ in range(2):  # a bus that is not new will do
+            first, *steps, last = run("order_workflow", bus.connection_string)
+            assert (first, last) == ("sent 4 steps of 3 orders", "nothing left to do")
+            for order in ("A-1", "A-2", "A-3"):
+                taken = [line.rpartition(" ")[2] for line in steps if f" {order} is " in line]
+                assert taken == ["placed", "paid", "packed", "shipped"]
+            assert len(steps) == 12
+            assert {line.partition(":")[0] for line in steps} == {"Ada", "Ben"}
+
+
+def test_publish_subscribe_gives_each_subscription_what_its_rules_say() -> None:
+    with running_bus("publish_subscribe") as bus:
+        assert run("publish_subscribe", bus.connection_string) == [
+            "published 4 events",
+            "",
+            "archive:",
+            "  A-1 placed amount=250 region=eu",
+            "  A-2 placed amount=1500 region=us",
+            "  A-3 placed amount=4000 region=eu",
+            "  A-2 cancelled amount=1500 region=us",
+            "",
+            "large-orders:",
+            "  A-2 placed RuleName=large amount=1500 priority=high region=us with_tax=1800.0",
+            "  A-3 placed RuleName=large amount=4000 priority=high region=eu with_tax=4800.0",
+            "",
+            "europe:",
+            "  A-1 placed amount=250 region=eu",
+            "  A-3 placed amount=4000 region=eu",
+        ]
+
+
+@pytest.mark.behaviour("S39", "S255", "S264", "S271")
+def test_dead_letters_of_the_triage_are_mended_and_processed() -> None:
+    with running_bus("dead_letter_triage") as bus:
+        failed = "  I-2: attempt {} failed: could not convert string to float: '12,50'"
+        why = "MaxDeliveryCountExceeded: Message could not be consumed after 3 delivery attempts."
+        lines = run("dead_letter_triage", bus.connection_string)
+        parts = [part.splitlines() for part in "\n".join(lines).split("\n\n")]
+        sent, working, seen, triage, again = parts
+        assert sent == ["sent 3 invoices"]
+        assert sorted(working) == sorted(
+            [
+                "working:",
+                "  I-1: booked 12.50",
+                *map(failed.format, (1, 2, 3)),
+                "  I-3: incomplete, set aside at once",
+            ]
+        )
+        assert sorted(seen[1:]) == [
+            f"  I-2: {why}",
+            "  I-3: incomplete: an invoice needs an amount",
+        ]
+        assert sorted(triage[1:]) == ["  I-2: mended and sent again", "  I-3: thrown away"]
+        assert again == ["working again:", "  I-2: booked 12.50"]
+
+
+@pytest.mark.behaviour("S84", "S85")
+def test_reminders_come_when_their_hour_has_passed() -> None:
+    program = EXAMPLES / "scheduled_reminder" / "scheduled_reminder.py"
+    with (
+        running_bus("scheduled_reminder") as bus,
+        subprocess.Popen(
+            [sys.executable, program, "3600", bus.connection_string],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+        ) as process,
+    ):
+        assert process.stdout is not None
+        said = [process.stdout.readline().rstrip() for _ in range(4)]
+        assert said[0].startswith("scheduled 3 reminders for ")
+        due = said[0].split()[-2]
+        assert said[1:] == [
+            "cancelled: call the bank",
+            f"waiting for: water the plants, scheduled for {due}",
+            f"waiting for: feed the cat, scheduled for {due}",
+        ]
+        bus.advance("PT1H")
+        assert process.stdout.read().splitlines() == [
+            "reminder: water the plants",
+            "reminder: feed the cat",
+            "done",
+        ]
+        assert process.wait(LIMIT_S) == 0

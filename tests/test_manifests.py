@@ -34,6 +34,11 @@ def read(folder: Path, *documents: str) -> BusDefinition:
     return read_one_bus([write(folder, *documents)])
 
 
+def shifted(spec: str) -> str:
+    """Indent lines as the fields of a spec stand."""
+    return "".join(f"  {line}\n" for line in dedent(spec).splitlines())
+
+
 def complaints(folder: Path, *documents: str) -> list[str]:
     path = write(folder, *documents)
     with pytest.raises(ManifestError) as caught:
@@ -135,10 +140,180 @@ def test_queue_of_another_cluster_namespace_needs_permission(tmp_path: Path) -> 
         "{name: shop-bus}", "{name: shop-bus, namespace: default}"
     )
     assert complaints(tmp_path, NAMESPACE, queue) == [
-        ":10: spec.owner: the bus admits queues of its own cluster namespace default only"
+        ":10: spec.owner: the bus admits entities of its own cluster namespace default only"
     ]
     open_bus = NAMESPACE.replace("{}", "{operatorSpec: {allowedNamespaces: {from: All}}}")
     assert len(read(tmp_path, open_bus, queue).queues) == 1
+
+
+# --- topics and subscriptions -------------------------------------------------------------------
+
+TOPIC = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Topic
+metadata: {name: events}
+spec:
+  owner: {name: shop-bus}
+"""
+SUBSCRIPTION = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Subscription
+metadata: {name: audit}
+spec:
+  owner: {name: events}
+"""
+
+
+def test_subscription_belongs_to_the_topic_it_names(tmp_path: Path) -> None:
+    bus = read(tmp_path, SUBSCRIPTION, TOPIC + "  entityName: Shop/Events\n", NAMESPACE)
+    assert [topic.name for topic in bus.topics] == ["Shop/Events"]
+    (subscription,) = bus.subscriptions
+    assert (subscription.topic, subscription.name) == ("Shop/Events", "audit")
+    assert subscription.rules is None
+
+
+def test_topics_have_rules_of_access_like_queues(tmp_path: Path) -> None:
+    rules = "  authorizationRules: [{name: publisher, rights: [Send]}]\n"
+    (topic,) = read(tmp_path, NAMESPACE, TOPIC + rules).topics
+    assert [(rule.name, rule.rights) for rule in topic.rules] == [
+        ("publisher", frozenset({Right.SEND}))
+    ]
+
+
+@pytest.mark.behaviour("S92")
+def test_properties_of_topics_and_subscriptions_are_read(tmp_path: Path) -> None:
+    bus = read(
+        tmp_path,
+        NAMESPACE,
+        TOPIC + "  defaultMessageTimeToLive: P2D\n  requiresDuplicateDetection: true\n",
+        SUBSCRIPTION + "  defaultMessageTimeToLive: P1D\n  requiresSession: true\n",
+    )
+    assert bus.topics[0].properties.default_message_ttl_ms == 2 * DAY_MS
+    assert bus.topics[0].properties.requires_duplicate_detection
+    assert bus.subscriptions[0].properties.default_message_ttl_ms == DAY_MS
+    assert bus.subscriptions[0].properties.requires_session
+
+
+def test_rules_are_exactly_those_given(tmp_path: Path) -> None:
+    rules = """\
+      rules:
+        - name: red
+          sqlFilter: {sqlExpression: "colour = 'red' AND weight > 3"}
+          action: {sqlExpression: SET sys.Label = 'heavy'}
+        - name: eu
+          filterType: CorrelationFilter
+          correlationFilter: {label: order, properties: {region: eu, urgent: true, weight: 3}}
+    """
+    (subscription,) = read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + shifted(rules)).subscriptions
+    assert subscription.rules is not None
+    red, eu = subscription.rules
+    assert (red.name, red.sql_filter and red.sql_filter.sql_expression) == (
+        "red",
+        "colour = 'red' AND weight > 3",
+    )
+    assert red.action is not None
+    assert eu.correlation_filter is not None
+    assert eu.correlation_filter.properties == {"region": "eu", "urgent": True, "weight": 3}
+    (none,) = read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + "  rules: []\n").subscriptions
+    assert none.rules == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (
+            "rules: [{name: r, sqlFilter: {sqlExpression: 'a = = 1'}}]",
+            "spec.rules[0].sqlFilter.sqlExpression: line 1, column 5: expected",
+        ),
+        (
+            "rules: [{name: r, sqlFilter: {sqlExpression: 1=1}, action: {sqlExpression: SETT a}}]",
+            "spec.rules[0].action.sqlExpression: line 1, column 1",
+        ),
+        ("rules: [{name: r}]", "spec.rules[0]: a rule has either"),
+        ("rules: [{name: a/b, sqlFilter: {sqlExpression: 1=1}}]", "spec.rules[0].name: a rule's"),
+        (
+            "rules: [{name: r, correlationFilter: {properties: {x: [1]}}}]",
+            "spec.rules[0].correlationFilter.properties.x: a rule compares with",
+        ),
+        (
+            "rules: [{name: r, correlationFilter: {to: x}}, {name: R, correlationFilter: {to: x}}]",
+            "spec.rules: the rule R is named twice",
+        ),
+        ("maxSizeInMegabytes: 1024", "spec.maxSizeInMegabytes: unknown field"),
+        ("isClientAffine: true", "spec.isClientAffine: subscriptions of one client are not"),
+        ("entityName: a/b", "spec.entityName: a subscription's name has"),
+        ("forwardTo: events", "spec.forwardTo: a subscription cannot forward to its own topic"),
+    ],
+)
+def test_mistake_in_a_subscription(tmp_path: Path, spec: str, expected: str) -> None:
+    (found,) = complaints(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + f"  {spec}\n")
+    assert found.startswith(f":17: {expected}")
+
+
+def test_what_means_nothing_for_a_subscription_is_let_through(tmp_path: Path) -> None:
+    more = "  duplicateDetectionHistoryTimeWindow: PT10M\n"
+    assert read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + more).subscriptions
+
+
+def test_topic_of_a_subscription_must_be_defined(tmp_path: Path) -> None:
+    assert complaints(tmp_path, NAMESPACE, SUBSCRIPTION) == [
+        ":10: spec.owner.name: the Topic events is not among the manifests"
+    ]
+
+
+def test_name_of_the_resource_may_be_too_long_for_a_subscription(tmp_path: Path) -> None:
+    long = SUBSCRIPTION.replace("audit", "x" * 51)
+    (found,) = complaints(tmp_path, NAMESPACE, TOPIC, long)
+    assert found.startswith(":14: metadata.name: a subscription's name has 1 to 50")
+    assert read(tmp_path, NAMESPACE, TOPIC, long + "  entityName: short\n").subscriptions
+
+
+def test_a_queue_and_a_topic_cannot_have_one_name(tmp_path: Path) -> None:
+    (found,) = complaints(tmp_path, NAMESPACE, QUEUE, TOPIC + "  entityName: ORDERS\n")
+    assert found.endswith("has a queue ORDERS already")
+
+
+def test_circle_of_forwarding_is_refused(tmp_path: Path) -> None:
+    found = complaints(
+        tmp_path,
+        NAMESPACE,
+        QUEUE + "  forwardTo: events\n",
+        TOPIC,
+        SUBSCRIPTION + "  forwardTo: orders\n",
+    )
+    circle = "spec.forwardTo: messages would go in a circle"
+    assert found == [
+        f":11: {circle}: orders -> events -> orders",
+        f":24: {circle}: events/Subscriptions/audit -> orders -> events",
+    ]
+
+
+def test_basic_has_no_topics(tmp_path: Path) -> None:
+    basic = NAMESPACE.replace("{}", "{sku: {name: Basic}}")
+    found = complaints(tmp_path, basic, TOPIC)
+    assert found == [
+        ":7: kind: topics and subscriptions are not available in Basic: use Standard or Premium"
+    ]
+
+
+@pytest.mark.behaviour("S215")
+def test_a_namespace_has_a_hundred_partitioned_entities(tmp_path: Path) -> None:
+    queues = [QUEUE.replace("orders", f"q{n}") + "  enablePartitioning: true\n" for n in range(99)]
+    topic = TOPIC + "  enablePartitioning: true\n"
+    assert len(read(tmp_path, NAMESPACE, *queues, topic).queues) == 99
+    (found,) = complaints(
+        tmp_path, NAMESPACE, *queues, topic, QUEUE + "  enablePartitioning: true\n"
+    )
+    assert found == ":3: metadata.name: at most 100 partitioned queues and topics, here are 101"
+
+
+@pytest.mark.behaviour("S144", "S148")
+def test_premium_namespace_says_how_many_partitions_it_has(tmp_path: Path) -> None:
+    premium = NAMESPACE.replace("{}", "{sku: {name: Premium}, premiumMessagingPartitions: 4}")
+    bus = read(tmp_path, premium, QUEUE, TOPIC)
+    assert bus.properties.limits.partition_count == 4
+    assert bus.queues[0].properties.enable_partitioning
+    assert bus.topics[0].properties.enable_partitioning
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -169,9 +344,12 @@ def test_all_complaints_come_at_once(tmp_path: Path) -> None:
         ("lockDurations: PT1M", "spec.lockDurations: unknown field; did you mean lockDuration?"),
         ("lockDuration: 60000", "spec.lockDuration: use an ISO 8601 duration"),
         ('maxDeliveryCount: "3"', "spec.maxDeliveryCount: input should be a valid integer"),
-        ("requiresSession: true", "spec.requiresSession: sessions are not available yet"),
+        ("enableExpress: true", "spec.enableExpress: express queues are not available yet"),
+        ("forwardTo: orders", "spec.forwardTo: an entity cannot forward to itself"),
+        ("forwardTo: nowhere", "spec.forwardTo: there is no queue or topic nowhere"),
+        ("autoDeleteOnIdle: PT4M", "spec.autoDeleteOnIdle: must be at least PT5M"),
         ("requiresSession: 'yes'", "spec.requiresSession: input should be a valid boolean"),
-        ("entityName: a//b", "spec.entityName: a queue's name has"),
+        ("entityName: a//b", "spec.entityName: the name of a queue or topic has"),
         ("maxSizeInMegabytes: 10240", "spec.maxSizeInMegabytes: this tier allows 1024, 2048"),
         ("maxDeliveryCount: .nan", "this number cannot be used"),
         ("maxDeliveryCount: 99999999999999999999", "this number is too large"),
@@ -228,7 +406,7 @@ def test_same_queue_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("api_version", "kind", "expected"),
     [
-        ("postbus.dev/v1alpha1", "Topic", "kind Topic is not available yet"),
+        ("v1", "Topic", "apiVersion of kind Topic must be postbus.dev/v1alpha1"),
         ("v1", "Namespace", "this is the cluster's own Namespace"),
         ("postbus.dev/v1", "Queue", "apiVersion of kind Queue must be postbus.dev/v1alpha1"),
         ("apps/v1", "Deployment", "apiVersion apps/v1, kind Deployment: only"),

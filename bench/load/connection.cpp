@@ -18,6 +18,8 @@ namespace {
 constexpr std::size_t kFirstBufferBytes = 4096;  // idle connections come by the thousand
 constexpr std::size_t kMostBufferBytes = 1 << 20;
 constexpr std::uint32_t kWideOpenWindow = 0x7fffffff;
+constexpr std::uint32_t kHandleMax = 1023;
+constexpr const char* kSessionFilter = "com.microsoft:session-filter";
 
 }  // namespace
 
@@ -224,13 +226,16 @@ void Connection::handle_hot_or_cold(const wire::Performative& frame, std::uint64
             peer_max_frame_bytes_ = frame.fields[2].is_null() ? 0xffffffffu : frame.u32(2);
             peer_idle_ms_ = frame.u32(4);
             state_ = State::kAttaching;
-            send_begin_and_attach();
+            send_begin();
+            if (!link_.has_many) send_attach();
             break;
         case wire::kBegin:
             next_incoming_id_ = frame.u32(1);
             session_limit_ = next_outgoing_id_ + frame.u32(2);
+            if (link_.has_many) state_ = State::kReady;
             break;
         case wire::kAttach:
+            if (link_.has_many) return handler_.on_link_attached(frame);
             // A refused link is attached without its terminus, then detached with the reason.
             if (frame.fields[link_.is_sender ? 6 : 5].is_null()) break;
             if (!link_.is_sender) delivery_count_ = frame.u32(9);
@@ -238,6 +243,7 @@ void Connection::handle_hot_or_cold(const wire::Performative& frame, std::uint64
             handler_.on_attached();
             break;
         case wire::kDetach:
+            if (link_.has_many) return handler_.on_link_detached(frame);
             fail("detached: " + wire::describe_error(frame.fields[2]));
             break;
         case wire::kEnd:
@@ -256,7 +262,10 @@ void Connection::handle_flow(const wire::Performative& flow) {
     session_limit_ = seen + flow.u32(1);
     if (!flow.fields[4].is_null() && link_.is_sender && !flow.fields[6].is_null())
         link_limit_ = flow.u32(5) + flow.u32(6);
-    handler_.on_flow();
+    if (link_.has_many && !flow.fields[4].is_null())
+        handler_.on_link_flow(flow);
+    else
+        handler_.on_flow();
 }
 
 // ---- frames out ------------------------------------------------------------------------------
@@ -292,20 +301,24 @@ void Connection::send_open() {
     queue(encoder.out.data(), encoder.out.size());
 }
 
-void Connection::send_begin_and_attach() {
+void Connection::send_begin() {
     wire::Encoder encoder;
-    std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
-    std::size_t list = encoder.open_list(wire::kBegin);
+    const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
+    const std::size_t list = encoder.open_list(wire::kBegin);
     encoder.null();
     encoder.uint(next_outgoing_id_);
     encoder.uint(kWideOpenWindow);
     encoder.uint(kWideOpenWindow);
-    encoder.uint(7);  // handle-max
+    encoder.uint(kHandleMax);
     encoder.close_list(list, 5);
     encoder.close_frame(frame);
+    queue(encoder.out.data(), encoder.out.size());
+}
 
-    frame = encoder.open_frame(wire::kAmqpFrame);
-    list = encoder.open_list(wire::kAttach);
+void Connection::send_attach() {
+    wire::Encoder encoder;
+    const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
+    const std::size_t list = encoder.open_list(wire::kAttach);
     encoder.string(link_.name);
     encoder.uint(0);
     encoder.boolean(!link_.is_sender);
@@ -327,7 +340,49 @@ void Connection::send_begin_and_attach() {
     queue(encoder.out.data(), encoder.out.size());
 }
 
+// Asks for the next available session: the filter is there, its value is null.
+void Connection::attach_session(std::uint32_t handle, const std::string& name) {
+    wire::Encoder encoder;
+    const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
+    const std::size_t list = encoder.open_list(wire::kAttach);
+    encoder.string(name);
+    encoder.uint(handle);
+    encoder.boolean(true);  // a receiver
+    encoder.ubyte(0);
+    encoder.ubyte(options_.confirms_settlement ? 1 : 0);
+    const std::size_t source = encoder.open_list(wire::kSource);
+    encoder.string(link_.address);
+    for (int field = 1; field < 7; ++field) encoder.null();
+    const std::size_t filters = encoder.open_map();
+    encoder.symbol(kSessionFilter);
+    encoder.null();
+    encoder.close_map(filters, 2);
+    encoder.close_list(source, 8);
+    const std::size_t target = encoder.open_list(wire::kTarget);
+    encoder.string(name);
+    encoder.close_list(target, 1);
+    encoder.close_list(list, 7);
+    encoder.close_frame(frame);
+    queue(encoder.out.data(), encoder.out.size());
+}
+
+void Connection::detach_link(std::uint32_t handle) {
+    wire::Encoder encoder;
+    const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
+    const std::size_t list = encoder.open_list(wire::kDetach);
+    encoder.uint(handle);
+    encoder.boolean(true);  // closed
+    encoder.close_list(list, 2);
+    encoder.close_frame(frame);
+    queue(encoder.out.data(), encoder.out.size());
+}
+
 void Connection::grant(std::uint32_t delivery_count, std::uint32_t credit) {
+    grant_link(0, delivery_count_ + delivery_count, credit, false);
+}
+
+void Connection::grant_link(std::uint32_t handle, std::uint32_t delivery_count,
+                            std::uint32_t credit, bool drains) {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kFlow);
@@ -335,10 +390,14 @@ void Connection::grant(std::uint32_t delivery_count, std::uint32_t credit) {
     encoder.uint(kWideOpenWindow);
     encoder.uint(next_outgoing_id_);
     encoder.uint(kWideOpenWindow);
-    encoder.uint(0);
-    encoder.uint(delivery_count_ + delivery_count);
+    encoder.uint(handle);
+    encoder.uint(delivery_count);
     encoder.uint(credit);
-    encoder.close_list(list, 7);
+    if (drains) {
+        encoder.null();  // available
+        encoder.boolean(true);
+    }
+    encoder.close_list(list, drains ? 9 : 7);
     encoder.close_frame(frame);
     queue(encoder.out.data(), encoder.out.size());
 }

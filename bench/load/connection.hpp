@@ -14,6 +14,7 @@ struct LinkSpec {
     std::string name;
     std::string address;
     bool is_sender = true;
+    bool has_many = false;  // no link by itself: the handler attaches receivers of sessions
 };
 
 class LinkHandler {
@@ -23,6 +24,10 @@ class LinkHandler {
     virtual void on_flow() {}
     virtual void on_transfer(const wire::Performative&, std::uint64_t /*now_ns*/) {}
     virtual void on_disposition(const wire::Performative&, std::uint64_t /*now_ns*/) {}
+    // Of the links that the handler attached itself; fields are those of the frame.
+    virtual void on_link_attached(const wire::Performative&) {}
+    virtual void on_link_flow(const wire::Performative&) {}
+    virtual void on_link_detached(const wire::Performative&) {}
     virtual void on_closed(const std::string& /*reason*/) {}
 };
 
@@ -68,6 +73,12 @@ class Connection {
     // Receiver: allows `credit` deliveries beyond the `delivery_count` ones that came.
     void grant(std::uint32_t delivery_count, std::uint32_t credit);
 
+    // Links of the handler's own, by handle. `delivery_count` is the link's, from its attach on.
+    void attach_session(std::uint32_t handle, const std::string& name);
+    void grant_link(std::uint32_t handle, std::uint32_t delivery_count, std::uint32_t credit,
+                    bool drains);
+    void detach_link(std::uint32_t handle);
+
   private:
     static std::uint32_t left(std::uint32_t limit, std::uint32_t used) {
         const auto room = static_cast<std::int32_t>(limit - used);  // serial numbers wrap
@@ -83,7 +94,8 @@ class Connection {
     void handle_flow(const wire::Performative& flow);
     void send_sasl_init();
     void send_open();
-    void send_begin_and_attach();
+    void send_begin();
+    void send_attach();
     void send_bare(wire::Code code);
     void fail(const std::string& reason);
     void watch_writable(bool wanted);

@@ -58,8 +58,8 @@ class Member : public LinkHandler {
     void on_flow() override {
         if (!is_sender_ || has_sent_ || !connection_.is_ready() || connection_.credit() == 0)
             return;
-        EncodedMessage message(options_.body_bytes, options_.is_durable, 65536);
-        message.patch(0, Stamp{0, now_ns()});
+        EncodedMessage message(options_, 65536);
+        message.patch(0, Stamp{0, now_ns()}, 0);
         const auto& frame = message.frames().front();
         connection_.queue(message.data() + frame.offset, frame.size);
         connection_.count_transfer_sent(true);

@@ -5,32 +5,97 @@
 
 namespace {
 
-// Header and one data section. The content is random: nothing on the way can compress it.
-wire::Bytes encode_bare_message(std::uint32_t body_bytes, bool is_durable, std::size_t& body_at) {
+constexpr std::size_t kMessageIdChars = 32;
+constexpr std::size_t kSessionIdDigits = 6;
+constexpr char kSessionIdPrefix[] = "session-";
+
+// The sections of a message, and where in it something differs from one message to the next.
+struct Layout {
+    wire::Bytes bytes;
+    std::size_t message_id_at = 0;  // 0: there is none
+    std::size_t session_id_at = 0;  // of its digits
+    std::size_t body_at = 0;
+};
+
+void encode_properties(wire::Encoder& encoder, const Options& options, Layout& layout) {
+    if (!options.has_message_ids && options.sessions == 0) return;
+    // A short list, as the SDKs write it: fields up to group-id, the eleventh.
+    const std::uint8_t head[] = {0x00, 0x53, wire::kPropertiesSection, 0xc0, 0, 0};
+    encoder.raw(head, sizeof head);
+    const std::size_t start = encoder.out.size();
+    std::uint8_t count = 1;
+    if (options.has_message_ids) {
+        encoder.string(std::string(kMessageIdChars, '0'));
+        layout.message_id_at = encoder.out.size() - kMessageIdChars;
+    } else {
+        encoder.null();
+    }
+    if (options.sessions != 0) {
+        for (; count < 10; ++count) encoder.null();
+        encoder.string(kSessionIdPrefix + std::string(kSessionIdDigits, '0'));
+        layout.session_id_at = encoder.out.size() - kSessionIdDigits;
+        ++count;
+    }
+    encoder.out[start - 2] = static_cast<std::uint8_t>(encoder.out.size() - start + 1);
+    encoder.out[start - 1] = count;
+}
+
+void encode_application_properties(wire::Encoder& encoder, const Options& options) {
+    if (options.properties.empty()) return;
+    const std::uint8_t head[] = {0x00, 0x53, wire::kApplicationPropertiesSection};
+    encoder.raw(head, sizeof head);
+    const std::size_t map = encoder.open_map();
+    for (const auto& [name, value] : options.properties) {
+        encoder.string(name);
+        if (!value.empty() && value.size() < 10 &&
+            value.find_first_not_of("0123456789") == std::string::npos) {
+            encoder.byte(0x71);
+            std::uint8_t number[4];
+            wire::store_u32(number, static_cast<std::uint32_t>(std::stoul(value)));
+            encoder.raw(number, sizeof number);
+        } else {
+            encoder.string(value);
+        }
+    }
+    encoder.close_map(map, static_cast<std::uint32_t>(options.properties.size() * 2));
+}
+
+// Header, properties when there are any, and one data section. The content is random: nothing on
+// the way can compress it.
+Layout encode_bare_message(const Options& options) {
+    Layout layout;
     wire::Encoder encoder;
     const std::uint8_t header[] = {0x00, 0x53, wire::kHeaderSection, 0xc0, 0x02, 0x01,
-                                   static_cast<std::uint8_t>(is_durable ? 0x41 : 0x42)};
+                                   static_cast<std::uint8_t>(options.is_durable ? 0x41 : 0x42)};
     encoder.raw(header, sizeof header);
+    encode_properties(encoder, options, layout);
+    encode_application_properties(encoder, options);
     const std::uint8_t section[] = {0x00, 0x53, wire::kDataSection, 0xb0, 0, 0, 0, 0};
     encoder.raw(section, sizeof section);
-    body_at = encoder.out.size();
-    wire::store_u32(&encoder.out[body_at - 4], body_bytes);
+    const std::size_t body_at = layout.body_at = encoder.out.size();
+    wire::store_u32(&encoder.out[body_at - 4], options.body_bytes);
     std::mt19937 random(20240229);
-    encoder.out.reserve(body_at + body_bytes + sizeof(std::uint32_t));
-    while (encoder.out.size() < body_at + body_bytes) {
+    encoder.out.reserve(body_at + options.body_bytes + sizeof(std::uint32_t));
+    while (encoder.out.size() < body_at + options.body_bytes) {
         const auto word = static_cast<std::uint32_t>(random());
         encoder.raw(&word, sizeof word);
     }
-    encoder.out.resize(body_at + body_bytes);
-    return std::move(encoder.out);
+    encoder.out.resize(body_at + options.body_bytes);
+    layout.bytes = std::move(encoder.out);
+    return layout;
+}
+
+void store_digits(std::uint8_t* at, std::size_t count, std::uint64_t value, unsigned base) {
+    for (std::size_t left = count; left-- != 0; value /= base)
+        at[left] = static_cast<std::uint8_t>("0123456789abcdef"[value % base]);
 }
 
 }  // namespace
 
-EncodedMessage::EncodedMessage(std::uint32_t body_bytes, bool is_durable,
-                               std::uint32_t max_frame_bytes) {
-    std::size_t body_at = 0;
-    const wire::Bytes message = encode_bare_message(body_bytes, is_durable, body_at);
+EncodedMessage::EncodedMessage(const Options& options, std::uint32_t max_frame_bytes)
+    : sessions_(options.sessions) {
+    const Layout layout = encode_bare_message(options);
+    const wire::Bytes& message = layout.bytes;
     wire::Encoder encoder;
     std::size_t taken = 0;
     while (taken < message.size()) {
@@ -53,7 +118,12 @@ EncodedMessage::EncodedMessage(std::uint32_t body_bytes, bool is_durable,
         const std::size_t size = std::min(room, message.size() - taken);
         encoder.boolean(taken + size < message.size());
         encoder.close_list(list, 6);
-        if (is_first) stamp_at_ = encoder.out.size() + body_at;
+        if (is_first) {
+            const std::size_t start = encoder.out.size();
+            stamp_at_ = start + layout.body_at;
+            if (layout.message_id_at != 0) message_id_at_ = start + layout.message_id_at;
+            if (layout.session_id_at != 0) session_id_at_ = start + layout.session_id_at;
+        }
         encoder.raw(&message[taken], size);
         encoder.close_frame(frame);
         frames_.push_back({frame, encoder.out.size() - frame});
@@ -62,8 +132,14 @@ EncodedMessage::EncodedMessage(std::uint32_t body_bytes, bool is_durable,
     bytes_ = std::move(encoder.out);
 }
 
-void EncodedMessage::patch(std::uint32_t delivery_id, const Stamp& stamp) {
+void EncodedMessage::patch(std::uint32_t delivery_id, const Stamp& stamp, std::uint64_t number) {
     wire::store_u32(&bytes_[id_at_], delivery_id);
     wire::store_u32(&bytes_[tag_at_], delivery_id);
     std::memcpy(&bytes_[stamp_at_], &stamp, sizeof stamp);
+    if (message_id_at_ != 0) {
+        store_digits(&bytes_[message_id_at_], 16, stamp.run_id, 16);
+        store_digits(&bytes_[message_id_at_ + 16], 16, number, 16);
+    }
+    if (session_id_at_ != 0)
+        store_digits(&bytes_[session_id_at_], kSessionIdDigits, number % sessions_, 10);
 }

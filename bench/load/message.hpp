@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "options.hpp"
 #include "wire.hpp"
 
 // What the first bytes of each body say; in the byte order of the machine, which both ends share.
@@ -19,9 +20,10 @@ class EncodedMessage {
         std::size_t size;
     };
 
-    EncodedMessage(std::uint32_t body_bytes, bool is_durable, std::uint32_t max_frame_bytes);
+    EncodedMessage(const Options& options, std::uint32_t max_frame_bytes);
 
-    void patch(std::uint32_t delivery_id, const Stamp& stamp);
+    // `number` is that of the message among all of its run.
+    void patch(std::uint32_t delivery_id, const Stamp& stamp, std::uint64_t number);
     const std::vector<Frame>& frames() const { return frames_; }
     const std::uint8_t* data() const { return bytes_.data(); }
 
@@ -31,4 +33,7 @@ class EncodedMessage {
     std::size_t id_at_ = 0;
     std::size_t tag_at_ = 0;
     std::size_t stamp_at_ = 0;
+    std::size_t message_id_at_ = 0;  // 0: there is none
+    std::size_t session_id_at_ = 0;
+    std::uint32_t sessions_;
 };

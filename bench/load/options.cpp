@@ -20,8 +20,13 @@ connection  --host --port --hostname --user --password --max-frame
             PLAIN with a user (for Postbus: a rule's name and key), else ANONYMOUS
 load        --address A[,B...]  --count N (of all connections)  --connections K (for each address)
             --window W  --size BYTES  --transient
+messages    --sessions N (spread over N session ids)  --message-ids (a new one each)
+            --property NAME=VALUE (digits are an integer; may be repeated)
 receiving   --credit C  --settle-range R  --settle second|first
             --outcome accept|reject
+            --receive-address A (mode both: other than where it sends)
+sessions    --accept-sessions LINKS (each takes the next session, drains it and lets it go)
+            --hold-sessions (keeps it instead)
 open loop   --rate PER_SECOND  --pace-us MICROSECONDS
 ending      --limit-s SECONDS  --quiet-s SECONDS
 
@@ -72,6 +77,13 @@ std::vector<std::string> split(const std::string& text) {
     return parts;
 }
 
+std::pair<std::string, std::string> parse_property(const std::string& text) {
+    const std::size_t sign = text.find('=');
+    if (sign == 0 || sign == std::string::npos || text.size() > 200)
+        refuse("--property is NAME=VALUE of at most 200 bytes");
+    return {text.substr(0, sign), text.substr(sign + 1)};
+}
+
 void validate(const Options& options) {
     if (options.addresses.empty()) refuse("--address is empty");
     if (options.body_bytes < 16) refuse("--size must be 16 or more: a body carries a time stamp");
@@ -79,6 +91,13 @@ void validate(const Options& options) {
         refuse("--window, --credit and --connections must be 1 or more");
     if (options.max_frame_bytes < 512) refuse("--max-frame must be 512 or more");
     if (options.count == 0) refuse("--count must be 1 or more");
+    if (options.sessions > 1'000'000) refuse("--sessions must be 1000000 or less");
+    if (options.session_links > 1'000) refuse("--accept-sessions must be 1000 or less");
+    if (options.session_links == 0) return;
+    if (options.connections != 1 || options.addresses.size() != 1)
+        refuse("--accept-sessions takes one address and one connection");
+    if (options.body_bytes > options.max_frame_bytes / 2)
+        refuse("--accept-sessions takes messages of one frame");
 }
 
 }  // namespace
@@ -111,19 +130,28 @@ Options parse_options(int argc, char** argv) {
              if (text != "accept" && text != "reject") refuse("--outcome is accept or reject");
              options.rejects = text == "reject";
          }},
+        {"--sessions", into(options.sessions)},
+        {"--property",
+         [&](auto&, auto& text) { options.properties.push_back(parse_property(text)); }},
+        {"--receive-address", into(options.receive_address)},
+        {"--accept-sessions", into(options.session_links)},
         {"--rate", into(options.rate)},
         {"--pace-us", into(options.pace_us)},
         {"--limit-s", into(options.limit_s)},
         {"--quiet-s", into(options.quiet_s)},
     };
+    const std::map<std::string, bool*> flags{{"--transient", &options.is_durable},
+                                             {"--message-ids", &options.has_message_ids},
+                                             {"--hold-sessions", &options.holds_sessions}};
     for (int i = 1; i < argc; ++i) {
         const std::string name = argv[i];
         if (name == "--help" || name == "-h") {
             std::fputs(kUsage, stdout);
             std::exit(0);
         }
-        if (name == "--transient") {
-            options.is_durable = false;
+        const auto flag = flags.find(name);
+        if (flag != flags.end()) {
+            *flag->second = name != "--transient";
             continue;
         }
         const auto setter = setters.find(name);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 enum class Mode { kSend, kReceive, kBoth, kIdle, kStorm };
@@ -26,6 +27,14 @@ struct Options {
     bool confirms_settlement = true; // rcv-settle-mode second: wait for the broker's disposition
     bool rejects = false;            // reject instead of complete: Service Bus dead-letters then
     bool is_durable = true;
+
+    std::uint32_t sessions = 0;      // messages are spread over so many session ids; 0: none
+    bool has_message_ids = false;    // each message gets an id that no other has
+    std::vector<std::pair<std::string, std::string>> properties;  // application properties
+
+    std::string receive_address;         // mode both: where it receives, if not where it sends
+    std::uint32_t session_links = 0;     // receive by session over so many links; 0: no sessions
+    bool holds_sessions = false;         // keep a session to the end, do not drain and release it
     double rate = 0;                 // messages a second, open loop; 0: as fast as the window allows
     double pace_us = 100;            // open loop: how often due messages are looked for
 

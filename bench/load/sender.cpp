@@ -16,19 +16,19 @@ std::size_t power_of_two_from(std::uint64_t least) {
 }  // namespace
 
 Sender::Sender(const Options& options, LinkSpec link, std::uint64_t quota, double rate,
-               std::uint64_t run_id)
+               std::uint64_t run_id, std::uint64_t first_number)
     : options_(options),
       connection_(options, std::move(link), *this),
       quota_(quota),
       rate_(rate),
       run_id_(run_id),
+      first_number_(first_number),
       in_flight_(power_of_two_from(options.window), 0) {}
 
 void Sender::on_attached() {
     const std::uint32_t frame_bytes =
         std::min(options_.max_frame_bytes, connection_.peer_max_frame_bytes());
-    message_ =
-        std::make_unique<EncodedMessage>(options_.body_bytes, options_.is_durable, frame_bytes);
+    message_ = std::make_unique<EncodedMessage>(options_, frame_bytes);
 }
 
 bool Sender::pump(std::uint64_t now) {
@@ -39,7 +39,7 @@ bool Sender::pump(std::uint64_t now) {
             if (!may_start(now)) return false;
             const std::uint64_t due = due_ns(tally_.sent, now);
             const auto id = static_cast<std::uint32_t>(tally_.sent);
-            message_->patch(id, Stamp{run_id_, due});
+            message_->patch(id, Stamp{run_id_, due}, first_number_ + tally_.sent);
             in_flight_[id & (in_flight_.size() - 1)] = due;
             ++tally_.sent;
         }

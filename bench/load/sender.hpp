@@ -20,7 +20,7 @@ class Sender : public LinkHandler {
     };
 
     Sender(const Options& options, LinkSpec link, std::uint64_t quota, double rate,
-           std::uint64_t run_id);
+           std::uint64_t run_id, std::uint64_t first_number);
 
     // Queues what window, credit and schedule allow. True when more could go at once.
     bool pump(std::uint64_t now_ns);
@@ -52,6 +52,7 @@ class Sender : public LinkHandler {
     std::uint64_t quota_;
     double rate_;
     std::uint64_t run_id_;
+    std::uint64_t first_number_;  // of the messages of all senders, those of this one follow
 
     // Send times of unsettled deliveries by delivery id, 0 where there is none.
     std::vector<std::uint64_t> in_flight_;

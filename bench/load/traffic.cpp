@@ -11,11 +11,14 @@
 #include "receiver.hpp"
 #include "report.hpp"
 #include "sender.hpp"
+#include "session_receiver.hpp"
 
 namespace {
 
 constexpr double kHandshakeLimitS = 30;
 constexpr double kGoodbyeLimitS = 5;
+// Numbers of messages tell which sender they are from.
+constexpr int kSenderShift = 40;
 
 std::uint64_t from_seconds(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
 
@@ -44,7 +47,7 @@ class Traffic {
     const int epoll_fd_;
     std::uint64_t run_id_;
     std::vector<std::unique_ptr<Sender>> senders_;
-    std::vector<std::unique_ptr<Receiver>> receivers_;
+    std::vector<std::unique_ptr<Receiving>> receivers_;
     std::vector<Connection*> connections_;  // by epoll token
     std::uint64_t start_ns_ = 0;
     std::uint64_t stop_ns_ = 0;
@@ -72,12 +75,20 @@ void Traffic::add_links(const std::string& address, std::uint64_t quota, double 
         "load-" + std::to_string(getpid()) + "-" + std::to_string(connections_.size());
     if (options_.mode != Mode::kReceive) {
         senders_.push_back(std::make_unique<Sender>(
-            options_, LinkSpec{name + "-out", address, true}, quota, rate, run_id_));
+            options_, LinkSpec{name + "-out", address, true}, quota, rate, run_id_,
+            std::uint64_t{senders_.size()} << kSenderShift));
         connections_.push_back(&senders_.back()->connection());
     }
     if (options_.mode != Mode::kSend) {
-        receivers_.push_back(std::make_unique<Receiver>(
-            options_, LinkSpec{name + "-in", address, false}, quota, run_id_));
+        const bool is_elsewhere =
+            options_.mode == Mode::kBoth && !options_.receive_address.empty();
+        LinkSpec link{name + "-in", is_elsewhere ? options_.receive_address : address, false};
+        link.has_many = options_.session_links != 0;
+        if (link.has_many)
+            receivers_.push_back(
+                std::make_unique<SessionReceiver>(options_, link, quota, run_id_));
+        else
+            receivers_.push_back(std::make_unique<Receiver>(options_, link, quota, run_id_));
         connections_.push_back(&receivers_.back()->connection());
     }
 }
@@ -257,7 +268,7 @@ void Traffic::report_sending(Report& report) const {
 }
 
 void Traffic::report_receiving(Report& report) const {
-    Receiver::Tally sum;
+    Receiving::Tally sum;
     Histogram latency;
     std::uint64_t end_ns = 0;
     for (const auto& receiver : receivers_) {
@@ -265,6 +276,7 @@ void Traffic::report_receiving(Report& report) const {
         sum.completed += receiver->tally().completed;
         sum.strays += receiver->tally().strays;
         sum.body_bytes += receiver->tally().body_bytes;
+        sum.sessions += receiver->tally().sessions;
         latency.merge(receiver->latency());
         end_ns = std::max(end_ns, receiver->is_done() ? receiver->end_ns() : stop_ns_);
     }
@@ -275,6 +287,7 @@ void Traffic::report_receiving(Report& report) const {
     report.add("received", sum.received);
     report.add("completed", sum.completed);
     report.add("strays", sum.strays);
+    if (options_.session_links != 0) report.add("sessions_accepted", sum.sessions);
     report.add("receive_s", seconds);
     report.add("receive_rate", static_cast<double>(sum.completed) / seconds);
     report.add("receive_mb_per_s", static_cast<double>(sum.body_bytes) / seconds / 1e6);

@@ -59,6 +59,13 @@ std::size_t Encoder::open_list(Code descriptor) {
     return mark;
 }
 
+std::size_t Encoder::open_map() {
+    byte(0xd1);
+    const std::size_t mark = out.size();
+    out.resize(mark + 8);
+    return mark;
+}
+
 void Encoder::close_list(std::size_t mark, std::uint32_t count) {
     store_u32(&out[mark], static_cast<std::uint32_t>(out.size() - mark - 4));
     store_u32(&out[mark + 4], count);

@@ -42,6 +42,8 @@ enum Code : std::uint8_t {
     kSaslInit = 0x41,
     kSaslOutcome = 0x44,
     kHeaderSection = 0x70,
+    kPropertiesSection = 0x73,
+    kApplicationPropertiesSection = 0x74,
     kDataSection = 0x75,
 };
 
@@ -83,6 +85,9 @@ class Encoder {
 
     std::size_t open_list(Code descriptor);
     void close_list(std::size_t mark, std::uint32_t count);
+    // A map without descriptor; `count` is that of keys and values together.
+    std::size_t open_map();
+    void close_map(std::size_t mark, std::uint32_t count) { close_list(mark, count); }
 
     // Starts a frame on channel 0; close_frame writes its size.
     std::size_t open_frame(FrameType type);

@@ -17,23 +17,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 import asyncpg
 
 from postbus import __version__
 from postbus.broker.authz import Authorizer, KeyRule
-from postbus.broker.clock import EntityClock
-from postbus.broker.directory import Directory
+from postbus.broker.clock import ClockMode, EntityClock, ManualClock
+from postbus.broker.controls import Controls
+from postbus.broker.directory import Directory, DirectoryRefusal
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.router import Router
-from postbus.contract import Right
+from postbus.contract import EntityKind, Right, subscription_path
 from postbus.data_directory import DataDirectory
+from postbus.definitions import Described, in_order_of_forwarding
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.control_api import LOOPBACK, ControlServer
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
 from postbus.entity.commands import Tick
 from postbus.entity.window import WindowBudget
-from postbus.manifests import BusDefinition, RuleDefinition, RuleKeys
+from postbus.manifests import (
+    BusDefinition,
+    QueueDefinition,
+    RuleDefinition,
+    RuleKeys,
+    SubscriptionDefinition,
+    TopicDefinition,
+)
 from postbus.settings import Settings
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
@@ -45,6 +56,10 @@ logger = logging.getLogger(__name__)
 LOADING_S = 10.0
 """How long a start waits for partitions; clients that come earlier wait themselves. Twice the
 silence after which another broker's partition may be taken over."""
+
+
+AHEAD_MS = 60_000
+"""Clocks of machines that are further apart than this are worth a word."""
 
 
 STOP_S = 20.0
@@ -82,11 +97,14 @@ class Bus:
         data: DataDirectory,
         *,
         is_embedded: bool,
+        dev_clock: ClockMode | None = None,
     ) -> None:
+        """Prepare a bus; one with a `dev_clock` is for development and has the control API."""
         self._settings = settings
         self._definition = definition
         self._data = data
         self._is_embedded = is_embedded
+        self._dev_clock = dev_clock
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
         self._partition_count = 0
@@ -94,6 +112,12 @@ class Bus:
         self._directory: Directory | None = None
         self._listeners: dict[Door, AmqpListener] = {}
         self._metrics: MetricsServer | None = None
+        self._clock: EntityClock = (
+            ManualClock(_wall_ms)
+            if dev_clock is ClockMode.MANUAL
+            else EntityClock(lambda: time.monotonic_ns() // 1_000_000, _wall_ms)
+        )
+        self._control: ControlServer | None = None
         self._stopping = asyncio.Event()
         self._is_ready = False
         self._grace_s = settings.grace_s
@@ -150,7 +174,7 @@ class Bus:
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
                 on_step("loading partitions")
-                await self._define_queues(self._directory)
+                await self._define_entities(self._directory)
                 await self._load_partitions(self._directory)
                 on_step("opening the doors")
                 try:
@@ -191,7 +215,7 @@ class Bus:
             properties = self._definition.properties
             self._partition_count = properties.limits.partition_count
             await catalog.record_shape(properties.sku.name.value, self._partition_count)
-            directory = Directory(catalog, self._partition_count)
+            directory = Directory(catalog, self._partition_count, properties.limits)
             await directory.load()
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
@@ -200,15 +224,12 @@ class Bus:
     # --- partitions -----------------------------------------------------------------------------
 
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
-        clock = EntityClock(
-            lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
-        )
         self._hosts = [
             Host(
                 partition_id=partition_id,
                 store=stores.home_of(partition_id),
                 directory=directory,
-                clock=clock,
+                clock=self._clock,
                 budget=self._budget,
                 limits=self._definition.properties.limits,
                 broker_name=self._settings.broker_name,
@@ -218,19 +239,35 @@ class Bus:
             for partition_id in range(self._partition_count)
         ]
         directory.follow(self._hosts)
-        return Router(self._hosts, directory, clock)
+        return Router(self._hosts, directory, self._clock)
 
-    async def _define_queues(self, directory: Directory) -> None:
-        """Create or change what the manifests say; what they do not say stays."""
+    async def _define_entities(self, directory: Directory) -> None:
+        """Create or change what the manifests say; what they do not say stays.
+
+        What is new is made first and forwards nowhere yet, since a target must exist; then all get
+        their definitions, targets before what forwards to them.
+        """
+        definition = self._definition
+        wanted: dict[str, QueueDefinition | TopicDefinition | SubscriptionDefinition] = {
+            **{each.name: each for each in definition.topics},
+            **{subscription_path(each.topic, each.name): each for each in definition.subscriptions},
+            **{each.name: each for each in definition.queues},
+        }
+        described = [
+            Described(name, KIND_OF[type(each)], each.properties) for name, each in wanted.items()
+        ]
         try:
-            for queue in self._definition.queues:
-                await directory.put_queue(queue.name, queue.properties)
+            for name, each in wanted.items():
+                if directory.find(name.lower()) is None:
+                    await _put(directory, each, is_forwarding=False)
+            for one in in_order_of_forwarding(described):
+                await _put(directory, wanted[one.name])
         except StoreError as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
 
     async def _load_partitions(self, directory: Directory) -> None:
-        """Claim what holds queues, so that the first client need not wait for it."""
-        homes = {entry.home_partition for entry in directory.entries()}
+        """Claim what holds entities, so that the first client need not wait for it."""
+        homes = {home for entry in directory.entries() for home in directory.homes_of(entry)}
         loading = [asyncio.ensure_future(self._hosts[home].call(Tick())) for home in homes]
         if loading:
             _, late = await asyncio.wait(loading, timeout=LOADING_S)
@@ -238,6 +275,13 @@ class Bus:
                 call.cancel()
             if late:
                 logger.warning("partitions are still loading", extra={"count": len(late)})
+        ahead_ms = self._clock() - _wall_ms()
+        if self._clock.mode is ClockMode.WALL and ahead_ms > AHEAD_MS:
+            logger.warning(
+                "stored times lie in the future, as --clock manual leaves them: locks, expiry and"
+                " schedules stand still until then",
+                extra={"ahead_ms": ahead_ms},
+            )
 
     # --- doors ----------------------------------------------------------------------------------
 
@@ -262,8 +306,14 @@ class Bus:
             )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)
+        if self._dev_clock is not None:
+            self._control = ControlServer(Controls(self._hosts, router, self._clock))
+            with _port_errors(LOOPBACK, settings.control_port):
+                await self._control.start(settings.control_port)
 
     async def _close_doors(self) -> None:
+        if self._control is not None:
+            await self._control.stop()
         await asyncio.gather(
             *(listener.stop(self._grace_s) for listener in self._listeners.values())
         )
@@ -289,10 +339,11 @@ class Bus:
     # --- keys -----------------------------------------------------------------------------------
 
     def _key_rules(self) -> list[KeyRule]:
-        """Return every rule of the bus and its queues with given or generated keys."""
+        """Return every rule of the bus, its queues and topics with given or generated keys."""
         scopes: list[tuple[str | None, tuple[RuleDefinition, ...]]] = [
             (None, self._definition.rules),
             *((queue.name, queue.rules) for queue in self._definition.queues),
+            *((topic.name, topic.rules) for topic in self._definition.topics),
         ]
         return [
             KeyRule(rule.name, rule.rights, self._keys_of(scope, rule), scope)
@@ -332,13 +383,17 @@ class Bus:
 
     def summary(self) -> list[tuple[str, str]]:
         """Return lines about the bus, for people."""
-        queues = (
-            sorted(entry.name for entry in self._directory.entries()) if self._directory else []
-        )
-        shown = ", ".join(queues[:8]) + (f" and {len(queues) - 8} more" if len(queues) > 8 else "")
+        names: dict[EntityKind, list[str]] = {kind: [] for kind in EntityKind}
+        for entry in self._directory.entries() if self._directory else []:
+            names[entry.kind].append(entry.name)
         lines = [
             ("bus", f"{self._definition.name} ({self._definition.properties.sku.name.value})"),
-            ("queues", shown or "none"),
+            ("queues", _shown(names[EntityKind.QUEUE])),
+            *(
+                (f"{kind.value}s", _shown(names[kind]))
+                for kind in (EntityKind.TOPIC, EntityKind.SUBSCRIPTION)
+                if names[kind]
+            ),
             ("data", str(self._data.path)),
         ]
         lines += [
@@ -347,6 +402,9 @@ class Bus:
         ]
         if self._metrics is not None:
             lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
+        if self._control is not None:
+            lines.append(("control", f"http://localhost:{self._control.port}"))
+            lines.append(("clock", self._clock.mode.value))
         return lines
 
     def _troubles(self) -> list[str]:
@@ -372,19 +430,70 @@ class Bus:
             for host in self._hosts
             if host.status is not HostStatus.UNCLAIMED
         ]
-        for entry in self._directory.entries() if self._directory else []:
-            counts = self._hosts[entry.home_partition].counts(entry.entity_no)
-            if counts is not None:
-                sample.queues.append(
+        if self._directory is not None:
+            self._count_entities(self._directory, sample)
+        return sample
+
+    def _count_entities(self, directory: Directory, sample: BusSample) -> None:
+        """Add what lives in loaded partitions; the parts of a partitioned entity are summed."""
+        shelves = {
+            EntityKind.QUEUE: sample.queues,
+            EntityKind.TOPIC: sample.topics,
+            EntityKind.SUBSCRIPTION: sample.subscriptions,
+        }
+        for entry in directory.entries():
+            found = [
+                self._hosts[home].counts(entry.entity_no) for home in directory.homes_of(entry)
+            ]
+            counts = [each for each in found if each is not None]
+            if counts:
+                shelves[entry.kind].append(
                     QueueSample(
                         entry.name,
-                        counts.active,
-                        counts.dead_letter,
-                        counts.scheduled,
-                        counts.size_bytes,
+                        sum(each.active for each in counts),
+                        sum(each.dead_letter for each in counts),
+                        sum(each.scheduled for each in counts),
+                        sum(each.size_bytes for each in counts),
                     )
                 )
-        return sample
+
+
+KIND_OF: Final[dict[type, EntityKind]] = {
+    QueueDefinition: EntityKind.QUEUE,
+    TopicDefinition: EntityKind.TOPIC,
+    SubscriptionDefinition: EntityKind.SUBSCRIPTION,
+}
+
+
+async def _put(
+    directory: Directory,
+    wanted: QueueDefinition | TopicDefinition | SubscriptionDefinition,
+    *,
+    is_forwarding: bool = True,
+) -> None:
+    """Give an entity its definition; raises `BusError` when the directory refuses it."""
+    nowhere = {} if is_forwarding else NOWHERE
+    try:
+        match wanted:
+            case QueueDefinition(name, properties):
+                await directory.put_queue(name, properties.model_copy(update=nowhere))
+            case TopicDefinition(name, properties):
+                await directory.put_topic(name, properties)
+            case SubscriptionDefinition(topic, name, properties, rules):
+                forwarding = properties.model_copy(update=nowhere)
+                await directory.put_subscription(topic, name, forwarding, rules)
+    except DirectoryRefusal as refusal:
+        kind = KIND_OF[type(wanted)].value
+        raise BusError(f"the {kind} {wanted.name} cannot be so: {refusal}") from refusal
+
+
+NOWHERE: Final = {"forward_to": None, "forward_dead_lettered_messages_to": None}
+
+
+def _shown(names: list[str]) -> str:
+    """Return names for people, the first few of many."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(sorted(names)[:8]) + more or "none"
 
 
 @contextmanager
@@ -400,6 +509,10 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
         else:
             reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
         raise BusError(f"port {port} on {host} {reason}") from error
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,17 +1,19 @@
 """Entity properties, limits and defaults: all that every other package may import.
 
 Field aliases are the ones of the manifests (camelCase of Service Bus's names); inside, durations
-are integer milliseconds. A model refuses what no tier allows; `queue_problems` refuses what the
-tier of the namespace does not. What is known but not built yet is refused by name, never ignored.
+are integer milliseconds. A model refuses what no tier allows; `definitions` refuses what the
+tier or the rest of the namespace does not. What is known but not built yet is refused by name,
+never ignored.
 Source: the quota and property tables of Azure Service Bus.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, TypeVar
+from math import isfinite
+from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +25,7 @@ from pydantic import (
     StringConstraints,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 T = TypeVar("T")
@@ -79,11 +82,30 @@ class NamespaceLimits:
     default_message_size_kb: int = 256
     is_message_size_settable: bool = False
     sizes_mb: tuple[int, ...] = STANDARD_SIZES_MB
-    max_queue_count: int = 10_000
+    max_session_state_bytes: int = 256 * 1024
+    max_entity_count: int = 10_000
+    """Queues and topics together. Premium's thousand a messaging unit is not enforced: the units
+    are only information here."""
+
+    max_partitioned_count: int | None = 100
+    """None: there it is the namespace that is partitioned, with everything in it, or not."""
+
+    max_subscription_count: int = 2_000
+    max_sql_rule_count: int = 2_000
+    max_correlation_rule_count: int = 100_000
+    """Subscriptions and rules are counted for each topic."""
+
+    is_basic: bool = False
+    """No topics, sessions, duplicate detection, forwarding, transactions, deletion when idle."""
+
+    @property
+    def is_wholly_partitioned(self) -> bool:
+        """Whether every entity is partitioned, whatever its definition says."""
+        return self.max_partitioned_count is None and self.partition_count > 1
 
 
 LIMITS: Final = {
-    Sku.BASIC: NamespaceLimits(16, 256 * 1024, 256 * 1024, 14 * DAY_MS),
+    Sku.BASIC: NamespaceLimits(16, 256 * 1024, 256 * 1024, 14 * DAY_MS, is_basic=True),
     Sku.STANDARD: NamespaceLimits(16, 256 * 1024, 256 * 1024, MAX_DURATION_MS),
     Sku.PREMIUM: NamespaceLimits(
         1,
@@ -94,6 +116,8 @@ LIMITS: Final = {
         default_message_size_kb=1024,
         is_message_size_settable=True,
         sizes_mb=PREMIUM_SIZES_MB,
+        max_session_state_bytes=1024 * 1024,
+        max_partitioned_count=None,
     ),
 }
 
@@ -157,14 +181,52 @@ DurationMs = Annotated[
 ENTITY_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/~-]{0,258}[A-Za-z0-9])?")
 NAMESPACE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
 RULE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
+SUBSCRIPTION_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
+FILTER_NAME: Final = re.compile(r"\$Default|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
 
 
 def check_entity_name(name: str) -> str:
-    """Return the name of a queue, or raise ValueError. Names ignore case when compared."""
-    if ENTITY_NAME.fullmatch(name) is None or "//" in name:
+    """Return the name of a queue or topic, or raise ValueError. Names ignore case when compared."""
+    if ENTITY_NAME.fullmatch(name) is None or "//" in name or is_subscription_path(name):
         raise ValueError(
-            "a queue's name has 1 to 260 letters, digits and . - _ / ~, begins and ends with a"
-            " letter or digit, and has no empty part"
+            "the name of a queue or topic has 1 to 260 letters, digits and . - _ / ~, begins and"
+            " ends with a letter or digit, has no empty part and does not look like that of a"
+            " subscription"
+        )
+    return name
+
+
+def is_subscription_path(path: str) -> bool:
+    """Say whether a path has the shape `topic/Subscriptions/name`."""
+    return path.lower().rpartition("/")[0].endswith("/subscriptions")
+
+
+def topic_of(path: str) -> str:
+    """Return the topic's part of the path of a subscription."""
+    return path.rpartition("/")[0].rpartition("/")[0]
+
+
+def subscription_path(topic: str, subscription: str) -> str:
+    """Return the path by which a subscription is addressed and catalogued."""
+    return f"{topic}/Subscriptions/{subscription}"
+
+
+def check_subscription_name(name: str) -> str:
+    """Return the name of a subscription, or raise ValueError."""
+    if SUBSCRIPTION_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a subscription's name has 1 to 50 letters, digits and . - _, and begins and ends"
+            " with a letter or digit"
+        )
+    return name
+
+
+def check_filter_name(name: str) -> str:
+    """Return the name of a subscription's rule, or raise ValueError."""
+    if FILTER_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a rule's name has 1 to 50 letters, digits and . - _, begins and ends with a letter"
+            " or digit, or is $Default"
         )
     return name
 
@@ -192,7 +254,7 @@ def check_rule_name(name: str) -> str:
 # --- models -------------------------------------------------------------------------------------
 
 
-def _not_yet(allowed: object, feature: str) -> AfterValidator:
+def not_yet(allowed: object, feature: str) -> AfterValidator:
     """Refuse any other value: honest until the feature exists."""
 
     def check(value: T) -> T:
@@ -261,20 +323,20 @@ class NamespaceProperties(Model):
     """What a bus namespace is told to be."""
 
     sku: SkuProperties = SkuProperties()
-    premium_messaging_partitions: Annotated[
-        Literal[1, 2, 4, 8] | None, _not_yet(1, "more than one partition in Premium is")
-    ] = Field(None, alias="premiumMessagingPartitions")
+    premium_messaging_partitions: Literal[1, 2, 4, 8] | None = Field(
+        None, alias="premiumMessagingPartitions"
+    )
     minimum_tls_version: Literal["1.2", "1.3"] = Field("1.2", alias="minimumTlsVersion")
-    disable_local_auth: Annotated[bool, _not_yet(False, "signing in without a key is")] = Field(
+    disable_local_auth: Annotated[bool, not_yet(False, "signing in without a key is")] = Field(
         False, alias="disableLocalAuth"
     )
-    zone_redundant: Annotated[bool, _not_yet(False, "zone redundancy is")] = Field(
+    zone_redundant: Annotated[bool, not_yet(False, "zone redundancy is")] = Field(
         False, alias="zoneRedundant"
     )
     public_network_access: Literal["Enabled", "Disabled"] = Field(
         "Enabled", alias="publicNetworkAccess"
     )
-    alternate_name: Annotated[str | None, _not_yet(None, "an alternate name is")] = Field(
+    alternate_name: Annotated[str | None, not_yet(None, "an alternate name is")] = Field(
         None, alias="alternateName"
     )
     tags: dict[str, str] = Field(default_factory=dict)
@@ -290,24 +352,27 @@ class NamespaceProperties(Model):
 
     @property
     def limits(self) -> NamespaceLimits:
-        """What the namespace's tier allows."""
-        return LIMITS[self.sku.name]
+        """What the namespace's tier allows, with the partitions it was given."""
+        limits = LIMITS[self.sku.name]
+        return replace(
+            limits, partition_count=self.premium_messaging_partitions or limits.partition_count
+        )
 
 
 EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]
+LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
+TtlDuration = Annotated[DurationMs, _duration_between(1, MAX_DURATION_MS)]
+DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
+IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
 
 
 class QueueProperties(Model):
     """What a queue is told to be; defaults are Service Bus's."""
 
     status: EntityStatus = EntityStatus.ACTIVE
-    lock_duration_ms: Annotated[DurationMs, _duration_between(5_000, 300_000)] = Field(
-        60_000, alias="lockDuration"
-    )
+    lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
     max_delivery_count: int = Field(10, alias="maxDeliveryCount", ge=1, le=2_147_483_647)
-    default_message_ttl_ms: Annotated[DurationMs, _duration_between(1, MAX_DURATION_MS)] = Field(
-        MAX_DURATION_MS, alias="defaultMessageTimeToLive"
-    )
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
     dead_lettering_on_message_expiration: bool = Field(
         False, alias="deadLetteringOnMessageExpiration"
     )
@@ -318,60 +383,166 @@ class QueueProperties(Model):
     enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
     """Accepted for the sake of templates; the store groups operations in any case."""
 
-    duplicate_detection_history_time_window_ms: Annotated[
-        DurationMs, _duration_between(20_000, 7 * DAY_MS)
-    ] = Field(600_000, alias="duplicateDetectionHistoryTimeWindow")
-    requires_session: Annotated[bool, _not_yet(False, "sessions are")] = Field(
-        False, alias="requiresSession"
+    duplicate_detection_history_time_window_ms: DetectionWindow = Field(
+        600_000, alias="duplicateDetectionHistoryTimeWindow"
     )
-    requires_duplicate_detection: Annotated[bool, _not_yet(False, "duplicate detection is")] = (
-        Field(False, alias="requiresDuplicateDetection")
-    )
-    enable_partitioning: Annotated[bool, _not_yet(False, "partitioned entities are")] = Field(
-        False, alias="enablePartitioning"
-    )
-    enable_express: Annotated[bool, _not_yet(False, "express queues are")] = Field(
+    requires_session: bool = Field(False, alias="requiresSession")
+    requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
+    enable_partitioning: bool = Field(False, alias="enablePartitioning")
+    enable_express: Annotated[bool, not_yet(False, "express queues are")] = Field(
         False, alias="enableExpress"
     )
-    auto_delete_on_idle_ms: Annotated[
-        DurationMs,
-        _duration_between(300_000, MAX_DURATION_MS),
-        _not_yet(MAX_DURATION_MS, "deletion of idle queues is"),
-    ] = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
-    forward_to: Annotated[EntityPath | None, _not_yet(None, "forwarding is")] = Field(
-        None, alias="forwardTo"
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    forward_to: EntityPath | None = Field(None, alias="forwardTo")
+    forward_dead_lettered_messages_to: EntityPath | None = Field(
+        None, alias="forwardDeadLetteredMessagesTo"
     )
-    forward_dead_lettered_messages_to: Annotated[
-        EntityPath | None, _not_yet(None, "forwarding is")
-    ] = Field(None, alias="forwardDeadLetteredMessagesTo")
 
 
-# --- what depends on the tier -------------------------------------------------------------------
+# --- topics, subscriptions, rules -----------------------------------------------------------------
 
 
-def complete_queue(properties: QueueProperties, limits: NamespaceLimits) -> QueueProperties:
-    """Return the properties with the tier's defaults where nothing was said."""
-    said = properties.model_fields_set
-    changes: dict[str, Any] = {}
-    if "default_message_ttl_ms" not in said:
-        changes["default_message_ttl_ms"] = limits.max_default_ttl_ms
-    if "max_message_size_in_kilobytes" not in said:
-        changes["max_message_size_in_kilobytes"] = limits.default_message_size_kb
-    return properties.model_copy(update=changes)
+class TopicProperties(Model):
+    """What a topic is told to be; fields mean what they mean for a queue."""
+
+    status: EntityStatus = EntityStatus.ACTIVE
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
+    max_size_in_megabytes: int = Field(1024, alias="maxSizeInMegabytes", ge=1024, le=81_920)
+    max_message_size_in_kilobytes: int = Field(
+        256, alias="maxMessageSizeInKilobytes", ge=256, le=102_400
+    )
+    requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
+    duplicate_detection_history_time_window_ms: DetectionWindow = Field(
+        600_000, alias="duplicateDetectionHistoryTimeWindow"
+    )
+    enable_partitioning: bool = Field(False, alias="enablePartitioning")
+    enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
+    enable_express: Annotated[bool, not_yet(False, "express topics are")] = Field(
+        False, alias="enableExpress"
+    )
+    support_ordering: bool = Field(True, alias="supportOrdering")
+    """Accepted for the sake of templates; every subscription keeps the order of its topic."""
+
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
 
 
-def queue_problems(properties: QueueProperties, limits: NamespaceLimits) -> dict[str, str]:
-    """Return manifest field -> what the namespace's tier does not allow; empty when fine."""
-    problems = {}
-    if properties.default_message_ttl_ms > limits.max_default_ttl_ms:
-        most = format_duration(limits.max_default_ttl_ms)
-        problems["defaultMessageTimeToLive"] = f"this tier allows at most {most}"
-    if properties.max_size_in_megabytes not in limits.sizes_mb:
-        sizes = ", ".join(map(str, limits.sizes_mb))
-        problems["maxSizeInMegabytes"] = f"this tier allows {sizes}"
-    size_kb = properties.max_message_size_in_kilobytes
-    if not limits.is_message_size_settable and size_kb != limits.default_message_size_kb:
-        problems["maxMessageSizeInKilobytes"] = "only Premium lets you choose it"
-    elif limits.is_message_size_settable and size_kb < 1024:
-        problems["maxMessageSizeInKilobytes"] = "must be at least 1024"
-    return problems
+class SubscriptionProperties(Model):
+    """What a subscription is told to be; size and partitioning are its topic's."""
+
+    status: EntityStatus = EntityStatus.ACTIVE
+    lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
+    max_delivery_count: int = Field(10, alias="maxDeliveryCount", ge=1, le=2_147_483_647)
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
+    dead_lettering_on_message_expiration: bool = Field(
+        False, alias="deadLetteringOnMessageExpiration"
+    )
+    dead_lettering_on_filter_evaluation_exceptions: bool = Field(
+        True, alias="deadLetteringOnFilterEvaluationExceptions"
+    )
+    requires_session: bool = Field(False, alias="requiresSession")
+    enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    forward_to: EntityPath | None = Field(None, alias="forwardTo")
+    forward_dead_lettered_messages_to: EntityPath | None = Field(
+        None, alias="forwardDeadLetteredMessagesTo"
+    )
+
+
+SqlText = Annotated[str, StringConstraints(min_length=1, max_length=1_024)]
+
+
+def _check_property_value(value: object) -> object:
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("a rule compares with text, a number or true and false")
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError("a rule cannot compare with this number")
+    return value
+
+
+PropertyValue = Annotated[bool | int | float | str, BeforeValidator(_check_property_value)]
+"""What a rule can compare with. Numbers are equal by value, whatever their AMQP width."""
+
+
+class SqlFilter(Model):
+    """Selects messages by an expression. The level is kept for clients and means nothing."""
+
+    sql_expression: SqlText = Field(alias="sqlExpression")
+    compatibility_level: int = Field(20, alias="compatibilityLevel")
+
+
+class CorrelationFilter(Model):
+    """Selects messages whose named fields equal these; at least one is set."""
+
+    content_type: str | None = Field(None, alias="contentType")
+    correlation_id: str | None = Field(None, alias="correlationId")
+    label: str | None = None
+    message_id: str | None = Field(None, alias="messageId")
+    reply_to: str | None = Field(None, alias="replyTo")
+    reply_to_session_id: str | None = Field(None, alias="replyToSessionId")
+    session_id: str | None = Field(None, alias="sessionId")
+    to: str | None = None
+    properties: dict[str, PropertyValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _selects_something(self) -> CorrelationFilter:
+        if not self.properties and not any(
+            getattr(self, name) is not None
+            for name in type(self).model_fields
+            if name != "properties"
+        ):
+            raise ValueError("a correlation filter names at least one field or property")
+        return self
+
+
+class SqlAction(Model):
+    """Changes a copy of the message that its rule selected."""
+
+    sql_expression: SqlText = Field(alias="sqlExpression")
+    compatibility_level: int = Field(20, alias="compatibilityLevel")
+
+
+class RuleProperties(Model):
+    """A named filter, and an action or none. `1=1` and `1=0` are the true and the false filter."""
+
+    name: Annotated[str, AfterValidator(check_filter_name)]
+    filter_type: Literal["SqlFilter", "CorrelationFilter"] | None = Field(None, alias="filterType")
+    sql_filter: SqlFilter | None = Field(None, alias="sqlFilter")
+    correlation_filter: CorrelationFilter | None = Field(None, alias="correlationFilter")
+    action: SqlAction | None = None
+
+    @model_validator(mode="after")
+    def _has_one_filter(self) -> RuleProperties:
+        kinds = [
+            kind
+            for kind, given in (
+                ("SqlFilter", self.sql_filter),
+                ("CorrelationFilter", self.correlation_filter),
+            )
+            if given is not None
+        ]
+        if len(kinds) != 1 or self.filter_type not in (None, kinds[0]):
+            raise ValueError("a rule has either a sqlFilter or a correlationFilter")
+        return self
+
+
+DEFAULT_RULE: Final = RuleProperties(
+    name="$Default", sql_filter=SqlFilter(sql_expression="1=1"), filter_type="SqlFilter"
+)
+"""What a subscription begins with when no rules are given."""
+
+EntityProperties: TypeAlias = QueueProperties | TopicProperties | SubscriptionProperties
+
+
+class EntityKind(Enum):
+    """What the catalog holds; the value is its column."""
+
+    QUEUE = "queue"
+    TOPIC = "topic"
+    SUBSCRIPTION = "subscription"
+
+
+PROPERTIES_OF: Final[dict[EntityKind, type[EntityProperties]]] = {
+    EntityKind.QUEUE: QueueProperties,
+    EntityKind.TOPIC: TopicProperties,
+    EntityKind.SUBSCRIPTION: SubscriptionProperties,
+}

@@ -1,9 +1,9 @@
 """Reads the YAML that Kubernetes would take, for a bus that runs without Kubernetes.
 
-Kinds: Namespace and Queue of `postbus.dev/v1alpha1`, and the core Secret that holds keys. The
-command line calls it once at start. It only reads files; it must never guess: every field is
-checked, and every complaint names file, line and field. All complaints are collected, so that one
-run shows them all.
+Kinds: Namespace, Queue, Topic and Subscription of `postbus.dev/v1alpha1`, and the core Secret that
+holds keys. The command line calls it once at start. It only reads files; it must never guess: every
+field is checked, and every complaint names file, line and field. All complaints are collected, so
+that one run shows them all.
 """
 
 from __future__ import annotations
@@ -12,28 +12,49 @@ import base64
 import binascii
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from postbus.contract import (
     AuthorizationRule,
+    EntityKind,
+    EntityProperties,
     Model,
     NamespaceProperties,
     QueueProperties,
     Right,
-    Rules,
-    check_entity_name,
-    check_namespace_name,
-    complete_queue,
-    queue_problems,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+    check_subscription_name,
+    subscription_path,
+)
+from postbus.definitions import (
+    Described,
+    complete,
+    doubled_rule,
+    forwarding_problems,
+    rule_count_problem,
+    tier_problems,
+)
+from postbus.entity.rules import check_rule
+from postbus.entity.sql_grammar import RuleError
+from postbus.manifest_documents import (
+    API_VERSION,
+    MODELS,
+    Metadata,
+    NamespaceDocument,
+    QueueDocument,
+    QueueSpec,
+    SecretDocument,
+    SubscriptionDocument,
+    TopicDocument,
 )
 from postbus.yaml_documents import Document, ManifestError, Problem, files_of, read_documents
-
-API_VERSION: Final = "postbus.dev/v1alpha1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +84,25 @@ class QueueDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicDefinition:
+    """A topic as it shall be, with the defaults of its namespace's tier."""
+
+    name: str
+    properties: TopicProperties
+    rules: tuple[RuleDefinition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionDefinition:
+    """A subscription as it shall be. `rules` None: those it has, `$Default` for a new one."""
+
+    topic: str
+    name: str
+    properties: SubscriptionProperties
+    rules: tuple[RuleProperties, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BusDefinition:
     """A bus namespace with everything that belongs to it."""
 
@@ -70,131 +110,8 @@ class BusDefinition:
     properties: NamespaceProperties
     rules: tuple[RuleDefinition, ...]
     queues: tuple[QueueDefinition, ...]
-
-
-# --- documents as written -----------------------------------------------------------------------
-
-
-class Metadata(Model):
-    """The part of Kubernetes' metadata that means something here; the rest is let through."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    name: str = Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    namespace: str = Field("default", min_length=1, max_length=63)
-
-
-class AllowedNamespaces(Model):
-    """Which cluster namespaces may hold entities of the bus."""
-
-    source: Literal["Same", "All", "Selector"] = Field("Same", alias="from")
-    selector: dict[str, Any] | None = None
-
-
-class NamespaceOperatorSpec(Model):
-    """For the operator. Without it only `allowedNamespaces` means something."""
-
-    allowed_namespaces: AllowedNamespaces = Field(AllowedNamespaces(), alias="allowedNamespaces")
-    image: Any = None
-    brokers: int | None = Field(None, ge=1)
-    resources: Any = None
-    storage: Any = None
-    pod_template: Any = Field(None, alias="podTemplate")
-    tls: Any = None
-    network_policy: Any = Field(None, alias="networkPolicy")
-    pod_disruption_budget: Any = Field(None, alias="podDisruptionBudget")
-    soft_delete: Any = Field(None, alias="softDelete")
-    deletion_policy: Literal["Delete", "DeleteIfEmpty", "Retain"] | None = Field(
-        None, alias="deletionPolicy"
-    )
-    deletion_protection: bool = Field(False, alias="deletionProtection")
-    reconcile_policy: Literal["Manage", "Observe", "DetachOnDelete"] | None = Field(
-        None, alias="reconcilePolicy"
-    )
-    upgrade_strategy: Any = Field(None, alias="upgradeStrategy")
-    secrets: Any = None
-
-
-class QueueOperatorSpec(Model):
-    """For the operator; a bus without one checks the words and goes on."""
-
-    deletion_policy: Literal["Delete", "DeleteIfEmpty", "Retain"] | None = Field(
-        None, alias="deletionPolicy"
-    )
-    deletion_protection: bool = Field(False, alias="deletionProtection")
-    reconcile_policy: Literal["Manage", "Observe", "DetachOnDelete"] | None = Field(
-        None, alias="reconcilePolicy"
-    )
-    on_auto_delete: Literal["KeepResource", "Recreate", "DeleteResource"] | None = Field(
-        None, alias="onAutoDelete"
-    )
-    adopt: Literal["IfMatching", "Always", "Never"] | None = None
-    secrets: Any = None
-
-
-class Owner(Model):
-    """The bus namespace a queue belongs to; its cluster namespace defaults to the queue's."""
-
-    name: str = Field(min_length=1)
-    namespace: str | None = Field(None, min_length=1)
-
-
-class NamespaceSpec(NamespaceProperties):
-    """`spec` of kind Namespace."""
-
-    entity_name: Annotated[str, AfterValidator(check_namespace_name)] | None = Field(
-        None, alias="entityName"
-    )
-    operator_spec: NamespaceOperatorSpec = Field(NamespaceOperatorSpec(), alias="operatorSpec")
-
-
-class QueueSpec(QueueProperties):
-    """`spec` of kind Queue."""
-
-    owner: Owner
-    entity_name: Annotated[str, AfterValidator(check_entity_name)] | None = Field(
-        None, alias="entityName"
-    )
-    authorization_rules: Rules = Field((), alias="authorizationRules")
-    operator_spec: QueueOperatorSpec = Field(QueueOperatorSpec(), alias="operatorSpec")
-
-
-class NamespaceDocument(Model):
-    """A whole document of kind Namespace."""
-
-    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
-    kind: Literal["Namespace"]
-    metadata: Metadata
-    spec: NamespaceSpec
-
-
-class QueueDocument(Model):
-    """A whole document of kind Queue."""
-
-    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
-    kind: Literal["Queue"]
-    metadata: Metadata
-    spec: QueueSpec
-
-
-class SecretDocument(Model):
-    """A whole document of kind Secret: `stringData` wins over `data`, as in Kubernetes."""
-
-    api_version: Literal["v1"] = Field(alias="apiVersion")
-    kind: Literal["Secret"]
-    metadata: Metadata
-    type: str = "Opaque"
-    immutable: bool = False
-    data: dict[str, str] = Field(default_factory=dict)
-    string_data: dict[str, str] = Field(default_factory=dict, alias="stringData")
-
-
-MODELS: Final[dict[tuple[str, str], type[Model]]] = {
-    (API_VERSION, "Namespace"): NamespaceDocument,
-    (API_VERSION, "Queue"): QueueDocument,
-    ("v1", "Secret"): SecretDocument,
-}
-LATER: Final = {(API_VERSION, "Topic"), (API_VERSION, "Subscription")}
+    topics: tuple[TopicDefinition, ...] = ()
+    subscriptions: tuple[SubscriptionDefinition, ...] = ()
 
 
 # --- checking -----------------------------------------------------------------------------------
@@ -232,6 +149,10 @@ class _Read:
         default_factory=dict
     )
     queues: dict[tuple[str, str], tuple[Document, QueueDocument]] = field(default_factory=dict)
+    topics: dict[tuple[str, str], tuple[Document, TopicDocument]] = field(default_factory=dict)
+    subscriptions: dict[tuple[str, str], tuple[Document, SubscriptionDocument]] = field(
+        default_factory=dict
+    )
     secrets: dict[tuple[str, str], tuple[Document, SecretDocument]] = field(default_factory=dict)
 
     def add(self, document: Document) -> None:
@@ -257,6 +178,10 @@ class _Read:
             self._file(self.namespaces, document, parsed, parsed.metadata)
         elif isinstance(parsed, QueueDocument):
             self._file(self.queues, document, parsed, parsed.metadata)
+        elif isinstance(parsed, TopicDocument):
+            self._file(self.topics, document, parsed, parsed.metadata)
+        elif isinstance(parsed, SubscriptionDocument):
+            self._file(self.subscriptions, document, parsed, parsed.metadata)
         elif isinstance(parsed, SecretDocument):
             self._file(self.secrets, document, parsed, parsed.metadata)
 
@@ -325,62 +250,213 @@ class _Read:
 
 
 def _wrong_kind(api_version: str, kind: str) -> str:
-    if (api_version, kind) in LATER:
-        return f"kind {kind} is not available yet (docs/roadmap.md)"
     if (api_version, kind) == ("v1", "Namespace"):
         return f"this is the cluster's own Namespace; that of a bus has apiVersion {API_VERSION}"
     if any(kind == known for _, known in MODELS):
         wanted = next(version for version, known in MODELS if known == kind)
         return f"apiVersion of kind {kind} must be {wanted}"
-    return f"apiVersion {api_version}, kind {kind}: only Namespace, Queue and Secret are read here"
+    return (
+        f"apiVersion {api_version}, kind {kind}: only Namespace, Queue, Topic, Subscription and"
+        " Secret are read here"
+    )
 
 
-def _queues_of(read: _Read, bus_key: tuple[str, str]) -> Iterator[QueueDefinition]:
-    """Yield the queues that a bus owns, noting what is wrong with them."""
-    _, bus = read.namespaces[bus_key]
-    limits = bus.spec.limits
-    seen: dict[str, Document] = {}
-    for (cluster_namespace, _), (document, queue) in read.queues.items():
-        owner = queue.spec.owner
-        if (owner.namespace or cluster_namespace, owner.name) != bus_key:
-            continue
-        allowed = bus.spec.operator_spec.allowed_namespaces.source
-        if allowed == "Same" and cluster_namespace != bus_key[0]:
-            message = f"the bus admits queues of its own cluster namespace {bus_key[0]} only"
-            read.problems.append(document.problem(("spec", "owner"), message))
-        name = queue.spec.entity_name or queue.metadata.name
-        if name.lower() in seen:
-            message = f"{seen[name.lower()].file} has a queue {name} already"
-            read.problems.append(document.problem(("spec", "entityName"), message))
-            continue
-        seen[name.lower()] = document
-        properties = complete_queue(
-            QueueProperties.model_construct(
-                _fields_set=queue.spec.model_fields_set & set(QueueProperties.model_fields),
-                **{name: getattr(queue.spec, name) for name in QueueProperties.model_fields},
-            ),
-            limits,
+# --- one bus ------------------------------------------------------------------------------------
+
+
+class _BusReader:
+    """Makes the definition of one bus, noting what is wrong with what it owns."""
+
+    def __init__(self, read: _Read, key: tuple[str, str]) -> None:
+        self._read = read
+        self._key = key
+        self._document, self._bus = read.namespaces[key]
+        self._limits = self._bus.spec.limits
+        self._entities: dict[str, tuple[Document, Described]] = {}
+        self._subscriptions: dict[str, list[Described]] = {}
+        self._topic_rules: dict[str, list[RuleProperties]] = {}
+
+    def define(self) -> BusDefinition:
+        """Return the whole definition; what is wrong stands in the problems afterwards."""
+        spec = self._bus.spec
+        definition = BusDefinition(
+            spec.entity_name or self._bus.metadata.name,
+            _only(NamespaceProperties, spec),
+            self._read.rules(self._document, self._key[0], spec.authorization_rules),
+            tuple(self._queues()),
+            tuple(self._topics()),
+            tuple(self._subscribed()),
         )
-        read.problems += [
-            document.problem(("spec", where), message)
-            for where, message in queue_problems(properties, limits).items()
+        self._check_forwarding()
+        self._check_counts()
+        return definition
+
+    def _queues(self) -> Iterator[QueueDefinition]:
+        for (cluster_namespace, _), (document, queue) in self._read.queues.items():
+            spec: QueueSpec = queue.spec
+            if (spec.owner.namespace or cluster_namespace, spec.owner.name) != self._key:
+                continue
+            name = spec.entity_name or queue.metadata.name
+            properties = complete(_only(QueueProperties, spec), self._limits)
+            if self._admit(document, cluster_namespace, name, EntityKind.QUEUE, properties):
+                rules = self._read.rules(document, cluster_namespace, spec.authorization_rules)
+                yield QueueDefinition(name, properties, rules)
+
+    def _topics(self) -> Iterator[TopicDefinition]:
+        for (cluster_namespace, _), (document, topic) in self._read.topics.items():
+            spec = topic.spec
+            if (spec.owner.namespace or cluster_namespace, spec.owner.name) != self._key:
+                continue
+            name = spec.entity_name or topic.metadata.name
+            properties = complete(_only(TopicProperties, spec), self._limits)
+            if self._admit(document, cluster_namespace, name, EntityKind.TOPIC, properties):
+                rules = self._read.rules(document, cluster_namespace, spec.authorization_rules)
+                yield TopicDefinition(name, properties, rules)
+
+    def _subscribed(self) -> Iterator[SubscriptionDefinition]:
+        for (cluster_namespace, _), (document, subscription) in self._read.subscriptions.items():
+            spec = subscription.spec
+            found = self._read.topics.get(
+                (spec.owner.namespace or cluster_namespace, spec.owner.name)
+            )
+            if found is None or self._owner_of(found) != self._key:
+                continue
+            topic = found[1].spec.entity_name or found[1].metadata.name
+            name = spec.entity_name or subscription.metadata.name
+            try:
+                check_subscription_name(name)
+            except ValueError as error:
+                self._complain(document, ("metadata", "name"), f"{error}: set entityName")
+            properties = complete(_only(SubscriptionProperties, spec), self._limits)
+            path = subscription_path(topic, name)
+            if self._admit(document, cluster_namespace, path, EntityKind.SUBSCRIPTION, properties):
+                described = self._entities[path.lower()][1]
+                self._subscriptions.setdefault(topic.lower(), []).append(described)
+                self._check_rules(document, topic, spec.rules)
+                yield SubscriptionDefinition(topic, name, properties, spec.rules)
+
+    def _owner_of(self, found: tuple[Document, TopicDocument]) -> tuple[str, str]:
+        owner = found[1].spec.owner
+        return (owner.namespace or found[1].metadata.namespace, owner.name)
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _complain(self, document: Document, path: tuple[str | int, ...], message: str) -> None:
+        self._read.problems.append(document.problem(path, message))
+
+    def _admit(
+        self,
+        document: Document,
+        cluster_namespace: str,
+        name: str,
+        kind: EntityKind,
+        properties: EntityProperties,
+    ) -> bool:
+        """Check one entity on its own and remember it; False when its name is taken."""
+        allowed = self._bus.spec.operator_spec.allowed_namespaces.source
+        if allowed == "Same" and cluster_namespace != self._key[0]:
+            message = f"the bus admits entities of its own cluster namespace {self._key[0]} only"
+            self._complain(document, ("spec", "owner"), message)
+        if name.lower() in self._entities:
+            first, known = self._entities[name.lower()]
+            message = f"{first.file} has a {known.kind.value} {name} already"
+            self._complain(document, ("spec", "entityName"), message)
+            return False
+        self._entities[name.lower()] = (document, Described(name, kind, properties))
+        for where, message in tier_problems(properties, self._limits).items():
+            self._complain(document, ("spec", where) if where else ("kind",), message)
+        return True
+
+    def _check_rules(
+        self, document: Document, topic: str, rules: tuple[RuleProperties, ...] | None
+    ) -> None:
+        if rules is None:
+            return
+        self._topic_rules.setdefault(topic.lower(), []).extend(rules)
+        for at, rule in enumerate(rules):
+            for part, checked in (
+                ("sqlFilter", rule.model_copy(update={"action": None})),
+                ("action", rule),
+            ):
+                try:
+                    check_rule(checked)
+                except RuleError as error:
+                    where = ("spec", "rules", at, part, "sqlExpression")
+                    self._complain(document, where, str(error))
+                    break
+        name = doubled_rule(rules)
+        if name is not None:
+            self._complain(document, ("spec", "rules"), f"the rule {name} is named twice")
+
+    def _check_forwarding(self) -> None:
+        for document, described in self._entities.values():
+            problems = forwarding_problems(
+                described,
+                lambda name: self._entities[name][1] if name in self._entities else None,
+                lambda topic: self._subscriptions.get(topic, ()),
+            )
+            for where, message in problems.items():
+                self._complain(document, ("spec", where), message)
+
+    def _check_counts(self) -> None:
+        """Check what only all entities together can exceed."""
+        limits = self._limits
+        top = [
+            described.properties
+            for _, described in self._entities.values()
+            if not isinstance(described.properties, SubscriptionProperties)
         ]
-        rules = read.rules(document, cluster_namespace, queue.spec.authorization_rules)
-        yield QueueDefinition(name, properties, rules)
+        partitioned = sum(properties.enable_partitioning for properties in top)
+        counts: list[tuple[int, int | None, str]] = [
+            (len(top), limits.max_entity_count, "queues and topics"),
+            (partitioned, limits.max_partitioned_count, "partitioned queues and topics"),
+            *(
+                (len(found), limits.max_subscription_count, f"subscriptions of the topic {topic}")
+                for topic, found in self._subscriptions.items()
+            ),
+        ]
+        problems = [
+            f"at most {most} {what}, here are {count}"
+            for count, most, what in counts
+            if most is not None and count > most
+        ]
+        for topic, rules in self._topic_rules.items():
+            problem = rule_count_problem(rules, limits)
+            if problem is not None:
+                problems.append(f"{topic}: {problem}")
+        for problem in problems:
+            self._complain(self._document, ("metadata", "name"), problem)
 
 
-def _define(read: _Read, key: tuple[str, str]) -> BusDefinition:
-    document, bus = read.namespaces[key]
-    properties = NamespaceProperties.model_construct(
-        _fields_set=bus.spec.model_fields_set & set(NamespaceProperties.model_fields),
-        **{name: getattr(bus.spec, name) for name in NamespaceProperties.model_fields},
-    )
-    return BusDefinition(
-        bus.spec.entity_name or bus.metadata.name,
-        properties,
-        read.rules(document, key[0], bus.spec.authorization_rules),
-        tuple(_queues_of(read, key)),
-    )
+def _only(model: type[M], spec: Model) -> M:
+    """Return the part of a spec that is the broker's; what was said stays known as such."""
+    values = {name: getattr(spec, name) for name in model.model_fields}
+    said = spec.model_fields_set & set(model.model_fields)
+    return cast("M", model.model_construct(_fields_set=said, **values))
+
+
+def _check_owners(read: _Read) -> None:
+    """Note every owner that is not there."""
+
+    def check(
+        document: Document, key: tuple[str, str], kind: str, is_known: Callable[[object], bool]
+    ) -> None:
+        if not is_known(key):
+            message = f"the {kind} {key[1]} is not among the manifests"
+            read.problems.append(document.problem(("spec", "owner", "name"), message))
+
+    for (namespace, _), (document, queue) in read.queues.items():
+        owner = queue.spec.owner
+        key = (owner.namespace or namespace, owner.name)
+        check(document, key, "Namespace", read.namespaces.__contains__)
+    for (namespace, _), (document, topic) in read.topics.items():
+        owner = topic.spec.owner
+        key = (owner.namespace or namespace, owner.name)
+        check(document, key, "Namespace", read.namespaces.__contains__)
+    for (namespace, _), (document, subscription) in read.subscriptions.items():
+        owner = subscription.spec.owner
+        key = (owner.namespace or namespace, owner.name)
+        check(document, key, "Topic", read.topics.__contains__)
 
 
 def read_manifests(paths: Sequence[Path]) -> tuple[BusDefinition, ...]:
@@ -397,12 +473,8 @@ def read_manifests(paths: Sequence[Path]) -> tuple[BusDefinition, ...]:
             read.problems += error.problems
     if read.problems:
         raise ManifestError(read.problems)
-    for (cluster_namespace, _), (document, queue) in read.queues.items():
-        owner = queue.spec.owner
-        if (owner.namespace or cluster_namespace, owner.name) not in read.namespaces:
-            message = f"the Namespace {owner.name} is not among the manifests"
-            read.problems.append(document.problem(("spec", "owner", "name"), message))
-    buses = tuple(_define(read, key) for key in read.namespaces)
+    _check_owners(read)
+    buses = tuple(_BusReader(read, key).define() for key in read.namespaces)
     if read.problems:
         raise ManifestError(read.problems)
     return buses

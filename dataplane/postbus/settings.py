@@ -87,6 +87,10 @@ class Settings(BaseSettings):
     is_metrics_enabled: bool = True
     """Whether to serve metrics and health. Default: yes."""
 
+    control_port: int = Field(9465, ge=0, le=65_535)
+    """Port of the control API of `postbus dev`, always on 127.0.0.1. 0 takes any free port.
+    Default: 9465, beside the metrics."""
+
     window_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
     """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. What
     does not fit stays in Postgres and is read when it is needed. Default: 256 MiB."""

@@ -22,8 +22,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from postbus.contract import is_subscription_path, topic_of
+
 MAX_QUEUE_LABELS: Final = 500
-"""Queues with a label of their own; the rest is summed as `other`. Our choice: a hundredth of what
+"""Queues, and as many topics and subscriptions, with a label of their own; the rest of each kind is
+summed as `other`. Our choice: a hundredth of what
 one Prometheus target is usually allowed."""
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -86,7 +89,10 @@ def configure_logging(
 
 @dataclass(slots=True)
 class QueueSample:
-    """Counts of one queue at this moment."""
+    """Counts of one queue, subscription or topic at this moment.
+
+    The name of a subscription is its path; a topic has scheduled messages only.
+    """
 
     name: str
     active: int
@@ -115,6 +121,8 @@ class BusSample:
     window_bytes: int = 0
     partitions: list[PartitionSample] = field(default_factory=list)
     queues: list[QueueSample] = field(default_factory=list)
+    topics: list[QueueSample] = field(default_factory=list)
+    subscriptions: list[QueueSample] = field(default_factory=list)
 
 
 class BusCollector(Collector):
@@ -141,6 +149,8 @@ class BusCollector(Collector):
         )
         yield from _partition_families(sample.partitions)
         yield from _queue_families(bounded(sample.queues))
+        yield from _topic_families(bounded(sample.topics))
+        yield _subscription_family(bounded(sample.subscriptions))
 
 
 def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
@@ -180,6 +190,33 @@ def _queue_families(queues: list[QueueSample]) -> Iterator[Metric]:
         messages.add_metric([queue.name, "scheduled"], queue.scheduled)
         sizes.add_metric([queue.name], queue.size_bytes)
     yield from (messages, sizes)
+
+
+def _topic_families(topics: list[QueueSample]) -> Iterator[Metric]:
+    scheduled = GaugeMetricFamily(
+        "postbus_topic_scheduled_count", "Scheduled messages of a topic.", labels=["topic"]
+    )
+    sizes = GaugeMetricFamily(
+        "postbus_topic_size_bytes", "Bytes that count against the quota.", labels=["topic"]
+    )
+    for topic in topics:
+        scheduled.add_metric([topic.name], topic.scheduled)
+        sizes.add_metric([topic.name], topic.size_bytes)
+    yield from (scheduled, sizes)
+
+
+def _subscription_family(subscriptions: list[QueueSample]) -> Metric:
+    messages = GaugeMetricFamily(
+        "postbus_subscription_messages_count",
+        "Messages in a subscription.",
+        labels=["topic", "subscription", "state"],
+    )
+    for each in subscriptions:
+        is_path = is_subscription_path(each.name)  # `other` is none
+        labels = [topic_of(each.name) if is_path else each.name, each.name.rpartition("/")[2]]
+        messages.add_metric([*labels, "active"], each.active)
+        messages.add_metric([*labels, "dead_letter"], each.dead_letter)
+    return messages
 
 
 def bounded(queues: list[QueueSample]) -> list[QueueSample]:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from postbus.broker.directory import Directory, home_of
-from postbus.contract import QueueProperties
-from postbus.store.catalog import CatalogEntry, CatalogStore
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from postbus.broker.directory import Directory, DirectoryRefusal, home_of
+from postbus.contract import (
+    DEFAULT_RULE,
+    LIMITS,
+    EntityKind,
+    EntityProperties,
+    EntityStatus,
+    QueueProperties,
+    RuleProperties,
+    Sku,
+    SqlFilter,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refusal, Reply
+from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 
 pytestmark = pytest.mark.slow
+
+STANDARD, PREMIUM = LIMITS[Sku.STANDARD], LIMITS[Sku.PREMIUM]
+QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
+PARTITIONED = QueueProperties(enable_partitioning=True)
 
 
 class LossyCatalog(CatalogStore):
@@ -26,22 +50,97 @@ class LossyCatalog(CatalogStore):
         return await super().load()
 
     async def put(
-        self, *, name: str, properties: QueueProperties, home_partition: int, kind: str = "queue"
+        self,
+        *,
+        name: str,
+        kind: EntityKind,
+        properties: EntityProperties,
+        home_partition: int,
+        topic_no: int | None = None,
+        rules: Sequence[StoredRule] = (),
+        is_partitioned: bool = False,
     ) -> CatalogEntry:
         if self.loses_write:
             raise StoreUnavailable
         entry = await super().put(
-            name=name, properties=properties, home_partition=home_partition, kind=kind
+            name=name,
+            kind=kind,
+            properties=properties,
+            home_partition=home_partition,
+            topic_no=topic_no,
+            rules=rules,
+            is_partitioned=is_partitioned,
         )
         if self.loses_answer:
             raise StoreUnavailable
         return entry
 
-    async def delete(self, entity_no: int) -> int:
-        version = await super().delete(entity_no)
+    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+        if self.loses_write:
+            raise StoreUnavailable
+        version = await super().delete(entity_no, reason)
         if self.loses_answer:
             raise StoreUnavailable
         return version
+
+
+@dataclass
+class Partition:
+    """A host as the directory knows it: it keeps what it is told, as partition state would."""
+
+    partition_id: int = 0
+    is_loaded: bool = True
+    known: dict[int, PutEntity] = field(default_factory=dict)
+    version: int = 0
+    told: list[Command] = field(default_factory=list)
+
+    async def call(self, command: Command) -> Reply:
+        self.take(command)
+        return Done()
+
+    def take(self, command: Command) -> None:
+        self.told.append(command)
+        if isinstance(command, PutEntity):
+            assert command.topic_no is None or command.topic_no in self.known
+            self.known[command.entity_no] = command
+        else:
+            assert isinstance(command, DropEntity)
+            subscriptions = [
+                put for put in self.known.values() if put.topic_no == command.entity_no
+            ]
+            assert subscriptions == []
+            del self.known[command.entity_no]
+        assert command.catalog_version >= self.version
+        self.version = command.catalog_version
+
+    def catch_up(self, directory: Directory) -> None:
+        self.is_loaded = True
+        for command in directory.missing(self.partition_id, set(self.known), self.version):
+            self.take(command)
+
+    def what_it_knows(self) -> dict[str, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
+        return {put.name: (put.properties, put.rules) for put in self.known.values()}
+
+
+async def open_directory(
+    catalog: CatalogStore, count: int = 4
+) -> tuple[Directory, list[Partition]]:
+    directory = Directory(catalog, count)
+    await directory.load()
+    partitions = [Partition(partition_id) for partition_id in range(count)]
+    directory.follow(partitions)
+    return directory, partitions
+
+
+def rule(name: str, text: str = "1=1") -> RuleProperties:
+    return RuleProperties(name=name, sql_filter=SqlFilter(sql_expression=text))
+
+
+def names(rules: Sequence[StoredRule]) -> list[str]:
+    return [each.properties.name for each in rules]
+
+
+# --- lost writes --------------------------------------------------------------------------------
 
 
 async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store) -> None:
@@ -68,3 +167,396 @@ async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -
     catalog.loses_write = False
     entry = await directory.put_queue("orders", QueueProperties())
     assert await directory.put_queue("ORDERS", QueueProperties()) is entry
+
+
+async def test_partitions_follow_what_the_tables_turned_out_to_say(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, (partition,) = await open_directory(catalog, 1)
+    await directory.put_topic("events", TOPIC)
+    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    catalog.loses_answer = True
+    await directory.add_rule(path, rule("red"))
+    assert partition.what_it_knows()[path][1] == (DEFAULT_RULE, rule("red"))
+    disabled = TopicProperties(status=EntityStatus.DISABLED)
+    await directory.put_topic("events", disabled)
+    assert partition.what_it_knows()["events"][0] == disabled
+    await directory.delete("events")
+    assert partition.what_it_knows() == {}
+
+
+# --- topics, subscriptions, rules ---------------------------------------------------------------
+
+
+async def test_a_new_subscription_takes_everything(store: Store) -> None:
+    directory, partitions = await open_directory(CatalogStore(store))
+    topic = await directory.put_topic("Shop/Events", TOPIC)
+    entry = await directory.put_subscription("shop/events", "Audit", SUBSCRIPTION)
+    assert entry.name == "Shop/Events/Subscriptions/Audit"
+    assert directory.find("shop/events/subscriptions/audit") == entry
+    assert (entry.topic_no, entry.home_partition) == (topic.entity_no, topic.home_partition)
+    assert [each.properties for each in entry.rules] == [DEFAULT_RULE]
+    told = partitions[topic.home_partition].told
+    assert [command.kind for command in told if isinstance(command, PutEntity)] == [
+        EntityKind.TOPIC,
+        EntityKind.SUBSCRIPTION,
+    ]
+    assert isinstance(told[1], PutEntity)
+    assert (told[1].topic_no, told[1].rules) == (topic.entity_no, (DEFAULT_RULE,))
+
+
+async def test_rules_that_are_given_are_all_there_are(store: Store) -> None:
+    directory, _ = await open_directory(CatalogStore(store))
+    await directory.put_topic("events", TOPIC)
+    path = (await directory.put_subscription("events", "a", SUBSCRIPTION, [rule("red")])).name
+    assert names(directory.rules_of(path)) == ["red"]
+    created_ms = directory.rules_of(path)[0].created_ms
+    await directory.put_subscription("events", "a", SUBSCRIPTION, [rule("blue"), rule("red")])
+    assert names(directory.rules_of(path.upper())) == ["blue", "red"]
+    assert directory.rules_of(path)[1].created_ms == created_ms
+    changed = SubscriptionProperties(max_delivery_count=3)
+    await directory.put_subscription("events", "A", changed)
+    assert names(directory.rules_of(path)) == ["blue", "red"]
+    await directory.put_subscription("events", "a", changed, [])
+    assert directory.rules_of(path) == ()
+
+
+async def test_rules_come_and_go_one_by_one(store: Store) -> None:
+    directory, partitions = await open_directory(CatalogStore(store))
+    topic = await directory.put_topic("events", TOPIC)
+    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    await directory.add_rule(path, rule("red", "colour = 'red'"))
+    await directory.remove_rule(path, "$default")
+    assert names(directory.rules_of(path)) == ["red"]
+    partition = partitions[topic.home_partition]
+    assert partition.what_it_knows()[path][1] == (rule("red", "colour = 'red'"),)
+    with pytest.raises(DirectoryRefusal) as caught:
+        await directory.add_rule(path, rule("RED"))
+    assert caught.value.refused.refusal is Refusal.ALREADY_EXISTS
+    with pytest.raises(DirectoryRefusal) as caught:
+        await directory.remove_rule(path, "blue")
+    assert caught.value.refused.refusal is Refusal.ENTITY_NOT_FOUND
+    with pytest.raises(DirectoryRefusal, match="line 1, column 10") as caught:
+        await directory.add_rule(path, rule("bad", "colour = = 1"))
+    assert caught.value.refused.refusal is Refusal.ARGUMENT_OUT_OF_RANGE
+    for wrong in ("events", "events/subscriptions/b", "nothing"):
+        with pytest.raises(DirectoryRefusal, match="no subscription"):
+            await directory.add_rule(wrong, rule("r"))
+    again = await CatalogStore(store).load()
+    assert (directory.version, directory.entries()) == again
+
+
+@pytest.mark.behaviour("S241")
+async def test_deleting_a_topic_deletes_its_subscriptions_first(store: Store) -> None:
+    directory, partitions = await open_directory(CatalogStore(store))
+    topic = await directory.put_topic("events", TOPIC)
+    await directory.put_subscription("events", "a", SUBSCRIPTION)
+    await directory.put_subscription("events", "b", SUBSCRIPTION)
+    assert await directory.delete("Events")
+    assert directory.entries() == []
+    drops = partitions[topic.home_partition].told[-3:]
+    assert [drop.entity_no for drop in drops if isinstance(drop, DropEntity)][-1] == topic.entity_no
+    assert not await directory.delete("events/subscriptions/a")
+    again = await directory.put_topic("events", TOPIC)
+    assert again.entity_no > topic.entity_no
+    assert directory.rules_of((await directory.put_subscription("events", "a", SUBSCRIPTION)).name)
+
+
+async def test_a_subscription_goes_alone(store: Store) -> None:
+    directory, _ = await open_directory(CatalogStore(store))
+    topic = await directory.put_topic("events", TOPIC)
+    await directory.put_subscription("events", "a", SUBSCRIPTION)
+    assert await directory.delete("events/Subscriptions/A")
+    assert directory.entries() == [topic]
+
+
+# --- partitioned entities -----------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S143", "S218", "S219")
+async def test_partitioned_entities_live_in_every_partition(store: Store) -> None:
+    directory, partitions = await open_directory(CatalogStore(store))
+    partitions[2].is_loaded = False
+    spread = await directory.put_queue("spread", PARTITIONED)
+    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
+    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    plain = await directory.put_queue("plain", QUEUE)
+    assert spread.is_partitioned
+    assert spread.properties == PARTITIONED
+    assert not plain.is_partitioned
+    assert list(directory.homes_of(spread)) == [0, 1, 2, 3]
+    assert partitions[2].known == {}
+    partitions[2].catch_up(directory)
+    for partition in partitions:
+        expected = {"spread", "events", path}
+        if partition.partition_id == plain.home_partition:
+            expected.add("plain")
+        assert set(partition.what_it_knows()) == expected
+    assert all(put.is_partitioned for put in partitions[2].known.values() if put.name != "plain")
+
+
+@pytest.mark.behaviour("S144")
+async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
+    store: Store,
+) -> None:
+    directory = Directory(CatalogStore(store), 4, replace(PREMIUM, partition_count=4))
+    await directory.load()
+    assert (await directory.put_queue("orders", QUEUE)).is_partitioned
+    assert (await directory.put_topic("events", TOPIC)).is_partitioned
+    assert (await directory.put_subscription("events", "a", SUBSCRIPTION)).is_partitioned
+
+
+@pytest.mark.behaviour("S146")
+async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) -> None:
+    catalog = CatalogStore(store)
+    await (await open_directory(catalog))[0].put_queue("orders", PARTITIONED)
+    directory = Directory(catalog, 4, PREMIUM)
+    await directory.load()
+    changed = PARTITIONED.model_copy(
+        update={"max_delivery_count": 3, "max_message_size_in_kilobytes": 1024}
+    )
+    assert (await directory.put_queue("orders", changed)).is_partitioned
+    with pytest.raises(DirectoryRefusal, match="when it is created"):
+        await directory.put_queue("another", changed)
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+async def refused(work: object, directory: Directory, catalog: CatalogStore) -> Refusal:
+    """Return what was refused; nothing may have changed."""
+    before = directory.version, directory.entries()
+    with pytest.raises(DirectoryRefusal) as caught:
+        await work  # type: ignore[misc]
+    assert before == (directory.version, directory.entries()) == await catalog.load()
+    return caught.value.refused.refusal
+
+
+async def test_definitions_that_cannot_be(store: Store) -> None:
+    catalog = CatalogStore(store)
+    directory, _ = await open_directory(catalog)
+    await directory.put_queue("orders", QUEUE)
+    await directory.put_topic("events", TOPIC)
+    large = QueueProperties(max_message_size_in_kilobytes=2048)
+    sessions = QueueProperties(requires_session=True)
+    for work, expected in (
+        (directory.put_topic("Orders", TOPIC), Refusal.ALREADY_EXISTS),
+        (directory.put_queue("EVENTS", QUEUE), Refusal.ALREADY_EXISTS),
+        (directory.put_queue("a//b", QUEUE), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (directory.put_subscription("orders", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
+        (directory.put_subscription("nothing", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
+        (directory.put_subscription("events", "a/b", SUBSCRIPTION), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (directory.put_queue("large", large), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (directory.put_queue("orders", sessions), Refusal.NOT_ALLOWED),
+        (
+            directory.put_queue("a", QueueProperties(forward_to="nowhere")),
+            Refusal.ARGUMENT_OUT_OF_RANGE,
+        ),
+        (
+            directory.put_subscription("events", "a", SUBSCRIPTION, [rule("r"), rule("R")]),
+            Refusal.ARGUMENT_OUT_OF_RANGE,
+        ),
+    ):
+        assert await refused(work, directory, catalog) is expected
+
+
+@pytest.mark.behaviour("S150", "S221")
+async def test_partitioning_is_not_changed_by_an_update(store: Store) -> None:
+    catalog = CatalogStore(store)
+    directory, _ = await open_directory(catalog)
+    await directory.put_queue("orders", QUEUE)
+    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
+    work = directory.put_queue("orders", PARTITIONED)
+    assert await refused(work, directory, catalog) is Refusal.NOT_ALLOWED
+    work = directory.put_topic("events", TOPIC)
+    assert await refused(work, directory, catalog) is Refusal.NOT_ALLOWED
+
+
+@pytest.mark.behaviour("S242", "S243")
+@pytest.mark.parametrize("suffix", ["/$DeadLetterQueue", "/$Transfer/$DeadLetterQueue"])
+async def test_a_dead_letter_queue_is_not_managed_apart_from_its_entity(
+    store: Store, suffix: str
+) -> None:
+    catalog = CatalogStore(store)
+    directory, _ = await open_directory(catalog)
+    await directory.put_queue("orders", QUEUE)
+    work = directory.put_queue("orders" + suffix, QUEUE)
+    assert await refused(work, directory, catalog) is Refusal.ARGUMENT_OUT_OF_RANGE
+    assert await refused(directory.delete("orders" + suffix), directory, catalog) is (
+        Refusal.NOT_ALLOWED
+    )
+
+
+async def test_forwarding_is_checked_when_it_changes(store: Store) -> None:
+    catalog = CatalogStore(store)
+    directory, _ = await open_directory(catalog)
+    await directory.put_queue("b", QUEUE)
+    await directory.put_queue("a", QueueProperties(forward_to="b"))
+    await directory.put_topic("t", TOPIC)
+    await directory.put_subscription("t", "s", SubscriptionProperties(forward_to="a"))
+    work = directory.put_queue("b", QueueProperties(forward_to="t"))
+    assert await refused(work, directory, catalog) is Refusal.ARGUMENT_OUT_OF_RANGE
+    assert await directory.delete("b")  # targets are bound by name: they may go, and come again
+    disabled = QueueProperties(forward_to="b", status=EntityStatus.DISABLED)
+    assert (await directory.put_queue("a", disabled)).properties == disabled
+
+
+@pytest.mark.behaviour("S215", "S216")
+async def test_there_are_limits_to_what_a_namespace_holds(store: Store) -> None:
+    catalog = CatalogStore(store)
+    limits = replace(
+        STANDARD,
+        max_entity_count=4,
+        max_partitioned_count=2,
+        max_subscription_count=2,
+        max_sql_rule_count=3,
+    )
+    directory = Directory(catalog, 16, limits)
+    await directory.load()
+    await directory.put_queue("p1", PARTITIONED)
+    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
+    work = directory.put_queue("p3", PARTITIONED)
+    assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
+    await directory.put_queue("q1", QUEUE)
+    await directory.put_queue("q2", QUEUE)  # each partitioned one counts as one
+    work = directory.put_topic("more", TOPIC)
+    assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
+    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    await directory.put_subscription("events", "b", SUBSCRIPTION)
+    work = directory.put_subscription("events", "c", SUBSCRIPTION)
+    assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
+    await directory.add_rule(path, rule("third"))
+    assert await refused(directory.add_rule(path, rule("fourth")), directory, catalog) is (
+        Refusal.QUOTA_EXCEEDED
+    )
+    assert await directory.delete("q1")
+    await directory.put_topic("more", TOPIC)
+    assert LIMITS[Sku.STANDARD].max_partitioned_count == 100
+    assert LIMITS[Sku.STANDARD].max_entity_count == 10_000
+
+
+# --- catching up --------------------------------------------------------------------------------
+
+
+async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Store) -> None:
+    directory, (partition,) = await open_directory(CatalogStore(store), 1)
+    partition.is_loaded = False
+    await directory.put_topic("events", TOPIC)
+    await directory.put_subscription("events", "a", SUBSCRIPTION)
+    await directory.put_queue("orders", QUEUE)
+    disabled = TopicProperties(status=EntityStatus.DISABLED)
+    await directory.put_topic("events", disabled)
+    commands = directory.missing(0, set(), 0)
+    versions = [command.catalog_version for command in commands]
+    assert versions == sorted(versions)
+    for cut in range(len(commands) + 1):  # whatever was told, the rest comes the next time
+        late = Partition(0)
+        for command in commands[:cut]:
+            late.take(command)
+        late.catch_up(directory)
+        assert late.what_it_knows() == {
+            entry.name: (entry.properties, tuple(each.properties for each in entry.rules))
+            for entry in directory.entries()
+        }
+
+
+async def test_a_topic_deleted_meanwhile_goes_after_its_subscriptions(store: Store) -> None:
+    directory, (partition,) = await open_directory(CatalogStore(store), 1)
+    topic = await directory.put_topic("events", TOPIC)
+    for name in "abcdefgh":
+        await directory.put_subscription("events", name, SUBSCRIPTION)
+    partition.is_loaded = False
+    await directory.delete("events")
+    commands = directory.missing(0, set(partition.known), partition.version)
+    numbers = [command.entity_no for command in commands]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] == topic.entity_no
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "queue",
+                "topic",
+                "subscription",
+                "delete",
+                "add_rule",
+                "remove_rule",
+                "unload",
+                "load",
+            ]
+        ),
+        st.integers(0, 2),
+        st.integers(1, 3),
+        st.sampled_from(["", "", "", "loses_write", "loses_answer"]),
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+@given(STEPS)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_memory_partitions_and_tables_agree_whatever_is_lost(
+    database: str, steps: list[tuple[str, int, int, str]]
+) -> None:
+    asyncio.run(take_steps(database, steps))
+
+
+async def take_steps(database: str, steps: list[tuple[str, int, int, str]]) -> None:
+    store = Store(database)
+    async with store.aside() as connection:
+        await connection.execute("delete from postbus.catalog")
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(catalog, 2)
+    try:
+        for what, which, count, loss in steps:
+            catalog.loses_write = loss == "loses_write"
+            catalog.loses_answer = loss == "loses_answer"
+            lost = StoreUnavailable if loss == "loses_write" else DirectoryRefusal
+            with suppress(DirectoryRefusal, lost):
+                await take_step(directory, partitions, what, which, count)
+        again = Directory(CatalogStore(store), 2)
+        await again.load()
+        assert (directory.version, directory.entries()) == (again.version, again.entries())
+        for partition in partitions:
+            if not partition.is_loaded:
+                partition.catch_up(directory)
+            assert partition.what_it_knows() == {
+                entry.name: (entry.properties, tuple(each.properties for each in entry.rules))
+                for entry in again.entries_of(partition.partition_id)
+            }
+    finally:
+        await store.close()
+
+
+async def take_step(
+    directory: Directory, partitions: list[Partition], what: str, which: int, count: int
+) -> None:
+    path = f"t{which}/Subscriptions/s"
+    match what:
+        case "queue":
+            partitioned = QueueProperties(max_delivery_count=count, enable_partitioning=which == 2)
+            await directory.put_queue(f"q{which}", partitioned)
+        case "topic":
+            ttl = count * 60_000
+            is_partitioned = which == 2
+            await directory.put_topic(
+                f"t{which}",
+                TopicProperties(default_message_ttl_ms=ttl, enable_partitioning=is_partitioned),
+            )
+        case "subscription":
+            properties = SubscriptionProperties(max_delivery_count=count)
+            await directory.put_subscription(f"t{which}", "s", properties)
+        case "delete":
+            await directory.delete([path, f"t{which}", f"q{which}"][count - 1])
+        case "add_rule":
+            await directory.add_rule(path, rule(f"r{count}"))
+        case "remove_rule":
+            await directory.remove_rule(path, f"r{count}")
+        case "unload":
+            partitions[which % 2].is_loaded = False
+        case "load":
+            partitions[which % 2].catch_up(directory)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import pytest
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory, home_of
 from postbus.broker.host import Host, HostStatus
-from postbus.broker.router import Address, Router
-from postbus.contract import LIMITS, QueueProperties, Sku
-from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, SubQueue
+from postbus.broker.router import SPREAD, Address, Router
+from postbus.contract import (
+    LIMITS,
+    EntityKind,
+    QueueProperties,
+    RuleProperties,
+    Sku,
+    SqlFilter,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import Done, Enqueue, Enqueued, Refusal, Refused, Reply, SubQueue
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
+from tests.broker.partition_rig import running, spread
 from tests.broker.test_host import message, until
 
 pytestmark = pytest.mark.slow
@@ -86,3 +97,79 @@ async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -
         finally:
             for host in hosts:
                 await host.stop()
+
+
+async def test_paths_of_subscriptions_lead_to_them(store: Store) -> None:
+    async with running(store) as bus:
+        await bus.directory.put_topic("Sales/eu", TopicProperties())
+        entry = await bus.directory.put_subscription("sales/EU", "Audit", SubscriptionProperties())
+        for path in ("sales/eu/subscriptions/audit", "/Sales/eu/Subscriptions/Audit"):
+            for suffix, sub_queue in (
+                ("", SubQueue.ACTIVE),
+                ("/$DeadLetterQueue", SubQueue.DEAD_LETTER),
+                ("/$Transfer/$DeadLetterQueue", SubQueue.TRANSFER_DEAD_LETTER),
+            ):
+                address = resolved(bus.router, path + suffix)
+                assert address is not None
+                assert (address.entity_no, address.sub_queue) == (entry.entity_no, sub_queue)
+                assert (address.name, address.kind) == (
+                    "Sales/eu/Subscriptions/Audit",
+                    EntityKind.SUBSCRIPTION,
+                )
+                assert address.partition_id == entry.home_partition
+        topic = resolved(bus.router, "sales/eu")
+        assert topic is not None
+        assert topic.kind is EntityKind.TOPIC
+        assert resolved(bus.router, "sales/eu/subscriptions/nobody") is None
+        assert resolved(bus.router, "sales/eu/subscriptions") is None
+
+
+async def test_partitioned_entities_lead_to_all_partitions(store: Store) -> None:
+    async with running(store) as bus:
+        await bus.directory.put_queue("q", spread())
+        await bus.directory.put_topic(
+            "t", TopicProperties.model_validate({"enable_partitioning": True})
+        )
+        await bus.directory.put_subscription("t", "s", SubscriptionProperties())
+        for path in ("q", "q/$deadletterqueue", "t", "t/subscriptions/s"):
+            address = resolved(bus.router, path)
+            assert address is not None
+            assert (address.partition_id, address.is_partitioned) == (SPREAD, True)
+
+
+async def test_rules_are_changed_and_listed_by_callback(store: Store) -> None:
+    def rule(name: str) -> RuleProperties:
+        return RuleProperties(
+            name=name, filter_type="SqlFilter", sql_filter=SqlFilter(sql_expression="1=1")
+        )
+
+    async with running(store) as bus:
+        await bus.directory.put_topic("t", TopicProperties())
+        path = (await bus.directory.put_subscription("t", "s", SubscriptionProperties())).name
+        replies: list[object] = []
+
+        async def told(call: Callable[..., None], *arguments: object) -> object:
+            count = len(replies)
+            call(*arguments, replies.append)
+            assert len(replies) == count  # never before it returns
+            await until(lambda: len(replies) > count)
+            return replies[-1]
+
+        async def names() -> list[str]:
+            rules = await told(bus.router.list_rules, path)
+            assert isinstance(rules, tuple)
+            return [each.properties.name for each in rules]
+
+        assert await names() == ["$Default"]
+        assert await told(bus.router.add_rule, path, rule("more")) == Done()
+        assert await told(bus.router.remove_rule, path, "$Default") == Done()
+        assert await names() == ["more"]
+        for call, arguments, refusal in (
+            (bus.router.add_rule, (path, rule("more")), Refusal.ALREADY_EXISTS),
+            (bus.router.remove_rule, (path, "$Default"), Refusal.ENTITY_NOT_FOUND),
+            (bus.router.add_rule, ("t/Subscriptions/x", rule("a")), Refusal.ENTITY_NOT_FOUND),
+            (bus.router.list_rules, ("t/Subscriptions/x",), Refusal.ENTITY_NOT_FOUND),
+        ):
+            refused = await told(call, *arguments)
+            assert isinstance(refused, Refused)
+            assert refused.refusal is refusal

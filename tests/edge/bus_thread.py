@@ -32,7 +32,16 @@ from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.router import Router
-from postbus.contract import LIMITS, NamespaceLimits, QueueProperties, Right, Sku
+from postbus.contract import (
+    LIMITS,
+    NamespaceLimits,
+    QueueProperties,
+    Right,
+    RuleProperties,
+    Sku,
+    SubscriptionProperties,
+    TopicProperties,
+)
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ensure_certificate, server_context
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
@@ -224,6 +233,24 @@ class BusThread:
         """Create a queue and return its name."""
         name = name or f"queue-{next(self._names)}"
         self.run(self._directory.put_queue(name, QueueProperties.model_validate(properties)))
+        return name
+
+    def topic(self, name: str | None = None, **properties: object) -> str:
+        """Create a topic and return its name."""
+        name = name or f"topic-{next(self._names)}"
+        self.run(self._directory.put_topic(name, TopicProperties.model_validate(properties)))
+        return name
+
+    def subscription(
+        self,
+        topic: str,
+        name: str = "all",
+        rules: list[RuleProperties] | None = None,
+        **properties: object,
+    ) -> str:
+        """Create a subscription and return its name; None gives it the rule that takes all."""
+        checked = SubscriptionProperties.model_validate(properties)
+        self.run(self._directory.put_subscription(topic, name, checked, rules))
         return name
 
     def change(self, name: str, **properties: object) -> None:

@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from postbus.edge import amqp_listener, links
+from postbus.edge import amqp_listener, receiver_links
 from postbus.edge.intake import Intake
 from postbus.embedded import EmbeddedPostgres
 from postbus.message.codec import Described, Ulong, encode_value
@@ -226,8 +226,8 @@ def test_slow_reader_gets_everything_in_the_end(bus: BusThread, raw: RawClient) 
 
 
 def test_delivery_step_follows_the_size_of_messages() -> None:
-    assert links.DELIVERY_BYTES // (1 << 20) < 16
-    assert links.DRAIN_S < 0.2
+    assert receiver_links.DELIVERY_BYTES // (1 << 20) < 16
+    assert receiver_links.DRAIN_S < 0.2
 
 
 def test_error_of_ours_ends_one_connection_only(
@@ -242,7 +242,7 @@ def test_error_of_ours_ends_one_connection_only(
 
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as victim:
         victim.attach_receiver(queue)
-        monkeypatch.setattr(links, "encode_prefix", fail)
+        monkeypatch.setattr(receiver_links, "encode_prefix", fail)
         victim.write(victim.flow(1))
         with pytest.raises((AssertionError, ConnectionResetError)):
             victim.expect(TRANSFER)

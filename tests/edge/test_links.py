@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from postbus.edge import idleness, links
+from postbus.edge import idleness, receiver_links
 from postbus.edge.idleness import Idleness
-from postbus.edge.links import ReceiverDoor
+from postbus.edge.receiver_links import ReceiverDoor
 from postbus.entity.commands import Command, DemandSet, Refusal, Refused, Reply, SetDemand
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import (
@@ -102,7 +102,7 @@ def test_drain_waits_for_a_client_that_does_not_read(
     bus: BusThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to a drain says that there is no more; while messages wait it must not come."""
-    monkeypatch.setattr(links, "DRAIN_S", 0.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     queue = bus.queue()
     fill(raw, queue, 400, 50_000)
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as slow:
@@ -115,7 +115,7 @@ def test_drain_waits_for_a_client_that_does_not_read(
         wait_until(bus, lambda: door._link.is_draining or door._link.credit == 0)
         bus.run(some_rounds())  # the timer of a late answer would run in them
         assert door._link.is_draining
-        monkeypatch.setattr(links, "DRAIN_S", 10.0)
+        monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
         for _ in range(400):
             assert slow.read().code == TRANSFER
         answer = slow.read()
@@ -126,7 +126,7 @@ def test_drain_waits_for_a_client_that_does_not_read(
 def test_late_drain_is_answered_and_the_link_goes_on(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_S", 0.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     fill(raw, queue, 5)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
@@ -147,7 +147,7 @@ def test_late_drain_is_answered_and_the_link_goes_on(
 def test_drain_under_way_waits_for_a_client_that_stops_reading(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_S", 10.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
     fill(raw, queue, 5)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
@@ -169,7 +169,7 @@ def test_drain_under_way_waits_for_a_client_that_stops_reading(
 def test_late_drain_of_a_partition_takes_no_later_demand_away(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_S", 0.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
     raw.write(raw.flow(3, drain=True))
@@ -187,13 +187,13 @@ def test_late_drain_of_a_partition_takes_no_later_demand_away(
 def test_reply_to_a_late_drain_does_not_answer_the_next_one(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "DRAIN_S", 0.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     fill(raw, queue, 5)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
     raw.write(raw.flow(3, drain=True))
     assert raw.read().code == FLOW
-    monkeypatch.setattr(links, "DRAIN_S", 10.0)
+    monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
     raw.write(raw.flow(4, count=3, drain=True))
     wait_until(bus, lambda: len(partition.held) == 2)
     (door,) = receiver_doors(bus)
@@ -217,7 +217,7 @@ def test_reply_to_a_late_drain_does_not_answer_the_next_one(
 def test_too_many_unsettled_deliveries_pause_their_link_alone(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "MAX_UNSETTLED", 10)
+    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
     other = bus.queue()
     fill(raw, queue, 25)
     fill(raw, other, 5, handle=7)
@@ -241,7 +241,7 @@ def test_drain_of_a_link_with_too_many_unsettled_deliveries_is_answered(
     raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that waits for the drain before it settles must not wait for ever."""
-    monkeypatch.setattr(links, "MAX_UNSETTLED", 10)
+    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
     fill(raw, queue, 25)
     raw.attach_receiver(queue)
     raw.write(raw.flow(100, drain=True))
@@ -254,7 +254,7 @@ def test_drain_of_a_link_with_too_many_unsettled_deliveries_is_answered(
 def test_receive_and_delete_has_no_unsettled_deliveries(
     raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "MAX_UNSETTLED", 10)
+    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
     fill(raw, queue, 25)
     raw.attach_receiver(queue, mode=1)
     raw.write(raw.flow(100))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from proton import Delivery, Message
-from proton.handlers import MessagingHandler
+from proton.handlers import MessagingHandler, TransactionHandler
 from proton.reactor import AtMostOnce, Container, LinkOption
 from proton.utils import (
     BlockingConnection,
@@ -176,3 +176,68 @@ def test_drain_brings_what_is_there_and_ends(
     Container(drainer).run()
     assert drainer.bodies == list(range(20))
     assert drainer.drained == 1
+
+
+class Mover(MessagingHandler, TransactionHandler):
+    """Takes messages of one queue and sends answers to it, three of each in a transaction."""
+
+    def __init__(self, bus: BusThread, queue: str, *, aborts: bool) -> None:
+        super().__init__(prefetch=0, auto_accept=False)
+        self._bus, self._queue, self._aborts = bus, queue, aborts
+        self.ended: list[str] = []
+        self._taken = 0
+
+    def on_start(self, event: object) -> None:
+        self.container = event.container
+        self.connection = event.container.connect(
+            f"amqp://localhost:{self._bus.port}",
+            user=ROOT.name,
+            password=ROOT.keys.primary,
+            allowed_mechs="PLAIN",
+            allow_insecure_mechs=True,
+            reconnect=False,
+        )
+        self.sender = event.container.create_sender(self.connection, self._queue)
+        self.receiver = event.container.create_receiver(self.connection, self._queue)
+        event.container.declare_transaction(self.connection, handler=self)
+
+    def on_transaction_declared(self, event: object) -> None:
+        self.transaction = event.transaction
+        self.receiver.flow(3)
+
+    def on_message(self, event: object) -> None:
+        self.transaction.accept(event.delivery)
+        self.transaction.send(self.sender, Message(body=f"answer to {event.message.body}"))
+        self._taken += 1
+        if self._taken == 3 and self._aborts:
+            self.transaction.abort()
+        elif self._taken == 3:
+            self.transaction.commit()
+
+    def on_transaction_committed(self, event: object) -> None:
+        self.ended.append("committed")
+        event.connection.close()
+
+    def on_transaction_aborted(self, event: object) -> None:
+        self.ended.append("aborted")
+        event.connection.close()
+
+    def on_transaction_commit_failed(self, event: object) -> None:
+        self.ended.append("failed")
+        event.connection.close()
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_proton_commits_and_aborts_transactions(
+    bus: BusThread, connection: BlockingConnection, queue: str, aborts: bool
+) -> None:
+    sender = connection.create_sender(queue)
+    for number in range(3):
+        sender.send(Message(body=number))
+    mover = Mover(bus, queue, aborts=aborts)
+    Container(mover).run()
+    assert mover.ended == ["aborted" if aborts else "committed"]
+    bus.advance(61_000)  # what an aborted transaction held is locked until then
+    receiver = receiver_of(connection, queue, 3)
+    bodies = [receiver.receive(LONG_S).body for _ in range(3)]
+    assert bodies == ([0, 1, 2] if aborts else [f"answer to {number}" for number in range(3)])

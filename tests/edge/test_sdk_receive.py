@@ -27,7 +27,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from postbus.edge import links
+from postbus.edge import receiver_links
 from postbus.entity.commands import Settle
 from tests.edge.bus_thread import BusThread
 
@@ -397,7 +397,7 @@ def test_settlement_whose_read_failed_is_repeated_while_its_lock_lives(
 def test_settlement_whose_read_failed_is_lost_with_a_reload(
     bus: BusThread, client: ServiceBusClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "REPEAT_S", 0.0)
+    monkeypatch.setattr(receiver_links, "REPEAT_S", 0.0)
     send(client, queue, "one")
     with client.get_queue_receiver(queue) as receiver:
         (message,) = receive(receiver, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import EntityStatus, QueueProperties
+from postbus.contract import EntityKind, EntityStatus, QueueProperties
 from postbus.entity.commands import (
     AddConsumer,
     CancelScheduled,
@@ -104,7 +104,7 @@ def test_a_recreated_entity_starts_empty_under_another_number() -> None:
     rig = Rig()
     rig.send("old")
     rig.apply(DropEntity(QUEUE, 2))
-    rig.apply(PutEntity(8, "queue-7", QueueProperties(), 3))
+    rig.apply(PutEntity(8, "queue-7", EntityKind.QUEUE, QueueProperties(), 3))
     rig.advance(100)
     assert rig.send("new", entity_no=8) == [1]
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from postbus.contract import LIMITS, QueueProperties, Sku
+from postbus.contract import LIMITS, EntityKind, QueueProperties, Sku
 from postbus.entity.commands import (
     AddConsumer,
     DeleteMessages,
@@ -234,7 +234,7 @@ def test_partitions_share_one_budget() -> None:
         for n in range(2)
     ]
     for state in partitions:
-        state.apply(PutEntity(1, "q", QueueProperties(), 1), 1_000)
+        state.apply(PutEntity(1, "q", EntityKind.QUEUE, QueueProperties(), 1), 1_000)
         for _ in range(20):
             state.apply(Enqueue(1, [message("m")]), 1_000)
             assert budget.used_bytes <= budget.limit_bytes
@@ -271,7 +271,7 @@ def test_a_million_keys_load_and_deliver_from_the_front() -> None:
         epoch=5,
         catalog_version=1,
         next_row_key=count + 1,
-        entities=[LoadedEntity(1, "q", QueueProperties(), count * 100)],
+        entities=[LoadedEntity(1, "q", EntityKind.QUEUE, QueueProperties(), count * 100)],
         blocks=blocks,
         keys={(1, ACTIVE): array("q", range(1, count + 1))},
         next_sequence={1: count + 1},

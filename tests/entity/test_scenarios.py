@@ -7,6 +7,10 @@ Commands: `put key=value...`, `send name...` (with `ttl=`, `due=`, `size=`), `re
 (with `delete`, `dlq`), `demand who count`, `inbox who`, `detach who`, `complete|abandon|release|
 defer|deadletter name...` (with `reason=`, `dlq`), `renew name...`, `deferred number...`, `cancel
 number...`, `purge limit`, `peek` (with `dlq`), `wait ms`, `crash`, `counts`, `drop`.
+
+Of sessions: `send name... session=`, `deferred number... who=`, `accept who [session]`,
+`renewsession who`, `state who [text]` (without text it reads); receivers that got or lost a session
+are told below the command that caused it.
 """
 
 from __future__ import annotations
@@ -25,12 +29,18 @@ from postbus.entity.commands import (
     DropEntity,
     Enqueue,
     Enqueued,
+    GetSessionState,
     LocksRenewed,
     MessagesDeleted,
     ReceiveDeferred,
+    Refusal,
     Refused,
     RenewLocks,
+    RenewSession,
     Reply,
+    SessionRenewed,
+    SessionState,
+    SetSessionState,
     Settle,
     Settled,
     SubQueue,
@@ -64,6 +74,7 @@ class Interpreter:
     def __init__(self) -> None:
         self.rig = Rig()
         self.held: dict[str, Delivery] = {}
+        self.sessions: dict[str, int] = {}
 
     def run(self, line: str) -> list[str]:
         """Execute one command; return what came of it, one fact a line."""
@@ -76,10 +87,59 @@ class Interpreter:
         method = getattr(self, f"_{verb}")
         lines = method(rest, options, flags)
         self.rig.tick_now()
-        return list(lines)
+        return list(lines) + ([] if verb == "drop" else self._session_news())
+
+    def _session_news(self) -> list[str]:
+        """Say which receivers got or lost a session since this was asked last."""
+        news = []
+        for name, consumer_id in list(self.rig.names.items()):
+            client = self.rig.clients[consumer_id]
+            if client.session is not None and client.ended is not None:
+                news.append(f"{name} lost {client.session}: {client.ended.value}")
+                del self.rig.names[name]
+            elif client.session is not None and self.sessions.get(name) != consumer_id:
+                until_ms = client.until_ms - START_MS
+                news.append(f"{name} holds {client.session} until={until_ms}")
+                self.sessions[name] = consumer_id
+        return sorted(news, key=lambda line: " holds " in line)
+
+    def _accept(self, words: list[str], options: dict[str, str], flags: set[str]) -> list[str]:
+        got = self.rig.accept(words[0], words[1] if len(words) > 1 else None)
+        if isinstance(got, Refusal):
+            return [f"refused: {got.value}"]
+        return [] if got is not None else ["waits"]
+
+    def _renewsession(
+        self, words: list[str], options: dict[str, str], flags: set[str]
+    ) -> list[str]:
+        session_id, consumer_id = self._holder(words[0])
+        reply = self.rig.apply(RenewSession(QUEUE, session_id, consumer_id))
+        if not isinstance(reply, SessionRenewed):
+            return self._refused(reply)
+        return [f"until={reply.locked_until_ms - START_MS}"]
+
+    def _state(self, words: list[str], options: dict[str, str], flags: set[str]) -> list[str]:
+        session_id, consumer_id = self._holder(words[0])
+        if len(words) > 1:
+            state = words[1].encode()
+            return self._refused(
+                self.rig.apply(SetSessionState(QUEUE, session_id, consumer_id, state))
+            )
+        reply = self.rig.apply(GetSessionState(QUEUE, session_id, consumer_id))
+        return [f"state={reply.state!r}"] if isinstance(reply, SessionState) else []
+
+    def _holder(self, name: str) -> tuple[bytes, int]:
+        consumer_id = self.rig.names[name]
+        session = self.rig.clients[consumer_id].session
+        assert session is not None
+        return session.encode(), consumer_id
 
     def _put(self, words: list[str], options: dict[str, str], flags: set[str]) -> list[str]:
-        self.rig.put(QueueProperties.model_validate(options))
+        properties = QueueProperties.model_validate(options)
+        if properties.requires_session:  # decided when a queue is made
+            self.rig = Rig(properties)
+        else:
+            self.rig.put(properties)
         return []
 
     def _send(self, words: list[str], options: dict[str, str], flags: set[str]) -> list[str]:
@@ -90,6 +150,7 @@ class Interpreter:
                 ttl_ms=int(options["ttl"]) if "ttl" in options else None,
                 scheduled_ms=None if due is None else self.rig.now_ms + int(due),
                 size_bytes=int(options.get("size", "100")),
+                session=options.get("session"),
             )
             for word in words
         ]
@@ -169,7 +230,8 @@ class Interpreter:
     def _deferred(self, words: list[str], options: dict[str, str], flags: set[str]) -> list[str]:
         mode = DELETE if "delete" in flags else PEEK_LOCK
         numbers = [int(word) for word in words]
-        reply = self.rig.apply(ReceiveDeferred(QUEUE, self._place(flags), numbers, mode))
+        holder = self._holder(options["who"]) if "who" in options else (None, None)
+        reply = self.rig.apply(ReceiveDeferred(QUEUE, self._place(flags), numbers, mode, *holder))
         if not isinstance(reply, DeferredReceived):
             return self._refused(reply)
         return self._got(reply.deliveries)

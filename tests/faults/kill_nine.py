@@ -15,26 +15,21 @@ import itertools
 import logging
 import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
-import asyncpg
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 from postbus.embedded import EmbeddedPostgres
+from tests.faults.victims import ACTIVITIES, KEY, Broker, Killer, Kills, Kind, wait_for_port
 
 QUEUE = "kills"
-KEY = "kill-test-key"
 BACKLOG = 3_000
 """Senders wait while more messages than this are not completed yet."""
 
@@ -44,44 +39,15 @@ PAGED_WINDOW_BYTES = 1 << 20
 """A full backlog has several times as many bytes, so that most of it is paged out."""
 
 EXAMPLES = """
-examples:
-  kill_nine.py                                      fifty kills of all kinds, a million messages
-  kill_nine.py --kills 3 --messages 6000            what a change must pass
-  kill_nine.py --kinds vacuum --kills 2 --messages 5000
-  kill_nine.py --kinds load,paging --seed 7
-  kill_nine.py --broker tests/faults/early_answers.py --commit-delay-ms 50 --kills 4 --messages 8000
-                                                    must find problems: it answers too early
+examples, each begins with `python -m tests.faults.kill_nine`:
+                                       fifty kills of all kinds, a million messages
+  --kills 3 --messages 6000            what a change must pass
+  --kinds vacuum --kills 2 --messages 5000
+  --kinds load,paging --seed 7
+  --broker tests/faults/early_answers.py --commit-delay-ms 50 --kills 4 --messages 8000
+                                       must find problems: it answers too early
 """
 
-
-class Kind(Enum):
-    """When to kill. Broker and Postgres are the victims by turns where none is named."""
-
-    BROKER = "broker"
-    POSTGRES = "postgres"
-    LOAD = "load"  # while the broker, killed just before, loads its partition
-    VACUUM = "vacuum"  # while its upkeep runs
-    PAGING = "paging"  # while it reads messages back
-
-
-ACTIVITIES = {
-    Kind.LOAD: (  # of the new broker: it came later than the one who asks
-        "application_name like 'postbus writer %' and backend_start >"
-        " (select backend_start from pg_stat_activity where pid = pg_backend_pid())"
-    ),
-    Kind.VACUUM: "state = 'active' and query ilike 'vacuum%message'",
-    Kind.PAGING: (
-        "state = 'active' and application_name = 'postbus reader'"
-        " and query like '%order by m.row_key%'"
-    ),
-}
-"""How `pg_stat_activity` shows that the moment has come."""
-
-LOAD_ATTEMPTS = 5
-"""A load of a small backlog takes some milliseconds; a kill that comes too late is repeated."""
-
-CATCH_S = 30.0
-"""How long a kill waits for its moment; later it comes at any moment, and counts as missed."""
 
 MANIFEST = f"""
 apiVersion: v1
@@ -115,9 +81,8 @@ class History:
     deliveries: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     in_flight: int = 0
-    kills: int = 0
+    kills: Kills = field(default_factory=Kills)
     in_flight_at_kills: list[int] = field(default_factory=list)
-    caught: Counter[Kind] = field(default_factory=Counter)
 
     def delivered(self, message: ServiceBusReceivedMessage, started: float) -> None:
         """Check a delivery against what is known; `started`: when its receive call began."""
@@ -127,7 +92,7 @@ class History:
             self.problems.append(f"I2: {message_id} delivered after its completion was confirmed")
         # A kill may cut off one delivery the client never saw, or one the tables never saw (D6).
         seen, told = self.deliveries[message_id], message.delivery_count or 0
-        if abs(told - seen) > self.kills:
+        if abs(told - seen) > self.kills.count:
             self.problems.append(
                 f"I8: {message_id} tells {told} earlier deliveries, {seen} were seen"
             )
@@ -146,117 +111,6 @@ class History:
         back = left & set(self.completed)
         if back:
             self.problems.append(f"I2: {len(back)} completed messages came back, e.g. {min(back)}")
-
-
-class Broker:
-    """A broker as a child process. `environment` is added to what every broker needs."""
-
-    def __init__(
-        self, folder: Path, dsn: str, program: list[str], environment: dict[str, str] | None = None
-    ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self._program = program
-        self._log = folder / "broker.log"
-        self._manifests = folder / "manifests.yaml"
-        self._manifests.write_text(MANIFEST)
-        self._environment = os.environ | {
-            "POSTBUS_STORES": dsn,
-            "POSTBUS_HOST": "127.0.0.1",
-            "POSTBUS_PORT": str(self.port),
-            "POSTBUS_TLS_PORT": "0",
-            "POSTBUS_METRICS_PORT": "0",
-            "POSTBUS_DATA": str(folder / "broker"),
-            **(environment or {}),
-        }
-        self._log_start = 0
-        self.process: subprocess.Popen[bytes]
-
-    def start(self) -> None:
-        command = [sys.executable, *self._program, "serve", str(self._manifests)]
-        with self._log.open("ab") as log:
-            self._log_start = log.tell()
-            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(30)
-
-    @property
-    def has_loaded(self) -> bool:
-        """Whether a partition was loaded since the last start."""
-        return b"partition loaded" in self._log.read_bytes()[self._log_start :]
-
-    @property
-    def connection_string(self) -> str:
-        return (
-            f"Endpoint=sb://localhost:{self.port};SharedAccessKeyName=RootManageSharedAccessKey;"
-            f"SharedAccessKey={KEY};UseDevelopmentEmulator=true;"
-        )
-
-
-class Killer:
-    """Waits for the right moment and kills; its methods block, run them in a thread."""
-
-    def __init__(self, broker: Broker, postgres: EmbeddedPostgres, history: History) -> None:
-        self._broker = broker
-        self._postgres = postgres
-        self._history = history
-        self._is_broker_next = True
-
-    def kill(self, kind: Kind) -> None:
-        """Kill in a moment of this kind; what was killed runs again when this returns."""
-        match kind:
-            case Kind.BROKER:
-                self._kill_broker()
-            case Kind.POSTGRES:
-                self._kill_postgres()
-            case Kind.LOAD:
-                is_caught = False
-                for attempt in range(LOAD_ATTEMPTS):
-                    if not is_caught:
-                        self._kill_broker()
-                        is_caught = self._catch(kind, random.random() * 0.05 / (attempt + 1))
-                self._history.caught[kind] += is_caught
-            case _:
-                self._history.caught[kind] += self._catch(kind)
-
-    def _catch(self, kind: Kind, delay_s: float = 0.0) -> bool:
-        """Kill as soon as an activity is seen, or after a time; say whether it was under way."""
-        return asyncio.run(self._watch(kind, delay_s))
-
-    async def _watch(self, kind: Kind, delay_s: float) -> bool:
-        connection = await asyncpg.connect(self._postgres.dsn)
-        question = f"select exists (select from pg_stat_activity where {ACTIVITIES[kind]})"
-        end_s = time.monotonic() + CATCH_S
-        is_caught = False
-        while not is_caught and time.monotonic() < end_s:
-            is_caught = await connection.fetchval(question)
-        await asyncio.sleep(delay_s)
-        if kind is Kind.LOAD and self._broker.has_loaded:
-            is_caught = False
-        is_broker, self._is_broker_next = self._is_broker_next, not self._is_broker_next
-        if is_broker:
-            self._kill_broker()
-        else:
-            self._kill_postgres()
-        connection.terminate()
-        return is_caught
-
-    def _kill_broker(self) -> None:
-        self._history.kills += 1
-        self._broker.kill()
-        self._broker.start()
-
-    def _kill_postgres(self) -> None:
-        self._history.kills += 1
-        os.kill(self._postgres.pid, signal.SIGKILL)
-        self._postgres.restart()
 
 
 class Progress:
@@ -361,18 +215,6 @@ async def drain(connection_string: str) -> list[str]:
     return found
 
 
-async def wait_for_port(port: int, deadline_s: float = 60.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-                continue
-            writer.close()
-            return
-
-
 async def run(options: argparse.Namespace, folder: Path) -> History:
     """Drive the load, kill as often as asked, drain and check."""
     random.seed(options.seed)
@@ -394,13 +236,15 @@ async def run(options: argparse.Namespace, folder: Path) -> History:
         for client in clients:
             tasks.create_task(send_forever(client, history, numbers, body_bytes, until))
             tasks.create_task(receive_forever(client, history, until))
-        await kill_under_load(options, kinds, history, Killer(broker, postgres, history), broker)
+        await kill_under_load(
+            options, kinds, history, Killer(broker, postgres, history.kills), broker
+        )
         until.set()
     for client in clients:
         await client.close()
     history.check(await drain(broker.connection_string))
     for kind in set(kinds) & set(ACTIVITIES):
-        if not history.caught[kind] and options.kills >= len(kinds):
+        if not history.kills.caught[kind] and options.kills >= len(kinds):
             history.problems.append(f"no kill hit the moment of {kind.value}")
     await asyncio.to_thread(broker.stop)
     await asyncio.to_thread(postgres.stop)
@@ -415,7 +259,8 @@ def make_broker(options: argparse.Namespace, kinds: list[Kind], folder: Path, ds
         program = [str(Path(__file__).parent / "eager_upkeep.py"), str(rows)]
     if Kind.PAGING in kinds:
         environment["POSTBUS_WINDOW_BYTES"] = str(PAGED_WINDOW_BYTES)
-    return Broker(folder, dsn, [options.broker] if options.broker else program, environment)
+    chosen = [options.broker] if options.broker else program
+    return Broker(folder, dsn, chosen, MANIFEST, environment)
 
 
 async def kill_under_load(
@@ -482,8 +327,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
         os.chmod(folder, 0o755)
         history = asyncio.run(run(options, Path(folder)))
-    caught = ", ".join(f"{kind.value} {count}" for kind, count in history.caught.items())
-    print(f"kills {history.kills}, of them in the act: {caught or 'none asked for'}")
+    caught = ", ".join(f"{kind.value} {count}" for kind, count in history.kills.caught.items())
+    print(f"kills {history.kills.count}, of them in the act: {caught or 'none asked for'}")
     print(
         f"accepted {len(history.accepted)}, completed {len(history.completed)}, sends in doubt "
         f"{len(history.in_doubt)}, completions in doubt {len(history.completing)}, "

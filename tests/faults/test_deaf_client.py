@@ -13,8 +13,9 @@ import pytest
 from postbus.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.edge.raw_client import RawClient, message
-from tests.faults.kill_nine import QUEUE, Broker
+from tests.faults.kill_nine import MANIFEST, QUEUE
 from tests.faults.test_paused_broker import connect, receive_and_complete
+from tests.faults.victims import Broker
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def broker(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[Broker
     make_database(postgres_server, "deaf_client")
     environment = {"POSTBUS_WINDOW_BYTES": str(4 << 20)}  # the backlog itself costs next to nothing
     running = Broker(
-        tmp_path, dsn_of(postgres_server, "deaf_client"), ["-m", "postbus"], environment
+        tmp_path, dsn_of(postgres_server, "deaf_client"), ["-m", "postbus"], MANIFEST, environment
     )
     running.start()
     yield running

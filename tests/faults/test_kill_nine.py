@@ -13,8 +13,10 @@ SLOW = ("--kinds", "broker,postgres", "--commit-delay-ms", "50")
 
 
 def run_kills(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "kill_nine.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+    command = [sys.executable, "-m", "tests.faults.kill_nine", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=420, check=False, cwd=FOLDER.parents[1]
+    )
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ from tests.edge.raw_client import (
     frame,
     message,
 )
-from tests.faults.kill_nine import KEY, QUEUE, Broker, wait_for_port
+from tests.faults.kill_nine import MANIFEST, QUEUE
+from tests.faults.victims import KEY, Broker, wait_for_port
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def brokers(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[tuple
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
             environment = {"POSTBUS_BROKER_NAME": name}
-            pair.append(Broker(tmp_path / name, dsn, ["-m", "postbus"], environment))
+            pair.append(Broker(tmp_path / name, dsn, ["-m", "postbus"], MANIFEST, environment))
         pair[0].start()
         stack.callback(pair[0].kill)
         yield pair[0], pair[1]

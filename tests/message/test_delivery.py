@@ -162,6 +162,35 @@ def told(envelope: Envelope, **changes: Value) -> bytes:
     return encode_message(envelope, **{**told, **changes})
 
 
+def test_a_copy_tells_where_it_came_from() -> None:
+    told_of = Symbol("x-opt-enqueue-sequence-number"), Symbol("x-opt-deadletter-source")
+    for own in ({}, {"x-opt-partition-key": "k"}, {"x-long": "y" * 300}):
+        for locked_ms, ttl_ms, state in itertools.product((None, LOCKED_MS), (None, 9), (None, 0)):
+            for number, source in ((7, None), (2**48 + 1, b"q\xc3\xa9"), (None, b"q")):
+                envelope = Envelope(
+                    **client_annotations(**own),
+                    hop_count=0 if source is None else 1,
+                    origin_sequence=number,
+                    dead_letter_source=source,
+                )
+                prefix = encode_prefix(
+                    envelope,
+                    sequence=SEQUENCE,
+                    enqueued_ms=ENQUEUED_MS,
+                    delivery_count=0,
+                    ttl_ms=ttl_ms,
+                    locked_until_ms=locked_ms,
+                    state=state,
+                )
+                annotations = sections_of(prefix)[0x72]
+                text = None if source is None else source.decode()
+                assert [annotations.get(name) for name in told_of] == [number, text]
+                assert annotations[Symbol("x-opt-sequence-number")] == SEQUENCE
+                assert all(annotations[Symbol(name)] == own[name] for name in own)
+                count = 2 + sum(x is not None for x in (locked_ms, state, number, source))
+                assert len(annotations) == count + len(own)
+
+
 @given(messages())
 def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
     """What goes out is sliced like what came in: only the broker's own parts differ."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.message.codec import Ulong, encode_value
-from postbus.message.envelope import Envelope
+from postbus.message.envelope import Envelope, SharedBody
 from postbus.message.rows import FORMAT, UnknownRowFormat, pack_envelope, unpack_envelope
 from postbus.message.sections import MAX_TTL_MS, slice_message
 from tests.message.wire_values import BODY, MESSAGE_IDS, all_captured, messages, properties, section
@@ -31,6 +31,8 @@ ENVELOPES = st.builds(
     properties=st.just(b""),
     application_properties=st.binary(max_size=50),
     body=st.binary(max_size=50),
+    origin_sequence=st.none() | st.integers(1, 2**63 - 1),
+    dead_letter_source=st.none() | st.binary(max_size=300),
 )
 
 
@@ -72,6 +74,9 @@ def test_captured_messages_come_back(name: str) -> None:
         {"via_partition_key": b"v"},
         {"session_id": b"\x00\xc3\xa9"},
         {"hop_count": 4},
+        {"origin_sequence": 1},
+        {"origin_sequence": (5 << 48) + 3},
+        {"dead_letter_source": b"orders/Subscriptions/s"},
         {"message_id": encode_value(Ulong(7))},
         {"annotations": b"\x43\x40", "annotation_count": 1},
     ],
@@ -114,6 +119,24 @@ def test_plain_message_is_two_octets_and_its_properties() -> None:
 def test_size_of_a_restored_envelope_counts_what_is_stored() -> None:
     envelope = slice_message(properties(message_id="m") + section(0x74, {"a": 1}) + BODY)
     assert restored(envelope).size_bytes == envelope.size_bytes + 2
+
+
+def test_rows_from_before_forwarding_still_unpack() -> None:
+    """Written by a release that knew neither numbers of topics nor sources of dead letters."""
+    plain = unpack_envelope(bytes.fromhex("0101 005373c00401a10161"), None, b"b")
+    assert (plain.message_id, plain.is_durable, plain.body) == (b"\xa1\x01a", True, b"b")
+    keys = unpack_envelope(bytes.fromhex("0124 00000000000003e8 000173 ffff ffff"), None, None)
+    assert (keys.ttl_ms, keys.session_id, keys.partition_key) == (1_000, b"s", None)
+    for envelope in (plain, keys):
+        assert envelope.origin_sequence is None
+        assert envelope.dead_letter_source is None
+        assert envelope.hop_count == 0
+
+
+def test_what_lives_in_memory_only_is_not_stored() -> None:
+    envelope = Envelope(body=BODY, shared=SharedBody(len(BODY)))
+    assert pack_envelope(envelope) == bytes((FORMAT, 0))
+    assert restored(envelope).shared is None
 
 
 def test_row_of_a_later_format_is_refused() -> None:

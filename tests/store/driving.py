@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from postbus.contract import QueueProperties
+from postbus.contract import EntityKind, QueueProperties
 from postbus.entity.commands import Done, Refusal, SubQueue
 from postbus.entity.outcomes import (
     InsertMessage,
@@ -53,7 +53,9 @@ def outcome(
 
 
 def definition(entity_no: int = 1, name: str = "orders") -> PutDefinition:
-    return PutDefinition(entity_no, name, QueueProperties(), catalog_version=3, next_sequence=1)
+    return PutDefinition(
+        entity_no, name, EntityKind.QUEUE, QueueProperties(), catalog_version=3, next_sequence=1
+    )
 
 
 def block(

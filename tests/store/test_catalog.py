@@ -4,16 +4,63 @@ from __future__ import annotations
 
 import asyncio
 
+import asyncpg
 import pytest
 
-from postbus.contract import QueueProperties
-from postbus.store.catalog import CatalogStore
+from postbus.contract import (
+    DEFAULT_RULE,
+    EntityKind,
+    EntityStatus,
+    QueueProperties,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+    subscription_path,
+)
+from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
 from postbus.store.postgres import Store, StoreMisconfigured
+
+PLAIN = QueueProperties()
 
 
 @pytest.fixture
 def catalog(store: Store) -> CatalogStore:
     return CatalogStore(store)
+
+
+async def put_queue(
+    catalog: CatalogStore,
+    name: str,
+    properties: QueueProperties = PLAIN,
+    home_partition: int = 0,
+) -> CatalogEntry:
+    return await catalog.put(
+        name=name, kind=EntityKind.QUEUE, properties=properties, home_partition=home_partition
+    )
+
+
+async def put_subscription(
+    catalog: CatalogStore, topic: CatalogEntry, name: str, *rules: StoredRule
+) -> CatalogEntry:
+    return await catalog.put(
+        name=subscription_path(topic.name, name),
+        kind=EntityKind.SUBSCRIPTION,
+        properties=SubscriptionProperties(),
+        home_partition=topic.home_partition,
+        topic_no=topic.entity_no,
+        rules=rules,
+        is_partitioned=topic.is_partitioned,
+    )
+
+
+async def put_topic(catalog: CatalogStore, name: str) -> CatalogEntry:
+    return await catalog.put(
+        name=name,
+        kind=EntityKind.TOPIC,
+        properties=TopicProperties(enable_partitioning=True),
+        home_partition=2,
+        is_partitioned=True,
+    )
 
 
 async def test_new_catalog_is_empty(catalog: CatalogStore) -> None:
@@ -22,16 +69,16 @@ async def test_new_catalog_is_empty(catalog: CatalogStore) -> None:
 
 async def test_definition_is_read_back(catalog: CatalogStore) -> None:
     properties = QueueProperties(max_delivery_count=4)
-    entry = await catalog.put(name="Orders", properties=properties, home_partition=7)
-    assert (entry.entity_no, entry.name, entry.kind) == (1, "Orders", "queue")
+    entry = await put_queue(catalog, "Orders", properties, 7)
+    assert (entry.entity_no, entry.name, entry.kind) == (1, "Orders", EntityKind.QUEUE)
     assert (entry.properties, entry.home_partition, entry.version) == (properties, 7, 1)
     assert await catalog.load() == (1, [entry])
 
 
 async def test_replacing_keeps_number_home_and_spelling(catalog: CatalogStore) -> None:
-    first = await catalog.put(name="Orders", properties=QueueProperties(), home_partition=7)
+    first = await put_queue(catalog, "Orders", QueueProperties(), 7)
     changed = QueueProperties(max_delivery_count=4)
-    entry = await catalog.put(name="ORDERS", properties=changed, home_partition=3)
+    entry = await put_queue(catalog, "ORDERS", changed, 3)
     assert (entry.entity_no, entry.name, entry.home_partition) == (1, "Orders", 7)
     assert (entry.properties, entry.version) == (changed, 2)
     assert entry.created_ms == first.created_ms
@@ -39,22 +86,96 @@ async def test_replacing_keeps_number_home_and_spelling(catalog: CatalogStore) -
 
 
 async def test_name_is_free_at_once_and_the_number_never_again(catalog: CatalogStore) -> None:
-    first = await catalog.put(name="orders", properties=QueueProperties(), home_partition=0)
+    first = await put_queue(catalog, "orders", QueueProperties(), 0)
     assert await catalog.delete(first.entity_no) == 2
     assert await catalog.load() == (2, [])
-    again = await catalog.put(name="orders", properties=QueueProperties(), home_partition=0)
+    again = await put_queue(catalog, "orders", QueueProperties(), 0)
     assert (again.entity_no, again.version) == (2, 3)
+
+
+@pytest.mark.behaviour("S92", "S219")
+async def test_topic_and_subscription_are_read_back_with_their_rules(catalog: CatalogStore) -> None:
+    topic = await put_topic(catalog, "Events")
+    correlated = {"label": "order", "properties": {"n": 1, "x": 1.5, "yes": True, "s": "1"}}
+    other = RuleProperties.model_validate({"name": "eu", "correlationFilter": correlated})
+    entry = await put_subscription(
+        catalog, topic, "audit", StoredRule(DEFAULT_RULE), StoredRule(other)
+    )
+    assert (topic.kind, entry.kind) == (EntityKind.TOPIC, EntityKind.SUBSCRIPTION)
+    assert (entry.topic_no, entry.is_partitioned) == (topic.entity_no, True)
+    assert [rule.properties for rule in entry.rules] == [DEFAULT_RULE, other]
+    assert {rule.created_ms for rule in entry.rules} == {entry.created_ms}
+    assert await catalog.load() == (2, [topic, entry])
+
+
+async def test_a_rule_keeps_its_time_when_others_come(catalog: CatalogStore) -> None:
+    topic = await put_topic(catalog, "events")
+    first = await put_subscription(catalog, topic, "audit", StoredRule(DEFAULT_RULE, 1_000))
+    assert first.rules == (StoredRule(DEFAULT_RULE, 1_000),)
+    another = DEFAULT_RULE.model_copy(update={"name": "another"})
+    entry = await put_subscription(catalog, topic, "audit", *first.rules, StoredRule(another))
+    assert [rule.created_ms for rule in entry.rules] == [1_000, entry.updated_ms]
+    assert entry.entity_no == first.entity_no
+
+
+async def test_deleting_a_topic_deletes_its_subscriptions(
+    catalog: CatalogStore, store: Store
+) -> None:
+    topic = await put_topic(catalog, "events")
+    await put_subscription(catalog, topic, "one")
+    await put_subscription(catalog, topic, "two")
+    queue = await put_queue(catalog, "orders")
+    assert await catalog.delete(topic.entity_no, DeletedReason.IDLE) == 5
+    assert await catalog.delete(queue.entity_no) == 6
+    assert await catalog.load() == (6, [])
+    async with store.aside() as connection:
+        rows = await connection.fetch(
+            "select name, deleted_reason, version from postbus.catalog order by entity_no"
+        )
+    assert [tuple(row) for row in rows] == [
+        ("events", "idle", 5),
+        ("events/Subscriptions/one", "idle", 5),
+        ("events/Subscriptions/two", "idle", 5),
+        ("orders", "requested", 6),
+    ]
+
+
+async def test_what_an_entity_is_and_where_it_lives_is_for_life(catalog: CatalogStore) -> None:
+    topic = await put_topic(catalog, "events")
+    changed = await catalog.put(
+        name="EVENTS",
+        kind=EntityKind.TOPIC,
+        properties=TopicProperties(status=EntityStatus.DISABLED),
+        home_partition=0,
+    )
+    assert (changed.home_partition, changed.is_partitioned) == (2, True)
+    assert changed.entity_no == topic.entity_no
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await put_queue(catalog, "events")
+    assert (await catalog.load())[1] == [changed]
+
+
+async def test_catalog_of_the_version_before_is_read(store: Store) -> None:
+    """Rows that were written before there were kinds, after the migration."""
+    await store.open()
+    async with store.aside() as connection:
+        await connection.execute(
+            """
+            insert into postbus.catalog
+                (entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms)
+            values (1, 'orders', 'queue', '{"maxDeliveryCount": 4}', 3, 1, 7, 8)
+            """
+        )
+    (entry,) = (await CatalogStore(store).load())[1]
+    assert entry == CatalogEntry(
+        1, "orders", EntityKind.QUEUE, QueueProperties(max_delivery_count=4), 3, 1, 7, 8
+    )
 
 
 async def test_changes_at_the_same_time_get_different_versions(database: str) -> None:
     stores = [Store(database) for _ in range(3)]
     entries = await asyncio.gather(
-        *(
-            CatalogStore(store).put(
-                name=f"queue-{number}", properties=QueueProperties(), home_partition=0
-            )
-            for number, store in enumerate(stores)
-        )
+        *(put_queue(CatalogStore(store), f"queue-{number}") for number, store in enumerate(stores))
     )
     assert sorted(entry.version for entry in entries) == [1, 2, 3]
     assert sorted(entry.entity_no for entry in entries) == [1, 2, 3]
@@ -72,6 +193,7 @@ async def test_sku_and_partitions_are_recorded_once(catalog: CatalogStore) -> No
     await catalog.record_shape("Standard", 16)
 
 
+@pytest.mark.behaviour("S149")
 async def test_premium_stays_premium(catalog: CatalogStore) -> None:
     await catalog.record_shape("Premium", 4)
     with pytest.raises(StoreMisconfigured, match="made as Premium with 4 partitions"):
@@ -81,7 +203,7 @@ async def test_premium_stays_premium(catalog: CatalogStore) -> None:
 
 
 async def test_older_store_with_more_partitions_is_refused(catalog: CatalogStore) -> None:
-    await catalog.put(name="orders", properties=QueueProperties(), home_partition=11)
+    await put_queue(catalog, "orders", QueueProperties(), 11)
     with pytest.raises(StoreMisconfigured, match="in 12 partitions, the manifest asks for 4"):
         await catalog.record_shape("Premium", 4)
     await catalog.record_shape("Standard", 16)

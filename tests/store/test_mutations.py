@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import QueueProperties
+from postbus.contract import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
@@ -61,7 +61,7 @@ async def test_definitions_and_blocks_are_loaded(store: Store) -> None:
     loaded = await reload(store)
     assert loaded.epoch == 2
     assert loaded.catalog_version == 3
-    assert loaded.entities == [LoadedEntity(1, "orders", QueueProperties(), 0)]
+    assert loaded.entities == [LoadedEntity(1, "orders", EntityKind.QUEUE, QueueProperties(), 0)]
     assert loaded.blocks == [block()]
     assert loaded.next_row_key == 1_000_001
     assert loaded.next_sequence == {1: 1_000_001}
@@ -71,8 +71,8 @@ async def test_definition_is_replaced_and_dropped(store: Store) -> None:
     changed = QueueProperties(max_delivery_count=3, lock_duration_ms=7_000)
     async with driven(store) as it:
         await it.commit(
-            outcome(mutations=[PutDefinition(2, "bills", changed, 4, 17)]),
-            outcome(mutations=[PutDefinition(1, "orders", changed, 5, 1)]),
+            outcome(mutations=[PutDefinition(2, "bills", EntityKind.QUEUE, changed, 4, 17)]),
+            outcome(mutations=[PutDefinition(1, "orders", EntityKind.QUEUE, changed, 5, 1)]),
         )
         assert [len(it.seen.told), it.seen.batches] == [2, [2]]
         await it.commit(outcome(mutations=[DropDefinition(1, 6)]))

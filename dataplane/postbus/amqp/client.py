@@ -236,6 +236,30 @@ class ClientSession(Session):
             link.handle, link.delivery_count % SERIAL, max(link.credit, 0), is_drain=True
         )
 
+    def send_in(
+        self, link: OutgoingLink, tag: bytes, payload: bytes, state: DeliveryState | None
+    ) -> int:
+        """Send one delivery of one frame with a state, as in a transaction; return its id."""
+        delivery_id = self._next_delivery_id
+        self._next_delivery_id = (delivery_id + 1) % SERIAL
+        self._next_outgoing_id = (self._next_outgoing_id + 1) % SERIAL
+        self._remote_window -= 1
+        self.unsettled[delivery_id] = (link, tag)
+        link.sent += 1
+        link.delivery_count += 1
+        fields = [
+            p.uint(link.handle),
+            p.uint(delivery_id),
+            encode_value(tag),
+            p.uint(0),
+            b"\x42",
+            b"\x42",
+            p.NULL,
+            p.encode_state(state),
+        ]
+        self.write(p.described_list(p.TRANSFER, fields) + payload)
+        return delivery_id
+
     def dispose(
         self, first: int, last: int, state: DeliveryState, *, is_settled: bool = False
     ) -> None:

@@ -16,6 +16,7 @@ from postbus.message.codec import (
     Symbol,
     Uint,
     Ulong,
+    decode_value,
     encode_list,
     encode_value,
 )
@@ -38,6 +39,8 @@ MODIFIED_CODE: Final = 0x27
 SOURCE: Final = 0x28
 TARGET: Final = 0x29
 COORDINATOR: Final = 0x30
+DECLARE: Final = 0x31
+DISCHARGE: Final = 0x32
 DECLARED: Final = 0x33
 TRANSACTIONAL: Final = 0x34
 SASL_MECHANISMS: Final = 0x40
@@ -79,6 +82,8 @@ DESCRIPTOR_NAMES: Final = {
     "amqp:rejected:list": REJECTED_CODE,
     "amqp:released:list": RELEASED_CODE,
     "amqp:modified:list": MODIFIED_CODE,
+    "amqp:declare:list": DECLARE,
+    "amqp:discharge:list": DISCHARGE,
     "amqp:declared:list": DECLARED,
     "amqp:transactional-state:list": TRANSACTIONAL,
     "amqp:error:list": ERROR,
@@ -181,7 +186,16 @@ class TransactionalState:
     outcome: DeliveryState | None
 
 
-DeliveryState: TypeAlias = Accepted | Released | Modified | Rejected | Received | TransactionalState
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The answer to a declare: the transaction's id, at most 32 bytes."""
+
+    transaction_id: bytes
+
+
+DeliveryState: TypeAlias = (
+    Accepted | Released | Modified | Rejected | Received | TransactionalState | Declared
+)
 
 ACCEPTED: Final = Accepted()
 RELEASED: Final = Released()
@@ -213,6 +227,9 @@ def decode_state(value: object) -> DeliveryState | None:
             )
         case 0x23:
             return Received()
+        case 0x33:
+            (transaction_id,) = fields_of(value, 1)
+            return Declared(transaction_id) if isinstance(transaction_id, bytes) else None
         case 0x34:
             transaction_id, outcome = fields_of(value, 2)
             if not isinstance(transaction_id, bytes):
@@ -253,6 +270,8 @@ def encode_state(state: DeliveryState | None) -> bytes:
             return described_list(REJECTED_CODE, [described_list(ERROR, error)])
         case Received():
             return described_list(RECEIVED, [b"\x43", b"\x44"])
+        case Declared(transaction_id):
+            return described_list(DECLARED, [encode_value(transaction_id)])
         case TransactionalState(transaction_id, outcome):
             fields = [encode_value(transaction_id), encode_state(outcome)]
             return described_list(TRANSACTIONAL, fields)
@@ -283,6 +302,46 @@ def decode_terminus(value: object, raw: bytes) -> Terminus | None:
     address = fields[0] if isinstance(fields[0], str) else None
     filters = fields[7] if code == SOURCE and isinstance(fields[7], dict) else None
     return Terminus(address, raw, filters, is_dynamic=fields[4] is True)
+
+
+def with_filters(source: Terminus, filters: dict[Any, Any]) -> Terminus:
+    """Return the source as the peer wrote it, with other filters."""
+    described, _ = decode_value(source.raw)
+    fields = fields_of(described, 11)
+    fields[7] = filters
+    raw = encode_value(Described(described.descriptor, fields))
+    return Terminus(source.address, raw, filters, is_dynamic=source.is_dynamic)
+
+
+# --- transactions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Asks a coordinator for a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discharge:
+    """Ends a transaction: commit, or roll back when `has_failed`."""
+
+    transaction_id: bytes
+    has_failed: bool
+
+
+def decode_transaction_request(value: object) -> Declare | Discharge | None:
+    """Return what the value of a message to a coordinator asks for, None for anything else.
+
+    Source: AMQP 1.0 part 4, 4.5.2 and 4.5.3.
+    """
+    match code_of(value):
+        case 0x31:
+            return Declare()
+        case 0x32:
+            transaction_id, has_failed = fields_of(value, 2)
+            if isinstance(transaction_id, bytes):
+                return Discharge(transaction_id, has_failed is True)
+    return None
 
 
 # --- checks of decoded fields -------------------------------------------------------------------

@@ -12,38 +12,50 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S, Recovery
-from postbus.broker.room import Room
+from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
+from postbus.broker.room import NO_ROOM, ROOM_LOOK_S, Room
+from postbus.broker.shipper import Shipper
+from postbus.broker.sinks import DeliverySink, Sinks
+from postbus.broker.trouble import log_trouble
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
+    AcceptSession,
     AddConsumer,
+    Arrive,
     Command,
-    Delivery,
-    Disposition,
     Done,
-    DropEntity,
     Enqueue,
-    PutEntity,
     Quiesce,
     Refusal,
     Refused,
     RemoveConsumer,
     Reply,
     SetDemand,
-    Settle,
     StoredRow,
     SupplyRows,
     Tick,
 )
-from postbus.entity.outcomes import Deliver, EndConsumer, Fetch, LoadedPartition, Needs, Outcome
+from postbus.entity.outcomes import (
+    Available,
+    Deliver,
+    EndConsumer,
+    Fetch,
+    Found,
+    Idle,
+    LoadedPartition,
+    Needs,
+    Outcome,
+    SessionGranted,
+    Ship,
+)
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
-from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+from postbus.store.errors import StoreUnavailable
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
 
@@ -56,25 +68,13 @@ WAITING_LIMIT = 10_000
 """Commands held while a partition loads; one more is refused as busy. Our choice: a second of
 sends of a busy bus, small against the memory budget."""
 
+SENDS = (Enqueue, Arrive)
+OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
+BEHIND = Refused(Refusal.BUSY, "the store is behind; send again later")
 CLOCK_SAMPLE_S = 10.0
-ROOM_LOOK_S = 5.0
-"""How often a full store is asked whether it has room again."""
 CONFIRMATION_S = 3.0
 CONFIRM_LOOK_S = 0.1
 """How long ownership counts as confirmed after a commit or a read (D9)."""
-
-
-class DeliverySink(Protocol):
-    """What a door registers for one consumer. Calls come from the event loop, never nested."""
-
-    def deliver(self, deliveries: list[Delivery]) -> None:
-        """Write these to the wire; they are durable as far as they must be."""
-
-    def ended(self, refusal: Refusal) -> None:
-        """The broker removed the consumer: entity dropped, disabled, or receiving disabled."""
-
-    def reset(self) -> None:
-        """The partition was reloaded: the consumer is gone and every lock with it."""
 
 
 class HostStatus(Enum):
@@ -122,7 +122,7 @@ class Host:
         self._loop = asyncio.get_running_loop()
         self._state: PartitionState | None = None
         self._journal: PartitionJournal | None = None
-        self._sinks: dict[int, DeliverySink] = {}
+        self._sinks = Sinks(partition_id, self.submit)
         self._waiting: deque[tuple[Command, OnReply | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -133,6 +133,7 @@ class Host:
         self._stop_asked = asyncio.Event()
         self._stopping = False
         self._upkeep: asyncio.Task[None] | None = None
+        self._shipper: Shipper | None = None
 
     # --- for the router -------------------------------------------------------------------------
 
@@ -159,14 +160,28 @@ class Host:
             self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
 
     def register_sink(self, consumer_id: int, sink: DeliverySink) -> None:
-        self._sinks[consumer_id] = sink
+        self._sinks.register(consumer_id, sink)
 
     def unregister_sink(self, consumer_id: int) -> None:
-        self._sinks.pop(consumer_id, None)
+        self._sinks.unregister(consumer_id)
 
     @property
     def is_loaded(self) -> bool:
         return self._state is not None
+
+    def ship_with(self, shipper: Shipper) -> None:
+        """Name who takes what leaves the partition; call before the partition is claimed."""
+        self._shipper = shipper
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run something beside the host; what it raises ends the bus."""
+        return self._tasks.create_task(work)
+
+    async def read_outbox(self, row_keys: list[int]) -> list[StoredRow]:
+        """Return rows of the outbox in key order, without those that are gone."""
+        if self._journal is None:
+            raise StoreUnavailable("the partition is loading")
+        return await self._journal.read_rows(row_keys)
 
     async def call(self, command: Command) -> Reply:
         """Apply a command and wait for what came of it."""
@@ -200,6 +215,21 @@ class Host:
         """Return exact message counts, None while the partition is not loaded."""
         return None if self._state is None else self._state.counts(entity_no)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether something waits for a time that has come."""
+        deadline_ms = None if self._state is None else self._state.next_deadline_ms
+        return deadline_ms is not None and deadline_ms <= self._clock()
+
+    def interrupt(self, duration_s: float) -> None:
+        """Fail as if the store could not be reached for so long: a fault for tests."""
+        self._recovery.interrupt(duration_s)
+        error = StoreUnavailable(INTERRUPTED)
+        if self._journal is not None:
+            self._journal.fail(error)
+        else:
+            self._early_error = error
+
     async def stop(self) -> None:
         """Commit what was accepted, journal what is outstanding, release the partition (D6)."""
         self._stopping = True
@@ -212,6 +242,8 @@ class Host:
         if self._upkeep is not None:
             self._upkeep.cancel()
         self.status = HostStatus.CLOSED
+        if self._shipper is not None:
+            self._shipper.drop()
         self._state = self._journal = None
         self._refuse_untold()
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
@@ -227,12 +259,8 @@ class Host:
         if state is None or journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        if type(command) is Enqueue and (journal.is_congested or self._room.is_full):
-            if self._room.is_full:
-                refused = Refused(Refusal.STORE_FULL, "the store has no room for messages")
-            else:
-                refused = Refused(Refusal.BUSY, "the store is behind; send again later")
-            self._reply(on_reply, refused)
+        if type(command) in SENDS and (journal.is_congested or self._room.is_full):
+            self._reply(on_reply, NO_ROOM if self._room.is_full else BEHIND)
             return
         try:
             result = state.apply(command, self._clock(), found)
@@ -257,37 +285,28 @@ class Host:
         """Tell what an outcome caused; its commit and all earlier ones are durable."""
         for effect in outcome.effects:
             if type(effect) is Deliver:
-                sink = self._sinks.get(effect.consumer_id)
-                if sink is not None:
-                    try:
-                        sink.deliver(effect.deliveries)
-                    except Exception:  # noqa: BLE001 - logged; its locks expire
-                        self._log_broken_sink(effect.consumer_id, effect.entity_no)
-                else:
-                    self._give_back(effect)
+                self._sinks.deliver(effect)
             elif type(effect) is Fetch:
                 self._tasks.create_task(self._fetch(effect))
             elif type(effect) is EndConsumer:
-                gone = self._sinks.pop(effect.consumer_id, None)
-                if gone is not None:
-                    try:
-                        gone.ended(effect.refusal)
-                    except Exception:  # noqa: BLE001 - logged
-                        self._log_broken_sink(effect.consumer_id)
+                self._sinks.end(effect)
+            elif type(effect) is Available:
+                self._sinks.hint(effect)
+            elif type(effect) is SessionGranted:
+                self._sinks.grant(effect)
+            elif type(effect) is Idle:
+                self._tasks.create_task(self._delete_idle(effect.entity_no))
+            elif type(effect) is Ship and self._shipper is not None:
+                self._shipper.ship(effect)
         if on_reply is not None:
             self._reply(on_reply, outcome.reply)
 
-    def _log_broken_sink(self, consumer_id: int, entity_no: int | None = None) -> None:
-        logger.exception(
-            "a receiver of deliveries broke",
-            extra={"partition": self.partition_id, "entity": entity_no, "consumer": consumer_id},
-        )
-
-    def _give_back(self, effect: Deliver) -> None:
-        """Release what reached no wire; a receive-and-delete delivery is lost by design (S26)."""
-        tokens = [delivery.lock_token for delivery in effect.deliveries if delivery.lock_token]
-        if tokens:
-            self.submit(Settle(effect.entity_no, effect.sub_queue, tokens, Disposition.RELEASE))
+    async def _delete_idle(self, entity_no: int) -> None:
+        """Let the catalog decide about an idle entity; a failure is tried with the next `Idle`."""
+        try:
+            await self._directory.idle(entity_no)
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            log_trouble(self.partition_id, "an idle entity could not be deleted", error)
 
     def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
         """Called by the journal in order, once for each commit."""
@@ -363,22 +382,26 @@ class Host:
         if journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        rows: list[StoredRow] = []
+        found = Found()
         try:
             if needs.row_keys:
-                rows += await journal.read_rows(needs.row_keys)
+                found += await journal.read_rows(needs.row_keys)
             for first_key, end_key, limit in needs.ranges:
-                rows += await journal.read_range(first_key, end_key, limit)
+                found += await journal.read_range(first_key, end_key, limit)
             for entity_no, sub_queue, from_sequence, limit in needs.numbers:
-                rows += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
+                found += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
+            if needs.states:
+                found.states = await journal.read_states(needs.states)
+            if needs.ids:
+                found.seen = await journal.read_seen(needs.ids)
         except Exception as error:  # noqa: BLE001 - logged; a failed read harms nobody else
-            self._log_trouble("rows could not be read", error)
+            log_trouble(self.partition_id, "rows could not be read", error)
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
             return
         if journal is not self._journal:  # what was read belongs to a former life
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        self._apply(command, on_reply, rows)
+        self._apply(command, on_reply, found)
 
     async def _fetch(self, effect: Fetch) -> None:
         """Page messages in; repeated until it works, since the sub-queue waits for it."""
@@ -388,7 +411,7 @@ class Host:
             try:
                 rows = await journal.read_rows(effect.row_keys)
             except Exception as error:  # noqa: BLE001 - logged, and tried again
-                self._log_trouble("paging failed", error)
+                log_trouble(self.partition_id, "paging failed", error)
                 await self._pause(backoff_s)
                 if self._is_stopping():
                     return
@@ -431,7 +454,7 @@ class Host:
                     await self._room.look()
                 await journal.upkeep()
             except Exception as error:  # noqa: BLE001 - logged, and tried again
-                self._log_trouble("upkeep failed", error)
+                log_trouble(self.partition_id, "upkeep failed", error)
             is_first = False
             await asyncio.sleep(ROOM_LOOK_S if self._room.is_full else CLOCK_SAMPLE_S)
 
@@ -445,6 +468,8 @@ class Host:
             self._state.discard()
         self._state, self._journal = None, None
         journal.abandon()
+        if self._shipper is not None:
+            self._shipper.drop()
         self._refuse_untold()
         self._recovery.failed(error)
         self.reload_count += 1
@@ -457,12 +482,7 @@ class Host:
             return
         self.status = HostStatus.LOADING
         self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
-        sinks, self._sinks = self._sinks, {}
-        for consumer_id, sink in sinks.items():
-            try:
-                sink.reset()
-            except Exception:  # noqa: BLE001 - logged
-                self._log_broken_sink(consumer_id)
+        self._sinks.reset()
 
     async def _load(self) -> None:
         """Claim and load the partition, however long it takes."""
@@ -473,6 +493,7 @@ class Host:
             journal: PartitionJournal | None = None
             self._early_error = None
             try:
+                self._recovery.check_interruption()
                 journal, loaded = await self._open_journal()
                 self._clock.observe(await journal.sample_clock_ms())
                 await self._room.make()
@@ -527,18 +548,9 @@ class Host:
         """Tell why, and whoever waits that nothing of theirs was applied."""
         self._recovery.failed(None)
         self._load_trouble = f"{type(error).__name__}: {error}"
-        self._log_trouble("partition could not be loaded", error)
+        log_trouble(self.partition_id, "partition could not be loaded", error)
         detail = str(error) if isinstance(error, StoreUnavailable) else "the store needs attention"
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
-
-    def _log_trouble(self, what: str, error: Exception) -> None:
-        """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
-        extra = {"partition": self.partition_id, "error": f"{type(error).__name__}: {error}"}
-        if isinstance(error, StoreUnavailable):
-            logger.warning(what, extra=extra)
-        else:
-            is_known = isinstance(error, StoreMisconfigured)
-            logger.error(what, extra=extra, exc_info=None if is_known else error)
 
     async def _pause(self, seconds: float) -> None:
         """Wait so long, or until the host is to stop."""
@@ -553,13 +565,8 @@ class Host:
 
     def _catch_up(self, known: set[int], version: int) -> None:
         """Bring the partition's copy of the definitions up to the catalog (D14)."""
-        wanted = self._directory.entries_of(self.partition_id)
-        # In order of version: what is cut short must not leave a gap below the version it reached.
-        for entry in sorted(wanted, key=lambda each: each.version):
-            if entry.entity_no not in known or entry.version > version:
-                self.submit(PutEntity(entry.entity_no, entry.name, entry.properties, entry.version))
-        for entity_no in known - {entry.entity_no for entry in wanted}:
-            self.submit(DropEntity(entity_no, self._directory.version))
+        for command in self._directory.missing(self.partition_id, known, version):
+            self.submit(command)
 
     def _refuse_waiting(self, reply: Refused) -> None:
         """Answer whoever waits; consumers stay, they have nobody to repeat them."""
@@ -575,7 +582,7 @@ class Host:
         removed, self._removed = self._removed, set()
         kept: list[tuple[Command, OnReply | None]] = []
         for command, on_reply in waiting:
-            if isinstance(command, AddConsumer | SetDemand) and command.consumer_id in removed:
+            if isinstance(command, OF_CONSUMER) and command.consumer_id in removed:
                 self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
             else:
                 kept.append((command, on_reply))

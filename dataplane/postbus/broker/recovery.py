@@ -17,6 +17,8 @@ the longest wait, so that what breaks again at once is never tried without a pau
 REPEATED = 2
 """Failures of the same kind after which the next life commits one by one."""
 
+INTERRUPTED = "the store is away because a test asked for it"
+
 
 class Recovery:
     """Counts failures of one partition. `commit_count` is raised by the host."""
@@ -26,6 +28,7 @@ class Recovery:
         self._loaded_at: float | None = None
         self._kind: tuple[object, ...] = ()
         self._repeated = 0
+        self._interrupted_until = 0.0
         self.commit_count = 0
         self.wait_s = 0.0
         """Seconds to wait before the next attempt to load."""
@@ -49,11 +52,24 @@ class Recovery:
             self.wait_s, self._kind, self._repeated = 0.0, (), 0
         self._loaded_at = None
         self.wait_s = min(max(self.wait_s * 2, FIRST_BACKOFF_S), LAST_BACKOFF_S)
+        left_s = self._interrupted_until - self._monotonic_s()
+        if left_s > 0:  # an outage made for a test ends when it was said to end
+            self.wait_s = min(self.wait_s, left_s)
         if commit_error is None or isinstance(commit_error, StoreUnavailable):
             return
         kind = _kind_of(commit_error)
         self._repeated = self._repeated + 1 if kind == self._kind else 1
         self._kind = kind
+
+    def interrupt(self, duration_s: float) -> None:
+        """Let every attempt fail for so long; a longer interruption is not shortened."""
+        until = self._monotonic_s() + duration_s
+        self._interrupted_until = max(self._interrupted_until, until)
+
+    def check_interruption(self) -> None:
+        """Raise `StoreUnavailable` while an interruption lasts."""
+        if self._monotonic_s() < self._interrupted_until:
+            raise StoreUnavailable(INTERRUPTED)
 
     def _was_good(self) -> bool:
         return (

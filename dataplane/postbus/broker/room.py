@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import logging
 
+from postbus.entity.commands import Refusal, Refused
 from postbus.store.errors import StoreFull
 from postbus.store.postgres import Store
 from postbus.store.reserve import fill_reserve, give_up_reserve, look_for_room
 
 logger = logging.getLogger(__name__)
+
+NO_ROOM = Refused(Refusal.STORE_FULL, "the store has no room for messages")
+ROOM_LOOK_S = 5.0
+"""How often a full store is asked whether it has room again."""
 
 
 class Room:

@@ -7,14 +7,45 @@ behind a peer stream, therefore everything answers by callback, at once or later
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Protocol, TypeVar
 
-from postbus.broker.directory import Directory
-from postbus.broker.host import DeliverySink, Host
-from postbus.contract import QueueProperties
-from postbus.entity.commands import Command, Reply, SubQueue
+from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.host import Host
+from postbus.broker.partitioned import PartitionedEntities
+from postbus.broker.placement import SPREAD
+from postbus.broker.shipper import Shipper, Target
+from postbus.broker.sinks import DeliverySink
+from postbus.broker.transactions import detects_duplicates, place_transaction
+from postbus.contract import (
+    EntityKind,
+    EntityProperties,
+    NamespaceLimits,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import (
+    Command,
+    Done,
+    Refusal,
+    Refused,
+    Reply,
+    SubQueue,
+    Transact,
+)
+from postbus.entity.partition_state import Counts
+from postbus.store.catalog import CatalogEntry, StoredRule
+from postbus.store.errors import StoreError
+
+__all__ = ["SPREAD", "Address", "Availability", "Router"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SUFFIXES = (
     ("/$transfer/$deadletterqueue", SubQueue.TRANSFER_DEAD_LETTER),
@@ -24,13 +55,38 @@ SUFFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a path leads. `name` is in the case it was created with."""
+    """Where a path leads. `name` is in the case it was created with.
+
+    `partition_id` of a partitioned entity is SPREAD, which the router takes like any other.
+    """
 
     partition_id: int
     entity_no: int
     sub_queue: SubQueue
     name: str
-    properties: QueueProperties
+    kind: EntityKind
+    properties: EntityProperties
+    is_partitioned: bool = False
+
+    @property
+    def requires_session(self) -> bool:
+        """Whether its active messages are received by session."""
+        properties = self.properties
+        return not isinstance(properties, TopicProperties) and properties.requires_session
+
+    def max_message_bytes(self, limits: NamespaceLimits) -> int:
+        """Return the size of the largest message it takes."""
+        if isinstance(self.properties, SubscriptionProperties):
+            return limits.max_message_bytes
+        size_kb = self.properties.max_message_size_in_kilobytes
+        return min(size_kb * 1024, limits.max_message_bytes)
+
+
+class Availability(Enum):
+    """How much of an entity can be used. Source: Service Bus EntityAvailabilityStatus."""
+
+    AVAILABLE = "Available"
+    LIMITED = "Limited"
 
 
 class Clock(Protocol):
@@ -46,7 +102,12 @@ class Router:
         self._hosts = hosts
         self._directory = directory
         self._consumer_ids = itertools.count(1)
+        self._partitioned = PartitionedEntities(hosts, self._detects_duplicates)
         self.now_ms = clock
+        for host in hosts:
+            host.ship_with(Shipper(host, hosts, self._target_of))
+
+    # --- names ----------------------------------------------------------------------------------
 
     def resolve(self, path: str, on_resolved: Callable[[Address | None], None]) -> None:
         """Find the entity of a path such as `orders/$DeadLetterQueue`, case-insensitively.
@@ -64,9 +125,25 @@ class Router:
         if entry is None:
             on_resolved(None)
             return
-        on_resolved(
-            Address(entry.home_partition, entry.entity_no, sub_queue, entry.name, entry.properties)
-        )
+        on_resolved(_address(entry, sub_queue))
+
+    def _target_of(self, name: str) -> Target | None:
+        """Find what a name forwards to; subscriptions only get what their topic gives them."""
+        entry = self._directory.find(name.strip("/").lower())
+        if entry is None or isinstance(entry.properties, SubscriptionProperties):
+            return None
+        detects = entry.properties.requires_duplicate_detection
+        return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
+
+    def _detects_duplicates(self, entity_no: int) -> bool:
+        address = self._address_of(entity_no)
+        return address is not None and detects_duplicates(address)
+
+    def _address_of(self, entity_no: int) -> Address | None:
+        entry = self._directory.numbered(entity_no)
+        return None if entry is None else _address(entry, SubQueue.ACTIVE)
+
+    # --- commands -------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -74,16 +151,130 @@ class Router:
         command: Command,
         on_reply: Callable[[Reply], None] | None = None,
     ) -> None:
-        """Apply a command; `on_reply` is called once, after the commit that justifies it."""
-        self._hosts[partition_id].submit(command, on_reply)
+        """Apply a command; `on_reply` is called once, after the commit that justifies it.
+
+        A transaction goes to the partition of what it settles, whatever `partition_id` says.
+        """
+        if type(command) is Transact:
+            self._transact(partition_id, command, on_reply)
+        elif partition_id == SPREAD:
+            self._partitioned.submit(command, on_reply)
+        else:
+            self._hosts[partition_id].submit(command, on_reply)
+
+    def _transact(
+        self, partition_id: int, command: Transact, on_reply: Callable[[Reply], None] | None
+    ) -> None:
+        placed = place_transaction(command, self._address_of, len(self._hosts))
+        if isinstance(placed, Refused):
+            if on_reply is not None:
+                on_reply(placed)
+            return
+        home, command = placed
+        home = partition_id if home == SPREAD else home
+        if home == SPREAD:
+            self._partitioned.submit_anywhere(command, on_reply)
+        else:
+            self._hosts[home].submit(command, on_reply)
 
     def register_sink(self, partition_id: int, consumer_id: int, sink: DeliverySink) -> None:
         """Name who gets the deliveries of a consumer; call before submitting `AddConsumer`."""
-        self._hosts[partition_id].register_sink(consumer_id, sink)
+        if partition_id == SPREAD:
+            self._partitioned.register_sink(consumer_id, sink)
+        else:
+            self._hosts[partition_id].register_sink(consumer_id, sink)
 
     def unregister_sink(self, partition_id: int, consumer_id: int) -> None:
         """Forget a sink; what is still on its way to it goes back to its queue."""
-        self._hosts[partition_id].unregister_sink(consumer_id)
+        if partition_id == SPREAD:
+            self._partitioned.unregister_sink(consumer_id)
+        else:
+            self._hosts[partition_id].unregister_sink(consumer_id)
 
     def new_consumer_id(self) -> int:
         return next(self._consumer_ids)
+
+    # --- definitions ----------------------------------------------------------------------------
+
+    def add_rule(
+        self, path: str, rule: RuleProperties, on_reply: Callable[[Done | Refused], None]
+    ) -> None:
+        """Give a subscription a rule; `path` is its name in the catalog."""
+        self._define(_done(self._directory.add_rule(path, rule)), on_reply)
+
+    def remove_rule(self, path: str, name: str, on_reply: Callable[[Done | Refused], None]) -> None:
+        self._define(_done(self._directory.remove_rule(path, name)), on_reply)
+
+    def list_rules(
+        self, path: str, on_reply: Callable[[Sequence[StoredRule] | Refused], None]
+    ) -> None:
+        """Tell a subscription's rules in the order they were made."""
+
+        async def listed() -> Sequence[StoredRule]:
+            return self._directory.rules_of(path)
+
+        self._define(listed(), on_reply)
+
+    def _define(self, work: Awaitable[T], on_reply: Callable[[T | Refused], None]) -> None:
+        """Run a change of the catalog beside the hosts; what it refuses becomes the reply."""
+
+        async def run() -> None:
+            reply: T | Refused
+            try:
+                reply = await work
+            except DirectoryRefusal as error:
+                reply = error.refused
+            except StoreError as error:
+                reply = Refused(Refusal.NOT_APPLIED, str(error))
+            try:
+                on_reply(reply)
+            except Exception:
+                logger.exception("a receiver of a reply broke")
+
+        self._hosts[0].start(run())
+
+    # --- what is known of an entity -------------------------------------------------------------
+
+    def counts(self, address: Address) -> Counts | None:
+        """Return message counts, over the partitions that are loaded; None when none is (S188)."""
+        found = [host.counts(address.entity_no) for host in self._hosts_of(address)]
+        known = [each for each in found if each is not None]
+        if not known:
+            return None
+        return Counts(
+            sum(each.active for each in known),
+            sum(each.dead_letter for each in known),
+            sum(each.scheduled for each in known),
+            sum(each.transfer_dead_letter for each in known),
+            sum(each.size_bytes for each in known),
+        )
+
+    def availability(self, address: Address) -> Availability:
+        """Say whether every partition of an entity can be used (S187)."""
+        is_limited = any(host.trouble is not None for host in self._hosts_of(address))
+        return Availability.LIMITED if is_limited else Availability.AVAILABLE
+
+    def troubles(self, address: Address) -> dict[int, str]:
+        """Return partition -> what is wrong with it, for those of an entity; for operators."""
+        hosts = self._hosts_of(address)
+        return {host.partition_id: host.trouble for host in hosts if host.trouble is not None}
+
+    def _hosts_of(self, address: Address) -> Sequence[Host]:
+        return self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
+
+
+async def _done(work: Awaitable[None]) -> Done:
+    await work
+    return Done()
+
+
+def _address(entry: CatalogEntry, sub_queue: SubQueue) -> Address:
+    return Address(
+        SPREAD if entry.is_partitioned else entry.home_partition,
+        entry.entity_no,
+        sub_queue,
+        entry.name,
+        entry.kind,
+        entry.properties,
+        entry.is_partitioned,
+    )

@@ -34,28 +34,32 @@ from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
 from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right, resource_path
 from postbus.broker.router import Address, Router
-from postbus.contract import EntityStatus, NamespaceLimits, Right
+from postbus.contract import EntityKind, EntityStatus, NamespaceLimits, Right
 from postbus.edge.addresses import Node, NodeAddress, parse_address
 from postbus.edge.cbs import TokenNode
 from postbus.edge.idleness import detach_idle
 from postbus.edge.intake import Intake
-from postbus.edge.links import LOST, ReceiverDoor, SenderDoor
 from postbus.edge.management_node import ManagementNode
+from postbus.edge.receiver_links import ReceiverDoor
 from postbus.edge.refusals import Explainer
 from postbus.edge.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
-from postbus.entity.commands import Refusal, Refused
-from postbus.message.codec import Described
+from postbus.edge.sender_links import SenderDoor
+from postbus.edge.session_links import SessionDoor, SessionFilter
+from postbus.edge.settlements import LOST
+from postbus.edge.transactions import CoordinatorDoor, Transactions
+from postbus.entity.commands import Refusal, Refused, SubQueue
 
 logger = logging.getLogger(__name__)
 
-SESSION_FILTER: Final = "com.microsoft:session-filter"
-SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
+VIA_PROPERTY: Final = "com.microsoft:transfer-destination-address"
+"""Link property of a sender: what is sent goes on to this entity (send-via)."""
+
 MAX_REFUSED_TOKENS: Final = 20
 """Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
-Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor
+Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor | CoordinatorDoor
 
 
 class AmqpConnection:
@@ -96,6 +100,8 @@ class AmqpConnection:
         self._grants: dict[str, Grant] = {}
         self._refused_tokens = 0
         self._doors: dict[Link, Door] = {}
+        self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
+        self.transactions = Transactions(self)
 
     # --- from the transport ---------------------------------------------------------------------
 
@@ -207,6 +213,26 @@ class AmqpConnection:
         """Count an answer that a client waited for."""
         self.owed_count -= 1
 
+    def note_session(self, entity_no: int, session_id: bytes, door: SessionDoor) -> None:
+        """Remember which link holds a session."""
+        self._sessions[entity_no, session_id] = door
+
+    def forget_session(self, entity_no: int, session_id: bytes) -> None:
+        self._sessions.pop((entity_no, session_id), None)
+
+    def holder_of(self, entity_no: int, session_id: bytes | None) -> int | None:
+        """Return the consumer of this connection that holds a session; that is a use of its link.
+
+        A handler that is busy for long renews the lock and does nothing else on the link.
+        """
+        if session_id is None:
+            return None
+        door = self._sessions.get((entity_no, session_id))
+        if door is None:
+            return None
+        door.idleness.is_used = True
+        return door.consumer_id
+
     def response_door(
         self, session: Session, node: str, reply_to: str | None
     ) -> ResponseDoor | None:
@@ -238,7 +264,7 @@ class AmqpConnection:
                     burst, sending = [event], event.link
                 case OversizeReceived():
                     door = self._doors.get(event.link)
-                    if isinstance(door, SenderDoor | RequestDoor):
+                    if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
                         door.refuse_oversize(event)
                 case DeliveriesUpdated():
                     door = self._doors.get(event.link)
@@ -285,7 +311,7 @@ class AmqpConnection:
 
     def _receive(self, burst: list[TransferReceived]) -> None:
         door = self._doors.get(burst[0].link)
-        if isinstance(door, SenderDoor | RequestDoor):
+        if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
             door.receive(burst)
 
     def _authenticate(self, event: SaslInitReceived) -> None:
@@ -310,8 +336,13 @@ class AmqpConnection:
 
     def _attach(self, link: Link) -> None:
         terminus = link.target if link.is_incoming else link.source
+        if terminus is not None and terminus.is_coordinator and isinstance(link, IncomingLink):
+            coordinator = CoordinatorDoor(self, link)
+            self._doors[link] = coordinator
+            coordinator.attach()
+            return
         if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
-            text = "Transactions and dynamic nodes are not supported by this version."
+            text = "Nodes that are made for one link are not supported."
             link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, ""))
             return
         if terminus is None or not terminus.address:
@@ -328,7 +359,29 @@ class AmqpConnection:
             error = self.explainer.missing_right(right, node.path)
             link.refuse(error)
             return
+        via = link.properties.get(VIA_PROPERTY)
+        if link.is_incoming and isinstance(via, str):
+            self._attach_via(link, node, parse_address(via))
+            return
         self.router.resolve(node.path, partial(self._resolved, link, node))
+
+    def _attach_via(self, link: Link, node: NodeAddress, destination: NodeAddress) -> None:
+        """Attach a sender whose messages go on to another entity; both need the right to send."""
+        if not self.is_allowed(destination.path, Right.SEND):
+            link.refuse(self.explainer.missing_right(Right.SEND, destination.path))
+            return
+
+        def resolved(address: Address | None) -> None:
+            if link.is_gone or self.is_ended:
+                return
+            if address is None:
+                refused = Refused(Refusal.ENTITY_NOT_FOUND)
+                link.refuse(self.explainer.refused(refused, destination.path))
+                return
+            resolve = partial(self._resolved, link, node, via=address.name)
+            self.router.resolve(node.path, resolve)
+
+        self.router.resolve(destination.path, resolved)
 
     def _attach_node(self, link: Link, node: str, handle: Handle, max_bytes: int) -> None:
         if isinstance(link, IncomingLink):
@@ -340,16 +393,16 @@ class AmqpConnection:
             self._doors[link] = response
             response.attach()
 
-    def _resolved(self, link: Link, node: NodeAddress, address: Address | None) -> None:
-        if link.session.is_ended or link.is_detach_sent or self.is_ended:
+    def _resolved(
+        self, link: Link, node: NodeAddress, address: Address | None, via: str | None = None
+    ) -> None:
+        if link.is_gone or self.is_ended:
             return
         refused = None
         if address is None:
             refused = Refused(Refusal.ENTITY_NOT_FOUND)
-        elif node.node is Node.ENTITY and link.is_incoming and node.is_sub_queue:
-            refused = Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
         elif node.node is Node.ENTITY:
-            refused = _status_refusal(address.properties.status, is_sender=link.is_incoming)
+            refused = _attach_refusal(address, is_sender=link.is_incoming)
         if refused is not None or address is None:
             link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
         elif node.node is Node.MANAGEMENT:
@@ -357,12 +410,9 @@ class AmqpConnection:
             max_bytes = self.limits.max_message_bytes + REQUEST_SPARE_BYTES
             self._attach_node(link, node.path.lower(), handle, max_bytes)
         elif isinstance(link, IncomingLink):
-            sender = SenderDoor(self, link, address, node.path)
+            sender = SenderDoor(self, link, address, node.path, via)
             self._doors[link] = sender
-            size = min(
-                address.properties.max_message_size_in_kilobytes * 1024,
-                self.limits.max_message_bytes,
-            )
+            size = address.max_message_bytes(self.limits)
             sender.attach(size, min(size, self.limits.max_batch_bytes))
         elif isinstance(link, OutgoingLink):
             self._attach_receiver(link, address, node)
@@ -370,21 +420,31 @@ class AmqpConnection:
 
     def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
         """Attach unless a filter asks for what the entity does not do: none is ever ignored."""
+        wanted = SessionFilter.of(link.source)
         filters = (link.source.filters if link.source is not None else None) or {}
-        if any(_is_session_filter(key, value) for key, value in filters.items()):
-            text = (
-                "A sessionful message receiver cannot be created on an entity that does not "
-                "require sessions. Ensure RequiresSession is set to true when creating a Queue "
-                "or Subscription to enable sessionful behavior."
-            )
-            link.refuse(self.explainer.error(conditions.NOT_ALLOWED, text, node.path))
+        needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
+        condition, text = conditions.NOT_ALLOWED, ""
+        if wanted is not None and not needs_session:
+            refused = Refused(Refusal.SESSION_NOT_SUPPORTED)
+            link.refuse(self.explainer.refused(refused, node.path))
             return
-        if filters:
+        if len(filters) > (wanted is not None):
             names = ", ".join(str(key) for key in filters)
-            text = f"No such filter is supported: {names}."
-            link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, node.path))
+            condition, text = conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
+        elif wanted is not None and not wanted.is_valid:
+            condition, text = conditions.INVALID_FIELD, "A session filter is a string or null."
+        elif wanted is None and needs_session:
+            text = (
+                "It is not possible for an entity that requires sessions to create a "
+                "non-sessionful message receiver."
+            )
+        if text:
+            link.refuse(self.explainer.error(condition, text, node.path))
             return
-        receiver = ReceiverDoor(self, link, address, node.path)
+        if wanted is None:
+            receiver = ReceiverDoor(self, link, address, node.path)
+        else:
+            receiver = SessionDoor(self, link, address, node.path, wanted)
         self._doors[link] = receiver
         receiver.attach()
 
@@ -395,6 +455,7 @@ class AmqpConnection:
         self.is_ended = True
         for link in list(self._doors):
             self._close_door(link)
+        self.transactions.roll_back()
         self._pumps.clear()
 
     def _close_door(self, link: Link) -> None:
@@ -427,9 +488,15 @@ class AmqpConnection:
                     self.detach(link, self.explainer.missing_right(right, door.path))
 
 
-def _status_refusal(status: EntityStatus, *, is_sender: bool) -> Refused | None:
-    """Return why a link may not be attached while the entity has this status."""
-    match status:
+def _attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
+    """Return why a link may not be attached to what an address names."""
+    if is_sender and address.sub_queue is not SubQueue.ACTIVE:
+        return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
+    if is_sender and address.kind is EntityKind.SUBSCRIPTION:
+        return Refused(Refusal.NOT_ALLOWED, "Send to the topic of a subscription.")
+    if not is_sender and address.kind is EntityKind.TOPIC:
+        return Refused(Refusal.NOT_ALLOWED, "Receive from a subscription of the topic.")
+    match address.properties.status:
         case EntityStatus.ACTIVE:
             return None
         case EntityStatus.DISABLED:
@@ -438,10 +505,3 @@ def _status_refusal(status: EntityStatus, *, is_sender: bool) -> Refused | None:
             return Refused(Refusal.SEND_DISABLED) if is_sender else None
         case EntityStatus.RECEIVE_DISABLED:
             return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
-
-
-def _is_session_filter(key: object, value: object) -> bool:
-    """Say whether a filter asks for a session, plain or described."""
-    return str(key) == SESSION_FILTER or (
-        isinstance(value, Described) and value.descriptor == SESSION_FILTER_CODE
-    )

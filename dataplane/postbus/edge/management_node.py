@@ -1,21 +1,33 @@
-"""The `$management` node of a queue: what does not fit on a link.
+"""The `$management` node of an entity: what does not fit on a link.
 
-Peek, renew, deferred messages, schedules and settlement by lock token. Names carry the prefix
-`com.microsoft:`; numbers are accepted in every AMQP width, answers use the widths clients expect.
+Peek, renew, deferred messages, schedules and settlement by lock token; requests about sessions and
+rules are in modules of their own. Names carry the prefix `com.microsoft:`.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from postbus.amqp import conditions
-from postbus.amqp.conditions import AmqpError
 from postbus.broker.router import Address
 from postbus.contract import Right
+from postbus.edge.management_bodies import (
+    BadRequest,
+    failure,
+    integer,
+    items,
+    numbers,
+    ok,
+    response,
+    session_id_of,
+    text,
+    tokens,
+)
 from postbus.edge.refusals import status_code
-from postbus.edge.requests import Request, Respond, Response
+from postbus.edge.requests import Request, Respond
+from postbus.edge.rule_requests import RuleRequests
+from postbus.edge.session_requests import SessionRequests
 from postbus.edge.settlements import RELOADING
 from postbus.entity.commands import (
     Cancelled,
@@ -42,8 +54,8 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
-from postbus.message.codec import Array, DecodeError, Int, Symbol
-from postbus.message.delivery import encode_message, token_to_uuid, uuid_to_token
+from postbus.message.codec import Array, DecodeError, Int
+from postbus.message.delivery import encode_message, token_to_uuid
 from postbus.message.envelope import Envelope
 from postbus.message.sections import slice_message
 
@@ -55,7 +67,8 @@ MAX_PEEK_COUNT: Final = 1_000
 MAX_PEEK_BYTES: Final = 1 << 20
 """Bytes of messages in one peek response; more messages come with the next request."""
 
-MAX_LIST_ITEMS: Final = 10_000
+TRANSACTION: Final = "$transaction"
+"""Where the transaction of a request stands among the fields of its body; no client's field."""
 
 EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
 
@@ -67,12 +80,8 @@ DISPOSITIONS: Final = {
 }
 
 
-class BadRequest(Exception):
-    """A request's body is not what its operation needs."""
-
-
 class ManagementNode:
-    """Handles the requests of one connection to one queue or sub-queue."""
+    """Handles the requests of one connection to one entity or sub-queue."""
 
     def __init__(self, connection: AmqpConnection, path: str) -> None:
         self.path = path
@@ -86,6 +95,9 @@ class ManagementNode:
             "schedule-message": (Right.SEND, self._schedule),
             "cancel-scheduled-message": (Right.SEND, self._cancel),
         }
+        for group in (SessionRequests(connection, self), RuleRequests(connection, self)):
+            for name, run in group.operations.items():
+                self._operations[name] = (Right.LISTEN, run)
 
     def handle(self, request: Request, respond: Respond) -> None:
         """Dispatch one request; whatever is wrong with it becomes its response."""
@@ -94,74 +106,90 @@ class ManagementNode:
         if isinstance(name, str) and name.startswith(PREFIX):
             operation = self._operations.get(name[len(PREFIX) :])
         if operation is None:
-            self._fail(respond, 501, conditions.NOT_IMPLEMENTED, f"No operation '{name}' here.")
+            self.fail(respond, 501, conditions.NOT_IMPLEMENTED, f"No operation '{name}' here.")
             return
         right, run = operation
         if not self._connection.is_allowed(self.path, right):
-            text = f"Unauthorized access. '{right.value}' claim(s) are required."
-            self._fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, text)
+            why = f"Unauthorized access. '{right.value}' claim(s) are required."
+            self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
+            return
+        if request.transaction_id is not None and name != PREFIX + "update-disposition":
+            why = "Of requests only update-disposition can be part of a transaction."
+            self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
             return
         if not isinstance(request.body, dict):
-            self._fail(respond, 400, conditions.ARGUMENT_ERROR, "The body is not a map.")
+            self.fail(respond, 400, conditions.ARGUMENT_ERROR, "The body is not a map.")
             return
         body = {str(key): value for key, value in request.body.items()}
+        body[TRANSACTION] = request.transaction_id
 
         def resolved(address: Address | None) -> None:
             if address is None:
-                self._refuse(respond, Refused(Refusal.ENTITY_NOT_FOUND))
+                self.refuse(respond, Refused(Refusal.ENTITY_NOT_FOUND))
                 return
             try:
                 run(address, body, respond)
             except (BadRequest, DecodeError) as error:
-                self._fail(respond, 400, conditions.ARGUMENT_ERROR, str(error))
+                self.fail(respond, 400, conditions.ARGUMENT_ERROR, str(error))
 
         self._connection.router.resolve(self.path, resolved)
 
     # --- operations -----------------------------------------------------------------------------
 
     def _renew_lock(self, address: Address, body: Any, respond: Respond) -> None:
-        tokens = _tokens(body)
-        command = RenewLocks(address.entity_no, address.sub_queue, tokens)
+        if address.requires_session:
+            why = "Locks of messages of a session are renewed with the session."
+            self.fail(respond, 400, conditions.NOT_ALLOWED, why)
+            return
+        command = RenewLocks(address.entity_no, address.sub_queue, tokens(body))
 
         def answer(reply: Reply) -> None:
             if isinstance(reply, LocksRenewed):
-                _ok(respond, {"expirations": Array(0x83, list(reply.locked_until_ms))})
+                ok(respond, {"expirations": Array(0x83, list(reply.locked_until_ms))})
             else:
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
 
-        self._submit(address, command, answer)
+        self.submit(address, command, answer)
 
     def _peek(self, address: Address, body: Any, respond: Respond) -> None:
         command = Peek(
             address.entity_no,
             address.sub_queue,
-            _integer(body, "from-sequence-number"),
-            max(1, min(_integer(body, "message-count"), MAX_PEEK_COUNT)),
+            integer(body, "from-sequence-number"),
+            max(1, min(integer(body, "message-count"), MAX_PEEK_COUNT)),
             MAX_PEEK_BYTES,
+            session_id_of(body),
         )
 
         def answer(reply: Reply) -> None:
             if not isinstance(reply, Peeked):
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
                 return
             if not reply.messages:
-                respond(_response(204, "No content"))
+                respond(response(204, "No content"))
                 return
             encode = _peeked_without_body if body.get("omit-message-body") is True else _peeked
-            _ok(respond, {"messages": [{"message": encode(each)} for each in reply.messages]})
+            ok(respond, {"messages": [{"message": encode(each)} for each in reply.messages]})
 
-        self._submit(address, command, answer)
+        self.submit(address, command, answer)
 
     def _receive_deferred(self, address: Address, body: Any, respond: Respond) -> None:
         mode = ReceiveMode.PEEK_LOCK
-        if _integer(body, "receiver-settle-mode", default=1) == 0:
+        if integer(body, "receiver-settle-mode", default=1) == 0:
             mode = ReceiveMode.RECEIVE_AND_DELETE
-        numbers = _numbers(body)
-        command = ReceiveDeferred(address.entity_no, address.sub_queue, numbers, mode)
+        session_id = session_id_of(body)
+        command = ReceiveDeferred(
+            address.entity_no,
+            address.sub_queue,
+            numbers(body),
+            mode,
+            session_id,
+            self._connection.holder_of(address.entity_no, session_id),
+        )
 
         def answer(reply: Reply) -> None:
             if not isinstance(reply, DeferredReceived):
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
                 return
             messages = []
             for each in reply.deliveries:
@@ -181,9 +209,9 @@ class ManagementNode:
                 if token:
                     entry["lock-token"] = token_to_uuid(token)
                 messages.append(entry)
-            _ok(respond, {"messages": messages})
+            ok(respond, {"messages": messages})
 
-        self._submit(address, command, answer)
+        self.submit(address, command, answer)
 
     def _update_disposition(self, address: Address, body: Any, respond: Respond) -> None:
         disposition = DISPOSITIONS.get(str(body.get("disposition-status")))
@@ -199,29 +227,58 @@ class ManagementNode:
         command = Settle(
             address.entity_no,
             address.sub_queue,
-            _tokens(body),
+            tokens(body),
             disposition,
-            _text(body, "deadletter-reason") if is_dead_letter else None,
-            _text(body, "deadletter-description") if is_dead_letter else None,
+            text(body, "deadletter-reason") if is_dead_letter else None,
+            text(body, "deadletter-description") if is_dead_letter else None,
             properties,
+            session_id_of(body),
         )
+        is_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
+        lost = Refused(Refusal.SESSION_LOCK_LOST if is_session else Refusal.LOCK_LOST)
+        if body[TRANSACTION] is not None:
+            self._enlist(address, command, body[TRANSACTION], lost, respond)
+            return
 
         def answer(reply: Reply) -> None:
             if isinstance(reply, Settled) and not reply.lost:
-                _ok(respond, None)
+                ok(respond, None)
             elif isinstance(reply, Settled) or (
                 isinstance(reply, Refused) and reply.refusal in RELOADING
             ):
-                self._refuse(respond, Refused(Refusal.LOCK_LOST))
+                self.refuse(respond, lost)
             else:
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
 
-        self._submit(address, command, answer)
+        self.submit(address, command, answer)
+
+    def _enlist(
+        self,
+        address: Address,
+        command: Settle,
+        transaction_id: bytes,
+        lost: Refused,
+        respond: Respond,
+    ) -> None:
+        """Let a settlement wait in its transaction, if its locks live."""
+        transactions = self._connection.transactions
+        transaction = transactions.find(transaction_id)
+        if transaction is None:
+            respond(failure(410, transactions.unknown(transaction_id)))
+            return
+
+        def checked(refused: Refused | None) -> None:
+            if refused is None:
+                ok(respond, None)
+            else:
+                self.refuse(respond, lost if refused.refusal is Refusal.LOCK_LOST else refused)
+
+        transaction.add_settlement(address, command, checked)
 
     def _schedule(self, address: Address, body: Any, respond: Respond) -> None:
-        entries = _items(body, "messages")
+        entries = items(body, "messages")
         if address.sub_queue is not SubQueue.ACTIVE:
-            self._refuse(respond, Refused(Refusal.NOT_ALLOWED))
+            self.refuse(respond, Refused(Refusal.NOT_ALLOWED))
             return
         envelopes: list[Envelope] = []
         for entry in entries:
@@ -232,47 +289,48 @@ class ManagementNode:
 
         def answer(reply: Reply) -> None:
             if isinstance(reply, Enqueued) and not reply.refusals:
-                _ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
+                ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
             elif isinstance(reply, Enqueued) and reply.refusals:
-                self._refuse(respond, next(iter(reply.refusals.values())))
+                self.refuse(respond, next(iter(reply.refusals.values())))
             else:
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
 
-        self._submit(address, Enqueue(address.entity_no, envelopes, is_atomic=True), answer)
+        self.submit(address, Enqueue(address.entity_no, envelopes, is_atomic=True), answer)
 
     def _cancel(self, address: Address, body: Any, respond: Respond) -> None:
         def answer(reply: Reply) -> None:
             if isinstance(reply, Cancelled):
-                _ok(respond, None)
+                ok(respond, None)
             else:
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
 
-        self._submit(address, CancelScheduled(address.entity_no, _numbers(body)), answer)
+        self.submit(address, CancelScheduled(address.entity_no, numbers(body)), answer)
 
     def _delete(self, address: Address, body: Any, respond: Respond) -> None:
-        limit = _integer(body, "message-count")
+        limit = integer(body, "message-count")
         if not 1 <= limit <= self._connection.limits.max_delete_count:
             raise BadRequest(
                 f"message-count must be 1 to {self._connection.limits.max_delete_count}"
             )
-        before_ms = _integer(body, "enqueued-time-utc", default=self._connection.router.now_ms())
-        command = DeleteMessages(address.entity_no, address.sub_queue, limit, before_ms)
+        before_ms = integer(body, "enqueued-time-utc", default=self._connection.router.now_ms())
+        command = DeleteMessages(
+            address.entity_no, address.sub_queue, limit, before_ms, session_id_of(body)
+        )
 
         def answer(reply: Reply) -> None:
             if not isinstance(reply, MessagesDeleted):
-                self._refuse(respond, reply)
+                self.refuse(respond, reply)
             elif reply.count:
-                _ok(respond, {"message-count": Int(reply.count)})
+                ok(respond, {"message-count": Int(reply.count)})
             else:
-                respond(_response(204, "No content"))
+                respond(response(204, "No content"))
 
-        self._submit(address, command, answer)
+        self.submit(address, command, answer)
 
-    # --- internals ------------------------------------------------------------------------------
+    # --- for the groups of operations -----------------------------------------------------------
 
-    def _submit(
-        self, address: Address, command: Command, on_reply: Callable[[Reply], None]
-    ) -> None:
+    def submit(self, address: Address, command: Command, on_reply: Callable[[Reply], None]) -> None:
+        """Submit a command that the client waits for."""
         connection = self._connection
 
         def answer(reply: Reply) -> None:
@@ -285,14 +343,16 @@ class ManagementNode:
         connection.owed_count += 1
         connection.router.submit(address.partition_id, command, answer)
 
-    def _refuse(self, respond: Respond, reply: Reply) -> None:
+    def refuse(self, respond: Respond, reply: Reply) -> None:
+        """Answer with the refusal of an entity."""
         assert isinstance(reply, Refused)
         refusal = reply
         error = self._connection.explainer.refused(refusal, self.path)
-        respond(_failure(status_code(refusal.refusal), error))
+        respond(failure(status_code(refusal.refusal), error))
 
-    def _fail(self, respond: Respond, code: int, condition: str, text: str) -> None:
-        respond(_failure(code, self._connection.explainer.error(condition, text, self.path)))
+    def fail(self, respond: Respond, code: int, condition: str, why: str) -> None:
+        """Answer with an error that is no refusal of an entity."""
+        respond(failure(code, self._connection.explainer.error(condition, why, self.path)))
 
 
 def _peeked(message: PeekedMessage) -> bytes:
@@ -310,58 +370,3 @@ def _peeked(message: PeekedMessage) -> bytes:
 def _peeked_without_body(message: PeekedMessage) -> bytes:
     encoded = _peeked(message)
     return encoded[: len(encoded) - len(message.envelope.body)] + EMPTY_BODY
-
-
-def _response(code: int, description: str, body: Any = None) -> Response:
-    return Response({"statusCode": Int(code), "statusDescription": description}, body)
-
-
-def _ok(respond: Respond, body: Any) -> None:
-    respond(_response(200, "OK", body))
-
-
-def _failure(code: int, error: AmqpError) -> Response:
-    return Response(
-        {
-            "statusCode": Int(code),
-            "statusDescription": error.description,
-            "errorCondition": Symbol(error.condition),
-        }
-    )
-
-
-def _integer(body: Any, name: str, default: int | None = None) -> int:
-    value = body.get(name, default)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadRequest(f"{name} is missing or not a number")
-    return int(value)
-
-
-def _text(body: Any, name: str) -> str | None:
-    value = body.get(name)
-    return value if isinstance(value, str) else None
-
-
-def _items(body: Any, name: str) -> list[Any]:
-    value = body.get(name)
-    if isinstance(value, Array):
-        value = value.items
-    if not isinstance(value, list) or not value or len(value) > MAX_LIST_ITEMS:
-        raise BadRequest(f"{name} is missing, empty or too long")
-    return value
-
-
-def _numbers(body: Any) -> list[int]:
-    numbers = _items(body, "sequence-numbers")
-    if not all(isinstance(each, int) and not isinstance(each, bool) for each in numbers):
-        raise BadRequest("sequence-numbers holds something that is no number")
-    return [int(each) for each in numbers]
-
-
-def _tokens(body: Any) -> list[bytes]:
-    tokens = _items(body, "lock-tokens")
-    if not all(isinstance(each, uuid.UUID) for each in tokens):
-        raise BadRequest("lock-tokens holds something that is no uuid")
-    return [uuid_to_token(each) for each in tokens]

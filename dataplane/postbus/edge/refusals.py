@@ -81,6 +81,45 @@ REFUSALS: Final = {
             " https://aka.ms/ServiceBusExceptions ."
         ),
     ),
+    Refusal.SESSION_LOCK_LOST: (
+        conditions.SESSION_LOCK_LOST,
+        410,
+        "The session lock has expired on the MessageSession. Accept a new MessageSession.",
+    ),
+    Refusal.SESSION_CANNOT_BE_LOCKED: (
+        conditions.SESSION_CANNOT_BE_LOCKED,
+        410,
+        "The requested session cannot be accepted. It may be locked by another receiver.",
+    ),
+    Refusal.SESSION_REQUIRED: (
+        conditions.NOT_ALLOWED,
+        400,
+        "The entity '{path}' requires sessions.",
+    ),
+    Refusal.SESSION_NOT_SUPPORTED: (
+        conditions.NOT_ALLOWED,
+        400,
+        (
+            "A sessionful message receiver cannot be created on an entity that does not require"
+            " sessions. Ensure RequiresSession is set to true when creating a Queue or"
+            " Subscription to enable sessionful behavior."
+        ),
+    ),
+    Refusal.HOPS_EXCEEDED: (
+        conditions.NOT_ALLOWED,
+        403,
+        "The message was forwarded too often.",
+    ),
+    Refusal.PUBLISH_TOO_LARGE: (
+        conditions.MESSAGE_SIZE_EXCEEDED,
+        403,
+        "The publish makes too many copies at once. Split it into smaller batches.",
+    ),
+    Refusal.ALREADY_EXISTS: (
+        conditions.ENTITY_ALREADY_EXISTS,
+        409,
+        "The name is taken in '{path}'.",
+    ),
     Refusal.MESSAGE_NOT_FOUND: (
         conditions.MESSAGE_NOT_FOUND,
         404,

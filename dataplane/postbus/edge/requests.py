@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from postbus.amqp import conditions
 from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink, OutgoingLink
-from postbus.amqp.performatives import ACCEPTED, Rejected
+from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 from postbus.amqp.session import Session
 from postbus.message.codec import DecodeError, decode_value, encode_list, encode_value
 from postbus.message.sections import slice_message
@@ -35,12 +35,16 @@ It is also the most that a client may send to `$cbs` before it has shown a key."
 
 @dataclass(slots=True)
 class Request:
-    """A decoded request. `message_id` is its encoded value, echoed with its AMQP type."""
+    """A decoded request. `message_id` is its encoded value, echoed with its AMQP type.
+
+    `transaction_id`: the transaction the client made it part of.
+    """
 
     message_id: bytes
     reply_to: str | None
     properties: dict[str, Any]
     body: Any
+    transaction_id: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +87,9 @@ class RequestDoor:
         for transfer in transfers:
             request = _request_of(transfer)
             if not transfer.is_settled:
-                outcome = request if isinstance(request, Rejected) else ACCEPTED
+                outcome: DeliveryState = request if isinstance(request, Rejected) else ACCEPTED
+                if isinstance(transfer.state, TransactionalState):
+                    outcome = TransactionalState(transfer.state.transaction_id, outcome)
                 self._link.settle(transfer.delivery_id, transfer.delivery_id, outcome)
             if isinstance(request, Request):
                 self._handle(request, partial(self._respond, request))
@@ -151,12 +157,13 @@ class ResponseDoor:
 
 
 def _request_of(transfer: TransferReceived) -> Request | Rejected:
-    if transfer.state is not None:
-        return Rejected(conditions.NOT_IMPLEMENTED, "Transactions are not supported.")
     try:
-        return decode_request(transfer.payload)
+        request = decode_request(transfer.payload)
     except DecodeError as error:
         return Rejected(conditions.DECODE_ERROR, str(error))
+    if isinstance(transfer.state, TransactionalState):
+        request.transaction_id = transfer.state.transaction_id
+    return request
 
 
 def decode_request(payload: bytes) -> Request:

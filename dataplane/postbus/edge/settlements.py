@@ -20,6 +20,9 @@ from postbus.amqp.performatives import (
 from postbus.entity.commands import Disposition, Refusal, Refused, Reply
 
 DEAD_LETTERED: Final = Rejected()
+LOST: Final = Refused(Refusal.LOCK_LOST)
+PRE_SETTLED: Final = -1
+"""Stands for the delivery id of a transfer that gets no answer."""
 
 RELOADING: Final = frozenset({Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals of a settlement that only a reload of the partition brings: a commit that failed or that
@@ -88,3 +91,19 @@ def _texts(entries: dict[object, object] | None) -> dict[str, object] | None:
 def _pop_text(properties: dict[str, object], name: str) -> str | None:
     value = properties.pop(name, None)
     return str(value) if isinstance(value, str) else None
+
+
+def ranges_of(ids: list[int]) -> list[tuple[int, int]]:
+    """Return runs of consecutive ids without those that get no answer; nearly always one run."""
+    first, last = ids[0], ids[-1]
+    if last - first + 1 == len(ids) and first != PRE_SETTLED:
+        return [(first, last)]
+    runs: list[tuple[int, int]] = []
+    for each in ids:
+        if each == PRE_SETTLED:
+            continue
+        if runs and each == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], each)
+        else:
+            runs.append((each, each))
+    return runs

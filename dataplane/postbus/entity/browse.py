@@ -44,7 +44,7 @@ SCAN_KEYS = 1_000
 
 _row_key = attrgetter("row_key")
 
-_Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
+Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
 
 
@@ -60,7 +60,22 @@ def peek(
     """List messages of any state by number. Nothing is removed, nothing computed (N5)."""
     if not sub.is_main:
         return _peek_kept(sub, command, found)
-    entries = _entries_from(sub, scheduled, command.from_sequence, command.limit)
+    if sub.sessions is not None:
+        return sub.sessions.peek(scheduled, command, found)
+    limit = command.limit
+    entries = entries_from(sub, command.from_sequence, limit)
+    entries += scheduled_entries(scheduled, command.from_sequence, limit)
+    entries.sort(key=number_of_entry)
+    return peeked(sub, entries[:limit], command, found)
+
+
+def peeked(
+    sub: SubQueueState,
+    entries: list[Entry],
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """Make the reply of what is to be listed, in order of number."""
     absent = [entry[1] for entry in entries if entry[3] is None or entry[3].envelope is None]
     if absent and found is None:
         return Needs(row_keys=absent)
@@ -87,13 +102,11 @@ def peek(
     return Peeked(messages)
 
 
-def _entries_from(
-    sub: SubQueueState, scheduled: ScheduledMessages, from_sequence: int, limit: int
-) -> list[_Entry]:
-    """Return the first `limit` messages of the main queue in order of number."""
+def entries_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
+    """Return at least the first `limit` messages of the main queue, in no order."""
     active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
     first_key = sub.numbering.key_from(from_sequence)
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     for source in (sub.ready, sub.tail):
         start = bisect_left(source, first_key, key=_row_key)
         entries += [
@@ -103,7 +116,7 @@ def _entries_from(
     start = bisect_left(sub.backlog, first_key, sub.backlog_head)
     number_of = sub.numbering.number_of
     entries += [(number_of(key), key, active, None) for key in sub.backlog[start : start + limit]]
-    unordered: Iterator[_Entry] = chain(
+    unordered: Iterator[Entry] = chain(
         (
             (
                 message.sequence,
@@ -120,16 +133,19 @@ def _entries_from(
             if sequence >= from_sequence
         ),
     )
-    entries += nsmallest(limit, unordered, key=_number)
-    entries += [
+    entries += nsmallest(limit, unordered, key=number_of_entry)
+    return entries
+
+
+def scheduled_entries(scheduled: ScheduledMessages, from_sequence: int, limit: int) -> list[Entry]:
+    """Return the first `limit` scheduled messages in order of number."""
+    return [
         (sequence, row_key, MessageState.SCHEDULED, None)
         for sequence, row_key in islice(scheduled.from_number(from_sequence), limit)
     ]
-    entries.sort(key=_number)
-    return entries[:limit]
 
 
-def _number(entry: _Entry) -> int:
+def number_of_entry(entry: Entry) -> int:
     return entry[0]
 
 
@@ -184,6 +200,8 @@ def receive_deferred(
     sub: SubQueueState, command: ReceiveDeferred, found: Sequence[StoredRow] | None
 ) -> DeferredReceived | Refused | Needs:
     """Hand out deferred messages by number, all or none. Expired ones expire now."""
+    if sub.sessions is not None:
+        return sub.sessions.receive_deferred(command, found)
     row_keys: list[int] = []
     for sequence in dict.fromkeys(command.sequence_numbers):
         row_key = sub.deferred.get(sequence)
@@ -239,7 +257,7 @@ def _take_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
 
 def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[Delivery]:
     turn = sub.turn
-    until_ms = turn.now_ms + sub.entity.lock_duration_ms
+    until_ms = sub.session_until_ms or turn.now_ms + sub.entity.lock_duration_ms
     row_keys: list[int] = []
     attempts: list[int] = []
     deliveries: list[Delivery] = []
@@ -286,6 +304,8 @@ def delete_messages(
     sub: SubQueueState, command: DeleteMessages, found: Sequence[StoredRow] | None
 ) -> MessagesDeleted | Needs:
     """Delete the oldest messages that are neither locked nor deferred (X10)."""
+    if sub.sessions is not None:
+        return sub.sessions.delete_messages(command, found)
     limit = min(command.limit, sub.turn.limits.max_delete_count)
     bound_ms = command.enqueued_before_ms
     in_front = sum(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
 
-from postbus.contract import QueueProperties
+from postbus.contract import EntityKind, EntityProperties, RuleProperties
 from postbus.message.envelope import Envelope
 
 
@@ -64,6 +64,13 @@ class Refusal(Enum):
     MESSAGE_MALFORMED = "message-malformed"
     ARGUMENT_OUT_OF_RANGE = "argument-out-of-range"
     LOCK_LOST = "lock-lost"
+    SESSION_LOCK_LOST = "session-lock-lost"
+    SESSION_CANNOT_BE_LOCKED = "session-cannot-be-locked"
+    SESSION_REQUIRED = "session-required"  # a receiver without session, or a message without id
+    SESSION_NOT_SUPPORTED = "session-not-supported"
+    HOPS_EXCEEDED = "hops-exceeded"
+    PUBLISH_TOO_LARGE = "publish-too-large"
+    ALREADY_EXISTS = "already-exists"
     MESSAGE_NOT_FOUND = "message-not-found"
     NOT_ALLOWED = "not-allowed"
     NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (D10)
@@ -76,11 +83,16 @@ class Refusal(Enum):
 
 @dataclass(slots=True)
 class Enqueue:
-    """Store messages in order. `is_atomic`: all or none (a batch); else each for itself."""
+    """Store messages in order. `is_atomic`: all or none (a batch); else each for itself.
+
+    `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
+    stores them here. Only inside a `Transact`.
+    """
 
     entity_no: int
     messages: list[Envelope]
     is_atomic: bool = False
+    via: str | None = None
 
 
 @dataclass(slots=True)
@@ -100,21 +112,41 @@ class AddConsumer:
 
 
 @dataclass(slots=True)
+class AcceptSession:
+    """Register a receiver of one session; `session_id` None takes the next available one.
+
+    The reply is `Done` or a refusal; the effect `SessionGranted` follows at once or, for the next
+    available one, when there is one. `RemoveConsumer` withdraws it, or gives the session back.
+    """
+
+    entity_no: int
+    consumer_id: int
+    mode: ReceiveMode
+    session_id: bytes | None
+
+
+@dataclass(slots=True)
 class SetDemand:
     """Allow deliveries up to `limit`, counted since the consumer was added (absolute, D12).
 
     `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
-    delivered; the reply `DemandSet` follows those deliveries.
+    delivered; the reply `DemandSet` follows those deliveries. `wants_hint`: when the limit is used
+    up and messages are available, now or later, tell so once by the effect `Available`.
     """
 
     consumer_id: int
     limit: int
     is_drain: bool = False
+    wants_hint: bool = False
 
 
 @dataclass(slots=True)
 class RemoveConsumer:
-    """Forget a receiver. Its locks live on until they expire (N2)."""
+    """Forget a receiver. Its locks live on until they expire (N2).
+
+    A session it holds is free at once; what was delivered in it and not settled returns with its
+    count unchanged.
+    """
 
     consumer_id: int
 
@@ -134,11 +166,12 @@ class Settle:
     reason: str | None = None
     description: str | None = None
     properties: dict[str, object] | None = None
+    session_id: bytes | None = None
 
 
 @dataclass(slots=True)
 class RenewLocks:
-    """All or none; reply `LocksRenewed` or `Refused(LOCK_LOST)`."""
+    """All or none; reply `LocksRenewed` or `Refused(LOCK_LOST)`. Not for session entities."""
 
     entity_no: int
     sub_queue: SubQueue
@@ -146,24 +179,40 @@ class RenewLocks:
 
 
 @dataclass(slots=True)
+class LoseLocks:
+    """Let every message lock of an entity run out now: a fault for tests. Reply `Done`."""
+
+    entity_no: int
+
+
+@dataclass(slots=True)
 class Peek:
-    """Browse from a number upward, any state. Reply `Peeked`; may hold fewer than `limit`."""
+    """Browse from a number upward, any state. Reply `Peeked`; may hold fewer than `limit`.
+
+    `session_id` limits it to one session; it needs no lock.
+    """
 
     entity_no: int
     sub_queue: SubQueue
     from_sequence: int
     limit: int
     max_bytes: int
+    session_id: bytes | None = None
 
 
 @dataclass(slots=True)
 class ReceiveDeferred:
-    """All or none. Reply `DeferredReceived` or `Refused(MESSAGE_NOT_FOUND)`."""
+    """All or none. Reply `DeferredReceived` or `Refused(MESSAGE_NOT_FOUND)`.
+
+    In a session entity `session_id` and the `consumer_id` that holds it are required.
+    """
 
     entity_no: int
     sub_queue: SubQueue
     sequence_numbers: list[int]
     mode: ReceiveMode
+    session_id: bytes | None = None
+    consumer_id: int | None = None
 
 
 @dataclass(slots=True)
@@ -174,16 +223,126 @@ class DeleteMessages:
     sub_queue: SubQueue
     limit: int
     enqueued_before_ms: int
+    session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class RenewSession:
+    """Extend the lock of a session. Reply `SessionRenewed` or `Refused(SESSION_LOCK_LOST)`."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class GetSessionState:
+    """Reply `SessionState` or `Refused(SESSION_LOCK_LOST)`."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+
+
+@dataclass(slots=True)
+class SetSessionState:
+    """Replace the state of a held session, None removes it. Reply `Done` or a refusal."""
+
+    entity_no: int
+    session_id: bytes
+    consumer_id: int
+    state: bytes | None
+
+
+@dataclass(slots=True)
+class ListSessions:
+    """List ids in byte order. Reply `SessionsListed`.
+
+    `updated_after_ms` None: sessions with messages or a state; else those whose state changed
+    after that time.
+    """
+
+    entity_no: int
+    updated_after_ms: int | None
+    skip: int
+    top: int
+
+
+@dataclass(slots=True)
+class Transact:
+    """Do all of it in one commit or nothing (D8). Reply `Transacted` or the first refusal.
+
+    Every lock named must live; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
+    """
+
+    operations: list[Enqueue | Settle]
+
+
+@dataclass(slots=True)
+class CheckLocks:
+    """Ask which locks live, for a settlement that waits in a transaction. Reply `Settled`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    lock_tokens: list[bytes]
+    session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class Arrive:
+    """Store what the outbox of a partition sends to an entity here, each number once.
+
+    `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
+    source are skipped. Stops before the first message that is refused. Reply `Arrived`.
+    """
+
+    source_partition: int
+    entity_no: int
+    numbers: list[int]
+    messages: list[Envelope]
+
+
+@dataclass(slots=True)
+class Shipped:
+    """The answer to an effect `Ship`: these numbers arrived, or were refused for good."""
+
+    target: str
+    arrived: list[int]
+    refused: dict[int, Refused]
+
+
+@dataclass(slots=True)
+class Freeze:
+    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (D14).
+
+    Reply `Frozen` when it has been idle, else `Refused(BUSY)`. What comes meanwhile is refused as
+    busy.
+    """
+
+    entity_no: int
+
+
+@dataclass(slots=True)
+class Thaw:
+    entity_no: int
 
 
 @dataclass(slots=True)
 class PutEntity:
-    """Create an entity in this partition or replace its definition."""
+    """Create an entity in this partition or replace its definition.
+
+    `topic_no` and `rules` belong to subscriptions; a topic is put before its subscriptions.
+    `is_partitioned`: sequence numbers carry the partition's id, the size limit is a share.
+    """
 
     entity_no: int
     name: str
-    properties: QueueProperties
+    kind: EntityKind
+    properties: EntityProperties
     catalog_version: int
+    topic_no: int | None = None
+    rules: tuple[RuleProperties, ...] = ()
+    is_partitioned: bool = False
 
 
 @dataclass(slots=True)
@@ -221,9 +380,21 @@ Command: TypeAlias = (
     | RemoveConsumer
     | Settle
     | RenewLocks
+    | LoseLocks
     | Peek
     | ReceiveDeferred
     | DeleteMessages
+    | AcceptSession
+    | RenewSession
+    | GetSessionState
+    | SetSessionState
+    | ListSessions
+    | Transact
+    | CheckLocks
+    | Arrive
+    | Shipped
+    | Freeze
+    | Thaw
     | PutEntity
     | DropEntity
     | SupplyRows
@@ -310,6 +481,43 @@ class Cancelled:
 
 
 @dataclass(slots=True)
+class SessionRenewed:
+    locked_until_ms: int
+
+
+@dataclass(slots=True)
+class SessionState:
+    """None: never set, or removed."""
+
+    state: bytes | None
+
+
+@dataclass(slots=True)
+class SessionsListed:
+    session_ids: list[bytes]
+
+
+@dataclass(slots=True)
+class Transacted:
+    """`replies[i]` belongs to operation i."""
+
+    replies: list[Enqueued | Settled]
+
+
+@dataclass(slots=True)
+class Arrived:
+    """`count` of the messages are stored, now or earlier; `refused` says why the next is not."""
+
+    count: int
+    refused: Refused | None = None
+
+
+@dataclass(slots=True)
+class Frozen:
+    last_used_ms: int
+
+
+@dataclass(slots=True)
 class Done:
     """The command took effect and has nothing to tell."""
 
@@ -324,6 +532,12 @@ Reply: TypeAlias = (
     | DeferredReceived
     | MessagesDeleted
     | Cancelled
+    | SessionRenewed
+    | SessionState
+    | SessionsListed
+    | Transacted
+    | Arrived
+    | Frozen
     | Done
 )
 

@@ -16,6 +16,7 @@ from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, m
 if TYPE_CHECKING:
     from postbus.entity.queue_state import QueueState
     from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
 
 REASON: Final = DEAD_LETTER_REASON
 DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
@@ -77,18 +78,26 @@ def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str
         return
     section = envelope.application_properties
     if properties:
-        limit_bytes = sub.turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
-        try:
-            section = merge_properties(section, properties, limit_bytes)
-        except ValueError:  # a sender's broken map must not keep its message here for ever
-            section = merge_properties(b"", properties, limit_bytes)
+        section = merged(sub.turn, section, properties)
     move(sub, message, section)
+
+
+def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
+    """Return application properties with what says why a message is a dead letter."""
+    limit_bytes = turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
+    try:
+        return merge_properties(section, properties, limit_bytes)
+    except ValueError:  # a sender's broken map must not keep its message from leaving
+        return merge_properties(b"", properties, limit_bytes)
 
 
 def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
     """Move a loaded message with its new application properties to the dead-letter queue."""
     assert message.envelope is not None
     entity = sub.entity
+    if entity.forward_dead_letters_to is not None:
+        sub.turn.outbox.move(sub, message, entity.forward_dead_letters_to, section)
+        return
     target = entity.sub_queue(SubQueue.DEAD_LETTER)
     new_row_key, _ = target.numbering.take_one(sub.turn)
     sub.turn.outcome.mutations.append(

@@ -7,7 +7,7 @@ last longer lock is gone (`unsorted_until_ms`) expiry then looks at all of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity import expiry, paging
 from postbus.entity.commands import (
@@ -20,7 +20,7 @@ from postbus.entity.commands import (
     Settled,
     StoredRow,
 )
-from postbus.entity.outcomes import Needs, PatchMessage
+from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired
 from postbus.entity.queued import QueuedMessage
 from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
@@ -35,12 +35,31 @@ REASON_CHARS: Final = 4_096
 """Longest reason or description. Source: Azure's page on dead-letter queues."""
 
 
+class SettlePlan(NamedTuple):
+    """What a settlement sets, and the merged application properties of each token."""
+
+    changes: dict[str, object]
+    sections: dict[bytes, bytes]
+
+
 def settle(
     sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
 ) -> Settled | Refused | Needs:
     """Settle a vector of tokens; the reply names those not held any more."""
+    if sub.sessions is not None:
+        return sub.sessions.settle(command, found)
     if command.disposition is Disposition.COMPLETE:
-        return _complete(sub, command.lock_tokens)
+        return complete(sub, command.lock_tokens)
+    plan = prepare(sub, command, found)
+    if isinstance(plan, Refused | Needs):
+        return plan
+    return carry_out(sub, command, plan)
+
+
+def prepare(
+    sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
+) -> SettlePlan | Refused | Needs:
+    """Decide what a settlement that does not complete will write; nothing is settled yet (D8)."""
     if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
         return Refused(Refusal.NOT_ALLOWED, "a message of a dead-letter queue stays there")
     changes = _changes(command)
@@ -49,12 +68,15 @@ def settle(
     needs_envelope = bool(changes) or command.disposition is Disposition.DEAD_LETTER
     if needs_envelope and not _load_locked(sub, command.lock_tokens, found):
         return Needs(row_keys=_stub_keys(sub, command.lock_tokens))
-    sections: dict[bytes, bytes] = {}
-    if changes:
-        merged = _merge_all(sub, command, changes)
-        if isinstance(merged, Refused):
-            return merged
-        sections = merged
+    if not changes:
+        return SettlePlan(changes, {})
+    sections = _merge_all(sub, command, changes)
+    return sections if isinstance(sections, Refused) else SettlePlan(changes, sections)
+
+
+def carry_out(sub: SubQueueState, command: Settle, plan: SettlePlan) -> Settled:
+    """Settle as planned; what is not held any more is named."""
+    changes, sections = plan
     lost: list[int] = []
     for index, token in enumerate(command.lock_tokens):
         message = _unlock(sub, token)
@@ -69,7 +91,8 @@ def settle(
     return Settled(lost or None)
 
 
-def _complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
+def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
+    """Settle as consumed; the reply names those not held any more."""
     turn = sub.turn
     now_ms = turn.now_ms
     deletes = turn.outcome.deletes
@@ -93,6 +116,8 @@ def _complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
             stub_bytes += message.size_bytes
         else:
             size_bytes += envelope.size_bytes
+            if envelope.shared is not None:
+                turn.window.unshare(envelope.shared)
     count = len(tokens) - (0 if lost is None else len(lost))
     sub.live -= count
     sub.entity.shrink(size_bytes + stub_bytes)
@@ -303,7 +328,7 @@ def with_properties(envelope: Envelope, section: bytes) -> Envelope:
 
 
 def watch(sub: SubQueueState, until_ms: int) -> None:
-    """Make sure a Tick comes when a lock may expire."""
+    """Make sure a Tick comes when a lock may expire; in a lane the session's lock sees to it."""
     if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
         sub.lock_timer_ms = until_ms
         sub.turn.set_timer(until_ms, sub.expire_locks)
@@ -311,6 +336,8 @@ def watch(sub: SubQueueState, until_ms: int) -> None:
 
 def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
     """Extend all locks or none."""
+    if sub.sessions is not None:
+        return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
     now_ms = sub.turn.now_ms
     held = sub.locks
     for token in command.lock_tokens:
@@ -325,6 +352,40 @@ def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
     if command.lock_tokens:
         watch(sub, until_ms)
     return LocksRenewed([until_ms] * len(command.lock_tokens))
+
+
+def lose_all(sub: SubQueueState) -> None:
+    """Let every lock run out at this moment; what one turn does not allow follows in the next."""
+    if sub.sessions is not None:
+        sub.sessions.lose_all()
+        return
+    now_ms = sub.turn.now_ms
+    for message in sub.locks.values():
+        message.locked_until_ms = now_ms
+    if sub.locks:
+        sub.lock_timer_ms = now_ms
+        expire(sub)
+
+
+def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
+    """Take every lock of a session's lane away: as failed deliveries, or as none (D6)."""
+    held = list(sub.locks.values())
+    sub.locks.clear()
+    if is_failed:
+        for message in held:
+            _expire_one(sub, message)
+        return
+    row_keys: list[int] = []
+    attempts: list[int] = []
+    for message in held:
+        message.token = None
+        if message.recorded > message.failures:
+            message.recorded = message.failures
+            row_keys.append(message.row_key)
+            attempts.append(message.failures)
+        _put_back(sub, message)
+    if row_keys:
+        sub.turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 
 
 def expire(sub: SubQueueState) -> None:

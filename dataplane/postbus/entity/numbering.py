@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import ReserveBlock
+from postbus.entity.outcomes import RecordSize, ReserveBlock
 
 if TYPE_CHECKING:
-    from postbus.entity.queue_state import QueueState
     from postbus.entity.turn import Turn
 
 FIRST_BLOCK_KEYS: Final = 256
 LAST_BLOCK_KEYS: Final = 65_536
 GROWTH: Final = 4
 """Each block of a sub-queue is four times the one before, up to the last size (D2)."""
+
+
+class Numbered(Protocol):
+    """What has numbers of its own: an entity, or the outbox."""
+
+    @property
+    def entity_no(self) -> int: ...
+
+    def recorded_size(self) -> RecordSize: ...
 
 
 class Numbering:
@@ -37,7 +45,7 @@ class Numbering:
         "next_sequence",
     )
 
-    def __init__(self, entity: QueueState, sub_queue: SubQueue, next_sequence: int) -> None:
+    def __init__(self, entity: Numbered, sub_queue: SubQueue, next_sequence: int) -> None:
         self._entity = entity
         self._sub_queue = sub_queue
         self.next_sequence = next_sequence

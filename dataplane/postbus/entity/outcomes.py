@@ -10,8 +10,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from postbus.contract import QueueProperties
-from postbus.entity.commands import Delivery, Refusal, Reply, SubQueue
+from postbus.contract import EntityKind, EntityProperties, RuleProperties
+from postbus.entity.commands import Delivery, Refusal, Reply, StoredRow, SubQueue
 from postbus.message.envelope import Envelope
 
 # --- effects ------------------------------------------------------------------------------------
@@ -44,7 +44,46 @@ class Fetch:
     row_keys: list[int]
 
 
-Effect: TypeAlias = Deliver | EndConsumer | Fetch
+@dataclass(slots=True)
+class SessionGranted:
+    """A receiver holds a session from now on."""
+
+    consumer_id: int
+    session_id: bytes
+    locked_until_ms: int
+
+
+@dataclass(slots=True)
+class Available:
+    """A consumer that asked for a hint could get so many messages; told once (D12)."""
+
+    consumer_id: int
+    count: int
+
+
+@dataclass(slots=True)
+class Ship:
+    """Send these to an entity by name, in order; answered with `Shipped`.
+
+    At most one a target is open; names that differ in case only are one target. `envelopes[i]`
+    None: its row must be read. `sources[i]`: name (UTF-8) of the entity that dead-lettered the
+    message, None when it was not.
+    """
+
+    target: str
+    numbers: list[int]
+    envelopes: list[Envelope | None]
+    sources: list[bytes | None]
+
+
+@dataclass(slots=True)
+class Idle:
+    """An entity has not been used for its `AutoDeleteOnIdle`; the catalog decides (D14)."""
+
+    entity_no: int
+
+
+Effect: TypeAlias = Deliver | EndConsumer | Fetch | SessionGranted | Available | Ship | Idle
 
 
 # --- mutations ----------------------------------------------------------------------------------
@@ -111,6 +150,16 @@ class PutDue(NamedTuple):
     sequence: int
 
 
+class PutKept(NamedTuple):
+    """A row inserted outside ACTIVE by this outcome: the number that names it there."""
+
+    row_key: int
+    entity_no: int
+    sub_queue: SubQueue
+    sequence: int
+    delivery_count: int
+
+
 class RecordAcquired(NamedTuple):
     """Attempts made so far on rows, the latest record of a row wins (D6)."""
 
@@ -119,11 +168,17 @@ class RecordAcquired(NamedTuple):
 
 
 class PutDefinition(NamedTuple):
+    """The partition's copy of a definition; fields as in `PutEntity`."""
+
     entity_no: int
     name: str
-    properties: QueueProperties
+    kind: EntityKind
+    properties: EntityProperties
     catalog_version: int
     next_sequence: int
+    topic_no: int | None = None
+    rules: tuple[RuleProperties, ...] = ()
+    is_partitioned: bool = False
 
 
 class DropDefinition(NamedTuple):
@@ -139,8 +194,75 @@ class RecordSize(NamedTuple):
     message_count: int
 
 
+class RecordUse(NamedTuple):
+    """When an entity was used last, coarsely and never too early (D14)."""
+
+    entity_no: int
+    last_used_ms: int
+
+
+class PutSessionState(NamedTuple):
+    """Upsert of a session's state; None deletes the row."""
+
+    entity_no: int
+    session_id: bytes
+    state: bytes | None
+    updated_ms: int
+
+
+class RecordIds(NamedTuple):
+    """Ids that duplicate detection has seen: 16 bytes each, one row a commit (D13)."""
+
+    entity_no: int
+    seen_ms: int
+    digests: bytes
+
+
+class ForgetIds(NamedTuple):
+    """Ids of an entity seen before a time left the window; the entity is gone when it is None."""
+
+    entity_no: int
+    before_ms: int | None
+
+
+class ShareBody(NamedTuple):
+    """Rows inserted by this outcome that have one body in common: it is stored once (D4)."""
+
+    row_keys: list[int]
+
+
+class PutOutbound(NamedTuple):
+    """A row of the outbox: where it goes and where it came from.
+
+    The row's key is its number. `source_no` and `sequence` name it in the transfer dead-letter
+    queue; `is_dead_letter`: it was dead-lettered in its source before.
+    """
+
+    row_key: int
+    source_no: int
+    target: str
+    sequence: int
+    is_dead_letter: bool
+
+
+class PutInbound(NamedTuple):
+    """The last number that arrived for an entity from a partition's outbox."""
+
+    source_partition: int
+    entity_no: int
+    last_number: int
+
+
 Mutation: TypeAlias = (
-    ReserveBlock
+    RecordUse
+    | PutSessionState
+    | RecordIds
+    | ForgetIds
+    | ShareBody
+    | PutOutbound
+    | PutInbound
+    | PutKept
+    | ReserveBlock
     | PatchMessage
     | MoveMessage
     | PutDue
@@ -180,12 +302,32 @@ class Needs:
 
     The host reads them on the read connection and applies the same command again, the rows as
     `found`. `row_keys`: exactly these. `ranges`: (first_key, end_key, limit) in key order.
-    `numbers`: (entity_no, sub_queue, from_sequence, limit) in order of the kept number.
+    `numbers`: (entity_no, sub_queue, from_sequence, limit) in order of the kept number. What is not
+    a row comes in `Found`: `states`: (entity_no, session_id); `ids`: (entity_no, digest) that may
+    have been seen between two times in milliseconds.
     """
 
     row_keys: list[int] = field(default_factory=list)
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
     numbers: list[tuple[int, SubQueue, int, int]] = field(default_factory=list)
+    states: list[tuple[int, bytes]] = field(default_factory=list)
+    ids: list[tuple[int, bytes, int, int]] = field(default_factory=list)
+
+
+class Found(list[StoredRow]):
+    """The answer to `Needs`: the rows, and what else was asked for.
+
+    `states`: (entity_no, session_id) -> state, absent when there is none. `seen`: (entity_no,
+    digest) of ids that were seen.
+    """
+
+    states: dict[tuple[int, bytes], bytes]
+    seen: set[tuple[int, bytes]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = {}
+        self.seen = set()
 
 
 # --- loading ------------------------------------------------------------------------------------
@@ -197,8 +339,13 @@ class LoadedEntity:
 
     entity_no: int
     name: str
-    properties: QueueProperties
+    kind: EntityKind
+    properties: EntityProperties
     size_bytes: int
+    topic_no: int | None = None
+    rules: tuple[RuleProperties, ...] = ()
+    is_partitioned: bool = False
+    last_used_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -208,7 +355,10 @@ class LoadedPartition:
     `keys`: live row keys of each block's sub-queue in key order, deferred ones included.
     `next_sequence`: entity -> first number never reserved. `deferred`: row key -> number.
     `due`: scheduled rows. `attempts`: row key -> attempts recorded last (D6). `next_row_key`: the
-    first key never reserved. `is_clean`: the writer before stopped in order.
+    first key never reserved. `is_clean`: the writer before stopped in order. `sessions`: entity ->
+    session -> its row keys in ACTIVE, in key order, of entities that require sessions; these are
+    in `keys` too. `session_states`: entity -> session -> when its state changed last. `outbox` is
+    in order of number.
     """
 
     epoch: int
@@ -222,3 +372,8 @@ class LoadedPartition:
     due: list[PutDue] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)
     is_clean: bool = False
+    sessions: dict[int, dict[bytes, array[int]]] = field(default_factory=dict)
+    session_states: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    seen: list[RecordIds] = field(default_factory=list)
+    outbox: list[PutOutbound] = field(default_factory=list)
+    inbound: list[PutInbound] = field(default_factory=list)

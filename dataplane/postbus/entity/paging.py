@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.entity import expiry
 from postbus.entity.commands import StoredRow
-from postbus.entity.outcomes import Fetch
 from postbus.entity.queued import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
+from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
     from postbus.entity.sub_queue import SubQueueState
@@ -49,6 +49,8 @@ def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> No
             return
         target.append(message)
         window.add(1, size_bytes)
+        if message.envelope is not None and message.envelope.shared is not None:
+            window.share(message.envelope.shared)
         room_bytes -= cost
         demand -= 1
 
@@ -63,6 +65,8 @@ def unload(sub: SubQueueState, message: QueuedMessage) -> None:
     message.size_bytes = envelope.size_bytes
     message.ttl_ms = envelope.ttl_ms
     message.envelope = None
+    if envelope.shared is not None:
+        sub.turn.window.unshare(envelope.shared)
     sub.turn.window.remove(1, envelope.size_bytes)
 
 
@@ -89,6 +93,8 @@ def _forgotten(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> list[in
     for message in messages:
         assert message.envelope is not None
         size_bytes += message.envelope.size_bytes
+        if message.envelope.shared is not None:
+            sub.turn.window.unshare(message.envelope.shared)
         row_keys.append(message.row_key)
         if message.failures:
             sub.attempts[message.row_key] = message.failures
@@ -121,16 +127,14 @@ def _unload_locked(sub: SubQueueState) -> None:
                 return
 
 
-def _relieve(sub: SubQueueState) -> None:
+def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
     """Make room for receivers that wait here: unload what nobody waits for in this partition."""
     evict_tail(sub)
     for message in sub.locks.values():
         if message.envelope is not None:
             unload(sub, message)
     for other in sub.turn.sub_queues:
-        if not other.waiting and (other.ready or other.tail):
-            evict_tail(other)
-            evict_ready(other)
+        other.make_room(wanted_bytes)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -140,30 +144,32 @@ def fetch_if_low(sub: SubQueueState) -> None:
     """Ask for rows when few messages are loaded and somebody receives."""
     if sub.fetch_keys is not None or not sub.consumers:
         return
-    if sub.stubs or (sub.backlog_head < len(sub.backlog) and len(sub.ready) < LOW_WATER):
+    if sub.stubs or (sub.backlog_head < len(sub.backlog) and len(sub.ready) < sub.low_water):
         fetch(sub)
 
 
 def fetch(sub: SubQueueState) -> None:
     """Ask for the rows wanted next, unless a fetch is open."""
-    if sub.fetch_keys is not None:
-        return
-    row_keys = sorted(sub.doomed)[:FETCH_KEYS]
+    if sub.fetch_keys is None:
+        sub.ask()
+
+
+def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
+    """Return the keys of at most `limit` rows to be read next."""
+    row_keys = sorted(sub.doomed)[:limit]
     if sub.consumers:
         if sub.stubs:
-            row_keys += sorted(sub.stubs)[: FETCH_KEYS - len(row_keys)]
+            row_keys += sorted(sub.stubs)[: limit - len(row_keys)]
             if _affordable(sub, len(row_keys)) < len(row_keys):
                 evict_ready(sub)  # what returned comes first
-        count = min(FETCH_KEYS - len(row_keys), sub.backlog_count)
+        count = min(limit - len(row_keys), sub.backlog_count)
         if count:
             count = min(count, _affordable(sub, count))
             if count <= 0 and not row_keys and sub.waiting and not sub.ready:
                 count = 1
             head = sub.backlog_head
             row_keys += sub.backlog[head : head + max(count, 0)]
-    if row_keys:
-        sub.fetch_keys = row_keys
-        sub.turn.outcome.effects.append(Fetch(sub.entity.entity_no, sub.kind, row_keys))
+    return row_keys
 
 
 def _affordable(sub: SubQueueState, count: int) -> int:
@@ -173,7 +179,7 @@ def _affordable(sub: SubQueueState, count: int) -> int:
     cost = sub.entity.average_bytes + MESSAGE_OVERHEAD_BYTES
     room_bytes = window.room_bytes(is_wanted=is_wanted)
     if is_wanted and room_bytes < cost * count:
-        _relieve(sub)
+        _relieve(sub, cost * count)
         room_bytes = window.room_bytes(is_wanted=True)
     return room_bytes // cost
 
@@ -195,6 +201,9 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
 
     The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
     """
+    if sub.sessions is not None:
+        sub.sessions.supply(rows)
+        return
     by_key = {row.row_key: row for row in rows}
     for row_key in sub.fetch_keys or ():
         if row_key not in by_key:
@@ -250,10 +259,18 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
 
 
 def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
-    """Give a stub its envelope back."""
-    stub.envelope = row.envelope
-    sub.turn.window.add(1, row.envelope.size_bytes)
-    sub.entity.size_bytes += row.envelope.size_bytes - stub.size_bytes
+    """Give a stub the envelope of its row."""
+    reload(sub, stub, row.envelope)
+
+
+def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
+    """Give a message its envelope back if it was unloaded."""
+    if message.envelope is None:
+        message.envelope = envelope
+        sub.turn.window.add(1, envelope.size_bytes)
+        if envelope.shared is not None:
+            sub.turn.window.share(envelope.shared)
+        sub.entity.size_bytes += envelope.size_bytes - message.size_bytes
 
 
 def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:

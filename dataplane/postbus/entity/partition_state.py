@@ -16,16 +16,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
-from postbus.contract import EntityStatus, NamespaceLimits
-from postbus.entity import browse, locks, paging
+from postbus.contract import EntityStatus, NamespaceLimits, TopicProperties
+from postbus.entity import browse, hints, locks, paging, transactions
 from postbus.entity.commands import (
+    AcceptSession,
     AddConsumer,
+    Arrive,
     CancelScheduled,
+    CheckLocks,
     Command,
     DeleteMessages,
     DemandSet,
     DropEntity,
     Enqueue,
+    Freeze,
+    GetSessionState,
+    ListSessions,
+    LoseLocks,
     Peek,
     PutEntity,
     Quiesce,
@@ -34,26 +41,37 @@ from postbus.entity.commands import (
     Refused,
     RemoveConsumer,
     RenewLocks,
+    RenewSession,
     Reply,
     SetDemand,
+    SetSessionState,
     Settle,
+    Shipped,
     StoredRow,
     SubQueue,
     SupplyRows,
+    Thaw,
     Tick,
+    Transact,
 )
+from postbus.entity.forwarding import Inbox
+from postbus.entity.idle import IdleEntities
+from postbus.entity.outbox import OUTBOX_NO, Outbox
 from postbus.entity.outcomes import (
     DropDefinition,
+    LoadedEntity,
     LoadedPartition,
     Needs,
     Outcome,
     PutDefinition,
     PutDue,
     RecordAcquired,
+    RecordIds,
 )
 from postbus.entity.queue_state import QueueState
 from postbus.entity.queued import Consumer
-from postbus.entity.sub_queue import SubQueueState
+from postbus.entity.session_state import SessionCommand
+from postbus.entity.topic_state import TopicState
 from postbus.entity.turn import DONE, Turn
 from postbus.entity.window import Window, WindowBudget
 
@@ -61,6 +79,9 @@ __all__ = ["Counts", "PartitionState", "WindowBudget"]
 
 PURGE_PAUSE_MS: Final = 10
 """Time between two chunks of rows of a dropped entity: the journal has other work. Our choice."""
+
+NUMBER_BITS: Final = 48
+"""A sequence number of a partitioned entity is `partition_id << 48 | n` (D2)."""
 
 PARTITION_BYTES: Final = 2
 EPOCH_BYTES: Final = 6
@@ -103,8 +124,11 @@ class PartitionState:
             window=Window(budget),
             limits=limits,
         )
-        self._entities: dict[int, QueueState] = {}
-        self._consumers: dict[int, tuple[SubQueueState, Consumer]] = {}
+        self._entities: dict[int, QueueState] = {}  # topics too, and subscriptions
+        self._turn.outbox = self._outbox = Outbox(self._turn, self._entities)
+        self._inbox = Inbox(self._turn, self._entities)
+        self._idle = IdleEntities(self._turn, self._entities)
+        self._consumers = self._turn.consumers
         self._purged: deque[array[int]] = deque()
         self._load(loaded)
 
@@ -115,10 +139,15 @@ class PartitionState:
     ) -> Outcome | Needs:
         """Change the state; the same command again with `found` when the answer is `Needs`."""
         outcome = self._turn.begin(now_ms)
-        reply = self._dispatch(command, found)
+        if self._idle.trackers:
+            reply = self._apply_tracked(command, found)
+        else:
+            reply = self._dispatch(command, found)
         if isinstance(reply, Needs):
             return reply
         outcome.reply = reply
+        if self._outbox.unoffered:
+            self._outbox.offer()
         return outcome
 
     @property
@@ -145,7 +174,7 @@ class PartitionState:
             entity.live_count(SubQueue.DEAD_LETTER),
             len(entity.scheduled),
             entity.live_count(SubQueue.TRANSFER_DEAD_LETTER),
-            entity.size_bytes if entity.message_count else 0,
+            entity.total_bytes,
         )
 
     def entity_by_no(self, entity_no: int) -> QueueState | None:
@@ -158,7 +187,7 @@ class PartitionState:
         match command:
             case Enqueue():
                 entity = self._entities.get(command.entity_no)
-                return _not_found() if entity is None else entity.enqueue(command)
+                return _not_found() if entity is None else entity.enqueue(command, found)
             case Settle():
                 entity = self._entities.get(command.entity_no)
                 if entity is None:
@@ -166,6 +195,16 @@ class PartitionState:
                 return locks.settle(entity.sub_queue(command.sub_queue), command, found)
             case SetDemand():
                 return self._set_demand(command, found)
+            case RemoveConsumer():
+                return self._remove_consumer(command)
+            case (
+                AcceptSession()
+                | RenewSession()
+                | GetSessionState()
+                | SetSessionState()
+                | ListSessions()
+            ):
+                return self._use_session(command, found)
             case SupplyRows():
                 return self._supply(command)
             case RenewLocks():
@@ -173,6 +212,8 @@ class PartitionState:
                 if entity is None:
                     return _not_found()
                 return locks.renew(entity.sub_queue(command.sub_queue), command)
+            case LoseLocks():
+                return self._lose_locks(command)
             case Peek():
                 return self._peek(command, found)
             case ReceiveDeferred():
@@ -183,12 +224,23 @@ class PartitionState:
                 return self._delete_messages(command, found)
             case AddConsumer():
                 return self._add_consumer(command)
-            case RemoveConsumer():
-                return self._remove_consumer(command)
             case PutEntity():
                 return self._put_entity(command)
             case DropEntity():
                 return self._drop_entity(command)
+            case Transact():
+                return transactions.transact(self._entities, self._outbox, command, found)
+            case CheckLocks():
+                return transactions.check_locks(self._entities, command)
+            case Arrive():
+                return self._inbox.arrive(command, found)
+            case Shipped():
+                return self._outbox.shipped(command, found) or DONE
+            case Freeze():
+                return self._idle.freeze(command)
+            case Thaw():
+                self._idle.thaw(command)
+                return DONE
             case Tick():
                 self._turn.run_timers()
                 self._turn.record_outstanding()
@@ -199,16 +251,30 @@ class PartitionState:
             case _:
                 assert_never(command)
 
+    def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        """Apply while some entity is deleted when nobody uses it."""
+        idle = self._idle
+        used = idle.used_by(command)
+        refused = idle.refusal(command, used)
+        if refused is not None:
+            return refused
+        reply = self._dispatch(command, found)
+        if not isinstance(reply, Needs):
+            idle.note(used, self._turn.outcome)
+        return reply
+
     def _add_consumer(self, command: AddConsumer) -> Reply:
         entity = self._entities.get(command.entity_no)
         if entity is None:
             return _not_found()
-        refused = entity.receive_refusal()
+        refused = entity.receive_refusal(command.sub_queue)
         if refused is not None:
             return refused
         if command.consumer_id not in self._consumers:
             consumer = Consumer(command.consumer_id, command.mode)
             sub = entity.sub_queue(command.sub_queue)
+            if sub.sessions is not None:
+                return Refused(Refusal.SESSION_REQUIRED, entity.name)
             sub.add_consumer(consumer)
             self._consumers[command.consumer_id] = (sub, consumer)
         return DONE
@@ -219,7 +285,11 @@ class PartitionState:
             return _not_found()
         sub, consumer = registered
         needs = sub.set_demand(consumer, command.limit, is_drain=command.is_drain, found=found)
-        return DemandSet(consumer.delivered) if needs is None else needs
+        if needs is not None:
+            return needs
+        if command.wants_hint or sub.hinted:
+            hints.arm(sub, consumer, is_wanted=command.wants_hint)
+        return DemandSet(consumer.delivered)
 
     def _remove_consumer(self, command: RemoveConsumer) -> Reply:
         registered = self._consumers.pop(command.consumer_id, None)
@@ -227,10 +297,33 @@ class PartitionState:
             registered[0].remove_consumer(command.consumer_id)
         return DONE
 
+    def _use_session(
+        self, command: SessionCommand, found: Sequence[StoredRow] | None
+    ) -> Reply | Needs:
+        entity = self._entities.get(command.entity_no)
+        refused = _not_found() if entity is None else entity.receive_refusal()
+        if entity is None or refused is not None:
+            return refused or _not_found()
+        if entity.active.sessions is None:
+            return Refused(Refusal.SESSION_NOT_SUPPORTED, entity.name)
+        return entity.active.sessions.apply(command, found)
+
     def _supply(self, command: SupplyRows) -> Reply:
         entity = self._entities.get(command.entity_no)
-        if entity is not None:
+        if entity is None:
+            return DONE
+        if command.sub_queue is SubQueue.SCHEDULED:
+            entity.scheduled.supply(command.rows)
+        else:
             paging.supply(entity.sub_queue(command.sub_queue), command.rows)
+        return DONE
+
+    def _lose_locks(self, command: LoseLocks) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        for sub in entity.sub_queues():
+            locks.lose_all(sub)
         return DONE
 
     def _peek(self, command: Peek, found: Sequence[StoredRow] | None) -> Reply | Needs:
@@ -246,7 +339,7 @@ class PartitionState:
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
     ) -> Reply | Needs:
         entity = self._entities.get(command.entity_no)
-        refused = _not_found() if entity is None else entity.receive_refusal()
+        refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
         return browse.receive_deferred(entity.sub_queue(command.sub_queue), command, found)
@@ -255,7 +348,7 @@ class PartitionState:
         self, command: DeleteMessages, found: Sequence[StoredRow] | None
     ) -> Reply | Needs:
         entity = self._entities.get(command.entity_no)
-        refused = _not_found() if entity is None else entity.receive_refusal()
+        refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
         return browse.delete_messages(entity.sub_queue(command.sub_queue), command, found)
@@ -274,30 +367,75 @@ class PartitionState:
         self.catalog_version = max(self.catalog_version, command.catalog_version)
         entity = self._entities.get(command.entity_no)
         if entity is None:
-            entity = QueueState(command.entity_no, command.name, command.properties, self._turn, 1)
-            self._entities[command.entity_no] = entity
+            first = self._first_sequence(is_partitioned=command.is_partitioned)
+            entity = self._add_entity(command, first, 0)
         else:
             for consumer_id in entity.redefine(command.properties):
-                del self._consumers[consumer_id]
+                self._consumers.pop(consumer_id, None)
+            if entity.topic is not None:
+                entity.topic.put_subscription(entity, command.rules)
+        self._idle.define(entity)
         self._turn.outcome.mutations.append(
             PutDefinition(
                 command.entity_no,
                 command.name,
+                command.kind,
                 command.properties,
                 command.catalog_version,
                 entity.active.numbering.next_sequence,
+                command.topic_no,
+                command.rules,
+                command.is_partitioned,
             )
         )
         return DONE
+
+    def _first_sequence(self, *, is_partitioned: bool) -> int:
+        """Return the first number of an entity: a partitioned one's says the partition (D2)."""
+        return (self.partition_id << NUMBER_BITS) + 1 if is_partitioned else 1
+
+    def _add_entity(
+        self, stored: PutEntity | LoadedEntity, next_sequence: int, size_bytes: int
+    ) -> QueueState:
+        """Make an entity; a subscription's topic is there already."""
+        share = self._turn.limits.partition_count if stored.is_partitioned else 1
+        entity_no, turn = stored.entity_no, self._turn
+        entity: QueueState
+        if isinstance(stored.properties, TopicProperties):
+            entity = TopicState(
+                entity_no, stored.name, stored.properties, turn, next_sequence, size_bytes,
+                share=share,
+            )  # fmt: skip
+        else:
+            topic = None if stored.topic_no is None else self._entities[stored.topic_no]
+            assert topic is None or isinstance(topic, TopicState)
+            entity = QueueState(
+                entity_no, stored.name, stored.properties, turn, next_sequence, size_bytes,
+                topic=topic, share=share,
+            )  # fmt: skip
+            if topic is not None:
+                topic.put_subscription(entity, stored.rules)
+        self._entities[entity_no] = entity
+        return entity
 
     def _drop_entity(self, command: DropEntity) -> Reply:
         self.catalog_version = max(self.catalog_version, command.catalog_version)
         entity = self._entities.pop(command.entity_no, None)
         if entity is None:
             return DONE
+        if isinstance(entity, TopicState):
+            for subscription_no in list(entity.subscriptions):
+                self._drop_entity(DropEntity(subscription_no, command.catalog_version))
+        if entity.topic is not None:
+            entity.topic.remove_subscription(command.entity_no)
+        if entity.seen is not None:
+            entity.seen.clear()
         for consumer_id in entity.end_consumers(Refusal.ENTITY_NOT_FOUND):
             del self._consumers[consumer_id]
-        keys = array("q", entity.scheduled.row_keys())
+        self._inbox.drop(command.entity_no)
+        self._idle.forget(command.entity_no)
+        keys = self._outbox.drop(command.entity_no)
+        keys.extend(entity.scheduled.row_keys())
         entity.scheduled.clear()
         for sub in entity.sub_queues():
             keys.extend(sub.row_keys())
@@ -346,16 +484,23 @@ class PartitionState:
         for entity in self._entities.values():
             mutations.append(entity.recorded_size())
 
+    def _load_seen(self, loaded: LoadedPartition) -> None:
+        """Give each entity the ids it has seen, in order of time."""
+        rows: dict[int, list[RecordIds]] = {}
+        for row in loaded.seen:
+            rows.setdefault(row.entity_no, []).append(row)
+        for entity_no, seen in rows.items():
+            entity = self._entities.get(entity_no)
+            if entity is not None and entity.seen is not None:
+                entity.seen.load(seen)
+
     def _load(self, loaded: LoadedPartition) -> None:
-        for stored in loaded.entities:
-            self._entities[stored.entity_no] = QueueState(
-                stored.entity_no,
-                stored.name,
-                stored.properties,
-                self._turn,
-                loaded.next_sequence.get(stored.entity_no, 1),
-                stored.size_bytes,
-            )
+        for stored in sorted(loaded.entities, key=lambda stored: stored.topic_no is not None):
+            first = self._first_sequence(is_partitioned=stored.is_partitioned)
+            next_sequence = max(loaded.next_sequence.get(stored.entity_no, first), first)
+            self._add_entity(stored, next_sequence, stored.size_bytes)
+            self._idle.load(stored)
+        self._load_seen(loaded)
         blocks = sorted(loaded.blocks)
         for block in blocks:
             entity = self._entities.get(block.entity_no)
@@ -363,17 +508,24 @@ class PartitionState:
                 entity.active.numbering.add_loaded(block)
         for (entity_no, kind), keys in loaded.keys.items():
             entity = self._entities.get(entity_no)
+            if entity_no == OUTBOX_NO:
+                continue
             if entity is None:
                 self._start_purge(array("q", keys))
             elif kind is not SubQueue.SCHEDULED and keys:
                 deferred = loaded.deferred.get((entity_no, kind), {})
                 entity.sub_queue(kind).load(keys, deferred)
+        self._start_purge(self._outbox.load(loaded.outbox))
+        self._inbox.load(loaded)
         due_rows: dict[int, list[PutDue]] = {}
         for due in loaded.due:
             due_rows.setdefault(due.entity_no, []).append(due)
         for entity_no, rows in due_rows.items():
             if entity_no in self._entities:
                 self._entities[entity_no].scheduled.load(rows)
+        for entity in self._entities.values():
+            if entity.active.sessions is not None:
+                entity.active.sessions.load_sessions(loaded)
         first_keys = [block.first_key for block in blocks]
         for row_key, attempt in loaded.attempts.items():
             block = blocks[bisect_right(first_keys, row_key) - 1]

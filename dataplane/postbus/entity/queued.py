@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from postbus.entity.commands import ReceiveMode
+from typing import TYPE_CHECKING, ClassVar
+
+from postbus.entity.commands import Delivery, ReceiveMode
 from postbus.message.envelope import Envelope
+
+if TYPE_CHECKING:
+    from postbus.entity.sub_queue import SubQueueState
 
 
 class QueuedMessage:
@@ -60,9 +65,15 @@ class Consumer:
 
     __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode")
 
+    is_forwarder: ClassVar[bool] = False
+
     def __init__(self, consumer_id: int, mode: ReceiveMode) -> None:
         self.consumer_id = consumer_id
         self.mode = mode
         self.limit = 0
         self.delivered = 0
         self.is_waiting = False
+
+    def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
+        """Take messages for good."""
+        return sub.delete(batch)

@@ -10,18 +10,25 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from postbus.entity.commands import Cancelled, Refusal, Refused, SubQueue
+from postbus.entity.commands import Cancelled, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.numbering import Numbering
-from postbus.entity.outcomes import InsertMessage, MoveMessage, PutDue
+from postbus.entity.outcomes import Fetch, InsertMessage, MoveMessage, PutDue
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from postbus.entity.sub_queue import SubQueueState
     from postbus.entity.turn import Turn
+
+
+PUBLISH_COPIES: Final = 10_000
+"""Copies of due messages made at a time, about. Our choice: what a commit takes 100 ms for."""
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Read of due messages at a time, about; they are held only until they are moved. Our choice."""
 
 
 class _Due(NamedTuple):
@@ -32,24 +39,37 @@ class _Due(NamedTuple):
 
 
 class ScheduledMessages:
-    """See the module's docstring. `active` is where messages go when they are due."""
+    """See the module's docstring. `active` is where messages go when they are due.
+
+    In a topic they are handed to `publish` with the time they were due; it returns the number of
+    copies made, and the row is deleted.
+    """
 
     __slots__ = (
         "_active",
         "_by_time",
         "_due",
+        "_fetched",
         "_numbering",
         "_numbers",
+        "_publish",
         "_timer_ms",
         "_turn",
     )
 
-    def __init__(self, active: SubQueueState, turn: Turn) -> None:
+    def __init__(
+        self,
+        active: SubQueueState,
+        turn: Turn,
+        publish: Callable[[Envelope, int], int] | None = None,
+    ) -> None:
         self._active = active
+        self._publish = publish
         self._turn = turn
         self._numbering = Numbering(active.entity, SubQueue.SCHEDULED, 0)
         self._due: dict[int, _Due] = {}
         self._by_time: list[_Due] = []
+        self._fetched: list[_Due] = []  # due, their rows are being read
         self._numbers = array("q")  # every number ever scheduled, rising; gone ones are skipped
         self._timer_ms: int | None = None
 
@@ -70,6 +90,7 @@ class ScheduledMessages:
         """Forget everything: the entity is dropped."""
         self._due.clear()
         self._by_time.clear()
+        self._fetched.clear()
         self._timer_ms = None
 
     def row_keys(self) -> list[int]:
@@ -112,13 +133,13 @@ class ScheduledMessages:
                 )
         outcome = self._turn.outcome
         entity = self._active.entity
+        average_bytes = entity.average_bytes
         for sequence in wanted:
             due = self._due.pop(sequence)
             outcome.deletes.append(due.row_key)
             if due.row_key >= self._turn.first_key:
                 outcome.touches_uncommitted = True
-            size_bytes = entity.average_bytes if due.size_bytes is None else due.size_bytes
-            entity.shrink(size_bytes)
+            entity.shrink(average_bytes if due.size_bytes is None else due.size_bytes)
         self._trim()
         return Cancelled()
 
@@ -129,26 +150,109 @@ class ScheduledMessages:
         if self._timer_ms is None or self._timer_ms > turn.now_ms:
             return
         self._timer_ms = None
+        if self._publish is not None or (
+            active.sessions is not None and active.entity.forward_to is None
+        ):
+            self._fetch_due()
+            return
         while by_time and by_time[0].due_ms <= turn.now_ms and turn.allowance > 0:
             due = heappop(by_time)
             if due_rows.get(due.sequence) is not due:
                 continue  # cancelled
-            del due_rows[due.sequence]
             turn.allowance -= 1
-            row_key, sequence = active.numbering.take_one(turn)
-            turn.outcome.mutations.append(
-                MoveMessage(
-                    due.row_key,
-                    row_key,
-                    active.entity.entity_no,
-                    SubQueue.ACTIVE,
-                    sequence,
-                    0,
-                    due.due_ms,
-                    None,
-                )
+            self._activate(due)
+        self._trim()
+        self._watch()
+
+    def _activate(self, due: _Due) -> None:
+        entity = self._active.entity
+        if entity.forward_to is None:
+            self._active.append_key(self._move(due))
+            return
+        size_bytes = entity.average_bytes if due.size_bytes is None else due.size_bytes
+        del self._due[due.sequence]
+        self._turn.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
+
+    def _move(self, due: _Due) -> int:
+        """Give a due message its place among the active ones; return its key there."""
+        turn, active = self._turn, self._active
+        del self._due[due.sequence]
+        row_key, sequence = active.numbering.take_one(turn)
+        turn.outcome.mutations.append(
+            MoveMessage(
+                due.row_key,
+                row_key,
+                active.entity.entity_no,
+                SubQueue.ACTIVE,
+                sequence,
+                0,
+                due.due_ms,
+                None,
             )
-            active.append_key(row_key)
+        )
+        return row_key
+
+    def _fetch_due(self) -> None:
+        """Read rows that are due, which say of what session they are; one read at a time."""
+        turn, by_time = self._turn, self._by_time
+        if self._fetched:
+            return
+        room_bytes = FETCH_BYTES
+        while (
+            by_time
+            and by_time[0].due_ms <= turn.now_ms
+            and turn.allowance > 0
+            and (room_bytes > 0 or not self._fetched)
+        ):
+            due = heappop(by_time)
+            if self._due.get(due.sequence) is due:
+                turn.allowance -= 1
+                room_bytes -= due.size_bytes or self._active.entity.average_bytes
+                self._fetched.append(due)
+        if self._fetched:
+            row_keys = sorted(due.row_key for due in self._fetched)
+            entity_no = self._active.entity.entity_no
+            turn.outcome.effects.append(Fetch(entity_no, SubQueue.SCHEDULED, row_keys))
+        else:
+            self._watch()
+
+    def supply(self, rows: Iterable[StoredRow]) -> None:
+        """Activate the messages whose rows were read, unless they were cancelled meanwhile."""
+        by_key = {row.row_key: row for row in rows}
+        fetched = self._fetched
+        self._fetched = []
+        if self._publish is not None:
+            self._publish_all(fetched, by_key)
+            return
+        sessions = self._active.sessions
+        assert sessions is not None
+        for due in fetched:
+            if self._due.get(due.sequence) is due:
+                session_id = by_key[due.row_key].envelope.session_id
+                assert session_id is not None
+                if self._active.entity.forward_to is None:
+                    sessions.take_key(session_id, self._move(due))
+                else:
+                    self._activate(due)
+        self._trim()
+        self._watch()
+
+    def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
+        """Publish what was read, as much as one turn allows; the rest is read again."""
+        assert self._publish is not None
+        outcome, entity = self._turn.outcome, self._active.entity
+        copies = 0
+        for due in fetched:
+            if self._due.get(due.sequence) is not due:
+                continue
+            if copies >= PUBLISH_COPIES:
+                heappush(self._by_time, due)
+                continue
+            envelope = rows[due.row_key].envelope
+            copies += self._publish(envelope, due.due_ms)
+            del self._due[due.sequence]
+            outcome.deletes.append(due.row_key)
+            entity.shrink(envelope.size_bytes if due.size_bytes is None else due.size_bytes)
         self._trim()
         self._watch()
 

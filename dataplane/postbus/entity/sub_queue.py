@@ -12,9 +12,9 @@ from array import array
 from collections import deque
 from heapq import heappop, heappush
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from postbus.entity import expiry, locks, paging
+from postbus.entity import expiry, hints, locks, paging
 from postbus.entity.commands import (
     Delivery,
     ReceiveMode,
@@ -23,7 +23,14 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.numbering import Numbering
-from postbus.entity.outcomes import Deliver, EndConsumer, InsertMessage, Needs, RecordAcquired
+from postbus.entity.outcomes import (
+    Deliver,
+    EndConsumer,
+    Fetch,
+    InsertMessage,
+    Needs,
+    RecordAcquired,
+)
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.turn import MAINTENANCE_LIMIT
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from postbus.entity.queue_state import QueueState
+    from postbus.entity.session_state import SessionQueue
     from postbus.entity.turn import Turn
 
 FAIR_CHUNK: Final = 32
@@ -45,6 +53,9 @@ _new = tuple.__new__
 class SubQueueState:
     """See the module's docstring. `is_main` is False for the dead-letter kinds: there nothing
     expires, deliveries are not limited, and only abandoning counts.
+
+    `sessions` is set where the messages are divided into lanes, one for each session;
+    `session_until_ms` in such a lane: when the session's lock ends, and every lock in it; else 0.
     """
 
     __slots__ = (
@@ -57,6 +68,7 @@ class SubQueueState:
         "doomed",
         "entity",
         "fetch_keys",
+        "hinted",
         "is_main",
         "kind",
         "live",
@@ -65,6 +77,8 @@ class SubQueueState:
         "numbering",
         "ready",
         "returned",
+        "session_until_ms",
+        "sessions",
         "stubs",
         "tail",
         "turn",
@@ -72,15 +86,26 @@ class SubQueueState:
         "waiting",
     )
 
+    low_water: ClassVar[int] = paging.LOW_WATER
+
     def __init__(
         self, entity: QueueState, kind: SubQueue, turn: Turn, next_sequence: int = 0
     ) -> None:
+        self._make_empty(entity, kind, turn)
+        self.numbering = Numbering(entity, kind, next_sequence)
+        self.live = 0
+        self.deferred_sections: dict[int, bytes] = {}
+        self.attempts: dict[int, int] = {}
+        turn.sub_queues[self] = None
+
+    def _make_empty(self, entity: QueueState, kind: SubQueue, turn: Turn) -> None:
+        """Set what each lane of a session entity has for itself as well."""
         self.entity = entity
         self.kind = kind
         self.turn = turn
         self.is_main = kind is SubQueue.ACTIVE
-        self.numbering = Numbering(entity, kind, next_sequence)
-        self.live = 0
+        self.sessions: SessionQueue | None = None
+        self.session_until_ms = 0
         self.ready: deque[QueuedMessage] = deque()
         self.tail: deque[QueuedMessage] = deque()
         self.backlog = array("q")
@@ -93,11 +118,9 @@ class SubQueueState:
         self.lock_timer_ms: int | None = None
         self.unsorted_until_ms = 0
         self.deferred: dict[int, int] = {}
-        self.deferred_sections: dict[int, bytes] = {}
-        self.attempts: dict[int, int] = {}
         self.consumers: dict[int, Consumer] = {}
         self.waiting: deque[Consumer] = deque()
-        turn.sub_queues[self] = None
+        self.hinted: dict[int, Consumer] | None = None
 
     def load(self, row_keys: array[int], deferred: dict[int, int]) -> None:
         """Take over the rows of an earlier life; `deferred` maps row key to number."""
@@ -113,10 +136,21 @@ class SubQueueState:
 
     # --- arrivals ---------------------------------------------------------------------------------
 
-    def append(self, envelopes: list[Envelope], total_bytes: int) -> list[int]:
-        """Store new messages behind all others; return their sequence numbers."""
+    def append(
+        self,
+        envelopes: list[Envelope],
+        total_bytes: int,
+        *,
+        is_shared: bool = False,
+        enqueued_ms: int | None = None,
+    ) -> list[int]:
+        """Store new messages behind all others; return their sequence numbers.
+
+        `is_shared`: bodies may be `Envelope.shared` with the copies of other sub-queues.
+        `enqueued_ms` None is now.
+        """
         turn = self.turn
-        now_ms = turn.now_ms
+        now_ms = turn.now_ms if enqueued_ms is None else enqueued_ms
         inserts = turn.outcome.inserts
         count = len(envelopes)
         self.live += count
@@ -134,8 +168,13 @@ class SubQueueState:
             ]
             numbers = list(range(key + offset, key + offset + count))
         else:
-            numbers, arrived = self._append_runs(runs, envelopes)
+            numbers, arrived = self._append_runs(runs, envelopes, now_ms)
+        if self.sessions is not None:
+            self.sessions.distribute(envelopes, arrived, total_bytes)
+            return numbers
         needed_bytes = total_bytes + count * MESSAGE_OVERHEAD_BYTES
+        if is_shared:
+            needed_bytes -= _held_bytes(envelopes)
         window = turn.window
         if (
             window.room_bytes(is_wanted=bool(self.waiting)) >= needed_bytes
@@ -144,16 +183,19 @@ class SubQueueState:
             target = self.tail if self.backlog_head < len(self.backlog) else self.ready
             target.extend(arrived)
             window.add(count, total_bytes)
+            if is_shared:
+                for envelope in envelopes:
+                    if envelope.shared is not None:
+                        window.share(envelope.shared)
         else:
             paging.append_short_of_room(self, arrived)
-        if self.waiting:
+        if self.waiting or self.hinted:
             self.pump()
         return numbers
 
     def _append_runs(
-        self, runs: list[tuple[int, int, int]], envelopes: list[Envelope]
+        self, runs: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
     ) -> tuple[list[int], list[QueuedMessage]]:
-        now_ms = self.turn.now_ms
         inserts = self.turn.outcome.inserts
         numbers: list[int] = []
         arrived: list[QueuedMessage] = []
@@ -171,12 +213,14 @@ class SubQueueState:
         paging.evict_tail(self)
         self.backlog.append(row_key)
         self.live += 1
-        if self.waiting:
+        if self.waiting or self.hinted:
             self.turn.resumed[self.pump] = None
 
     def put_back(self, message: QueuedMessage) -> None:
         """Return a message to its place by key."""
         heappush(self.returned, (message.row_key, message))
+        if self.hinted:
+            self.turn.resumed[self.pump] = None
         if message.envelope is None:
             self.stubs[message.row_key] = message
 
@@ -190,15 +234,18 @@ class SubQueueState:
         if consumer.is_waiting:
             self.waiting.remove(consumer)
             consumer.is_waiting = False
+        if self.hinted:
+            self.hinted.pop(consumer_id, None)
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers and tell them; return their ids."""
-        ended = list(self.consumers)
+        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
         effects = self.turn.outcome.effects
         for consumer_id in ended:
             effects.append(EndConsumer(consumer_id, refusal))
         self.consumers.clear()
         self.waiting.clear()
+        self.hinted = None
         return ended
 
     def set_demand(
@@ -245,6 +292,8 @@ class SubQueueState:
         """
         waiting = self.waiting
         if not waiting:
+            if self.hinted:
+                hints.tell(self)
             return
         available = len(self.ready) + len(self.returned)
         if available:
@@ -262,11 +311,13 @@ class SubQueueState:
                 if consumer.mode is ReceiveMode.PEEK_LOCK:
                     deliveries = self._lock(batch)
                 else:
-                    deliveries = self._delete(batch)
+                    deliveries = consumer.take(self, batch)
                 self._hand_over(consumer, deliveries, bursts)
             if left <= 0 and waiting:
                 self.turn.resumed[self.pump] = None
         paging.fetch_if_low(self)
+        if self.hinted:
+            hints.tell(self)
         if self.turn.window.is_over:
             paging.shed(self)
 
@@ -315,7 +366,7 @@ class SubQueueState:
         first_key = turn.first_key
         suffix = turn.token_suffix
         default_ttl_ms = entity.default_ttl_ms if is_main else None
-        until_ms = now_ms + entity.lock_duration_ms
+        until_ms = self.session_until_ms or now_ms + entity.lock_duration_ms
         random_bytes = turn.random.randbytes(8 * len(batch))
         position = 0
         deliveries: list[Delivery] = []
@@ -366,7 +417,7 @@ class SubQueueState:
             locks.watch(self, until_ms)
         return deliveries
 
-    def _delete(self, batch: list[QueuedMessage]) -> list[Delivery]:
+    def delete(self, batch: list[QueuedMessage]) -> list[Delivery]:
         """Take a batch for good: the delete commits before the transfer leaves (S25)."""
         now_ms = self.turn.now_ms
         deliveries: list[Delivery] = []
@@ -407,6 +458,23 @@ class SubQueueState:
     def shed(self) -> None:
         paging.shed(self)
 
+    def make_room(self, wanted_bytes: int) -> None:
+        """Unload what no receiver waits for, unless there is so much room already."""
+        if (
+            not self.waiting
+            and (self.ready or self.tail)
+            and self.turn.window.room_bytes(is_wanted=True) < wanted_bytes
+        ):
+            paging.evict_tail(self)
+            paging.evict_ready(self)
+
+    def ask(self) -> None:
+        """Have the host read the rows wanted next; `fetch_keys` is set until they come."""
+        row_keys = paging.keys_wanted(self, paging.FETCH_KEYS)
+        if row_keys:
+            self.fetch_keys = row_keys
+            self.turn.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
+
     def promote_tail(self) -> None:
         """Make the newest loaded messages ready when nothing lies before them."""
         if self.tail and self.backlog_head == len(self.backlog):
@@ -421,12 +489,14 @@ class SubQueueState:
         for message in loaded:
             message.token = None
             if message.envelope is not None:
+                if message.envelope.shared is not None:
+                    window.unshare(message.envelope.shared)
                 window.remove(1, message.envelope.size_bytes)
         for collection in (self.ready, self.tail, self.returned, self.locks, self.doomed):
             collection.clear()
         self.stubs.clear()
         self.lock_timer_ms = None
-        self.turn.sub_queues.pop(self)
+        self.turn.sub_queues.pop(self, None)
 
     def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:
         """Yield messages with attempts the tables do not know, and the attempts."""
@@ -462,6 +532,14 @@ class SubQueueState:
         """Drop a message from the accounts: its row is deleted or moved by this outcome."""
         size_bytes = message.weight_bytes
         if message.envelope is not None:
+            if message.envelope.shared is not None:
+                self.turn.window.unshare(message.envelope.shared)
             self.turn.window.remove(1, size_bytes)
         self.live -= 1
         self.entity.shrink(size_bytes)
+
+
+def _held_bytes(envelopes: list[Envelope]) -> int:
+    """Return the bytes of bodies that are loaded for another sub-queue already."""
+    bodies = (envelope.shared for envelope in envelopes)
+    return sum(body.size_bytes for body in bodies if body is not None and body.holders)

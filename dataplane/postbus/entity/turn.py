@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired
-from postbus.entity.queued import QueuedMessage
+from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.window import Window
 
 if TYPE_CHECKING:
+    from postbus.entity.outbox import Outbox
     from postbus.entity.sub_queue import SubQueueState
 
 OnTime: TypeAlias = Callable[[], None]
@@ -39,10 +40,13 @@ class Turn:
         "_timer_count",
         "allowance",
         "committed_ms",
+        "consumers",
         "first_key",
+        "is_checked",
         "limits",
         "next_key",
         "now_ms",
+        "outbox",
         "outcome",
         "outstanding",
         "random",
@@ -52,6 +56,8 @@ class Turn:
         "token_suffix",
         "window",
     )
+
+    outbox: Outbox
 
     def __init__(
         self,
@@ -71,7 +77,9 @@ class Turn:
         self.now_ms = 0
         self.committed_ms = 0
         self.allowance = MAINTENANCE_LIMIT
+        self.is_checked = False  # what is enqueued passed the quota with its transaction
         self.outcome = Outcome(DONE)
+        self.consumers: dict[int, tuple[SubQueueState, Consumer]] = {}
         self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
         self.resumed: dict[OnTime, None] = {}
         self.timers: list[tuple[int, int, OnTime]] = []

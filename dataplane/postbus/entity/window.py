@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from postbus.message.envelope import SharedBody
+
 MESSAGE_OVERHEAD_BYTES: Final = 512
 """What a loaded message costs besides its encoded bytes: envelope, slices and queue entry.
 Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical message."""
@@ -65,6 +67,20 @@ class Window:
         self.count -= count
         self.used_bytes -= cost
         self.budget.used_bytes -= cost
+
+    def share(self, body: SharedBody) -> None:
+        """Account for one more loaded message, added as if it had the body for itself."""
+        if body.holders:
+            self.used_bytes -= body.size_bytes
+            self.budget.used_bytes -= body.size_bytes
+        body.holders += 1
+
+    def unshare(self, body: SharedBody) -> None:
+        """Account for one loaded message less, removed as if the body left with it."""
+        body.holders -= 1
+        if body.holders:
+            self.used_bytes += body.size_bytes
+            self.budget.used_bytes += body.size_bytes
 
     def discard(self) -> None:
         """Give everything back: the partition's memory is dropped."""

@@ -23,10 +23,14 @@ def _symbol(name: bytes) -> bytes:
 SEQUENCE_NUMBER: Final = _symbol(b"x-opt-sequence-number")
 ENQUEUED_TIME: Final = _symbol(b"x-opt-enqueued-time")
 LOCKED_UNTIL: Final = _symbol(b"x-opt-locked-until")
+ORIGIN_SEQUENCE: Final = _symbol(b"x-opt-enqueue-sequence-number")
+DEAD_LETTER_SOURCE: Final = _symbol(b"x-opt-deadletter-source")
 MESSAGE_STATE: Final = _symbol(b"x-opt-message-state")
 LOCK_TOKEN: Final = _symbol(b"x-opt-lock-token")
 
 _SEQUENCE_LONG: Final = SEQUENCE_NUMBER + b"\x81"
+_ORIGIN_LONG: Final = ORIGIN_SEQUENCE + b"\x81"
+_SOURCE_STRING: Final = DEAD_LETTER_SOURCE + b"\xb1"
 _ENQUEUED_TIMESTAMP: Final = ENQUEUED_TIME + b"\x83"
 _LOCKED_TIMESTAMP: Final = LOCKED_UNTIL + b"\x83"
 _I64: Final = struct.Struct(">q").pack
@@ -72,7 +76,9 @@ def encode_prefix(
     `ttl_ms` is the one to tell (None: none); `locked_until_ms` None leaves the annotation out;
     `lock_token` (a delivery tag) adds it as a delivery annotation, for deferred messages.
     """
-    annotations = envelope.annotations
+    annotations, count = envelope.annotations, envelope.annotation_count
+    if envelope.origin_sequence is not None or envelope.hop_count:
+        annotations, count = _with_origin(envelope)
     if (
         delivery_count > 255
         or envelope.priority is not None
@@ -89,9 +95,11 @@ def encode_prefix(
             locked_until_ms,
             state,
             lock_token,
+            annotations,
+            count,
         )
     size = len(annotations)
-    octets = 6 + 2 * envelope.annotation_count if size else 6
+    octets = 6 + 2 * count if size else 6
     if ttl_ms is None:
         header = _HEADERS[envelope.is_durable]
         if locked_until_ms is not None:
@@ -124,6 +132,19 @@ def encode_prefix(
     return prefix + annotations if size else prefix
 
 
+def _with_origin(envelope: Envelope) -> tuple[bytes, int]:
+    """Return the client's annotations and their count with what tells where it came from."""
+    annotations, count = envelope.annotations, envelope.annotation_count
+    if envelope.dead_letter_source is not None:
+        source = envelope.dead_letter_source
+        annotations = _SOURCE_STRING + _U32(len(source)) + source + annotations
+        count += 1
+    if envelope.origin_sequence is not None:
+        annotations = _ORIGIN_LONG + _I64(envelope.origin_sequence) + annotations
+        count += 1
+    return annotations, count
+
+
 def _any_prefix(
     envelope: Envelope,
     sequence: int,
@@ -133,6 +154,8 @@ def _any_prefix(
     locked_until_ms: int | None,
     state: int | None,
     lock_token: bytes | None,
+    annotations: bytes,
+    annotation_count: int,
 ) -> bytes:
     header = [
         b"\x41" if envelope.is_durable else b"\x42",
@@ -147,14 +170,14 @@ def _any_prefix(
         entry = LOCK_TOKEN + b"\x98" + token_to_uuid(lock_token).bytes
         parts += [b"\x00\x53\x71", encode_map(entry, 1)]
     entries = [_SEQUENCE_LONG, _I64(sequence), _ENQUEUED_TIMESTAMP, _I64(enqueued_ms)]
-    count = 2 + envelope.annotation_count
+    count = 2 + annotation_count
     if locked_until_ms is not None:
         entries += [_LOCKED_TIMESTAMP, _I64(locked_until_ms)]
         count += 1
     if state is not None:
         entries += [MESSAGE_STATE, b"\x54", state.to_bytes(1, "big")]
         count += 1
-    entries.append(envelope.annotations)
+    entries.append(annotations)
     parts += [b"\x00\x53\x72", encode_map(b"".join(entries), count)]
     return b"".join(parts)
 

@@ -8,6 +8,19 @@ delivery carry it unchanged. Only a patch (dead-letter reason, modified properti
 from __future__ import annotations
 
 
+class SharedBody:
+    """A body that the copies of one publish have in common.
+
+    `holders` counts the copies that are loaded: the window counts the bytes for one of them.
+    """
+
+    __slots__ = ("holders", "size_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.holders = 0
+
+
 class Envelope:
     """One message at rest: what the broker looks at, and the raw sections it forwards.
 
@@ -16,6 +29,9 @@ class Envelope:
     are encoded key/value pairs of the client's message annotations without a map header and
     without the keys the broker owns; `annotation_count` counts pairs. `message_id` is the encoded
     AMQP value with its type. `session_id` and the keys are UTF-8. Delivery annotations are dropped.
+    `hop_count` counts forwards; `origin_sequence` is the number it got in the topic or the entity
+    where it was sent first, `dead_letter_source` the name of the entity whose dead letters were
+    forwarded; both None where the message lies as it was sent. `shared` lives in memory only.
     """
 
     __slots__ = (
@@ -23,14 +39,17 @@ class Envelope:
         "annotations",
         "application_properties",
         "body",
+        "dead_letter_source",
         "hop_count",
         "is_durable",
         "message_id",
+        "origin_sequence",
         "partition_key",
         "priority",
         "properties",
         "scheduled_ms",
         "session_id",
+        "shared",
         "size_bytes",
         "ttl_ms",
         "via_partition_key",
@@ -53,6 +72,9 @@ class Envelope:
         properties: bytes = b"",
         application_properties: bytes = b"",
         body: bytes = b"",
+        origin_sequence: int | None = None,
+        dead_letter_source: bytes | None = None,
+        shared: SharedBody | None = None,
     ) -> None:
         self.is_durable = is_durable
         self.priority = priority
@@ -69,3 +91,6 @@ class Envelope:
         self.application_properties = application_properties
         self.body = body
         self.size_bytes = size_bytes
+        self.origin_sequence = origin_sequence
+        self.dead_letter_source = dead_letter_source
+        self.shared = shared

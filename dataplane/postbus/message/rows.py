@@ -23,11 +23,13 @@ SCHEDULED: Final = 0x08
 ANNOTATIONS: Final = 0x10
 KEYS: Final = 0x20
 MESSAGE_ID: Final = 0x40
-HOPS: Final = 0x80
+FORWARDED: Final = 0x80
+"""It came here from another entity: hop count, number there or 0, source of dead letters."""
 
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
 _LENGTH: Final = struct.Struct(">H")
+_ORIGIN: Final = struct.Struct(">Bq")
 
 _PLAIN: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
 
@@ -52,7 +54,9 @@ def pack_envelope(envelope: Envelope) -> bytes:
         and not envelope.annotation_count
         and envelope.partition_key is None
         and envelope.priority is None
+        and envelope.origin_sequence is None
         and not envelope.hop_count
+        and envelope.dead_letter_source is None
         and envelope.scheduled_ms is None
         and envelope.via_partition_key is None
         and (message_id is None or properties.startswith(_LIST8))
@@ -84,14 +88,15 @@ def _pack_fields(envelope: Envelope) -> bytes:
     if keys != (None, None, None):
         flags |= KEYS
         for key in keys:
-            parts.append(_LENGTH.pack(0xFFFF) if key is None else _LENGTH.pack(len(key)) + key)
+            parts.append(_pack_key(key))
     if envelope.message_id != _message_id_of(envelope.properties):
         message_id = envelope.message_id or b""
         flags |= MESSAGE_ID
         parts += [_U32.pack(len(message_id)), message_id]
-    if envelope.hop_count:
-        flags |= HOPS
-        parts.append(envelope.hop_count.to_bytes(1, "big"))
+    origin, source = envelope.origin_sequence, envelope.dead_letter_source
+    if envelope.hop_count or origin is not None or source is not None:
+        flags |= FORWARDED
+        parts += [_ORIGIN.pack(envelope.hop_count, origin or 0), _pack_key(source)]
     return bytes((FORMAT, flags)) + b"".join(parts) + envelope.properties
 
 
@@ -121,8 +126,10 @@ def unpack_envelope(
     if has_message_id:
         size = _U32.unpack_from(blob, pos)[0]
         envelope.message_id, pos = blob[pos + 4 : pos + 4 + size] or None, pos + 4 + size
-    if flags & HOPS:
-        envelope.hop_count, pos = blob[pos], pos + 1
+    if flags & FORWARDED:
+        envelope.hop_count, origin = _ORIGIN.unpack_from(blob, pos)
+        envelope.origin_sequence = origin or None
+        envelope.dead_letter_source, pos = _key(blob, pos + _ORIGIN.size)
     envelope.properties = blob[pos:]
     if not has_message_id:
         envelope.message_id = _message_id_of(envelope.properties)
@@ -130,6 +137,23 @@ def unpack_envelope(
     envelope.body = body or b""
     envelope.size_bytes = len(blob) + len(envelope.application_properties) + len(envelope.body)
     return envelope
+
+
+def session_id_of(blob: bytes) -> bytes | None:
+    """Return only the session id of a column value. Raises `UnknownRowFormat`."""
+    if blob[0] != FORMAT:
+        raise UnknownRowFormat(UnknownRowFormat.__doc__)
+    flags = blob[1]
+    if not flags & KEYS:
+        return None
+    pos = 2 + (flags & PRIORITY != 0) + 8 * ((flags & TTL != 0) + (flags & SCHEDULED != 0))
+    if flags & ANNOTATIONS:
+        pos += 8 + int(_U32.unpack_from(blob, pos + 4)[0])
+    return _key(blob, pos)[0]
+
+
+def _pack_key(key: bytes | None) -> bytes:
+    return _LENGTH.pack(0xFFFF) if key is None else _LENGTH.pack(len(key)) + key
 
 
 def _key(blob: bytes, pos: int) -> tuple[bytes | None, int]:

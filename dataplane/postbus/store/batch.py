@@ -9,21 +9,31 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from postbus.entity.commands import Refusal, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
+    ForgetIds,
     InsertMessage,
     MoveMessage,
     Outcome,
     PatchMessage,
     PutDefinition,
     PutDue,
+    PutInbound,
+    PutKept,
+    PutOutbound,
+    PutSessionState,
+    RecordIds,
     RecordSize,
+    RecordUse,
     ReserveBlock,
+    ShareBody,
 )
+from postbus.store.shared import BodyCounts
 
 P = TypeVar("P")
 
@@ -33,37 +43,114 @@ STAGED_BODY_BYTES = 1 << 20
 """Greater bodies are written before their commit, in chunks of this size (D4)."""
 
 
-class SideRows:
-    """Which rows may have rows in `patch`, `kept`, `due` or `body`; may say yes too often.
+class RowKind(IntEnum):
+    """What a delete of a row has to think of."""
 
-    Everything in a block of another sub-queue than ACTIVE counts: those are ranges, not a set as
-    large as the backlog. `keys` holds the rest.
+    PLAIN = 0
+    SHARING = 1
+    SIDED = 2
+
+
+class SideRows:
+    """Which rows may have rows in side tables or share a body; may say yes too often.
+
+    That is known for a block as a whole, not for each row: everything in another sub-queue than
+    ACTIVE counts as SIDED. `keys` holds the rest of those. `bodies` counts references.
     """
 
     def __init__(self) -> None:
         self.keys: set[int] = set()
+        self.bodies = BodyCounts()
         self._starts: array[int] = array("q")
-        self._has_sides: list[bool] = []
+        self._sizes: array[int] = array("i")
+        self._kinds = bytearray()
+        self._has_bodies = bytearray()
 
     def add_block(self, block: ReserveBlock) -> None:
         """Take note of a block; blocks come in order of their first key."""
         self._starts.append(block.first_key)
-        self._has_sides.append(block.sub_queue is not SubQueue.ACTIVE)
+        self._sizes.append(block.size)
+        is_active = block.sub_queue is SubQueue.ACTIVE
+        self._kinds.append(RowKind.PLAIN if is_active else RowKind.SIDED)
+        self._has_bodies.append(False)
 
-    def touch(self, row_keys: list[int]) -> bool:
-        """Return whether one of the rows may have side rows."""
+    def kind_of(self, row_keys: list[int]) -> int:
+        """Return the greatest `RowKind` of these rows."""
         if self.keys and not self.keys.isdisjoint(row_keys):
-            return True
+            return RowKind.SIDED
         first = max(bisect_right(self._starts, min(row_keys)) - 1, 0)
         last = bisect_right(self._starts, max(row_keys))
-        if True not in self._has_sides[first:last]:
-            return False
-        starts, has_sides = self._starts, self._has_sides
-        return any(has_sides[max(bisect_right(starts, key) - 1, 0)] for key in row_keys)
+        starts, kinds = self._starts, self._kinds
+        if not any(kinds[first:last]):
+            return RowKind.PLAIN
+        return max(kinds[max(bisect_right(starts, key) - 1, 0)] for key in row_keys)
+
+    def note_share(self, body_id: int, row_keys: Sequence[int]) -> None:
+        """Take note of rows that share a new body."""
+        self.note_sharing(row_keys)
+        index = self._block_of(body_id)
+        self.bodies.add(body_id, len(row_keys), self._starts[index], self._sizes[index])
+
+    def note_sharing(self, row_keys: Iterable[int]) -> None:
+        """Take note of rows that have a body in common with others."""
+        for key in row_keys:
+            index = self._block_of(key)
+            self._has_bodies[index] = True
+            if self._kinds[index] == RowKind.PLAIN:
+                self._kinds[index] = RowKind.SHARING
+
+    def note_move(self, row_key: int, new_row_key: int, to_sub_queue: SubQueue) -> None:
+        """Take note of a moved row: it may have a body that moves along."""
+        if row_key in self.keys:
+            self.keys.discard(row_key)
+        elif not self._has_bodies[self._block_of(row_key)]:
+            return
+        self.note_carried(new_row_key, to_sub_queue)
+
+    def note_carried(self, row_key: int, sub_queue: SubQueue) -> None:
+        """Take note of a moved row with a body; in ACTIVE such rows are few."""
+        if sub_queue is SubQueue.ACTIVE:
+            self.keys.add(row_key)
+        else:
+            self._has_bodies[self._block_of(row_key)] = True
 
     def forget(self, row_keys: Iterable[int]) -> None:
         if self.keys:
             self.keys.difference_update(row_keys)
+
+    def _block_of(self, row_key: int) -> int:
+        return max(bisect_right(self._starts, row_key) - 1, 0)
+
+
+OVERLAPPING: Final = frozenset({ShareBody, RecordIds})
+"""Mutations that only add rows nothing else touches: they overlap like plain inserts (D20)."""
+EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
+"""Mutations of the row of an entity: two of one entity never share a statement."""
+EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
+"""Mutations of rows that go when the entity is dropped: none follows that in its statement."""
+
+
+def is_barrier(outcome: Outcome) -> bool:
+    """Return whether the commit of an outcome must be alone in flight (D20)."""
+    if outcome.touches_uncommitted:
+        return True
+    return bool(outcome.mutations) and not OVERLAPPING.issuperset(map(type, outcome.mutations))
+
+
+def extra_bytes(outcome: Outcome) -> int:
+    """Return what the mutations add to the bytes of the inserts; a shared body counts once."""
+    byte_count = 0
+    sizes: dict[int, int] = {}
+    for change in outcome.mutations:
+        if type(change) is PutSessionState and change.state is not None:
+            byte_count += len(change.state)
+        elif type(change) is RecordIds:
+            byte_count += len(change.digests)
+        elif type(change) is ShareBody:
+            if not sizes:
+                sizes = {insert[0]: len(insert[2].body) for insert in outcome.inserts}
+            byte_count -= sizes.get(change.row_keys[0], 0) * (len(change.row_keys) - 1)
+    return byte_count
 
 
 class Batch(Generic[P]):
@@ -108,7 +195,7 @@ class Batch(Generic[P]):
 
     @classmethod
     def of_fold(cls) -> Batch[P]:
-        """Return the commit that folds old acquisitions; it holds no outcome."""
+        """Return the commit that tidies up (`upkeep.py`); it holds no outcome."""
         batch = cls()
         batch.is_fold = batch.is_exclusive = True
         return batch
@@ -118,7 +205,7 @@ class Batch(Generic[P]):
         if not self.entries:
             return True
         if self.created is None:
-            if not (outcome.mutations or outcome.touches_uncommitted):
+            if not is_barrier(outcome):
                 return True
             self.created = self._all_created()
         created = self.created
@@ -129,8 +216,7 @@ class Batch(Generic[P]):
                 if change.row_key in created:
                     return False
             elif (
-                isinstance(change, PutDefinition | DropDefinition | RecordSize)
-                and change.entity_no in self.entities
+                isinstance(change, EntityChange | EntityRows) and change.entity_no in self.entities
             ):
                 return False
         return True
@@ -149,13 +235,17 @@ class Batch(Generic[P]):
             self.created.update(insert.row_key for insert in inserts)
             self.created.update(_created_by(outcome.mutations))
         if outcome.mutations or outcome.touches_uncommitted:
-            self.is_exclusive = True
             self.mutations += outcome.mutations
-            for change in outcome.mutations:
-                if isinstance(change, PutDefinition | DropDefinition | RecordSize):
-                    self.entities.add(change.entity_no)
-            if self.created is None:
-                self.created = self._all_created()
+            if is_barrier(outcome):
+                self._add_barrier(outcome)
+
+    def _add_barrier(self, outcome: Outcome) -> None:
+        self.is_exclusive = True
+        for change in outcome.mutations:
+            if isinstance(change, EntityChange):
+                self.entities.add(change.entity_no)
+        if self.created is None:
+            self.created = self._all_created()
 
     def _all_created(self) -> set[int]:
         created = {insert.row_key for insert in self.inserts}
@@ -166,7 +256,7 @@ class Batch(Generic[P]):
 def _created_by(mutations: Iterable[object]) -> Iterable[int]:
     """Yield the keys of which a mutation writes some row."""
     for change in mutations:
-        if isinstance(change, PatchMessage | PutDue):
+        if isinstance(change, PatchMessage | PutDue | PutKept | PutOutbound):
             yield change.row_key
         elif isinstance(change, MoveMessage):
             yield change.new_row_key

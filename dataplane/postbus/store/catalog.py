@@ -7,25 +7,48 @@ serialises its changes; two brokers that change at once wait for each other's ro
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from enum import Enum
 from typing import Final, NamedTuple
 
 import asyncpg
 
-from postbus.contract import QueueProperties
+from postbus.contract import PROPERTIES_OF, EntityKind, EntityProperties, RuleProperties
+from postbus.store.errors import Connection
 from postbus.store.postgres import Store, StoreMisconfigured
 
 
+class DeletedReason(Enum):
+    """How an entity went; the value is its tombstone's column."""
+
+    REQUESTED = "requested"
+    IDLE = "idle"
+
+
+class StoredRule(NamedTuple):
+    """A rule of a subscription. `created_ms` 0: it is new, the store says when."""
+
+    properties: RuleProperties
+    created_ms: int = 0
+
+
 class CatalogEntry(NamedTuple):
-    """An entity that exists. `version`: the catalog's when it was changed last."""
+    """An entity that exists. `version`: the catalog's when it was changed last.
+
+    The name of a subscription is its path. `topic_no` and `rules` belong to subscriptions.
+    """
 
     entity_no: int
     name: str
-    kind: str
-    properties: QueueProperties
+    kind: EntityKind
+    properties: EntityProperties
     home_partition: int
     version: int
     created_ms: int
     updated_ms: int
+    topic_no: int | None = None
+    rules: tuple[StoredRule, ...] = ()
+    is_partitioned: bool = False
 
 
 class CatalogStore:
@@ -75,28 +98,55 @@ class CatalogStore:
                 await connection.execute(WRITE_SHAPE, sku, partition_count)
 
     async def put(
-        self, *, name: str, properties: QueueProperties, home_partition: int, kind: str = "queue"
+        self,
+        *,
+        name: str,
+        kind: EntityKind,
+        properties: EntityProperties,
+        home_partition: int,
+        topic_no: int | None = None,
+        rules: Sequence[StoredRule] = (),
+        is_partitioned: bool = False,
     ) -> CatalogEntry:
-        """Create an entity under a fresh number, or replace the definition of that name."""
+        """Create an entity under a fresh number, or replace definition and rules of that name.
+
+        What an entity is and where it lives is for life: the last arguments of an entity that
+        exists are ignored.
+        """
         await self._store.open()
         definition = properties.model_dump_json(by_alias=True)
         async with self._store.aside() as connection, connection.transaction():
-            version = await connection.fetchval(RAISE_VERSION)
-            row = await connection.fetchrow(REPLACE, name, definition, version)
+            version, now_ms = await _raise_version(connection)
+            packed = _pack_rules(rules, now_ms)
+            row = await connection.fetchrow(
+                REPLACE, name, kind.value, definition, packed, version, now_ms
+            )
             if row is None:
                 row = await connection.fetchrow(
-                    CREATE, name, kind, definition, home_partition, version
+                    CREATE,
+                    name,
+                    kind.value,
+                    definition,
+                    packed,
+                    version,
+                    now_ms,
+                    home_partition,
+                    topic_no,
+                    is_partitioned,
                 )
             assert row is not None
         return _entry(row)
 
-    async def delete(self, entity_no: int) -> int:
-        """Free the name of an entity; its number is never used again. Return the new version."""
+    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+        """Free the name of an entity, and those of a topic's subscriptions.
+
+        Their numbers are never used again. Return the new version.
+        """
         await self._store.open()
         async with self._store.aside() as connection, connection.transaction():
-            version = await connection.fetchval(RAISE_VERSION)
-            await connection.execute(DELETE, entity_no, version)
-        return int(version)
+            version, now_ms = await _raise_version(connection)
+            await connection.execute(DELETE, entity_no, version, now_ms, reason.value)
+        return version
 
 
 PREMIUM: Final = "Premium"
@@ -110,47 +160,74 @@ from postbus.store for update
 """
 WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 COLUMNS: Final = """
-entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms
+entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
+is_partitioned
 """
 LOAD: Final = f"select {COLUMNS} from postbus.catalog where not is_deleted order by name"
 RAISE_VERSION: Final = """
-update postbus.catalog_version set version = version + 1 returning version
+update postbus.catalog_version set version = version + 1
+returning version, (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
 """
 REPLACE: Final = f"""
 update postbus.catalog
-set definition = $2, version = $3,
-    updated_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint
-where lower(name) = lower($1) and not is_deleted
+set definition = $3, rules = $4, version = $5, updated_ms = $6
+where lower(name) = lower($1) and kind = $2 and not is_deleted
 returning {COLUMNS}
 """
 CREATE: Final = f"""
 with fresh as (
     update postbus.catalog_version set next_entity_no = next_entity_no + 1
-    returning next_entity_no - 1 as entity_no,
-              (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
+    returning next_entity_no - 1 as entity_no
 )
 insert into postbus.catalog (
-    entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms
+    entity_no, name, kind, definition, rules, version, created_ms, updated_ms, home_partition,
+    topic_no, is_partitioned
 )
-select entity_no, $1, $2, $3, $4, $5, now_ms, now_ms from fresh
+select entity_no, $1, $2, $3, $4, $5, $6, $6, $7, $8, $9 from fresh
 returning {COLUMNS}
 """
 DELETE: Final = """
 update postbus.catalog
-set is_deleted = true, version = $2,
-    updated_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint
-where entity_no = $1 and not is_deleted
+set is_deleted = true, version = $2, updated_ms = $3, deleted_reason = $4
+where (entity_no = $1 or topic_no = $1) and not is_deleted
 """
 
 
+async def _raise_version(connection: Connection) -> tuple[int, int]:
+    """Return the version of this change and the time it has, in database milliseconds."""
+    row = await connection.fetchrow(RAISE_VERSION)
+    assert row is not None
+    return int(row["version"]), int(row["now_ms"])
+
+
 def _entry(row: asyncpg.Record) -> CatalogEntry:
+    kind = EntityKind(row["kind"])
     return CatalogEntry(
         row["entity_no"],
         row["name"],
-        row["kind"],
-        QueueProperties.model_validate(json.loads(row["definition"])),
+        kind,
+        PROPERTIES_OF[kind].model_validate(json.loads(row["definition"])),
         row["home_partition"],
         row["version"],
         row["created_ms"],
         row["updated_ms"],
+        row["topic_no"],
+        tuple(
+            StoredRule(RuleProperties.model_validate(rule["rule"]), rule["created_ms"])
+            for rule in json.loads(row["rules"])
+        ),
+        row["is_partitioned"],
+    )
+
+
+def _pack_rules(rules: Sequence[StoredRule], now_ms: int) -> str:
+    """Return the column's text, new rules with the time of this change."""
+    return json.dumps(
+        [
+            {
+                "created_ms": rule.created_ms or now_ms,
+                "rule": rule.properties.model_dump(mode="json", by_alias=True, exclude_none=True),
+            }
+            for rule in rules
+        ]
     )

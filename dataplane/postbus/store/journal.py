@@ -19,8 +19,15 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import asyncpg
 
 from postbus.entity.commands import Refusal, StoredRow, SubQueue
-from postbus.entity.outcomes import LoadedPartition, Outcome
-from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, SideRows
+from postbus.entity.outcomes import LoadedPartition, Outcome, ShareBody
+from postbus.store.batch import (
+    INLINE_BODY_BYTES,
+    STAGED_BODY_BYTES,
+    Batch,
+    SideRows,
+    extra_bytes,
+    is_barrier,
+)
 from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
 from postbus.store.errors import (
     CONNECTION_ERRORS,
@@ -118,6 +125,7 @@ class Journal(Generic[P]):
         self._is_opening_second = False
         self._is_kicked = False  # a writer was woken and did not look at the queue yet
         self._is_beat_due = False
+        self._is_sweep_due = False
         self._beaten_at = self.confirmed_at
         self._busy_since: float | None = None  # of a statement that is no commit
         self._persisted_ms = 0
@@ -180,6 +188,8 @@ class Journal(Generic[P]):
         byte_count = 0
         for insert in outcome.inserts:
             byte_count += insert.envelope.size_bytes
+        if outcome.mutations:
+            byte_count += extra_bytes(outcome)
         row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
         # A reply without a write is told right after the last commit under way.
         if not row_count and self._in_flight and not self._queue and not self._alone_until:
@@ -219,16 +229,33 @@ class Journal(Generic[P]):
         """Return up to `limit` rows of a sub-queue in order of their kept number."""
         return await self._reader.read_numbers(entity_no, sub_queue, from_sequence, limit)
 
+    async def read_states(self, names: list[tuple[int, bytes]]) -> dict[tuple[int, bytes], bytes]:
+        """Return (entity_no, session_id) -> state of those sessions that have one."""
+        return await self._reader.read_states(names)
+
+    async def read_seen(self, ids: list[tuple[int, bytes, int, int]]) -> set[tuple[int, bytes]]:
+        """Return which (entity_no, digest) were seen from one time to another, both included."""
+        return await self._reader.read_seen(ids)
+
     async def sample_clock_ms(self) -> int:
         """Return database time, never below the time this partition persisted last (D16)."""
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
 
     async def upkeep(self) -> None:
-        """VACUUM when due (D18) and have old acquisitions folded; raises StoreUnavailable."""
+        """Do what is due (D18): VACUUM, fold acquisitions, remove what nobody needs any more.
+
+        Raises StoreUnavailable.
+        """
         await self._upkeep.look_at_age()
-        if self._upkeep.is_fold_due:
+        self._is_sweep_due = bool(self._sides.bodies.dead)
+        if self._upkeep.is_fold_due or self._is_sweep_due:
             self._kick()
+        await self._upkeep.reap()
         await self._upkeep.vacuum_if_due()
+
+    def fail(self, error: Exception) -> None:
+        """Die of an error that the host makes up for a test."""
+        self._end(error)
 
     def abandon(self) -> None:
         """Drop the connections of a journal that is dead or not wanted any more; never raises."""
@@ -293,8 +320,7 @@ class Journal(Generic[P]):
         first = self._in_flight[0]
         if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone_until:
             return False
-        head = self._queue[0].outcome
-        return not (head.mutations or head.touches_uncommitted)
+        return not is_barrier(self._queue[0].outcome)
 
     def _next_batch(self) -> Batch[P] | None:
         """Take what the next commit holds, None when nothing may start now."""
@@ -302,7 +328,8 @@ class Journal(Generic[P]):
         if self._error is not None:
             return None
         is_second = bool(self._in_flight)
-        if self._upkeep.is_fold_due and not is_second:
+        is_sweep_due = self._is_sweep_due and self._sides.bodies.dead
+        if (self._upkeep.is_fold_due or is_sweep_due) and not is_second:
             return Batch.of_fold()
         if not queue:
             return None
@@ -318,7 +345,7 @@ class Journal(Generic[P]):
                 or not batch.admits(outcome)
             ):
                 break
-            if is_second and (outcome.mutations or outcome.touches_uncommitted):
+            if is_second and is_barrier(outcome):
                 break
             if item.staging is not None and not item.staging.done():
                 break
@@ -368,7 +395,8 @@ class Journal(Generic[P]):
             self._kick()
         try:
             if batch.is_fold:
-                await self._upkeep.fold(writer.connection, self._sides)
+                await self._upkeep.tidy(writer.connection, self._sides)
+                self._is_sweep_due = bool(self._sides.bodies.dead)
             else:
                 await writer.commit(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
@@ -485,10 +513,16 @@ class Journal(Generic[P]):
 
     def _start_staging(self, item: _Queued[P]) -> None:
         """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are there."""
+        copies = {
+            key
+            for change in item.outcome.mutations
+            if type(change) is ShareBody
+            for key in change.row_keys[1:]
+        }
         bodies = [
             (insert.row_key, insert.envelope.body)
             for insert in item.outcome.inserts
-            if len(insert.envelope.body) > STAGED_BODY_BYTES
+            if len(insert.envelope.body) > STAGED_BODY_BYTES and insert.row_key not in copies
         ]
         if bodies:
             item.staging = self._spawn(self._stage(bodies))

@@ -15,12 +15,13 @@ from typing import Final
 
 import asyncpg
 
-from postbus.contract import QueueProperties
+from postbus.contract import PROPERTIES_OF, EntityKind, RuleProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import LoadedEntity, LoadedPartition, PutDue, ReserveBlock
 from postbus.store.batch import SideRows, index_range
 from postbus.store.claim import Claim
 from postbus.store.errors import COMMIT_MS, Connection, translated
+from postbus.store.load_messaging import load_bodies, load_messaging
 
 PAGE_KEYS: Final = 100_000
 LOAD_MS: Final = 60_000
@@ -43,7 +44,12 @@ async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPa
         await _load_blocks(connection, keys, loaded, {row["entity_no"] for row in entities})
         await _load_sides(connection, keys, loaded)
         await _load_entities(connection, entities, loaded)
-        sides = await _load_side_rows(connection, loaded)
+        sides = SideRows()
+        for block in loaded.blocks:
+            sides.add_block(block)
+        sides.keys.update(row["row_key"] for row in await connection.fetch(PATCHED))
+        await load_bodies(connection, loaded, keys, sides)
+        await load_messaging(connection, loaded)
         await connection.execute(SET_TIMEOUT, str(COMMIT_MS))
     return loaded, sides
 
@@ -70,6 +76,7 @@ KEYS: Final = """
 select string_agg(int8send(row_key), ''::bytea)
 from (select row_key from message where row_key > $1 order by row_key limit $2) as page
 """
+PATCHED: Final = "select row_key from patch"
 REMOVE_ORPHANS: Final = """
 with orphans as (delete from staged returning body_id)
 delete from body where body_id in (select body_id from orphans)
@@ -161,18 +168,25 @@ async def _load_entities(
         else:
             size_bytes = await _estimate_size(connection, loaded, entity_no, live)
         _raise_next_sequence(loaded, entity_no, row["next_sequence"])
+        kind = EntityKind(row["kind"])
         loaded.entities.append(
             LoadedEntity(
                 entity_no,
                 row["name"],
-                QueueProperties.model_validate(json.loads(row["definition"])),
+                kind,
+                PROPERTIES_OF[kind].model_validate(json.loads(row["definition"])),
                 size_bytes,
+                row["topic_no"],
+                tuple(map(RuleProperties.model_validate, json.loads(row["rules"]))),
+                row["is_partitioned"],
+                row["last_used_ms"],
             )
         )
 
 
 ENTITIES: Final = """
-select entity_no, name, definition, next_sequence, size_bytes, message_count
+select entity_no, name, kind, definition, next_sequence, size_bytes, message_count, topic_no,
+       rules, is_partitioned, last_used_ms
 from entity order by entity_no
 """
 
@@ -203,23 +217,6 @@ select avg(
 from message m
 where row_key = any ($1::bigint[])
 """
-
-
-async def _load_side_rows(connection: Connection, loaded: LoadedPartition) -> SideRows:
-    """Collect rows with side rows; other sub-queues than ACTIVE count whole, by their blocks."""
-    sides = SideRows()
-    for block in loaded.blocks:
-        sides.add_block(block)
-    sides.keys.update(row["row_key"] for row in await connection.fetch(PATCHED))
-    bodies = [row["body_id"] for row in await connection.fetch(BODIES)]
-    sides.keys.update(bodies)
-    sides.keys.update(row["row_key"] for row in await connection.fetch(EMBODIED))
-    return sides
-
-
-PATCHED: Final = "select row_key from patch"
-BODIES: Final = "select body_id from body where chunk = 0 order by body_id"
-EMBODIED: Final = "select row_key from embodied"
 
 
 def _raise_next_sequence(loaded: LoadedPartition, entity_no: int, sequence: int) -> None:

@@ -20,13 +20,22 @@ create table message (
     toast.vacuum_truncate = off
 );
 
--- Bodies above 8 KiB, in chunks; `body_id` is the row key under which the message first appeared.
+-- Bodies that are shared or above 8 KiB, in chunks; `body_id` is the row key under which the
+-- message first appeared.
 create table body (
     body_id bigint not null,
     chunk integer not null,
     data bytea not null,
     constraint body_pkey primary key (body_id, chunk)
 ) with (toast_tuple_target = 8160);
+
+-- Bodies that several rows refer to; `row_keys` are those of the commit that made the body, eight
+-- bytes each, little-endian. Who refers to it now is counted in memory.
+create table shared (
+    body_id bigint not null,
+    row_keys bytea not null,
+    constraint shared_pkey primary key (body_id)
+);
 
 -- Moved rows whose body lies under another key.
 create table embodied (
@@ -93,8 +102,50 @@ create table entity (
     catalog_version bigint not null,
     size_bytes bigint not null default 0,
     message_count bigint not null default 0,
+    kind text not null default 'queue',
+    topic_no integer,
+    rules jsonb not null default '[]',
+    is_partitioned boolean not null default false,
+    last_used_ms bigint not null default 0,
     constraint entity_pkey primary key (entity_no)
 );
+
+create table session (
+    entity_no integer not null,
+    session_id bytea not null,
+    state bytea not null,
+    updated_ms bigint not null,
+    constraint session_pkey primary key (entity_no, session_id)
+);
+
+-- Digests of 16 bytes that duplicate detection saw between two times; one row a commit. They look
+-- random: no compression, no toast where a page can hold them.
+create table seen (
+    entity_no integer not null,
+    first_ms bigint not null,
+    last_ms bigint not null,
+    digests bytea not null
+) with (toast_tuple_target = 8160);
+
+create index seen_time on seen (entity_no, first_ms);
+
+alter table seen alter column digests set storage external;
+
+create table outbound (
+    row_key bigint not null,
+    source_no integer not null,
+    target text not null,
+    sequence bigint not null,
+    is_dead_letter boolean not null,
+    constraint outbound_pkey primary key (row_key)
+);
+
+create table inbound (
+    entity_no integer not null,
+    source_partition integer not null,
+    last_number bigint not null,
+    constraint inbound_pkey primary key (entity_no, source_partition)
+) with (fillfactor = 50);
 
 -- Who writes this partition. `heartbeat_ms` is database time, `persisted_ms` entity time.
 create table owner (
@@ -123,12 +174,14 @@ begin
             alter column application_properties set compression lz4,
             alter column body set compression lz4;
         alter table body alter column data set compression lz4;
+        alter table session alter column state set compression lz4;
     else
         alter table message
             alter column envelope set storage external,
             alter column application_properties set storage external,
             alter column body set storage external;
         alter table body alter column data set storage external;
+        alter table session alter column state set storage external;
     end if;
 end
 $$;

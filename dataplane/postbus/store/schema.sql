@@ -29,7 +29,9 @@ create table postbus.catalog_version (
     next_entity_no integer not null
 );
 
--- Definitions of entities (decided by partition 0). `is_deleted` keeps the number from reuse.
+-- Definitions of entities (decided by partition 0). `is_deleted` keeps the number from reuse,
+-- `deleted_reason` says how it went. A subscription has the number of its topic and its rules, each
+-- with the time it was added. New columns come last, as in a migrated table.
 create table postbus.catalog (
     entity_no integer primary key,
     name text not null,
@@ -39,7 +41,11 @@ create table postbus.catalog (
     version bigint not null,
     created_ms bigint not null,
     updated_ms bigint not null,
-    is_deleted boolean not null default false
+    is_deleted boolean not null default false,
+    topic_no integer,
+    rules jsonb not null default '[]',
+    is_partitioned boolean not null default false,
+    deleted_reason text
 );
 
 create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;

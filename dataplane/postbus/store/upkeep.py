@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from typing import Final, TypeVar
 
-from postbus.entity.outcomes import LoadedPartition, RecordAcquired
+from postbus.entity.outcomes import DropDefinition, LoadedPartition, RecordAcquired
 from postbus.store.batch import Batch, SideRows
 from postbus.store.errors import Connection
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
+from postbus.store.statements import SWEEP
 
 P = TypeVar("P")
 
@@ -44,6 +45,7 @@ class Upkeep:
         self._aged_at = time.monotonic()
         self._is_freeze_due = False
         self._is_vacuuming = False
+        self._dropped: set[int] = set()
 
     async def note_load(self, loaded: LoadedPartition, connection: Connection) -> None:
         """Take the counts of a fresh load; what was written before it is not known."""
@@ -60,6 +62,9 @@ class Upkeep:
             self._side_changes += len(batch.mutations) + (inserts if batch.is_large else 0)
             if any(type(change) is RecordAcquired for change in batch.mutations):
                 self._acquired_rows += 1
+            for change in batch.mutations:
+                if type(change) is DropDefinition:
+                    self._dropped.add(change.entity_no)
         return self._is_vacuum_due and not self._is_vacuuming
 
     @property
@@ -95,6 +100,21 @@ class Upkeep:
         finally:
             self._is_vacuuming = False
 
+    async def reap(self) -> None:
+        """Delete what a drop left of an entity: its commit removes only so many rows.
+
+        Numbers of entities are never used again, so this harms nobody; raises StoreUnavailable.
+        """
+        while self._dropped:
+            entity_no = next(iter(self._dropped))
+            for sql in REAP:
+                is_done = False
+                while not is_done:
+                    async with self._store.aside() as connection:
+                        tag = await connection.execute(sql.format(self._schema), entity_no)
+                    is_done = tag == "DELETE 0"
+            self._dropped.discard(entity_no)
+
     async def look_at_age(self) -> None:
         """Look now and then how near transaction ids are to wrapping around."""
         now = time.monotonic()
@@ -105,7 +125,15 @@ class Upkeep:
             age = await connection.fetchval(AGE, f"{self._schema}.message")
         self._is_freeze_due = age > FREEZE_AGE
 
-    async def fold(self, connection: Connection, sides: SideRows) -> None:
+    async def tidy(self, connection: Connection, sides: SideRows) -> None:
+        """Fold acquisitions when that is due, remove shared bodies nobody refers to."""
+        dead = sides.bodies.take_dead()
+        if dead:
+            await connection.execute(SWEEP, dead)
+        if self.is_fold_due:
+            await self._fold(connection, sides)
+
+    async def _fold(self, connection: Connection, sides: SideRows) -> None:
         """Turn the oldest acquisition records into counts in `patch`."""
         rows = await connection.fetch(FOLD, FOLD_ROWS)
         sides.keys.update(row["row_key"] for row in rows)
@@ -114,7 +142,32 @@ class Upkeep:
 
 OPTIONS: Final = "truncate off, index_cleanup on, parallel 0"
 FREEZE_OPTIONS: Final = f"freeze, {OPTIONS}"
-SIDE_TABLES: Final = ("acquired", "patch", "kept", "due", "body", "embodied", "staged")
+SIDE_TABLES: Final = (
+    "acquired",
+    "patch",
+    "kept",
+    "due",
+    "body",
+    "embodied",
+    "staged",
+    "shared",
+    "session",
+    "seen",
+    "outbound",
+    "inbound",
+)
+REAP: Final = (
+    """
+    delete from {0}.session where ctid = any (
+        array(select ctid from {0}.session where entity_no = $1 limit 1000)
+    )
+    """,
+    """
+    delete from {0}.seen where ctid = any (
+        array(select ctid from {0}.seen where entity_no = $1 limit 10000)
+    )
+    """,
+)
 AGE: Final = """
 select greatest(age(c.relfrozenxid), coalesce(age(t.relfrozenxid), 0))
 from pg_class c left join pg_class t on t.oid = c.reltoastrelid

@@ -1,7 +1,6 @@
-"""The command line: `postbus dev`, `postbus serve`, `postbus check`.
+"""The commands that run a bus, and the whole program: `dev`, `serve`, `check`.
 
-Turns options into settings, runs a `Bus` until a signal comes, and turns expected failures into
-one message and an exit code. Nobody imports it but `__main__`.
+Turns options into settings and runs a `Bus` until a signal comes.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from postbus import __version__
+from postbus.broker.clock import ClockMode
+from postbus.cli.control import clock, fault
+from postbus.cli.failures import Exit, err, expected_failures, fail, out
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
-from postbus.data_directory import DataDirectory, DataDirectoryError
+from postbus.data_directory import DataDirectory
 from postbus.manifests import (
     BusDefinition,
     QueueDefinition,
@@ -35,22 +35,9 @@ from postbus.manifests import (
     read_one_bus,
 )
 from postbus.settings import Settings, SettingsError, load_settings, unknown_variables
-from postbus.yaml_documents import ManifestError
 
 if TYPE_CHECKING:
     from postbus.bus import Bus
-
-
-class Exit(int, Enum):
-    """Exit codes; docs/guides/settings.md lists them."""
-
-    OK = 0
-    USAGE = 2
-    SETTINGS = 3
-    MANIFESTS = 4
-    MACHINE = 5
-    STORE = 6
-    BUG = 70
 
 
 GC_THRESHOLDS: Final = (50_000, 20, 100)
@@ -79,11 +66,17 @@ EPILOG: Final = """
 
   postbus check bus.yaml          only look for mistakes
 
+  postbus dev --clock manual      a bus for tests; then, in another shell:
+
+  postbus clock advance 5m        let five minutes pass at once
+
 [bold]Exit codes[/bold]
 
   0 stopped as asked, 2 usage, 3 settings, 4 manifests,
 
-  5 data directory, port or certificate, 6 Postgres, 70 a bug
+  5 data directory, port or certificate, 6 Postgres,
+
+  7 no bus answers, or it refuses, 70 a bug
 """
 
 app = typer.Typer(
@@ -96,8 +89,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+app.add_typer(clock, name="clock")
+app.add_typer(fault, name="fault")
 logger = logging.getLogger(__name__)
 
 Manifests = Annotated[
@@ -114,6 +107,9 @@ Port = Annotated[int | None, typer.Option("--port", help="AMQP without TLS [5672
 TlsPort = Annotated[int | None, typer.Option("--tls-port", help="AMQP over TLS [5671]; 0: any.")]
 MetricsPort = Annotated[
     int | None, typer.Option("--metrics-port", help="Metrics and health [9464]; 0: any.")
+]
+ControlPort = Annotated[
+    int | None, typer.Option("--control-port", help="Control API [9465]; 0: any free.")
 ]
 Unsafe = Annotated[
     bool, typer.Option("--unsafe", help="Accept a Postgres that may lose accepted messages.")
@@ -139,9 +135,14 @@ def dev(
     port: Port = None,
     tls_port: TlsPort = None,
     metrics_port: MetricsPort = None,
+    control_port: ControlPort = None,
     ephemeral: Annotated[
         bool, typer.Option("--ephemeral", help="Keep everything in a folder that is deleted.")
     ] = False,
+    clock_mode: Annotated[
+        ClockMode,
+        typer.Option("--clock", help="manual: `postbus clock advance` moves the time of messages."),
+    ] = ClockMode.WALL,
     unsafe: Unsafe = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
@@ -159,6 +160,7 @@ def dev(
             port=port,
             tls_port=tls_port,
             metrics_port=metrics_port,
+            control_port=control_port,
             is_unsafe=unsafe or None,
             log_format=log_format,
             log_level=log_level,
@@ -167,7 +169,9 @@ def dev(
         settings = with_free_ports(settings)
         is_quiet = err.is_terminal and "log_level" not in settings.model_fields_set
         is_embedded = settings.stores is None
-        run_bus(settings, definition, is_embedded=is_embedded, is_dev=True, is_quiet=is_quiet)
+        run_bus(
+            settings, definition, is_embedded=is_embedded, dev_clock=clock_mode, is_quiet=is_quiet
+        )
 
 
 @app.command(epilog=EPILOG)
@@ -224,9 +228,14 @@ def with_free_ports(settings: Settings) -> Settings:
     Not the plain port: connection strings are made for it.
     """
     changes: dict[str, int] = {}
-    for name, host in (("tls_port", settings.host), ("metrics_port", settings.metrics_host)):
+    for name, host in (
+        ("tls_port", settings.host),
+        ("metrics_port", settings.metrics_host),
+        ("control_port", "127.0.0.1"),
+    ):
         port = getattr(settings, name)
-        if name in settings.model_fields_set or _is_free(host, port):
+        chosen = [getattr(settings, each) for each in settings.model_fields_set]
+        if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
             continue
         err.print(f"[yellow]postbus:[/yellow] port {port} is taken, using another as {name}")
         changes[name] = 0
@@ -246,13 +255,13 @@ def run_bus(
     definition: BusDefinition,
     *,
     is_embedded: bool,
-    is_dev: bool = False,
+    dev_clock: ClockMode | None = None,
     is_quiet: bool = False,
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
 
-    `is_dev`: show connection strings, which hold a key. `is_quiet`: log warnings only, since what
-    is printed says the rest.
+    `dev_clock`: the bus is for development; show connection strings, which hold a key. `is_quiet`:
+    log warnings only, since what is printed says the rest.
     """
     import uvloop  # with the bus it takes most of a second, too long for --help and `check`
 
@@ -265,12 +274,12 @@ def run_bus(
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})
     with DataDirectory(settings.data) as data:
-        bus = Bus(settings, definition, data, is_embedded=is_embedded)
+        bus = Bus(settings, definition, data, is_embedded=is_embedded, dev_clock=dev_clock)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_run_until_signal(bus, settings.grace_s, is_dev))
+                runner.run(_run_until_signal(bus, settings.grace_s, dev_clock is not None))
             except BusError as error:
-                _fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
+                fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
 
 
 async def _run_until_signal(bus: Bus, grace_s: float, is_dev: bool) -> None:
@@ -341,28 +350,6 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
         )
     out.print("\n[green]ready[/green]; Ctrl-C stops the bus")
     sys.stdout.flush()
-
-
-# --- failures -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def expected_failures() -> Iterator[None]:
-    """Turn an expected failure into one message and the exit code of its kind."""
-    try:
-        yield
-    except SettingsError as error:
-        _fail(str(error), Exit.SETTINGS)
-    except ManifestError as error:
-        _fail(str(error), Exit.MANIFESTS)
-    except DataDirectoryError as error:
-        _fail(str(error), Exit.MACHINE)
-
-
-def _fail(message: str, code: Exit) -> None:
-    for line in message.splitlines():
-        err.print(f"[red]postbus:[/red] {escape(line)}")
-    raise typer.Exit(code)
 
 
 def run() -> None:

@@ -1,7 +1,7 @@
-"""The only translator between AMQP links and entity commands.
+"""Behind a client's receiver link: credit to demand, deliveries to transfers, outcomes to `Settle`.
 
-A `SenderDoor` stands behind a client's sender link, a `ReceiverDoor` behind its receiver link. They
-hold no state machine: credit arithmetic belongs to the engine, locks and order to the entity.
+Holds no state machine: credit arithmetic belongs to the engine, locks and order to the entity. A
+receiver of a session is in `session_links.py`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from postbus.amqp import conditions
-from postbus.amqp.events import DeliveriesUpdated, OversizeReceived, TransferReceived
-from postbus.amqp.link import IncomingLink, OutgoingLink
-from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
+from postbus.amqp.events import DeliveriesUpdated
+from postbus.amqp.link import OutgoingLink
+from postbus.amqp.performatives import DeliveryState, Rejected, TransactionalState
 from postbus.broker.router import Address
 from postbus.edge.idleness import Idleness
 from postbus.edge.intake import guarded
-from postbus.edge.settlements import RELOADING, answer_of, disposition_of, is_repeatable
+from postbus.edge.settlements import (
+    LOST,
+    RELOADING,
+    answer_of,
+    disposition_of,
+    is_repeatable,
+    ranges_of,
+)
 from postbus.entity.commands import (
     AddConsumer,
     Command,
     Delivery,
     DemandSet,
     Disposition,
-    Enqueue,
-    Enqueued,
     ReceiveMode,
     Refusal,
     Refused,
@@ -37,26 +41,12 @@ from postbus.entity.commands import (
     Settle,
     Settled,
 )
-from postbus.message.codec import DecodeError, Ulong
 from postbus.message.delivery import encode_prefix
-from postbus.message.envelope import Envelope
-from postbus.message.sections import BATCH_FORMAT, explode_batch, slice_message
 
 if TYPE_CHECKING:
     from postbus.edge.amqp_connection import AmqpConnection
 
 OnReply: TypeAlias = Callable[[Reply], None]
-
-SEND_CREDIT: Final = 2_000
-"""Most deliveries a client may have on the way on one link. Service Bus grants 1,000; a pipelining
-sender with a window of 1,000 must not wait for credit."""
-
-LINK_BUDGET_BYTES: Final = 16 << 20
-"""Bytes one link may have on the way, by the size of its last messages (D15)."""
-
-MAX_UNANSWERED: Final = 20_000
-"""Deliveries without an answer above which a link's sends are refused as busy. Some clients ignore
-credit: the Python SDK starts with an assumed 10,000."""
 
 DELIVERY_STEP: Final = 2_000
 """Most deliveries asked for ahead; a client with endless credit gets them step by step."""
@@ -79,168 +69,6 @@ The JavaScript SDK gives up after 200 ms."""
 
 REPEAT_S: Final = 0.1
 """Pause before a settlement is repeated whose read failed."""
-
-LOST: Final = Refused(Refusal.LOCK_LOST)
-PRE_SETTLED: Final = -1
-"""Stands for the delivery id of a transfer that gets no answer."""
-
-LINK_ENDING: Final = frozenset(
-    {Refusal.ENTITY_NOT_FOUND, Refusal.ENTITY_DISABLED, Refusal.SEND_DISABLED}
-)
-"""Refusals of a send that hold for the whole link."""
-
-
-class SenderDoor:
-    """Takes what a client sends to one queue."""
-
-    def __init__(
-        self, connection: AmqpConnection, link: IncomingLink, address: Address, path: str
-    ) -> None:
-        self.path = path
-        self.connection = connection
-        self.idleness = Idleness()
-        self._link = link
-        self._address = address
-        self._intake = connection.intake
-        self._waiting = 0  # deliveries without an answer
-        self._last_bytes = 1_024
-        self._max_batch_bytes = 0
-
-    def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
-        """Answer the attach and grant the first credit."""
-        self._max_batch_bytes = max_batch_bytes
-        self._link.accept(
-            max_message_bytes=max_message_bytes,
-            credit=SEND_CREDIT,
-            properties={"com.microsoft:max-message-batch-size": Ulong(max_batch_bytes)},
-        )
-
-    def receive(self, transfers: list[TransferReceived]) -> None:
-        """Enqueue one read's deliveries of this link, in order."""
-        envelopes: list[Envelope] = []
-        ids: list[int] = []
-        size_bytes = 0
-        is_busy = self._intake.is_full or self._waiting >= MAX_UNANSWERED
-        self.idleness.is_used = True
-        self._waiting += len(transfers)
-        self._last_bytes = len(transfers[-1].payload) or 1
-        for transfer in transfers:
-            _, delivery_id, _, message_format, is_settled, state, payload = transfer
-            if is_settled:
-                delivery_id = PRE_SETTLED
-            if is_busy:
-                self._refuse([delivery_id], Refused(Refusal.BUSY))
-                continue
-            if message_format or state is not None:
-                self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
-                envelopes, ids, size_bytes = [], [], 0
-                self._receive_special(transfer, delivery_id)
-                continue
-            try:
-                envelopes.append(slice_message(payload))
-            except DecodeError as error:
-                self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
-                continue
-            ids.append(delivery_id)
-            size_bytes += len(payload)
-        self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
-
-    def refuse_oversize(self, event: OversizeReceived) -> None:
-        """Answer a delivery that was too large to be kept."""
-        self.idleness.is_used = True
-        self._waiting += 1
-        delivery_id = PRE_SETTLED if event.is_settled else event.delivery_id
-        detail = f"The limit is {self._link.max_message_bytes} bytes."
-        self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
-
-    def close(self) -> None:
-        """Forget the link; answers still under way find it detached."""
-        self._intake.forget(self)
-
-    def replenish(self) -> None:
-        """Grant credit again when half of it is used and there is room."""
-        link = self._link
-        target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
-        if link.is_attached and link.credit <= target >> 1:
-            credit = target - self._waiting
-            if credit > link.credit:
-                if self._intake.is_over:
-                    self._intake.hold(self)
-                    return
-                link.grant(credit)
-                self.connection.flush_soon()
-
-    def _receive_special(self, transfer: TransferReceived, delivery_id: int) -> None:
-        """Take a batch, a message of a format we do not know, or one in a transaction."""
-        if transfer.state is not None:
-            text = "Transactions are not supported by this version."
-            error = self.connection.explainer.error(conditions.NOT_IMPLEMENTED, text, self.path)
-            self._settle([delivery_id], Rejected(error.condition, error.description))
-            return
-        payload = transfer.payload
-        is_batch = transfer.message_format == BATCH_FORMAT
-        if is_batch and len(payload) > self._max_batch_bytes:
-            detail = f"A batch may have {self._max_batch_bytes} bytes."
-            self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
-            return
-        try:
-            envelopes = explode_batch(payload) if is_batch else [slice_message(payload)]
-        except DecodeError as error:
-            self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
-            return
-        command = Enqueue(self._address.entity_no, envelopes, is_atomic=is_batch)
-        self._submit([delivery_id], command, len(payload))
-
-    def _submit(self, ids: list[int], command: Enqueue, size_bytes: int) -> None:
-        if not ids:
-            return
-        self._intake.take(size_bytes)
-        connection = self.connection
-        connection.owed_count += 1
-        connection.router.submit(
-            self._address.partition_id, command, partial(self._answered, ids, size_bytes)
-        )
-
-    # --- answers --------------------------------------------------------------------------------
-
-    @guarded
-    def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
-        """Answer the deliveries of one command; a batch is one delivery of many messages."""
-        self._intake.give_back(size_bytes)
-        self.connection.note_answered()
-        if isinstance(reply, Refused):
-            self._refuse(ids, reply)
-            return
-        assert isinstance(reply, Enqueued)
-        refusals = reply.refusals
-        if not refusals:
-            self._settle(ids, ACCEPTED)
-        elif len(reply.sequence_numbers) > len(ids):
-            self._refuse(ids, next(iter(refusals.values())))
-        else:
-            self._settle([each for n, each in enumerate(ids) if n not in refusals], ACCEPTED)
-            for index, refused in refusals.items():
-                self._refuse([ids[index]], refused)
-
-    def _refuse(self, ids: list[int], reply: Refused) -> None:
-        error = None
-        for delivery_id in ids:  # each refusal has a tracking id of its own (S6)
-            error = self.connection.explainer.refused(reply, self.path)
-            self._settle([delivery_id], Rejected(error.condition, error.description))
-        if error is not None and reply.refusal in LINK_ENDING and self._link.is_attached:
-            self.connection.detach(self._link, error)
-
-    def _settle(self, ids: list[int], state: DeliveryState) -> None:
-        """Tell an outcome; pre-settled deliveries get none, whatever came of them (S22, S24)."""
-        if not ids:
-            return
-        link = self._link
-        if link.is_attached:
-            for first, last in _ranges(ids):
-                link.settle(first, last, state)
-        self._waiting -= len(ids)
-        self.replenish()
-        self.connection.flush_soon()
 
 
 class ReceiverDoor:
@@ -266,7 +94,9 @@ class ReceiverDoor:
         self._drain_limit: int | None = None  # set while the entity drains
         self._drain_step = 0  # counts the steps, so that a late reply is known as one
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._average_bytes = address.properties.max_message_size_in_kilobytes * 1024
+        self._average_bytes = connection.limits.default_message_size_kb * 1024
+        self._session_id: bytes | None = None
+        self._lost = LOST
         self._returns: list[bytes] = []  # tokens of deliveries the client had no credit for
         self._unsent: deque[Delivery] = deque()  # the same in receive-and-delete
         self._tag = 0
@@ -294,25 +124,56 @@ class ReceiverDoor:
         self.idleness.is_used = True
         state = event.state
         if isinstance(state, TransactionalState):
-            text = "Transactions are not supported by this version."
-            self._reject(event.delivery_ids, conditions.NOT_IMPLEMENTED, text)
+            self._enlist(event, state)
             return
-        disposition, (reason, description, properties) = disposition_of(state)
-        command = Settle(
-            self._address.entity_no,
-            self._address.sub_queue,
-            event.tags,
-            disposition,
-            reason,
-            description,
-            properties,
-        )
+        command = self._settlement(event.tags, state)
         if event.is_settled:
             self._count_settled(len(event.delivery_ids))
             self._submit(command)
         else:
             self.connection.owed_count += 1
             self._settle(command, event.delivery_ids, answer_of(state))
+
+    def _settlement(self, tags: list[bytes], state: DeliveryState | None) -> Settle:
+        disposition, (reason, description, properties) = disposition_of(state)
+        return Settle(
+            self._address.entity_no,
+            self._address.sub_queue,
+            tags,
+            disposition,
+            reason,
+            description,
+            properties,
+            self._session_id,
+        )
+
+    # --- transactions ---------------------------------------------------------------------------
+
+    def _enlist(self, event: DeliveriesUpdated, state: TransactionalState) -> None:
+        """Let a settlement wait in its transaction, if its locks live."""
+        ids = event.delivery_ids
+        transactions = self.connection.transactions
+        transaction = transactions.find(state.transaction_id)
+        if transaction is None:
+            error = transactions.unknown(state.transaction_id)
+            self._answer(ids, Rejected(error.condition, error.description))
+            return
+        if not self._is_locking:
+            detail = "What was received and deleted cannot take part in a transaction."
+            self._refuse(ids, Refused(Refusal.NOT_ALLOWED, detail))
+            return
+        answer = TransactionalState(state.transaction_id, answer_of(state.outcome))
+        command = self._settlement(event.tags, state.outcome)
+
+        def checked(refused: Refused | None) -> None:
+            if event.is_settled:
+                self._count_settled(len(ids))
+            elif refused is None:
+                self._answer(ids, answer)
+            else:
+                self._refuse(ids, self._lost if refused.refusal is Refusal.LOCK_LOST else refused)
+
+        transaction.add_settlement(self._address, command, checked)
 
     # --- delivery sink --------------------------------------------------------------------------
 
@@ -332,8 +193,16 @@ class ReceiverDoor:
             self._send(deliveries)
         self.connection.pump_soon(self)
 
+    def granted(self, session_id: bytes, locked_until_ms: int) -> None:
+        """Only receivers of sessions are granted one."""
+        raise AssertionError(f"asked for no session, got {session_id!r} until {locked_until_ms}")
+
+    def available(self, count: int) -> None:
+        """Only the router asks for hints."""
+        raise AssertionError(f"asked for no hint, got {count}")
+
     def ended(self, refusal: Refusal) -> None:
-        """The entity was dropped or disabled."""
+        """The entity was dropped or disabled, or the session's lock is lost."""
         error = self.connection.explainer.refused(Refused(refusal), self.path)
         self.connection.detach(self._link, error)
 
@@ -495,7 +364,15 @@ class ReceiverDoor:
         if self._returns:
             tokens, self._returns = self._returns, []
             address = self._address
-            self._submit(Settle(address.entity_no, address.sub_queue, tokens, Disposition.RELEASE))
+            self._submit(
+                Settle(
+                    address.entity_no,
+                    address.sub_queue,
+                    tokens,
+                    Disposition.RELEASE,
+                    session_id=self._session_id,
+                )
+            )
 
     def _settle(self, command: Settle, ids: list[int], answer: DeliveryState) -> None:
         self._submit(command, partial(self._settled, self._consumer_id, command, ids, answer))
@@ -520,15 +397,15 @@ class ReceiverDoor:
                 return
             lost = set(reply.lost)
             self._answer([each for n, each in enumerate(ids) if n not in lost], answer)
-            self._refuse([ids[index] for index in reply.lost], LOST)
+            self._refuse([ids[index] for index in reply.lost], self._lost)
         elif isinstance(reply, Refused):
             is_lost = reply.refusal in RELOADING or reply.refusal is Refusal.NOT_APPLIED
-            self._refuse(ids, LOST if is_lost else reply)
+            self._refuse(ids, self._lost if is_lost else reply)
 
     def _answer(self, ids: list[int], state: DeliveryState) -> None:
         link = self._link
         if ids and link.is_attached:
-            for first, last in _ranges(ids):
+            for first, last in ranges_of(ids):
                 link.settle(first, last, state)
             self._count_settled(len(ids))
             self.connection.flush_soon()
@@ -545,25 +422,5 @@ class ReceiverDoor:
             error = self.connection.explainer.refused(reply, self.path)
             self._answer([delivery_id], Rejected(error.condition, error.description))
 
-    def _reject(self, ids: list[int], condition: str, text: str) -> None:
-        error = self.connection.explainer.error(condition, text, self.path)
-        self._answer(ids, Rejected(error.condition, error.description))
-
     def _submit(self, command: Command, on_reply: OnReply | None = None) -> None:
         self.connection.router.submit(self._address.partition_id, command, on_reply)
-
-
-def _ranges(ids: list[int]) -> list[tuple[int, int]]:
-    """Return runs of consecutive ids without those that get no answer; nearly always one run."""
-    first, last = ids[0], ids[-1]
-    if last - first + 1 == len(ids) and first != PRE_SETTLED:
-        return [(first, last)]
-    runs: list[tuple[int, int]] = []
-    for each in ids:
-        if each == PRE_SETTLED:
-            continue
-        if runs and each == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], each)
-        else:
-            runs.append((each, each))
-    return runs

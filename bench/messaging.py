@@ -1,0 +1,438 @@
+"""Rows of what Service Bus has beyond plain queues: sessions, topics, dead letters and so on.
+
+Each row starts a server of its own and alternates between the feature and a plain queue of the same
+server, `--rounds` times: shares are the medians of such pairs. Only Postbus is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from measuring import MAIN_QUEUE, OTHER_QUEUE, Bench, Result, finish, reason_of
+from postbus_server import OWNER, document
+from rows import Demand, Metric, Row, warm_up
+from server import BenchError, Server
+
+Step: TypeAlias = Callable[[], Result]
+
+SESSIONS = 1_000
+SESSION_RECEIVERS = 100
+"""Links that drain sessions: fewer than sessions, as processors do it."""
+
+SUBSCRIPTIONS = 2_000
+MATCHING = 1_234
+EXPRESSION = "color = 'red' AND quantity > 10 AND region LIKE 'eu-%'"
+PROPERTIES = ("--property", "color=red", "--property", "quantity=12", "--property", "region=eu-1")
+
+SESSION_QUEUE = "bench-sessions"
+DEDUP_QUEUE = "bench-dedup"
+PARTITIONED_QUEUE = "bench-partitioned"
+TOPIC = "bench-topic"
+
+
+def subscription(number: int, topic: str = TOPIC) -> str:
+    """Return the address of a subscription."""
+    return f"{topic}/Subscriptions/s{number:04}"
+
+
+# ---- alternating ---------------------------------------------------------------------------------
+
+
+def _alternate(bench: Bench, steps: dict[str, tuple[Step, str]]) -> dict[str, list[Result]]:
+    """Run named steps in turn, each once a round; a step comes with the rate that counts."""
+    results: dict[str, list[Result]] = {name: [] for name in steps}
+    for _ in range(bench.rounds):
+        for name, (step, rate) in steps.items():
+            result = step()
+            if not result["is_complete"]:
+                raise BenchError(f"{name}: {reason_of(result)}")
+            result["rate"] = result[rate]
+            results[name].append(result)
+    return results
+
+
+def _summary(results: dict[str, list[Result]], shares: Iterable[tuple[str, str]]) -> Result:
+    """Return NAME_rate and NAME_cpu_us of each step, and NAME_share of pairs (name, plain)."""
+    summary: Result = {"foreign_share": 0.0, "rounds": results}
+    for name, rounds in results.items():
+        summary[f"{name}_rate"] = statistics.median(result["rate"] for result in rounds)
+        summary[f"{name}_cpu_us"] = statistics.median(result["cpu_us"] for result in rounds)
+        strangers = max(result["foreign_share"] + result["stolen_share"] for result in rounds)
+        summary["foreign_share"] = max(summary["foreign_share"], strangers)
+    for name, plain in shares:
+        pairs = zip(results[name], results[plain], strict=True)
+        ratios = sorted(100 * result["rate"] / other["rate"] for result, other in pairs)
+        summary[f"{name}_share"] = statistics.median(ratios)
+        summary[f"{name}_spread"] = [ratios[0], ratios[-1]]
+    return summary
+
+
+def _send(bench: Bench, server: Server, queue: str, *options: str | float) -> Result:
+    shape = ("--mode", "send", "--window", 100, "--count", bench.bulk_count(server))
+    return bench.measure(server, *shape, *options, queue=queue)
+
+
+def _send_and_drain(
+    bench: Bench, server: Server, queue: str, *options: str | float, copies: tuple[str, ...] = ()
+) -> Result:
+    """Measure sending alone, then empty the queue, or the subscriptions that have the copies."""
+    result = _send(bench, server, queue, *options)
+    bench.drain(server, ",".join(copies) or queue)
+    return result
+
+
+def _receive(bench: Bench, server: Server, queue: str, *options: str | float) -> Result:
+    shape = ("--mode", "receive", "--count", bench.bulk_count(server))
+    return bench.measure(server, *shape, *options, queue=queue)
+
+
+def _both(bench: Bench, server: Server, queue: str, *options: str | float) -> Result:
+    shape = ("--mode", "both", "--window", 100, "--count", bench.bulk_count(server))
+    result = bench.measure(server, *shape, *options, queue=queue)
+    result["each_way_rate"] = min(result["send_rate"], result["receive_rate"])
+    return result
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def _sessions(bench: Bench, server: Server) -> Result:
+    server.start()
+    warm_up(bench, server)
+    spread = ("--sessions", SESSIONS)
+    next_ones = ("--accept-sessions", SESSION_RECEIVERS)
+    held = (*spread, "--accept-sessions", SESSIONS, "--hold-sessions", "--credit", 20)
+    results = _alternate(
+        bench,
+        {
+            "plain_send": (lambda: _send(bench, server, MAIN_QUEUE), "send_rate"),
+            "plain_receive": (lambda: _receive(bench, server, MAIN_QUEUE), "receive_rate"),
+            "send": (lambda: _send(bench, server, SESSION_QUEUE, *spread), "send_rate"),
+            "drain": (lambda: _receive(bench, server, SESSION_QUEUE, *next_ones), "receive_rate"),
+            "plain_both": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
+            "both": (lambda: _both(bench, server, SESSION_QUEUE, *held), "each_way_rate"),
+            "ids": (lambda: _both(bench, server, MAIN_QUEUE, *spread), "each_way_rate"),
+        },
+    )
+    shares = [("send", "plain_send"), ("drain", "plain_receive"), ("both", "plain_both")]
+    return _summary(results, [*shares, ("ids", "plain_both")])
+
+
+def _dedup(bench: Bench, server: Server) -> Result:
+    server.start()
+    warm_up(bench, server)
+    ids = "--message-ids"
+    results = _alternate(
+        bench,
+        {
+            "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+            "dedup": (lambda: _send_and_drain(bench, server, DEDUP_QUEUE, ids), "send_rate"),
+            "ids": (lambda: _send_and_drain(bench, server, MAIN_QUEUE, ids), "send_rate"),
+        },
+    )
+    return _summary(results, [("dedup", "plain"), ("ids", "plain")])
+
+
+def _topic(count: int, *options: str | float) -> Callable[[Bench, Server], Result]:
+    """Publish to a topic with so many subscriptions that all take a copy; the first is read."""
+    copies = tuple(subscription(number) for number in range(count))
+
+    def run(bench: Bench, server: Server) -> Result:
+        server.start()
+        warm_up(bench, server)
+        read = ("--receive-address", copies[0])
+
+        def both() -> Result:
+            result = _both(bench, server, TOPIC, *options, *read)
+            if count > 1:
+                bench.drain(server, ",".join(copies[1:]))
+            return result
+
+        results = _alternate(
+            bench,
+            {
+                "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+                "publish": (
+                    lambda: _send_and_drain(bench, server, TOPIC, *options, copies=copies),
+                    "send_rate",
+                ),
+                "plain_both": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
+                "both": (both, "each_way_rate"),
+                "properties": (
+                    lambda: _send_and_drain(bench, server, MAIN_QUEUE, *options),
+                    "send_rate",
+                ),
+            },
+        )
+        shares = [("publish", "plain"), ("both", "plain_both"), ("properties", "plain")]
+        summary = _summary(results, shares)
+        summary["copies_rate"] = count * summary["publish_rate"]
+        return summary
+
+    return run
+
+
+def _topic_of_thousands(bench: Bench, server: Server) -> Result:
+    server.start()
+    warm_up(bench, server)
+    options = ("--property", f"region=r{MATCHING}")
+    matching = (subscription(MATCHING),)
+
+    def publish() -> Result:
+        result = _send(bench, server, TOPIC, *options)
+        got = bench.drain(server, matching[0])
+        if got != result["accepted"]:
+            raise BenchError(f"{got} of {result['accepted']} arrived")
+        return result
+
+    results = _alternate(
+        bench,
+        {
+            "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+            "publish": (publish, "send_rate"),
+        },
+    )
+    return _summary(results, [("publish", "plain")])
+
+
+def _partitioned(bench: Bench, server: Server) -> Result:
+    server.start()
+    warm_up(bench, server)
+    results = _alternate(
+        bench,
+        {
+            "plain": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
+            "partitioned": (lambda: _both(bench, server, PARTITIONED_QUEUE), "each_way_rate"),
+            "plain_send": (lambda: _send(bench, server, MAIN_QUEUE), "send_rate"),
+            "plain_receive": (lambda: _receive(bench, server, MAIN_QUEUE), "receive_rate"),
+            "send": (lambda: _send(bench, server, PARTITIONED_QUEUE), "send_rate"),
+            "receive": (lambda: _receive(bench, server, PARTITIONED_QUEUE), "receive_rate"),
+        },
+    )
+    shares = [("partitioned", "plain"), ("send", "plain_send"), ("receive", "plain_receive")]
+    return _summary(results, shares)
+
+
+def _dead_letter_drain(bench: Bench, server: Server) -> Result:
+    """Run the main queue alone, over dead letters, and beside somebody who drains them.
+
+    Draining another queue as fast is the measure for the last: a second client takes its part of
+    the machine whatever it reads.
+    """
+    server.start()
+    warm_up(bench, server)
+    dead = bench.count(100_000)
+    count = bench.count(40_000)
+
+    def bury() -> None:
+        bench.fill(server, dead)
+        reject = ("--mode", "receive", "--outcome", "reject", "--settle-range", 50)
+        result = bench.client.run(server, MAIN_QUEUE, *reject, "--count", dead)
+        if not result["is_complete"]:
+            raise BenchError(f"could not dead-letter: {reason_of(result)}")
+
+    def main_queue() -> Result:
+        options = ("--mode", "both", "--window", 100, "--count", count)
+        result = bench.measure(server, *options)
+        result["each_way_rate"] = min(result["send_rate"], result["receive_rate"])
+        return result
+
+    def beside(queue: str) -> Result:
+        drain = bench.client.start(server, queue, "--mode", "receive", "--count", dead)
+        result = main_queue()
+        result["has_overlapped"] = drain.poll() is None
+        drained = finish(drain)
+        result["drain_rate"] = drained["receive_rate"]
+        if not drained["is_complete"]:
+            raise BenchError(f"could not drain: {reason_of(drained)}")
+        return result
+
+    def over() -> Result:
+        bury()
+        return main_queue()
+
+    def beside_another() -> Result:
+        shape = ("--mode", "send", "--window", 1000, "--count", dead)
+        bench.client.run(server, OTHER_QUEUE, *shape)
+        return beside(OTHER_QUEUE)
+
+    dead_letters = f"{MAIN_QUEUE}/$DeadLetterQueue"
+    rate = "each_way_rate"
+    results = _alternate(
+        bench,
+        {
+            "alone": (main_queue, rate),
+            "over": (over, rate),
+            "beside": (lambda: beside(dead_letters), rate),
+            "another": (beside_another, rate),
+        },
+    )
+    shares = [("over", "alone"), ("beside", "alone"), ("another", "alone")]
+    summary = _summary(results, shares)
+    summary["drain_rate"] = statistics.median(r["drain_rate"] for r in results["beside"])
+    summary["overlapped"] = sum(r["has_overlapped"] for r in results["beside"])
+    return summary
+
+
+# ---- entities ------------------------------------------------------------------------------------
+
+
+def _topic_with(count: int, rule_of: Callable[[int], str | None]) -> str:
+    """Return a topic and its subscriptions; a rule is the YAML of one, None for $Default."""
+    documents = [document("Topic", TOPIC, OWNER, "maxSizeInMegabytes: 5120")]
+    for number in range(count):
+        rule = rule_of(number)
+        limits = "lockDuration: PT5M" + ("" if rule is None else f", rules: [{rule}]")
+        documents.append(document("Subscription", f"s{number:04}", TOPIC, limits))
+    return "".join(documents)
+
+
+def _queue_with(name: str, limits: str) -> str:
+    limits += ", lockDuration: PT5M, maxSizeInMegabytes: 5120"
+    return document("Queue", name, OWNER, limits)
+
+
+def _sql_rule(_number: int) -> str:
+    return f'{{name: asked, sqlFilter: {{sqlExpression: "{EXPRESSION}"}}}}'
+
+
+def _correlation_rule(number: int) -> str:
+    return f"{{name: asked, correlationFilter: {{properties: {{region: r{number}}}}}}}"
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _rate(name: str, label: str) -> Metric:
+    return Metric(f"{name}_rate", label, "msg/s")
+
+
+def _share(name: str, label: str) -> Metric:
+    return Metric(f"{name}_share", f"{label}, of plain", "%")
+
+
+def _cpu(name: str, label: str) -> Metric:
+    return Metric(f"{name}_cpu_us", f"{label}, CPU of all", "µs/msg", is_better_high=False)
+
+
+def _row(
+    key: str,
+    title: str,
+    run: Callable[[Bench, Server], Result],
+    metrics: tuple[Metric, ...],
+    documents: str = "",
+    demands: tuple[Demand, ...] = (),
+) -> Row:
+    return Row(
+        key,
+        title,
+        run,
+        metrics,
+        demands,
+        is_interleaved=False,
+        only="postbus",
+        documents=documents,
+    )
+
+
+def _topic_row(
+    key: str, title: str, count: int, rule: Callable[[int], str | None], *options: str
+) -> Row:
+    return _row(
+        key,
+        title,
+        _topic(count, *options),
+        (
+            _rate("publish", "publish"),
+            _rate("copies", "copies"),
+            _share("publish", "publish"),
+            _share("both", "both ways"),
+            _share("properties", "the same messages to a queue"),
+            _cpu("publish", "publish"),
+            _cpu("plain", "plain send"),
+        ),
+        _topic_with(count, rule),
+        (Demand("publish_share", None, 60, 60),) if count == 1 and not options else (),
+    )
+
+
+MESSAGING_ROWS: tuple[Row, ...] = (
+    _row(
+        "sessions",
+        "1,000 sessions in flight",
+        _sessions,
+        (
+            _rate("send", "send"),
+            _rate("drain", "accept, drain, release"),
+            _rate("both", "both ways, all held"),
+            _share("send", "send"),
+            _share("drain", "drain"),
+            _share("both", "both ways"),
+            _share("ids", "session ids in a plain queue, both ways"),
+            _cpu("both", "both ways"),
+            _cpu("plain_both", "plain, both ways"),
+        ),
+        _queue_with(SESSION_QUEUE, "requiresSession: true"),
+        tuple(Demand(f"{name}_share", None, 70, 70) for name in ("send", "drain", "both")),
+    ),
+    _row(
+        "dedup",
+        "duplicate detection, every id new",
+        _dedup,
+        (
+            _rate("dedup", "send"),
+            _share("dedup", "send"),
+            _share("ids", "message ids in a plain queue"),
+            _cpu("dedup", "send"),
+            _cpu("plain", "plain send"),
+        ),
+        _queue_with(
+            DEDUP_QUEUE,
+            "requiresDuplicateDetection: true, duplicateDetectionHistoryTimeWindow: PT10M",
+        ),
+        (Demand("dedup_share", None, 75, 75),),
+    ),
+    _topic_row("topic-1", "topic, 1 subscription", 1, lambda _number: None),
+    _topic_row("topic-10", "topic, 10 subscriptions", 10, lambda _number: None),
+    _topic_row("topic-sql", "topic, 1 with a SQL filter of 3 terms", 1, _sql_rule, *PROPERTIES),
+    _row(
+        "topic-2000",
+        "topic, 2,000 correlation filters, one fits",
+        _topic_of_thousands,
+        (
+            _rate("publish", "publish"),
+            _share("publish", "publish"),
+            _cpu("publish", "publish"),
+        ),
+        _topic_with(SUBSCRIPTIONS, _correlation_rule),
+        (Demand("publish_rate", None, 5_000, 5_000),),
+    ),
+    _row(
+        "partitioned",
+        "queue over 16 partitions, no keys",
+        _partitioned,
+        (
+            _rate("partitioned", "both ways"),
+            _share("partitioned", "both ways"),
+            _share("send", "send"),
+            _share("receive", "receive"),
+            _cpu("partitioned", "both ways"),
+            _cpu("plain", "plain, both ways"),
+        ),
+        _queue_with(PARTITIONED_QUEUE, "enablePartitioning: true"),
+    ),
+    _row(
+        "dead-letter-drain",
+        "queue, both ways, with 100,000 dead letters",
+        _dead_letter_drain,
+        (
+            _rate("alone", "without dead letters"),
+            Metric("over_share", "while they lie there", "%"),
+            Metric("beside_share", "while they are drained", "%"),
+            Metric("another_share", "while another queue is drained", "%"),
+            _rate("drain", "drain"),
+        ),
+    ),
+)

@@ -1,0 +1,69 @@
+"""Which partition of a partitioned entity a message belongs to.
+
+A pure function of the message's key and the partition count, which is for life (D18): the same key
+leads to the same place after a restart, from another broker and by way of a forward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from postbus.message.envelope import Envelope
+from postbus.message.ids import id_text
+
+SPREAD: Final = -1
+"""Stands for the partition of an entity that lives in all of them."""
+
+NUMBER_BITS: Final = 48
+"""A sequence number of a partitioned entity is `partition_id << 48 | n` (D2)."""
+
+TOKEN_PARTITION: Final = slice(8, 10)
+"""Where a lock token says its partition, big-endian (D11)."""
+
+
+def key_of(envelope: Envelope, *, detects_duplicates: bool) -> bytes | None:
+    """Return what places a message, None when any partition will do.
+
+    The session id, else the partition key, else the message id where duplicates are detected:
+    copies have to meet.
+    """
+    if envelope.session_id is not None:
+        return envelope.session_id
+    if envelope.partition_key is not None:
+        return envelope.partition_key
+    if detects_duplicates and envelope.message_id is not None:
+        return id_text(envelope.message_id).encode()
+    return None
+
+
+def has_two_keys(envelope: Envelope) -> bool:
+    """Whether session id and partition key say different places, which is refused (S172)."""
+    return (
+        envelope.partition_key is not None
+        and envelope.session_id is not None
+        and envelope.partition_key != envelope.session_id
+    )
+
+
+def partition_of_key(key: bytes, partition_count: int) -> int:
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return int.from_bytes(digest, "big") % partition_count
+
+
+def partition_of_token(lock_token: bytes) -> int:
+    return int.from_bytes(lock_token[TOKEN_PARTITION], "big")
+
+
+def partition_of_number(sequence: int) -> int:
+    """Return the partition a sequence number names; negative for a negative number."""
+    return sequence >> NUMBER_BITS
+
+
+def split(places: Sequence[int]) -> dict[int, list[int]]:
+    """Return partition -> indexes of what belongs there, in order."""
+    found: dict[int, list[int]] = {}
+    for index, partition_id in enumerate(places):
+        found.setdefault(partition_id, []).append(index)
+    return found

@@ -1,0 +1,244 @@
+"""Takes what leaves a partition to where it goes: forwards, dead-letter forwards, send-via.
+
+The outbox of the partition hands out messages by target (`Ship`) and keeps them until it is told
+that they arrived or were refused for good (`Shipped`). Here they are sent to the partition that
+stores them, again and again while that one is away: the target remembers the last number of each
+source, so that what is repeated is stored once. Nothing here is durable; a reload of the partition
+drops it, and the outbox begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from postbus.broker.placement import key_of, partition_of_key, split
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.entity.commands import (
+    Arrive,
+    Arrived,
+    Command,
+    Refusal,
+    Refused,
+    Reply,
+    Shipped,
+    StoredRow,
+)
+from postbus.entity.outcomes import Ship
+from postbus.message.envelope import Envelope
+from postbus.store.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+REPEATABLE: Final = frozenset(
+    {Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY, Refusal.STORE_FULL}
+)
+"""Refusals that say nothing about a message: it is sent again until it arrives."""
+
+NOBODY: Final = Refused(Refusal.ENTITY_NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An entity that messages go to; a partitioned one has no home."""
+
+    entity_no: int
+    home_partition: int
+    is_partitioned: bool
+    detects_duplicates: bool
+
+
+class Source(Protocol):
+    """The host whose outbox is shipped."""
+
+    partition_id: int
+
+    def submit(self, command: Command) -> None: ...
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
+
+    async def read_outbox(self, row_keys: list[int]) -> list[StoredRow]: ...
+
+
+class Harbour(Protocol):
+    """A host that takes what is shipped to its partition."""
+
+    async def call(self, command: Command) -> Reply: ...
+
+
+class Shipper:
+    """Of one partition. Targets do not wait for each other."""
+
+    def __init__(
+        self,
+        source: Source,
+        harbours: Sequence[Harbour],
+        find_target: Callable[[str], Target | None],
+    ) -> None:
+        """Take the hosts of all partitions in order; `find_target` knows names in any case."""
+        self._source = source
+        self._harbours = harbours
+        self._find_target = find_target
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ship(self, effect: Ship) -> None:
+        """Send these, however long it takes, then tell the outbox."""
+        task = self._source.start(_Shipment(self, effect).run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop(self) -> None:
+        """Forget what is under way: the outbox begins again when it is loaded."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    # --- for shipments --------------------------------------------------------------------------
+
+    def find_target(self, name: str) -> Target | None:
+        return self._find_target(name)
+
+    def place(self, target: Target, number: int, envelope: Envelope) -> int:
+        """Choose the partition; a repeat must go where its number may have been stored."""
+        if not target.is_partitioned:
+            return target.home_partition
+        count = len(self._harbours)
+        key = key_of(envelope, detects_duplicates=target.detects_duplicates)
+        return number % count if key is None else partition_of_key(key, count)
+
+    async def arrive(
+        self, partition_id: int, target: Target, numbers: list[int], messages: list[Envelope]
+    ) -> Reply:
+        command = Arrive(self._source.partition_id, target.entity_no, numbers, messages)
+        return await self._harbours[partition_id].call(command)
+
+    async def read(self, row_keys: list[int]) -> dict[int, Envelope]:
+        """Return row key -> message; repeated until the store answers."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                rows = await self._source.read_outbox(row_keys)
+                return {row.row_key: row.envelope for row in rows}
+            except StoreError as error:
+                logger.warning(
+                    "the outbox could not be read",
+                    extra={"partition": self._source.partition_id, "error": str(error)},
+                )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+    def tell(self, shipped: Shipped) -> None:
+        self._source.submit(shipped)
+
+    def log_trouble(self, ship: Ship) -> None:
+        logger.exception(
+            "a shipment broke and begins again",
+            extra={"partition": self._source.partition_id, "target": ship.target},
+        )
+
+
+class _Shipment:
+    """The messages of one `Ship` on their way.
+
+    In each partition numbers are stored in rising order: behind a refused one nothing more is sent
+    there, for if the source forgot the refusal in a crash, the target would skip that number. What
+    comes behind stays undecided and is offered again once the refusal is durable.
+    """
+
+    def __init__(self, shipper: Shipper, ship: Ship) -> None:
+        self._shipper = shipper
+        self._ship = ship
+        self._arrived: set[int] = set()
+        self._refused: dict[int, Refused] = {}
+        self._held_back: set[int] = set()
+
+    async def run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._send_all(await self._load())
+                break
+            except Exception:  # noqa: BLE001 - logged; a supervised boundary, the outbox waits
+                self._shipper.log_trouble(self._ship)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+        arrived = [number for number in self._ship.numbers if number in self._arrived]
+        self._shipper.tell(Shipped(self._ship.target, arrived, self._refused))
+
+    async def _load(self) -> dict[int, Envelope]:
+        """Return number -> the copy to send of all that is not decided yet."""
+        ship = self._ship
+        found = dict(zip(ship.numbers, ship.envelopes, strict=True))
+        absent = [number for number, envelope in found.items() if envelope is None]
+        rows = await self._shipper.read(absent) if absent else {}
+        messages: dict[int, Envelope] = {}
+        for number, source in zip(ship.numbers, ship.sources, strict=True):
+            envelope = found[number] or rows.get(number)
+            if number in self._arrived or number in self._refused or number in self._held_back:
+                continue
+            if envelope is None:
+                logger.error("a row of the outbox is gone", extra={"row_key": number})
+                self._arrived.add(number)
+                continue
+            message = copy.copy(envelope)  # the outbox may have to hand it out again
+            message.hop_count += 1
+            if source is not None:
+                message.dead_letter_source = source
+            messages[number] = message
+        return messages
+
+    async def _send_all(self, messages: dict[int, Envelope]) -> None:
+        """Send until every message has arrived or is refused."""
+        backoff_s = FIRST_BACKOFF_S
+        while messages:
+            target = self._shipper.find_target(self._ship.target)
+            if target is None:
+                self._refused.update(dict.fromkeys(messages, NOBODY))
+                return
+            numbers = list(messages)
+            places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
+            moved = await asyncio.gather(
+                *(
+                    self._send_part(partition_id, target, [numbers[i] for i in part], messages)
+                    for partition_id, part in places.items()
+                )
+            )
+            if not any(moved):
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+            else:
+                backoff_s = FIRST_BACKOFF_S
+
+    async def _send_part(
+        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+    ) -> bool:
+        """Send what goes to one partition; what is decided leaves `messages`. False: nothing is."""
+        reply = await self._shipper.arrive(
+            partition_id, target, numbers, [messages[number] for number in numbers]
+        )
+        refused: Refused | None
+        if isinstance(reply, Arrived):
+            count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one
+        else:
+            assert isinstance(reply, Refused)
+            count, refused, concerned = 0, reply, len(numbers)  # nothing is stored
+        for number in numbers[:count]:
+            del messages[number]
+            self._arrived.add(number)
+        if refused is None:
+            return count > 0
+        if refused.refusal in REPEATABLE:
+            return count > 0
+        if refused.refusal is Refusal.ENTITY_NOT_FOUND:
+            return count > 0  # the catalog knows better: it is looked up again
+        for number in numbers[count : count + concerned]:
+            del messages[number]
+            self._refused[number] = refused
+        for number in numbers[count + concerned :]:
+            del messages[number]
+            self._held_back.add(number)
+        return True

@@ -1,0 +1,260 @@
+"""Entities that are deleted when nobody uses them: who used one last, and when it is idle (D14).
+
+Use is every command of a client, a receiver with credit for as long as it is there (N12), a pending
+scheduled message, and forwarding. What is published to a topic uses the topic only, but what uses a
+subscription uses its topic too. The time of the last use is written coarsely and ahead of itself,
+so that after a crash an entity seems to have been used later than it was, never earlier.
+
+`PartitionState.apply` asks here only while some entity has an `AutoDeleteOnIdle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from postbus.contract import MAX_DURATION_MS, TopicProperties
+from postbus.entity.commands import (
+    Arrive,
+    Arrived,
+    Command,
+    DropEntity,
+    Freeze,
+    Frozen,
+    LoseLocks,
+    PutEntity,
+    Quiesce,
+    Refusal,
+    Refused,
+    RemoveConsumer,
+    Reply,
+    SetDemand,
+    Shipped,
+    SupplyRows,
+    Thaw,
+    Tick,
+    Transact,
+)
+from postbus.entity.outcomes import Deliver, Idle, RecordUse
+
+if TYPE_CHECKING:
+    from postbus.entity.outcomes import LoadedEntity, Outcome
+    from postbus.entity.queue_state import QueueState
+    from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+FREEZE_MS: Final = 2_000
+"""How long an entity stays frozen unless it is asked again (D14)."""
+
+REPEAT_MS: Final = 60_000
+"""How often the catalog is told of an entity that stays idle. Our choice."""
+
+GRAINS: Final = 10
+LEAST_GRAIN_MS: Final = 60_000
+"""The last use is written when it moved by a tenth of the period, or a minute. Our choice."""
+
+_NO_USE: Final = (
+    DropEntity,
+    Freeze,
+    LoseLocks,
+    Quiesce,
+    Shipped,
+    SupplyRows,
+    Thaw,
+    Tick,
+)
+
+
+class IdleTracker:
+    """The last use of one entity. `recorded_ms`: the tables say it was used until then."""
+
+    __slots__ = (
+        "_entities",
+        "_entity_no",
+        "_timer_ms",
+        "_turn",
+        "last_used_ms",
+        "period_ms",
+        "recorded_ms",
+    )
+
+    def __init__(
+        self,
+        entity_no: int,
+        turn: Turn,
+        entities: IdleEntities,
+        period_ms: int,
+        recorded_ms: int = 0,
+    ) -> None:
+        self._entity_no = entity_no
+        self._turn = turn
+        self._entities = entities
+        self._timer_ms: int | None = None
+        self.period_ms = period_ms
+        self.last_used_ms = recorded_ms
+        self.recorded_ms = recorded_ms
+
+    @property
+    def is_due(self) -> bool:
+        return self._turn.now_ms >= self.last_used_ms + self.period_ms
+
+    def touch(self) -> None:
+        """Note a use at this moment."""
+        turn = self._turn
+        now_ms = turn.now_ms
+        self.last_used_ms = max(now_ms, self.last_used_ms)
+        if now_ms >= self.recorded_ms:
+            self.recorded_ms = now_ms + max(self.period_ms // GRAINS, LEAST_GRAIN_MS)
+            turn.outcome.mutations.append(RecordUse(self._entity_no, self.recorded_ms))
+            self.watch(self.recorded_ms)
+
+    def watch(self, when_ms: int) -> None:
+        """Look at the entity at this time, or earlier if that was asked for."""
+        if self._timer_ms is None or when_ms < self._timer_ms:
+            self._timer_ms = when_ms
+            self._turn.set_timer(when_ms, self.look)
+
+    def look(self) -> None:
+        """Tell that the entity is idle, or find the next time to look."""
+        turn = self._turn
+        now_ms = turn.now_ms
+        if self._entities.trackers.get(self._entity_no) is not self:
+            return
+        if self._timer_ms is not None and self._timer_ms > now_ms:
+            return  # an earlier timer did this one's work
+        self._timer_ms = None
+        is_busy = self._entities.is_busy(self._entity_no)
+        if is_busy or not self.last_used_ms:
+            self.touch()
+        if is_busy:
+            self.watch(min(self.recorded_ms, now_ms + self.period_ms))
+        elif self.is_due:
+            turn.outcome.effects.append(Idle(self._entity_no))
+            self.watch(now_ms + REPEAT_MS)
+        else:
+            self.watch(self.last_used_ms + self.period_ms)
+
+
+class IdleEntities:
+    """All entities of a partition with an `AutoDeleteOnIdle`; see the module's docstring."""
+
+    __slots__ = ("_entities", "_frozen", "_turn", "trackers")
+
+    def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
+        self._turn = turn
+        self._entities = entities
+        self._frozen: dict[int, int] = {}  # entity -> when it thaws by itself
+        self.trackers: dict[int, IdleTracker] = {}
+
+    # --- definitions ------------------------------------------------------------------------------
+
+    def define(self, entity: QueueState) -> None:
+        """Follow the definition of an entity that was put; that counts as use."""
+        entity_no = entity.entity_no
+        self._frozen.pop(entity_no, None)
+        period_ms = entity.properties.auto_delete_on_idle_ms
+        if period_ms >= MAX_DURATION_MS:
+            self.trackers.pop(entity_no, None)
+        elif entity_no in self.trackers:
+            self.trackers[entity_no].period_ms = period_ms
+        else:
+            self.trackers[entity_no] = IdleTracker(entity_no, self._turn, self, period_ms)
+        self.touch(entity_no)
+
+    def load(self, stored: LoadedEntity) -> None:
+        """Take over an entity of an earlier life."""
+        period_ms = stored.properties.auto_delete_on_idle_ms
+        if period_ms < MAX_DURATION_MS:
+            tracker = IdleTracker(
+                stored.entity_no, self._turn, self, period_ms, stored.last_used_ms
+            )
+            self.trackers[stored.entity_no] = tracker
+            self._turn.resumed[tracker.look] = None
+
+    def forget(self, entity_no: int) -> None:
+        """An entity is dropped."""
+        self._frozen.pop(entity_no, None)
+        self.trackers.pop(entity_no, None)
+
+    # --- use --------------------------------------------------------------------------------------
+
+    def touch(self, entity_no: int) -> None:
+        """Note a use of an entity, and of the topic it belongs to."""
+        for used_no in self._with_topic(entity_no):
+            tracker = self.trackers.get(used_no)
+            if tracker is not None:
+                tracker.touch()
+
+    def note(self, used: list[int], outcome: Outcome) -> None:
+        """Note what a command used, and the deliveries it led to."""
+        for entity_no in used:
+            self.touch(entity_no)
+        for effect in outcome.effects:
+            if isinstance(effect, Deliver):
+                self.touch(effect.entity_no)
+
+    def used_by(self, command: Command) -> list[int]:
+        """Return the entities that a command uses; before it is applied."""
+        if isinstance(command, _NO_USE):
+            return []
+        if isinstance(command, Transact):
+            return [operation.entity_no for operation in command.operations]
+        if isinstance(command, SetDemand | RemoveConsumer):
+            registered = self._turn.consumers.get(command.consumer_id)
+            return [] if registered is None else [registered[0].entity.entity_no]
+        return [command.entity_no]
+
+    def is_busy(self, entity_no: int) -> bool:
+        """Say whether an entity is in use without any command."""
+        entity = self._entities[entity_no]
+        if len(entity.scheduled):
+            return True
+        if not isinstance(entity.properties, TopicProperties):
+            if entity.properties.forward_to is not None:
+                return True
+            return any(_has_receivers(sub) for sub in entity.sub_queues())
+        return any(
+            other.topic is entity and self.is_busy(other.entity_no)
+            for other in self._entities.values()
+        )
+
+    def _with_topic(self, entity_no: int) -> list[int]:
+        entity = self._entities.get(entity_no)
+        topic = None if entity is None else entity.topic
+        return [entity_no] if topic is None else [entity_no, topic.entity_no]
+
+    # --- freezing ---------------------------------------------------------------------------------
+
+    def freeze(self, command: Freeze) -> Reply:
+        """Take no more commands for an entity that is idle, for a while."""
+        entity_no = command.entity_no
+        if entity_no not in self._entities:
+            return Refused(Refusal.ENTITY_NOT_FOUND)
+        tracker = self.trackers.get(entity_no)
+        if tracker is None or not tracker.is_due or self.is_busy(entity_no):
+            return Refused(Refusal.BUSY, "the entity is in use")
+        self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS
+        return Frozen(tracker.last_used_ms)
+
+    def thaw(self, command: Thaw) -> None:
+        self._frozen.pop(command.entity_no, None)
+
+    def refusal(self, command: Command, used: list[int]) -> Reply | None:
+        """Say that a command has to wait: an entity it uses, or the topic of one, is frozen."""
+        if not self._frozen or isinstance(command, PutEntity | RemoveConsumer):
+            return None
+        now_ms = self._turn.now_ms
+        for entity_no in used:
+            for frozen_no in self._with_topic(entity_no):
+                if self._frozen.get(frozen_no, now_ms) > now_ms:
+                    refused = Refused(Refusal.BUSY, "the entity is about to be deleted as unused")
+                    return Arrived(0, refused) if isinstance(command, Arrive) else refused
+        return None
+
+
+def _has_receivers(sub: SubQueueState) -> bool:
+    """Say whether a client waits for messages or for a session."""
+    sessions = sub.sessions
+    if sessions is not None:
+        return bool(sessions.waiters) or any(lane.waiting for lane in sessions.held)
+    return any(not consumer.is_forwarder for consumer in sub.waiting)

@@ -1,0 +1,141 @@
+"""Rules of subscriptions, ready to be asked: whether a message fits and what to make of it.
+
+A rule without an action passes the message on as it was published. `routing` asks the rules of a
+whole topic; manifests and management check a text with `check_rule` before they keep it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from postbus.contract import CorrelationFilter, RuleProperties
+from postbus.entity.sql_actions import Act, compile_action
+from postbus.entity.sql_expressions import Test, always, compile_test, never, unknown
+from postbus.entity.sql_grammar import RuleError, parse_action, parse_filter
+from postbus.entity.sql_values import KINDS, EvaluationError, Kind
+from postbus.message.codec import DecodeError, Value
+from postbus.message.envelope import Envelope
+from postbus.message.fields import Field, MessageFields
+
+__all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
+
+Criteria: TypeAlias = dict[Field | str, Hashable]
+"""What a correlation filter asks for: field or name of an application property -> `correlated`."""
+
+CORRELATION_FIELDS: Final = {
+    "content_type": Field.CONTENT_TYPE,
+    "correlation_id": Field.CORRELATION_ID,
+    "label": Field.SUBJECT,
+    "message_id": Field.MESSAGE_ID,
+    "reply_to": Field.REPLY_TO,
+    "reply_to_session_id": Field.REPLY_TO_GROUP_ID,
+    "session_id": Field.GROUP_ID,
+    "to": Field.TO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule with its filter and action as functions.
+
+    `criteria` is what a correlation filter asks for, None of a SQL filter.
+    """
+
+    properties: RuleProperties
+    criteria: Criteria | None = field(repr=False)
+    test: Test = field(repr=False)
+    action: Act | None = field(repr=False)
+
+    @property
+    def is_always(self) -> bool:
+        """Whether the filter takes every message without looking at it."""
+        return self.test is always
+
+    @property
+    def is_never(self) -> bool:
+        """Whether the filter takes no message at all."""
+        return self.test is never or self.test is unknown
+
+    def matches(self, fields: MessageFields) -> bool:
+        """Say whether the filter selects a message. Raises `EvaluationError`."""
+        try:
+            return self.test(fields) is True
+        except DecodeError as error:
+            raise EvaluationError(f"The properties are malformed: {error}.") from error
+
+    def act(self, fields: MessageFields) -> Envelope:
+        """Return what becomes of a selected message. Raises `EvaluationError`."""
+        return fields.envelope if self.action is None else self.action(fields)
+
+
+def compile_rule(properties: RuleProperties, source: random.Random | None = None) -> CompiledRule:
+    """Make a rule ready to be asked; raises `RuleError`.
+
+    `source` is what newid() draws from; without one its ids are the same in every process.
+    """
+    source = random.Random(0) if source is None else source
+    action = None
+    if properties.action is not None:
+        statements = parse_action(properties.action.sql_expression)
+        action = compile_action(properties.name, statements, source)
+    if properties.correlation_filter is not None:
+        criteria = correlation_criteria(properties.correlation_filter)
+        return CompiledRule(properties, criteria, _correlation_test(criteria), action)
+    assert properties.sql_filter is not None
+    test = compile_test(parse_filter(properties.sql_filter.sql_expression), source)
+    return CompiledRule(properties, None, test, action)
+
+
+def check_rule(properties: RuleProperties) -> None:
+    """Raise `RuleError` when the text of a filter or an action is not valid."""
+    compile_rule(properties)
+
+
+# --- correlation filters --------------------------------------------------------------------------
+
+
+def correlation_criteria(given: CorrelationFilter) -> Criteria:
+    """Return what a correlation filter asks for; names of properties are exact."""
+    criteria: Criteria = {}
+    for name, place in CORRELATION_FIELDS.items():
+        text = getattr(given, name)
+        if text is not None:
+            criteria[place] = text
+    for name, value in given.properties.items():
+        criteria[name] = correlated(value)
+    return criteria
+
+
+def correlated(value: Value) -> Hashable:
+    """Return what a value is compared by: equal for equal numbers of any width.
+
+    A boolean or a timestamp equals no number, a uuid equals its text; compounds equal nothing.
+    """
+    if value.__class__ is str:
+        text: str = value
+        return text
+    match KINDS.get(value.__class__):
+        case Kind.NUMBER | Kind.TEXT | Kind.OCTETS:
+            found: Hashable = value
+            return found
+        case Kind.ID:
+            return str(value)
+        case None:
+            return None
+        case kind:
+            return (kind, int(value))
+
+
+def _correlation_test(criteria: Criteria) -> Callable[[MessageFields], bool]:
+    fields_asked = [(place, asked) for place, asked in criteria.items() if isinstance(place, Field)]
+    names_asked = [(name, asked) for name, asked in criteria.items() if not isinstance(name, Field)]
+
+    def test(fields: MessageFields) -> bool:
+        if any(correlated(fields.system[place]) != asked for place, asked in fields_asked):
+            return False
+        return all(correlated(fields.application.get(name)) == asked for name, asked in names_asked)
+
+    return test

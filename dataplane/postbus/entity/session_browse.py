@@ -1,0 +1,162 @@
+"""Peek, batch delete and listing over the sessions of an entity.
+
+The first messages of all sessions together are those of the sessions with the lowest keys: only
+these are looked at closely.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import replace
+from heapq import nsmallest
+from typing import TYPE_CHECKING
+
+from postbus.entity import browse
+from postbus.entity.commands import (
+    DeleteMessages,
+    ListSessions,
+    MessagesDeleted,
+    Peek,
+    Peeked,
+    SessionsListed,
+    StoredRow,
+)
+from postbus.entity.outcomes import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.scheduled import ScheduledMessages
+    from postbus.entity.session_lane import SessionLane
+    from postbus.entity.session_state import SessionQueue
+
+
+# --- peek -----------------------------------------------------------------------------------------
+
+
+def peek(
+    queue: SessionQueue,
+    scheduled: ScheduledMessages,
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """List messages of one session or of all by number, scheduled ones only of all."""
+    start, limit = command.from_sequence, command.limit
+    if command.session_id is not None:
+        entries = _entries_of(queue, command.session_id, start, limit)
+    else:
+        first_key = queue.numbering.key_from(start)
+        entries = browse.scheduled_entries(scheduled, start, limit)
+        for lane in queue.lanes.values():
+            entries += browse.entries_from(lane, start, limit)
+        heads = [
+            (keys[bisect_left(keys, first_key)], session_id)
+            for session_id, keys in queue.dormant.items()
+            if keys and keys[-1] >= first_key
+        ]
+        sessions = {session_id for _, session_id in nsmallest(limit, heads)}
+        sessions.update(queue.dormant_deferred)
+        for session_id in sessions:
+            entries += _entries_of(queue, session_id, start, limit)
+    entries.sort(key=browse.number_of_entry)
+    return browse.peeked(queue, entries[:limit], command, found)
+
+
+def _entries_of(
+    queue: SessionQueue, session_id: bytes, from_sequence: int, limit: int
+) -> list[browse.Entry]:
+    lane = queue.lanes.get(session_id)
+    if lane is not None:
+        return browse.entries_from(lane, from_sequence, limit)
+    if session_id not in queue.dormant:
+        return []
+    lane = queue.wake(session_id)
+    entries = browse.entries_from(lane, from_sequence, limit)
+    queue.rest(lane)
+    return entries
+
+
+# --- batch delete ---------------------------------------------------------------------------------
+
+
+def delete_messages(
+    queue: SessionQueue, command: DeleteMessages, found: Sequence[StoredRow] | None
+) -> MessagesDeleted | Needs:
+    """Delete the oldest messages of a session, or of all, that are neither locked nor deferred."""
+    if command.session_id is not None:
+        return _delete_in(queue, command.session_id, command, found)
+    limit = min(command.limit, queue.turn.limits.max_delete_count)
+    oldest = _oldest(queue, limit + browse.SCAN_KEYS)
+    absent = [row_key for row_key, _, enqueued_ms in oldest if enqueued_ms is None]
+    if absent and found is None:
+        return Needs(row_keys=absent)
+    times = {row.row_key: row.enqueued_ms for row in found or ()}
+    counts: Counter[bytes] = Counter()
+    for row_key, session_id, enqueued_ms in oldest:
+        time_ms = times.get(row_key) if enqueued_ms is None else enqueued_ms
+        if time_ms is not None and time_ms <= command.enqueued_before_ms:
+            counts[session_id] += 1
+            limit -= 1
+            if not limit:
+                break
+    deleted = 0
+    for session_id, count in counts.items():
+        part = _delete_in(queue, session_id, replace(command, limit=count), found or ())
+        assert isinstance(part, MessagesDeleted)
+        deleted += part.count
+    return MessagesDeleted(deleted)
+
+
+def _delete_in(
+    queue: SessionQueue,
+    session_id: bytes,
+    command: DeleteMessages,
+    found: Sequence[StoredRow] | None,
+) -> MessagesDeleted | Needs:
+    lane = queue.lanes.get(session_id)
+    if lane is None:
+        if session_id not in queue.dormant:
+            return MessagesDeleted(0)
+        lane = queue.wake(session_id)
+    reply = browse.delete_messages(lane, command, found)
+    if lane.holder is None:
+        queue.rest(lane)
+    return reply
+
+
+def _oldest(queue: SessionQueue, limit: int) -> list[tuple[int, bytes, int | None]]:
+    """Return the first available messages. Shape: (row key, session, enqueued time if loaded)."""
+    entries: list[tuple[int, bytes, int | None]] = []
+    for session_id, lane in queue.lanes.items():
+        loaded = [message for _, message in sorted(lane.returned, key=lambda pair: pair[0])]
+        loaded += lane.ready
+        entries += [(each.row_key, session_id, each.enqueued_ms) for each in loaded[:limit]]
+        entries += _paged(lane, limit - len(loaded))
+    heads = nsmallest(limit, ((keys[0], name) for name, keys in queue.dormant.items() if keys))
+    for _, session_id in heads:
+        entries += [(key, session_id, None) for key in queue.dormant[session_id][:limit]]
+    return nsmallest(limit, entries, key=lambda entry: entry[0])
+
+
+def _paged(lane: SessionLane, limit: int) -> list[tuple[int, bytes, int | None]]:
+    keys = lane.backlog[lane.backlog_head : lane.backlog_head + max(limit, 0)]
+    return [(key, lane.session_id, None) for key in keys]
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def list_sessions(queue: SessionQueue, command: ListSessions) -> SessionsListed:
+    """List sessions with messages or a state, or those whose state changed after a time."""
+    changed_ms = queue.values.changed_ms
+    names: set[bytes]
+    if command.updated_after_ms is not None:
+        after_ms = command.updated_after_ms
+        names = {name for name, time_ms in changed_ms.items() if time_ms > after_ms}
+    else:
+        names = set(changed_ms)
+        names.update(queue.dormant)
+        names.update(name for name, lane in queue.lanes.items() if not lane.is_empty)
+    end = command.skip + command.top
+    return SessionsListed(nsmallest(end, names)[command.skip :])

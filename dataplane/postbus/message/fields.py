@@ -1,0 +1,347 @@
+"""The fields of a message as rules see them, decoded once and only when somebody asks.
+
+The rules of subscriptions read `MessageFields` and change a `MessageDraft`. The body is never
+looked at, and what a draft does not change keeps its bytes. Source: AMQP 1.0 part 3, 3.2.4, 3.2.5.
+"""
+
+from __future__ import annotations
+
+import uuid
+from enum import IntEnum
+from functools import cached_property
+from typing import Final, TypeAlias
+
+from postbus.message.codec import (
+    DecodeError,
+    Symbol,
+    Timestamp,
+    Value,
+    decode_value,
+    encode_list,
+    encode_value,
+    skip_value,
+)
+from postbus.message.envelope import Envelope
+from postbus.message.patch import (
+    MAX_ID_CHARS,
+    MAX_PROPERTIES_BYTES,
+    MAX_PROPERTY_BYTES,
+    PropertiesTooLarge,
+    merge_properties,
+)
+
+PROPERTY_FIELDS: Final = 13
+MAX_TIMESTAMP: Final = 2**63 - 1
+
+_DESCRIPTOR: Final = b"\x00\x53\x73"
+_NULL: Final = b"\x40"
+
+_Forms: TypeAlias = tuple[int, int]
+_LISTS: Final[_Forms] = (0xC0, 0xD0)
+_MAPS: Final[_Forms] = (0xC1, 0xD1)
+
+_SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+_PARTITION_KEY: Final = "x-opt-partition-key"
+
+
+class Field(IntEnum):
+    """Place of a field in the properties section; `SUBJECT` is Service Bus's label."""
+
+    MESSAGE_ID = 0
+    TO = 2
+    SUBJECT = 3
+    REPLY_TO = 4
+    CORRELATION_ID = 5
+    CONTENT_TYPE = 6
+    EXPIRY_TIME = 8
+    CREATION_TIME = 9
+    GROUP_ID = 10
+    REPLY_TO_GROUP_ID = 12
+
+
+ID_FIELDS: Final = {
+    Field.MESSAGE_ID: "message id",
+    Field.GROUP_ID: "session id",
+    Field.REPLY_TO_GROUP_ID: "reply-to session id",
+}
+"""Fields of at most `MAX_ID_CHARS` characters. Source: the quotas of Azure Service Bus."""
+
+
+class MessageFields:
+    """A message as rules see it; reading raises `DecodeError` when a section is broken.
+
+    `enqueued_ms` is when the broker took the message.
+    """
+
+    def __init__(self, envelope: Envelope, enqueued_ms: int = 0) -> None:
+        self.envelope = envelope
+        self.enqueued_ms = enqueued_ms
+        self._broken: dict[_Forms, DecodeError] = {}
+
+    @cached_property
+    def system(self) -> list[Value]:
+        """Return the thirteen fields of the properties section, by `Field`; None is absent.
+
+        Ids are texts, as SDKs show them: a uuid in its usual form, a number in decimals.
+        """
+        section = self.envelope.properties
+        values = self._decode(section, _LISTS) if section else []
+        values += [None] * (PROPERTY_FIELDS - len(values))
+        for field in (Field.MESSAGE_ID, Field.CORRELATION_ID):
+            value = values[field]
+            if isinstance(value, uuid.UUID | int):
+                values[field] = str(value)
+        return values
+
+    @cached_property
+    def application(self) -> dict[str, Value]:
+        """Return name -> value of the application properties."""
+        section = self.envelope.application_properties
+        if not section:
+            return {}
+        items = self._decode(section, _MAPS)
+        pairs = zip(items[::2], items[1::2], strict=True)
+        return {name: value for name, value in pairs if isinstance(name, str)}
+
+    @cached_property
+    def folded(self) -> dict[str, Value]:
+        """Return the application properties by lower-case name.
+
+        Of names that differ in case only, the last one counts.
+        """
+        return {name.lower(): value for name, value in self.application.items()}
+
+    def _decode(self, section: bytes, forms: _Forms) -> list[Value]:
+        """Return the items of a section's list or map; one that is broken is not read twice."""
+        if forms in self._broken:
+            raise self._broken[forms].with_traceback(None)
+        try:
+            return _decode_items(section, forms)
+        except DecodeError as error:
+            self._broken[forms] = error
+            raise
+
+    @cached_property
+    def ttl_ms(self) -> int | None:
+        return self.envelope.ttl_ms
+
+    @cached_property
+    def scheduled_ms(self) -> int | None:
+        return self.envelope.scheduled_ms
+
+    @cached_property
+    def partition_key(self) -> str | None:
+        key = self.envelope.partition_key
+        return None if key is None else key.decode()
+
+
+class MessageDraft(MessageFields):
+    """A copy of a message that is being changed; what is set can be read at once."""
+
+    def __init__(self, fields: MessageFields) -> None:
+        super().__init__(fields.envelope, fields.enqueued_ms)
+        self.system = list(fields.system)
+        self.application = dict(fields.application)
+        self.folded = dict(fields.folded)
+        self._names = {name.lower(): name for name in self.application}
+        self._fields: dict[Field, str | Timestamp | None] = {}
+        self._set: dict[str, Value] = {}
+        self._removed: set[str] = set()
+        self._annotations: dict[str, bytes | None] = {}
+
+    def set_field(self, field: Field, text: str | None) -> None:
+        """Set a field of the properties section. Raises `ValueError` for an id that is too long."""
+        limited = ID_FIELDS.get(field)
+        if limited and text is not None and len(text) > MAX_ID_CHARS:
+            raise ValueError(f"The {limited} is longer than {MAX_ID_CHARS} characters.")
+        self._fields[field] = self.system[field] = text
+        if field is Field.GROUP_ID and text is not None and self.partition_key is not None:
+            self.set_partition_key(text)
+
+    def set_ttl(self, ttl_ms: int | None) -> None:
+        """Set the time to live, and the expiry that clients compute it from."""
+        self.ttl_ms = ttl_ms
+        created = self.system[Field.CREATION_TIME]
+        expires = self.system[Field.EXPIRY_TIME] is not None or Field.EXPIRY_TIME in self._fields
+        if expires and isinstance(created, Timestamp):
+            until = None if ttl_ms is None else Timestamp(min(created + ttl_ms, MAX_TIMESTAMP))
+            self._fields[Field.EXPIRY_TIME] = self.system[Field.EXPIRY_TIME] = until
+
+    def set_scheduled(self, scheduled_ms: int | None) -> None:
+        self.scheduled_ms = scheduled_ms
+        self._annotations[_SCHEDULED] = (
+            None if scheduled_ms is None else encode_value(Timestamp(scheduled_ms))
+        )
+
+    def set_partition_key(self, key: str | None) -> None:
+        """Set the partition key. Raises `ValueError` when it is too long."""
+        if key is not None and len(key) > MAX_ID_CHARS:
+            raise ValueError(f"The partition key is longer than {MAX_ID_CHARS} characters.")
+        self.partition_key = key
+        self._annotations[_PARTITION_KEY] = None if key is None else encode_value(key)
+
+    def set_property(self, name: str, value: Value) -> None:
+        """Set an application property; one whose name differs in case only is the same one."""
+        folded = name.lower()
+        name = self._names.setdefault(folded, name)
+        self.application[name] = self.folded[folded] = self._set[name] = value
+
+    def remove_property(self, name: str) -> None:
+        """Remove an application property, in whatever case it is written; absent is fine."""
+        folded = name.lower()
+        for known in [known for known in self.application if known.lower() == folded]:
+            del self.application[known]
+            self._set.pop(known, None)
+            self._removed.add(known)
+        self.folded.pop(folded, None)
+        self._names.pop(folded, None)
+
+    def build(self, spare_bytes: int = 0) -> Envelope:
+        """Return the changed message; the properties may be `spare_bytes` over their limit.
+
+        Raises `ValueError` (`PropertiesTooLarge`) for what breaks a limit, `TypeError` for a value
+        that is no simple AMQP value, `DecodeError` for a broken section.
+        """
+        old = self.envelope
+        envelope = Envelope(**{name: getattr(old, name) for name in Envelope.__slots__})
+        if self._fields:
+            envelope.properties = _replace_fields(old.properties, self._fields)
+            self._follow_ids(envelope)
+        if self._set or self._removed:
+            envelope.application_properties = self._merge(old.application_properties, spare_bytes)
+        if self._annotations:
+            entries, count = _replace_annotations(
+                old.annotations, old.annotation_count, self._annotations
+            )
+            envelope.annotations, envelope.annotation_count = entries, count
+        envelope.ttl_ms = self.ttl_ms
+        envelope.scheduled_ms = self.scheduled_ms
+        envelope.partition_key = None if self.partition_key is None else self.partition_key.encode()
+        if None not in (envelope.session_id, envelope.partition_key) and (
+            envelope.session_id != envelope.partition_key
+        ):
+            raise ValueError("The partition key differs from the session id.")
+        properties_bytes = len(envelope.properties) + len(envelope.application_properties)
+        if properties_bytes > MAX_PROPERTIES_BYTES + spare_bytes:
+            raise PropertiesTooLarge("The properties would exceed their limit.")
+        envelope.size_bytes += (
+            properties_bytes
+            - len(old.properties)
+            - len(old.application_properties)
+            + len(envelope.annotations)
+            - len(old.annotations)
+        )
+        return envelope
+
+    def _follow_ids(self, envelope: Envelope) -> None:
+        if Field.MESSAGE_ID in self._fields:
+            text = self._fields[Field.MESSAGE_ID]
+            envelope.message_id = None if text is None else encode_value(text)
+        if Field.GROUP_ID in self._fields:
+            text = self._fields[Field.GROUP_ID]
+            envelope.session_id = None if text is None else str(text).encode()
+
+    def _merge(self, section: bytes, spare_bytes: int) -> bytes:
+        for name, value in self._set.items():
+            if isinstance(value, str | bytes) and len(value) > MAX_PROPERTY_BYTES:
+                raise PropertiesTooLarge(f"The property '{name}' would exceed its limit.")
+        return merge_properties(
+            _without(section, self._removed) if self._removed else section,
+            self._set,
+            MAX_PROPERTIES_BYTES + spare_bytes,
+        )
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def _open(section: bytes, forms: _Forms) -> tuple[int, int]:
+    """Return how many items a section's list or map has and where they start."""
+    pos = skip_value(section, 1, len(section))
+    code = section[pos : pos + 1]
+    if code and code[0] == forms[0] and pos + 3 <= len(section):
+        return section[pos + 2], pos + 3
+    if code and code[0] == forms[1] and pos + 9 <= len(section):
+        return int.from_bytes(section[pos + 5 : pos + 9], "big"), pos + 9
+    if code == b"\x45" and forms is _LISTS:
+        return 0, pos + 1
+    raise DecodeError("section is of the wrong type")
+
+
+def _decode_items(section: bytes, forms: _Forms) -> list[Value]:
+    """Decode the items of a section; what most of them are is read without a call for each."""
+    count, pos = _open(section, forms)
+    if forms is _MAPS and count % 2:
+        raise DecodeError("map with a key without a value")
+    end = len(section)
+    items: list[Value] = []
+    add = items.append
+    try:
+        for _ in range(count):
+            code = section[pos]
+            if code == 0xA1:
+                start = pos + 2
+                pos = start + section[pos + 1]
+                add(str(section[start:pos], "utf-8"))
+            elif code == 0x40:
+                add(None)
+                pos += 1
+            else:
+                value, pos = decode_value(section, pos, end)
+                add(value)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise DecodeError("section is cut off or no text") from error
+    if pos != end:
+        raise DecodeError("section is not as long as its items")
+    return items
+
+
+def _split_items(section: bytes, forms: _Forms) -> list[bytes]:
+    """Return the encoded items of a section."""
+    count, pos = _open(section, forms) if section else (0, 0)
+    items: list[bytes] = []
+    for _ in range(count):
+        after = skip_value(section, pos, len(section))
+        items.append(section[pos:after])
+        pos = after
+    return items
+
+
+def _replace_fields(section: bytes, changes: dict[Field, str | Timestamp | None]) -> bytes:
+    """Return the properties section with some fields changed, the others as they were."""
+    fields = _split_items(section, _LISTS)
+    fields += [_NULL] * (max(changes) + 1 - len(fields))
+    for field, value in changes.items():
+        fields[field] = encode_value(value)
+    return _DESCRIPTOR + encode_list(fields)
+
+
+def _without(section: bytes, names: set[str]) -> bytes:
+    """Return the application properties without some; the others as they were."""
+    items = _split_items(section, _MAPS)
+    kept: list[bytes] = []
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if decode_value(key)[0] not in names:
+            kept += (key, value)
+    body = b"".join(kept)
+    size, count = len(body) + 4, len(kept)
+    return b"\x00\x53\x74\xd1" + size.to_bytes(4, "big") + count.to_bytes(4, "big") + body
+
+
+def _replace_annotations(
+    annotations: bytes, count: int, changes: dict[str, bytes | None]
+) -> tuple[bytes, int]:
+    """Return encoded annotations and their number; a value of None removes."""
+    kept: list[bytes] = []
+    pos, end = 0, len(annotations)
+    for _ in range(count):
+        value_at = skip_value(annotations, pos, end)
+        after = skip_value(annotations, value_at, end)
+        key = decode_value(annotations, pos, value_at)[0]
+        if not isinstance(key, str) or key not in changes:
+            kept.append(annotations[pos:after])
+        pos = after
+    for name, value in changes.items():
+        if value is not None:
+            kept.append(encode_value(Symbol(name)) + value)
+    return b"".join(kept), len(kept)

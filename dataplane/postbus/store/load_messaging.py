@@ -1,0 +1,129 @@
+"""Reads what a partition remembers of sessions, seen ids, outbox, arrivals and shared bodies.
+
+Part of the load; rows of entities that are gone, and bodies that no row refers to, are removed on
+the way. Called by `load.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from itertools import groupby
+from typing import Final
+
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import LoadedPartition, PutInbound, PutOutbound, RecordIds
+from postbus.message.rows import session_id_of
+from postbus.store.batch import SideRows
+from postbus.store.errors import Connection
+from postbus.store.statements import SWEEP
+
+PAGE_ROWS: Final = 2_000
+"""Rows of one page: about 10 ms during which nothing else of the process runs."""
+SEEN_ROWS: Final = 200
+
+
+async def load_messaging(connection: Connection, loaded: LoadedPartition) -> None:
+    """Fill in what came with topics, sessions and forwarding; `keys` and `entities` are there."""
+    await connection.execute(REMOVE_STATES)
+    await connection.execute(REMOVE_SEEN)
+    await connection.execute(REMOVE_INBOUND)
+    await _load_sessions(connection, loaded)
+    async with connection.transaction(readonly=True):
+        async for row in connection.cursor(STATES, prefetch=PAGE_ROWS):
+            states = loaded.session_states.setdefault(row["entity_no"], {})
+            states[row["session_id"]] = row["updated_ms"]
+        async for row in connection.cursor(SEEN, prefetch=SEEN_ROWS):
+            loaded.seen.append(RecordIds(*row.values()))
+    loaded.outbox = [PutOutbound(*row.values()) for row in await connection.fetch(OUTBOUND)]
+    loaded.inbound = [PutInbound(*row.values()) for row in await connection.fetch(INBOUND)]
+
+
+REMOVE_STATES: Final = """
+delete from session s where not exists (select from entity e where e.entity_no = s.entity_no)
+"""
+REMOVE_SEEN: Final = """
+delete from seen s where not exists (select from entity e where e.entity_no = s.entity_no)
+"""
+REMOVE_INBOUND: Final = """
+delete from inbound i where not exists (select from entity e where e.entity_no = i.entity_no)
+"""
+STATES: Final = "select entity_no, session_id, updated_ms from session"
+SEEN: Final = "select entity_no, last_ms, digests from seen order by last_ms, first_ms"
+OUTBOUND: Final = """
+select row_key, source_no, target, sequence, is_dead_letter from outbound order by row_key
+"""
+INBOUND: Final = "select source_partition, entity_no, last_number from inbound order by 2, 1"
+
+
+async def _load_sessions(connection: Connection, loaded: LoadedPartition) -> None:
+    """Sort the keys in ACTIVE of session entities by the session their envelope names."""
+    for entity in loaded.entities:
+        if not getattr(entity.properties, "requires_session", False):
+            continue
+        sessions = loaded.sessions.setdefault(entity.entity_no, {})
+        keys = loaded.keys.get((entity.entity_no, SubQueue.ACTIVE), array("q"))
+        for start in range(0, len(keys), PAGE_ROWS):
+            page = keys[start : start + PAGE_ROWS].tolist()
+            for key, envelope in await connection.fetch(ENVELOPES, page):
+                session_id = session_id_of(envelope) or b""
+                lane = sessions.get(session_id)
+                if lane is None:
+                    sessions[session_id] = array("q", (key,))
+                else:
+                    lane.append(key)
+
+
+ENVELOPES: Final = """
+select row_key, envelope from message where row_key = any ($1::bigint[]) order by row_key
+"""
+
+
+async def load_bodies(
+    connection: Connection, loaded: LoadedPartition, all_keys: array[int], sides: SideRows
+) -> None:
+    """Count who refers to each shared body, remove those without; note who has a body."""
+    carried = await connection.fetch(CARRIED)
+    carriers = {
+        body_id: sum(row["is_shared"] for row in rows)
+        for body_id, rows in groupby(carried, key=lambda row: row["body_id"])
+    }
+    orphans: list[int] = []
+    starts = array("q", [block.first_key for block in loaded.blocks])
+    sharing: set[int] = set()
+    key_count = len(all_keys)
+    async with connection.transaction(readonly=True):
+        async for body_id, packed in connection.cursor(SHARED, prefetch=PAGE_ROWS):
+            row_keys = array("q", packed)
+            if sys.byteorder == "big":
+                row_keys.byteswap()
+            count = carriers.get(body_id, 0)
+            for key in row_keys:
+                at = bisect_left(all_keys, key)
+                if at < key_count and all_keys[at] == key:
+                    count += 1
+                    sharing.add(bisect_right(starts, key) - 1)
+            if count:
+                sides.bodies.load(body_id, count)
+            else:
+                orphans.append(body_id)
+    sides.note_sharing(starts[index] for index in sharing)
+    for start in range(0, len(orphans), PAGE_ROWS):
+        await connection.execute(SWEEP, orphans[start : start + PAGE_ROWS])
+    for row in carried:
+        block = loaded.blocks[bisect_right(starts, row["row_key"]) - 1]
+        sides.note_carried(row["row_key"], block.sub_queue)
+    sides.keys.update(row["body_id"] for row in await connection.fetch(OWN_BODIES))
+
+
+CARRIED: Final = """
+select e.row_key, e.body_id, s.body_id is not null as is_shared
+from embodied e left join shared s on s.body_id = e.body_id
+order by e.body_id
+"""
+SHARED: Final = "select body_id, row_keys from shared order by body_id"
+OWN_BODIES: Final = """
+select body_id from body b
+where chunk = 0 and not exists (select from shared s where s.body_id = b.body_id)
+"""

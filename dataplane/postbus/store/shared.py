@@ -1,0 +1,88 @@
+"""How many rows refer to each shared body, and which bodies none refers to any more (D4).
+
+Counts lie in arrays beside the blocks of row keys, four bytes a key, because a body's id is the key
+of its first row; those of an earlier life in two sorted arrays, twelve bytes a body. A reference is
+given back when the delete is durable, so that commits in flight never lose a body: what is counted
+down to none is removed by a later commit. Pure memory; called by the writer and the load.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left
+from typing import Final
+
+REMOVED_AT_ONCE: Final = 1_000
+"""Bodies that one commit removes at most; more than it can make dead itself."""
+
+
+class BodyCounts:
+    """References to shared bodies. `dead`: ids nobody refers to, to be removed."""
+
+    def __init__(self) -> None:
+        self.dead: list[int] = []
+        self._old_ids: array[int] = array("q")
+        self._old_counts: array[int] = array("I")
+        self._first_keys: array[int] = array("q")
+        self._blocks: dict[int, array[int]] = {}
+        self._live: dict[int, int] = {}
+
+    def load(self, body_id: int, count: int) -> None:
+        """Take over a body of an earlier life; ids come in order."""
+        self._old_ids.append(body_id)
+        self._old_counts.append(count)
+
+    def add(self, body_id: int, count: int, first_key: int, size: int) -> None:
+        """Take note of a new body whose id lies in the block [first_key, first_key + size)."""
+        counts = self._blocks.get(first_key)
+        if counts is None:
+            counts = self._blocks[first_key] = array("I", bytes(4 * size))
+            self._live[first_key] = 0
+            self._first_keys.insert(bisect_left(self._first_keys, first_key), first_key)
+        counts[body_id - first_key] = count
+        self._live[first_key] += 1
+
+    def release(self, packed: bytes) -> None:
+        """Give back one reference for each id; they are packed in eight bytes, big-endian."""
+        ids = array("q", packed)
+        if sys.byteorder == "little":
+            ids.byteswap()
+        first_keys, blocks = self._first_keys, self._blocks
+        for body_id in ids:
+            index = bisect_left(first_keys, body_id + 1) - 1
+            if index >= 0:
+                first_key = first_keys[index]
+                counts = blocks[first_key]
+                offset = body_id - first_key
+                if offset < len(counts) and counts[offset]:
+                    counts[offset] -= 1
+                    if not counts[offset]:
+                        self.dead.append(body_id)
+                        self._forget_one(index)
+                    continue
+            self._release_old(body_id)
+
+    def take_dead(self) -> list[int]:
+        """Return bodies to be removed by the commit that is being made."""
+        dead = self.dead
+        if len(dead) <= REMOVED_AT_ONCE:
+            self.dead = []
+            return dead
+        self.dead = dead[REMOVED_AT_ONCE:]
+        return dead[:REMOVED_AT_ONCE]
+
+    def _forget_one(self, index: int) -> None:
+        first_key = self._first_keys[index]
+        self._live[first_key] -= 1
+        if not self._live[first_key]:
+            del self._live[first_key], self._blocks[first_key], self._first_keys[index]
+
+    def _release_old(self, body_id: int) -> None:
+        index = bisect_left(self._old_ids, body_id)
+        if index < len(self._old_ids) and self._old_ids[index] == body_id:
+            left = self._old_counts[index]
+            assert left, "a body has more references than rows"
+            self._old_counts[index] = left - 1
+            if left == 1:
+                self.dead.append(body_id)

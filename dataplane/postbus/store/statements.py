@@ -1,0 +1,354 @@
+"""The SQL of commits: one data-modifying statement each, the smallest that does it.
+
+`INSERT` to `MIXED` carry the hot path of queues, `CHANGES` adds blocks and acquisitions, `PUBLISH`
+bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all that
+and moves, `FULL` everything. The larger ones name their arguments: the columns of `changes.py`.
+Sub-statements share a snapshot: none sees what another writes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+INSERT_ONE: Final = """
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+values ($1, $2, $3, $4, $5)
+"""
+DELETE_ONE: Final = "delete from message where row_key = $1"
+INSERT: Final = """
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+"""
+DELETE: Final = "delete from message where row_key = any ($1::bigint[])"
+MIXED: Final = """
+with gone as (
+    delete from message where row_key = any ($6::bigint[])
+)
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+"""
+CHANGES: Final = """
+with gone as (
+    delete from message where row_key = any ($6::bigint[])
+), reserved as (
+    insert into block (first_key, size, entity_no, sub_queue, first_sequence)
+    select * from unnest($7::bigint[], $8::int[], $9::int[], $10::smallint[], $11::bigint[])
+), attempted as (
+    insert into acquired (row_keys, attempts)
+    select $12::bigint[], $13::int[] where cardinality($12::bigint[]) > 0
+)
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+"""
+
+TAKE: Final = """
+with gone as (
+    delete from message where row_key = any ($1::bigint[]) returning body_id
+), disembodied as (
+    delete from body where body_id = any ($2::bigint[])
+), unshared as (
+    delete from shared where body_id = any ($2::bigint[])
+)
+select string_agg(int8send(body_id), ''::bytea) from gone where body_id is not null
+"""
+"""Arguments: row keys, shared bodies nobody refers to any more. Like all below it returns the body
+ids of deleted rows, eight bytes each, big-endian; or null."""
+
+SWEEP: Final = """
+with disembodied as (
+    delete from body where body_id = any ($1::bigint[])
+)
+delete from shared where body_id = any ($1::bigint[])
+"""
+
+
+class Named(NamedTuple):
+    """A statement and the names of its arguments in their order."""
+
+    sql: str
+    names: tuple[str, ...]
+
+
+def _named(*parts: str) -> Named:
+    """Join sub-statements and the final one; `{name}` is an argument."""
+    *subs, final = (part.strip() for part in parts)
+    text = "with " + ", ".join(subs) + "\n" + final
+    names = tuple(dict.fromkeys(re.findall(r"\{(\w+)\}", text)))
+    sql = re.sub(r"\{(\w+)\}", lambda match: f"${names.index(match[1]) + 1}", text)
+    return Named(sql, names)
+
+
+GONE: Final = """
+gone as (
+    delete from message where row_key = any ({deletes}::bigint[]) returning body_id
+)
+"""
+RESERVED: Final = """
+reserved as (
+    insert into block (first_key, size, entity_no, sub_queue, first_sequence)
+    select * from unnest(
+        {block_keys}::bigint[], {block_sizes}::int[], {block_nos}::int[],
+        {block_queues}::smallint[], {block_sequences}::bigint[]
+    )
+)
+"""
+ATTEMPTED: Final = """
+attempted as (
+    insert into acquired (row_keys, attempts)
+    select {attempt_keys}::bigint[], {attempts}::int[]
+    where cardinality({attempt_keys}::bigint[]) > 0
+)
+"""
+EMBODIED: Final = """
+embodied as (
+    insert into body (body_id, chunk, data)
+    select body_id, 0, data
+    from unnest({inline_ids}::bigint[], {inline_bodies}::bytea[]) as b (body_id, data)
+)
+"""
+SHARING: Final = """
+sharing as (
+    insert into shared (body_id, row_keys)
+    select * from unnest({shared_ids}::bigint[], {shared_keys}::bytea[])
+)
+"""
+UNSHARED: Final = """
+unshared as (
+    delete from shared where body_id = any ({dead_bodies}::bigint[])
+)
+"""
+DISEMBODIED: Final = """
+disembodied as (
+    delete from body where body_id = any ({dead_bodies}::bigint[])
+)
+"""
+SEEING: Final = """
+seeing as (
+    insert into seen (entity_no, first_ms, last_ms, digests)
+    select * from unnest(
+        {seen_nos}::int[], {seen_first_ms}::bigint[], {seen_last_ms}::bigint[], {digests}::bytea[]
+    )
+)
+"""
+ARRIVED: Final = """
+arrived as (
+    insert into inbound as i (source_partition, entity_no, last_number)
+    select * from unnest({in_sources}::int[], {in_nos}::int[], {in_numbers}::bigint[])
+    on conflict (entity_no, source_partition) do update
+    set last_number = greatest(excluded.last_number, i.last_number)
+)
+"""
+INSERTED: Final = """
+inserted as (
+    insert into message (
+        row_key, enqueued_ms, envelope, application_properties, body, body_id
+    )
+    select * from unnest(
+        {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
+        {bodies}::bytea[], {body_ids}::bigint[]
+    )
+)
+"""
+BODIES_GONE: Final = """
+select string_agg(int8send(body_id), ''::bytea) from gone where body_id is not null
+"""
+
+PUBLISH: Final = _named(
+    GONE,
+    RESERVED,
+    ATTEMPTED,
+    EMBODIED,
+    SHARING,
+    UNSHARED,
+    DISEMBODIED,
+    SEEING,
+    ARRIVED,
+    INSERTED,
+    BODIES_GONE,
+)
+
+MOVING: Final = """
+move as (
+    select * from unnest(
+        {move_keys}::bigint[], {move_new_keys}::bigint[], {move_enqueued}::bigint[],
+        {move_properties}::bytea[]
+    ) as m (row_key, new_row_key, enqueued_ms, application_properties)
+), taken as (
+    delete from message where row_key = any ({move_keys}::bigint[])
+    returning row_key, enqueued_ms, envelope, application_properties, body, body_id
+), moved as (
+    insert into message (row_key, enqueued_ms, envelope, application_properties, body, body_id)
+    select move.new_row_key, coalesce(move.enqueued_ms, taken.enqueued_ms), taken.envelope,
+           coalesce(
+               move.application_properties,
+               patch.application_properties,
+               taken.application_properties
+           ),
+           taken.body, taken.body_id
+    from move
+    join taken on taken.row_key = move.row_key
+    left join patch on patch.row_key = move.row_key
+    order by move.new_row_key
+), carried as (
+    insert into embodied (row_key, body_id)
+    select move.new_row_key, taken.body_id
+    from move join taken on taken.row_key = move.row_key
+    where taken.body_id is not null
+)
+"""
+SIDES: Final = """
+uncarried as (
+    delete from embodied where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
+), unpatched as (
+    delete from patch where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
+), patched as (
+    insert into patch as p (row_key, is_deferred, delivery_count, application_properties)
+    select * from unnest(
+        {patch_keys}::bigint[], {patch_deferred}::boolean[], {patch_counts}::int[],
+        {patch_properties}::bytea[]
+    )
+    on conflict (row_key) do update
+    set is_deferred = coalesce(excluded.is_deferred, p.is_deferred),
+        delivery_count = coalesce(excluded.delivery_count, p.delivery_count),
+        application_properties
+            = coalesce(excluded.application_properties, p.application_properties)
+), unkept as (
+    delete from kept where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
+), keeping as (
+    insert into kept (row_key, entity_no, sub_queue, sequence, delivery_count)
+    select * from unnest(
+        {kept_keys}::bigint[], {kept_nos}::int[], {kept_queues}::smallint[],
+        {kept_sequences}::bigint[], {kept_counts}::int[]
+    )
+), undue as (
+    delete from due where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
+), scheduled as (
+    insert into due (row_key, entity_no, due_ms, sequence)
+    select * from unnest(
+        {due_keys}::bigint[], {due_nos}::int[], {due_ms}::bigint[], {due_sequences}::bigint[]
+    )
+    on conflict (row_key) do update
+    set due_ms = excluded.due_ms, sequence = excluded.sequence
+), unbound as (
+    delete from outbound where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
+), outgoing as (
+    insert into outbound (row_key, source_no, target, sequence, is_dead_letter)
+    select * from unnest(
+        {out_keys}::bigint[], {out_nos}::int[], {out_targets}::text[], {out_sequences}::bigint[],
+        {out_dead}::boolean[]
+    )
+), unstaged as (
+    delete from staged where body_id = any ({staged_ids}::bigint[])
+)
+"""
+OWN_DISEMBODIED: Final = """
+disembodied as (
+    delete from body where body_id in (
+        select unnest({dead_bodies}::bigint[])
+        union all
+        select body_id from gone
+        where body_id is not null
+          and not exists (select from shared s where s.body_id = gone.body_id)
+    )
+)
+"""
+"""A body of one row goes with it; a shared one when its references are counted down to none."""
+SHARED_GONE: Final = """
+select string_agg(int8send(body_id), ''::bytea)
+from gone
+where body_id is not null and exists (select from shared s where s.body_id = gone.body_id)
+"""
+
+GENERAL_PARTS: Final = (
+    GONE,
+    MOVING,
+    SIDES,
+    RESERVED,
+    ATTEMPTED,
+    EMBODIED,
+    SHARING,
+    UNSHARED,
+    OWN_DISEMBODIED,
+    SEEING,
+    ARRIVED,
+)
+GENERAL: Final = _named(*GENERAL_PARTS, INSERTED, SHARED_GONE)
+
+DEFINED: Final = """
+defined as (
+    insert into entity as e (
+        entity_no, name, kind, definition, next_sequence, catalog_version, topic_no, rules,
+        is_partitioned, size_bytes, message_count, last_used_ms
+    )
+    select d.entity_no, d.name, d.kind, d.definition, d.next_sequence, d.catalog_version,
+           d.topic_no, d.rules, d.is_partitioned, coalesce(d.size_bytes, known.size_bytes, 0),
+           coalesce(d.message_count, known.message_count, 0), coalesce(d.last_used_ms, 0)
+    from unnest(
+        {definition_nos}::int[], {names}::text[], {kinds}::text[], {definitions}::jsonb[],
+        {next_sequences}::bigint[], {versions}::bigint[], {topic_nos}::int[], {rules}::jsonb[],
+        {partitioned}::boolean[], {definition_sizes}::bigint[], {definition_counts}::bigint[],
+        {definition_uses}::bigint[]
+    ) as d (
+        entity_no, name, kind, definition, next_sequence, catalog_version, topic_no, rules,
+        is_partitioned, size_bytes, message_count, last_used_ms
+    )
+    left join entity known on known.entity_no = d.entity_no
+    on conflict (entity_no) do update
+    set name = excluded.name, kind = excluded.kind, definition = excluded.definition,
+        next_sequence = greatest(excluded.next_sequence, e.next_sequence),
+        catalog_version = excluded.catalog_version, topic_no = excluded.topic_no,
+        rules = excluded.rules, is_partitioned = excluded.is_partitioned,
+        size_bytes = excluded.size_bytes, message_count = excluded.message_count,
+        last_used_ms = greatest(excluded.last_used_ms, e.last_used_ms)
+), dropped as (
+    delete from entity where entity_no = any ({drops}::int[])
+), measured as (
+    update entity
+    set size_bytes = coalesce(m.size_bytes, entity.size_bytes),
+        message_count = coalesce(m.message_count, entity.message_count),
+        last_used_ms = greatest(m.last_used_ms, entity.last_used_ms)
+    from unnest(
+        {measured_nos}::int[], {sizes}::bigint[], {counts}::bigint[], {uses}::bigint[]
+    ) as m (entity_no, size_bytes, message_count, last_used_ms)
+    where entity.entity_no = m.entity_no
+), versioned as (
+    update owner set catalog_version = greatest(catalog_version, {catalog_version}::bigint)
+    where catalog_version < {catalog_version}::bigint
+)
+"""
+REMEMBERING: Final = """
+stating as (
+    insert into session as s (entity_no, session_id, state, updated_ms)
+    select * from unnest(
+        {state_nos}::int[], {state_sessions}::bytea[], {states}::bytea[], {state_ms}::bigint[]
+    )
+    on conflict (entity_no, session_id) do update
+    set state = excluded.state, updated_ms = excluded.updated_ms
+), unstated as (
+    delete from session
+    where (entity_no, session_id) in (
+        select * from unnest({stateless_nos}::int[], {stateless_sessions}::bytea[])
+    )
+), sessionless as (
+    delete from session
+    where (entity_no, session_id) in (
+        select entity_no, session_id from session
+        where entity_no = any ({drops}::int[]) limit 1000
+    )
+), forgotten as (
+    delete from seen where ctid = any (array(
+        select old.ctid
+        from unnest({forget_nos}::int[], {forget_ms}::bigint[]) as f (entity_no, before_ms)
+        cross join lateral (
+            select s.ctid from seen s
+            where s.entity_no = f.entity_no and s.first_ms < f.before_ms
+              and s.last_ms < f.before_ms
+            limit 50000
+        ) as old
+    ))
+), gateless as (
+    delete from inbound where entity_no = any ({drops}::int[])
+)
+"""
+FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)

@@ -1,0 +1,390 @@
+"""Deletion of idle entities: all partitions agree, or nothing happens (D14)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from postbus.broker.clock import ManualClock
+from postbus.broker.directory import Directory
+from postbus.broker.host import Host
+from postbus.broker.idle_deletion import Frozen, freeze
+from postbus.contract import (
+    LIMITS,
+    QueueProperties,
+    Sku,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity import commands
+from postbus.entity.commands import (
+    AddConsumer,
+    Command,
+    Done,
+    DropEntity,
+    Enqueue,
+    Enqueued,
+    Freeze,
+    PutEntity,
+    ReceiveMode,
+    Refusal,
+    Refused,
+    RemoveConsumer,
+    Reply,
+    SetDemand,
+    SubQueue,
+    Thaw,
+    Tick,
+)
+from postbus.entity.window import WindowBudget
+from postbus.message.envelope import Envelope
+from postbus.store.catalog import CatalogStore, DeletedReason
+from postbus.store.errors import StoreUnavailable
+from postbus.store.postgres import Store
+from tests.store.driving import wait_until
+
+pytestmark = pytest.mark.slow
+
+PARTITIONED = QueueProperties(enable_partitioning=True, auto_delete_on_idle_ms=300_000)
+TEMPORARY = QueueProperties(auto_delete_on_idle_ms=300_000)
+
+
+@dataclass
+class Partition:
+    """A host that answers a freeze as it is told to, None not at all."""
+
+    answer: Reply | None = field(default_factory=lambda: commands.Frozen(0))
+    is_loaded: bool = True
+    told: list[Command] = field(default_factory=list)
+
+    async def call(self, command: Command) -> Reply:
+        self.told.append(command)
+        if not isinstance(command, Freeze):
+            return Done()
+        if self.answer is None:
+            await asyncio.get_running_loop().create_future()
+        assert self.answer is not None
+        return self.answer
+
+    def kinds(self) -> list[type[Command]]:
+        return [type(command) for command in self.told if not isinstance(command, PutEntity)]
+
+
+BUSY = Refused(Refusal.BUSY, "in use")
+
+
+async def open_directory(
+    store: Store, count: int = 2, catalog: CatalogStore | None = None
+) -> tuple[Directory, list[Partition]]:
+    directory = Directory(catalog or CatalogStore(store), count)
+    await directory.load()
+    partitions = [Partition() for _ in range(count)]
+    directory.follow(partitions)
+    return directory, partitions
+
+
+async def tombstones(store: Store) -> dict[str, str]:
+    async with store.aside() as connection:
+        rows = await connection.fetch(
+            "select name, deleted_reason from postbus.catalog where is_deleted"
+        )
+    return {row["name"]: row["deleted_reason"] for row in rows}
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# --- the protocol -------------------------------------------------------------------------------
+
+
+async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
+    cases: list[tuple[list[Reply | None], Frozen]] = [
+        ([commands.Frozen(1), commands.Frozen(2)], Frozen.YES),
+        ([commands.Frozen(1), BUSY], Frozen.NO),
+        ([commands.Frozen(1), Refused(Refusal.NOT_APPLIED, "loading")], Frozen.NO),
+        ([commands.Frozen(1), None], Frozen.NO),
+    ]
+    for answers, expected in cases:
+        hosts = [Partition(answer) for answer in answers]
+        async with freeze(hosts, 7, answer_s=0.05) as frozen:
+            assert frozen is expected
+        await settle()
+        assert [host.kinds() for host in hosts] == [[Freeze, Thaw]] * 2
+
+
+async def was_renewed(host: Partition) -> bool:
+    return host.kinds().count(Freeze) >= 4
+
+
+async def test_freeze_is_renewed_while_the_catalog_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("postbus.broker.idle_deletion.RENEWAL_S", 0.01)
+    host = Partition()
+    async with freeze([host], 7) as frozen:
+        assert frozen is Frozen.YES
+        await wait_until(lambda: was_renewed(host))
+    await settle()
+    assert host.kinds()[-1] is Thaw
+
+
+# --- with the catalog ---------------------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S117")
+async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
+    directory, partitions = await open_directory(store)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    assert await directory.idle(entry.entity_no)
+    await settle()
+    assert directory.find("orders") is None
+    assert await tombstones(store) == {"orders": DeletedReason.IDLE.value}
+    assert partitions[entry.home_partition].kinds() == [Freeze, DropEntity, Thaw]
+    assert partitions[1 - entry.home_partition].told == []
+    assert not await directory.idle(entry.entity_no)
+    again = await directory.put_queue("orders", TEMPORARY)
+    assert again.entity_no > entry.entity_no
+
+
+async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) -> None:
+    directory, partitions = await open_directory(store)
+    entry = await directory.put_queue("orders", PARTITIONED)
+    partitions[1].is_loaded = False  # it may hold a scheduled message: asking loads it
+    partitions[1].answer = BUSY
+    assert not await directory.idle(entry.entity_no)
+    await settle()
+    assert directory.find("orders") == entry
+    assert [partition.kinds() for partition in partitions] == [[Freeze, Thaw]] * 2
+    partitions[1].answer = commands.Frozen(0)
+    partitions[1].is_loaded = True
+    assert await directory.idle(entry.entity_no)
+    await settle()
+    assert [partition.kinds()[2:] for partition in partitions] == [[Freeze, DropEntity, Thaw]] * 2
+
+
+@pytest.mark.behaviour("S118", "S119")
+async def test_a_topic_takes_its_subscriptions_along_and_a_subscription_nothing(
+    store: Store,
+) -> None:
+    directory, partitions = await open_directory(store)
+    topic = await directory.put_topic("events", TopicProperties(auto_delete_on_idle_ms=300_000))
+    temporary = SubscriptionProperties(auto_delete_on_idle_ms=300_000)
+    one = await directory.put_subscription("events", "one", temporary)
+    two = await directory.put_subscription("events", "two", SubscriptionProperties())
+    assert await directory.idle(one.entity_no)
+    assert {entry.name for entry in directory.entries()} == {topic.name, two.name}
+    assert await directory.idle(topic.entity_no)
+    await settle()
+    assert directory.entries() == []
+    told = partitions[topic.home_partition].told
+    frozen = [command.entity_no for command in told if isinstance(command, Freeze)]
+    dropped = [command.entity_no for command in told if isinstance(command, DropEntity)]
+    assert frozen == [one.entity_no, topic.entity_no]
+    assert dropped == [one.entity_no, two.entity_no, topic.entity_no]
+    assert set((await tombstones(store)).values()) == {DeletedReason.IDLE.value}
+
+
+class LossyCatalog(CatalogStore):
+    """The real catalog; a deletion, or its answer, is lost when asked for."""
+
+    loses_answer = loses_write = False
+
+    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+        version = 0 if self.loses_write else await super().delete(entity_no, reason)
+        if self.loses_write or self.loses_answer:
+            raise StoreUnavailable
+        return version
+
+
+async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(store, 1, catalog)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    catalog.loses_write = True
+    with pytest.raises(StoreUnavailable):
+        await directory.idle(entry.entity_no)
+    await settle()
+    assert directory.find("orders") == entry
+    assert partitions[0].kinds() == [Freeze, Thaw]
+
+
+async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(store, 1, catalog)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    catalog.loses_answer = True
+    assert await directory.idle(entry.entity_no)
+    await settle()
+    assert partitions[0].kinds() == [Freeze, DropEntity, Thaw]
+
+
+async def test_who_comes_while_it_is_decided_waits_for_the_decision(store: Store) -> None:
+    directory, partitions = await open_directory(store, 1)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    idle = asyncio.ensure_future(directory.idle(entry.entity_no))
+    put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
+    assert await idle
+    again = await put
+    assert again.entity_no > entry.entity_no
+    assert partitions[0].kinds().index(Freeze) < partitions[0].kinds().index(DropEntity)
+
+
+# --- with real partitions -----------------------------------------------------------------------
+
+IDLE_MS = 300_000
+
+
+class Sink:
+    """A receiver that takes what it gets."""
+
+    def __init__(self) -> None:
+        self.ends: list[Refusal] = []
+
+    def deliver(self, deliveries: list[commands.Delivery]) -> None: ...
+
+    def granted(self, session_id: bytes, locked_until_ms: int) -> None: ...
+
+    def available(self, count: int) -> None: ...
+
+    def ended(self, refusal: Refusal) -> None:
+        self.ends.append(refusal)
+
+    def reset(self) -> None: ...
+
+
+@dataclass
+class Broker:
+    """Two partitions over one store; entity time is moved by hand."""
+
+    directory: Directory
+    hosts: list[Host]
+    clock: ManualClock
+
+    async def pass_time(self, duration_ms: int) -> None:
+        """Let entity time go on in small steps; what is due happens."""
+        for _ in range(10):
+            self.clock.advance(duration_ms // 10)
+            for host in self.hosts:
+                host.clock_changed()
+            for host in self.hosts:
+                if host.is_loaded:
+                    await host.call(Tick())
+        async with self.directory._changing:  # a deletion that began is over
+            pass
+
+    async def wait_until_gone(self, entity_no: int) -> None:
+        async def is_gone() -> bool:
+            return self.directory.numbered(entity_no) is None
+
+        await wait_until(is_gone)
+
+    async def hosts_are_loaded(self) -> bool:
+        return all(host.is_loaded for host in self.hosts)
+
+    async def is_sent(self, entity_no: int) -> bool:
+        return isinstance(await self.send(entity_no), Enqueued)
+
+    async def send(self, entity_no: int, partition_id: int = 0, due_ms: int | None = None) -> Reply:
+        body = b"\x00\x53\x75\xa0\x05hello"
+        envelope = Envelope(body=body, size_bytes=len(body), scheduled_ms=due_ms)
+        return await self.hosts[partition_id].call(Enqueue(entity_no, [envelope]))
+
+
+@asynccontextmanager
+async def running(store: Store, is_everything_loaded: bool = True) -> AsyncIterator[Broker]:
+    directory = Directory(CatalogStore(store), 2)
+    await directory.load()
+    clock = ManualClock(lambda: time.time_ns() // 1_000_000)
+    async with asyncio.TaskGroup() as tasks:
+        hosts = [
+            Host(
+                partition_id=partition_id,
+                store=store,
+                directory=directory,
+                clock=clock,
+                budget=WindowBudget(1 << 26),
+                limits=LIMITS[Sku.STANDARD],
+                broker_name="broker-0",
+                new_seed=lambda: 1,
+                tasks=tasks,
+            )
+            for partition_id in range(2)
+        ]
+        directory.follow(hosts)
+        try:
+            for host in hosts if is_everything_loaded else hosts[:1]:
+                assert await host.call(Tick()) == Done()
+            yield Broker(directory, hosts, clock)
+        finally:
+            for host in hosts:
+                await host.stop()
+
+
+@pytest.mark.behaviour("S117", "S125", "S141")
+async def test_queue_that_nobody_uses_goes_away(store: Store) -> None:
+    async with running(store) as broker:
+        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        for _ in range(3):
+            await broker.pass_time(IDLE_MS - 60_000)
+            assert isinstance(await broker.send(entry.entity_no, entry.home_partition), Enqueued)
+        assert broker.directory.find("orders") == entry
+        await broker.pass_time(2 * IDLE_MS)
+        await broker.wait_until_gone(entry.entity_no)
+        reply = await broker.send(entry.entity_no, entry.home_partition)
+        assert isinstance(reply, Refused)
+        assert reply.refusal is Refusal.ENTITY_NOT_FOUND
+        assert await tombstones(store) == {"orders": "idle"}
+
+
+async def test_partitioned_queue_stays_while_one_partition_is_used(store: Store) -> None:
+    async with running(store) as broker:
+        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        for _ in range(3):
+            await broker.pass_time(IDLE_MS - 60_000)
+            assert isinstance(await broker.send(entry.entity_no, 1), Enqueued)
+        assert broker.directory.find("orders") == entry
+        await wait_until(lambda: broker.is_sent(entry.entity_no))  # thawed
+        await broker.pass_time(3 * IDLE_MS)
+        await broker.wait_until_gone(entry.entity_no)
+
+
+@pytest.mark.behaviour("S129")
+async def test_a_scheduled_message_in_a_partition_that_is_not_loaded_is_found(store: Store) -> None:
+    async with running(store) as broker:
+        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        due_ms = broker.clock() + 100 * IDLE_MS
+        assert isinstance(await broker.send(entry.entity_no, 1, due_ms), Enqueued)
+    async with running(store, is_everything_loaded=False) as broker:
+        await broker.pass_time(2 * IDLE_MS)
+        await wait_until(broker.hosts_are_loaded)  # it was asked
+        await broker.pass_time(4 * IDLE_MS)
+        assert broker.directory.find("orders") == entry
+
+
+@pytest.mark.behaviour("S118", "S133", "S138")
+async def test_a_topic_lives_as_long_as_a_subscription_is_used(store: Store) -> None:
+    async with running(store) as broker:
+        topic = await broker.directory.put_topic(
+            "events", TopicProperties(auto_delete_on_idle_ms=IDLE_MS)
+        )
+        used = await broker.directory.put_subscription("events", "used", SubscriptionProperties())
+        temporary = SubscriptionProperties(auto_delete_on_idle_ms=IDLE_MS)
+        unused = await broker.directory.put_subscription("events", "unused", temporary)
+        host, sink = broker.hosts[topic.home_partition], Sink()
+        host.register_sink(1, sink)
+        await host.call(AddConsumer(used.entity_no, SubQueue.ACTIVE, 1, ReceiveMode.PEEK_LOCK))
+        await host.call(SetDemand(1, 10))
+        await broker.pass_time(3 * IDLE_MS)
+        await broker.wait_until_gone(unused.entity_no)
+        assert broker.directory.entries() == [topic, used]
+        await host.call(RemoveConsumer(1))
+        await broker.pass_time(2 * IDLE_MS)
+        await broker.wait_until_gone(topic.entity_no)
+        assert broker.directory.entries() == []

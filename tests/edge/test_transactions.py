@@ -1,0 +1,351 @@
+"""Transactions at the socket: coordinator, transactional sends and settlements, and their ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from postbus.edge import transactions
+from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
+from tests.edge.bus_thread import RULES, BusThread
+from tests.edge.raw_client import (
+    ACCEPTED,
+    ATTACH,
+    DETACH,
+    DISPOSITION,
+    REJECTED,
+    TRANSFER,
+    Frame,
+    RawClient,
+    described,
+    frame,
+    message,
+)
+
+pytestmark = pytest.mark.slow
+
+COORDINATOR = 9
+DECLARE, DISCHARGE, DECLARED, TRANSACTIONAL = 0x31, 0x32, 0x33, 0x34
+VIA = Symbol("com.microsoft:transfer-destination-address")
+
+
+class TransactionClient(RawClient):
+    """A client with a link to the coordinator."""
+
+    def __init__(self, bus: BusThread) -> None:
+        super().__init__(bus.port, RULES[0].name, RULES[0].keys.primary)
+        self._next_id = 0
+        self.write(
+            frame(
+                ATTACH, "coordinator", Uint(COORDINATOR), False, Ubyte(2), Ubyte(0),
+                described(0x28, "here"), described(0x30), None, None, Uint(0),
+            )
+        )  # fmt: skip
+        attached = self.expect(ATTACH)
+        assert attached.fields[6] is not None
+        assert int(attached.fields[6].descriptor) == 0x30
+
+    def next_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def request(self, code: int, *fields: Any) -> Described:
+        """Send a request to the coordinator and return the state it is answered with."""
+        body = encode_value(Described(Ulong(0x77), described(code, *fields)))
+        delivery_id = self.next_id()
+        self.write(self.transfer(delivery_id, body, handle=COORDINATOR))
+        return self.state_of(delivery_id)
+
+    def state_of(self, delivery_id: int) -> Described:
+        fields = self.expect(DISPOSITION).fields
+        assert fields[1] == delivery_id
+        assert fields[3] is True
+        state = fields[4]
+        assert isinstance(state, Described)
+        return state
+
+    def declare(self) -> bytes:
+        state = self.request(DECLARE, None)
+        assert int(state.descriptor) == DECLARED
+        (transaction_id,) = state.value
+        assert 0 < len(transaction_id) <= 32
+        return bytes(transaction_id)
+
+    def discharge(self, transaction_id: bytes, *, fail: bool = False) -> Described:
+        return self.request(DISCHARGE, transaction_id, fail)
+
+    def send_in(
+        self, transaction_id: bytes, payload: bytes, *, handle: int = 0, batch: bool = False
+    ) -> Described:
+        delivery_id = self.next_id()
+        state = described(TRANSACTIONAL, transaction_id, None)
+        message_format = Uint(0x8001_3700 if batch else 0)
+        self.write(
+            frame(
+                TRANSFER, Uint(handle), Uint(delivery_id), delivery_id.to_bytes(4, "big"),
+                message_format, False, False, None, state, payload=payload,
+            )
+        )  # fmt: skip
+        return self.state_of(delivery_id)
+
+    def settle_in(self, transaction_id: bytes, delivery_id: int, outcome: Described) -> Described:
+        state = described(TRANSACTIONAL, transaction_id, outcome)
+        self.write(frame(DISPOSITION, True, Uint(delivery_id), Uint(delivery_id), False, state))
+        return self.state_of(delivery_id)
+
+    def receive(self, address: str, count: int, handle: int = 1) -> list[Frame]:
+        self.attach_receiver(address, handle)
+        self.write(self.flow(count, handle=handle))
+        return [self.expect(TRANSFER) for _ in range(count)]
+
+
+@pytest.fixture
+def client(bus: BusThread) -> TransactionClient:
+    with TransactionClient(bus) as opened:
+        yield opened
+
+
+def accepts(state: Described, transaction_id: bytes) -> bool:
+    """Say whether an answer is "accepted" within a transaction."""
+    return (
+        int(state.descriptor) == TRANSACTIONAL
+        and state.value[0] == transaction_id
+        and int(state.value[1].descriptor) == ACCEPTED
+    )
+
+
+def condition(state: Described) -> str:
+    assert int(state.descriptor) == REJECTED
+    return str(state.value[0].value[0])
+
+
+def complete() -> Described:
+    return described(ACCEPTED)
+
+
+def test_sends_take_effect_when_the_transaction_commits(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    transaction = client.declare()
+    for number in range(3):
+        assert accepts(client.send_in(transaction, message(b"%d" % number)), transaction)
+    assert bus.counts(queue).active == 0
+    assert int(client.discharge(transaction).descriptor) == ACCEPTED
+    assert bus.counts(queue).active == 3
+
+
+def test_a_transaction_that_failed_leaves_nothing(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    transaction = client.declare()
+    client.send_in(transaction, message(b"never"))
+    assert int(client.discharge(transaction, fail=True).descriptor) == ACCEPTED
+    assert bus.counts(queue).active == 0
+    assert condition(client.discharge(transaction)) == "amqp:transaction:unknown-id"
+
+
+@pytest.mark.behaviour("S251")
+def test_a_dead_letter_is_completed_and_resent_in_one_commit(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    client.write(client.transfer(client.next_id(), message(b"bad")))
+    client.expect(DISPOSITION)
+    (bad,) = client.receive(queue, 1)
+    delivery_id = int(bad.fields[1])
+    client.write(
+        frame(DISPOSITION, True, Uint(delivery_id), Uint(delivery_id), False, described(REJECTED))
+    )
+    client.expect(DISPOSITION)
+    (dead,) = client.receive(f"{queue}/$DeadLetterQueue", 1, handle=2)
+    for fail in (True, False):
+        transaction = client.declare()
+        if fail:
+            client.send_in(transaction, message(b"again"))
+        else:
+            settled = client.settle_in(transaction, int(dead.fields[1]), complete())
+            assert accepts(settled, transaction)
+            client.send_in(transaction, message(b"again"))
+        client.discharge(transaction, fail=fail)
+        counts = bus.counts(queue)
+        assert (counts.active, counts.dead_letter) == ((0, 1) if fail else (1, 0))
+
+
+def test_a_lost_lock_refuses_the_settlement_and_rolls_back(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    client.write(client.transfer(client.next_id(), message(b"a")))
+    client.expect(DISPOSITION)
+    (taken,) = client.receive(queue, 1)
+    bus.advance(61_000)
+    transaction = client.declare()
+    client.send_in(transaction, message(b"never"))
+    refused = client.settle_in(transaction, int(taken.fields[1]), complete())
+    assert condition(refused) == "com.microsoft:message-lock-lost"
+    assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 1
+
+
+def test_a_lock_that_is_lost_before_the_discharge_rolls_back(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    client.write(client.transfer(client.next_id(), message(b"a")))
+    client.expect(DISPOSITION)
+    (taken,) = client.receive(queue, 1)
+    transaction = client.declare()
+    assert accepts(client.settle_in(transaction, int(taken.fields[1]), complete()), transaction)
+    client.send_in(transaction, message(b"never"))
+    bus.advance(61_000)
+    assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 1
+
+
+def test_unknown_transactions_are_refused_and_links_live_on(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    unknown = "amqp:transaction:unknown-id"
+    assert condition(client.send_in(b"nobody", message(b"a"))) == unknown
+    assert condition(client.discharge(b"nobody")) == unknown
+    client.write(client.transfer(client.next_id(), message(b"plain")))
+    client.expect(DISPOSITION)
+    (taken,) = client.receive(queue, 1)
+    assert condition(client.settle_in(b"nobody", int(taken.fields[1]), complete())) == unknown
+    assert bus.counts(queue).active == 1
+
+
+def test_what_is_no_request_is_rejected(client: TransactionClient) -> None:
+    delivery_id = client.next_id()
+    client.write(client.transfer(delivery_id, b"\x00\x53\x77\xa1\x02hi", handle=COORDINATOR))
+    assert condition(client.state_of(delivery_id)) == "amqp:not-implemented"
+    delivery_id = client.next_id()
+    client.write(client.transfer(delivery_id, b"\xff", handle=COORDINATOR))
+    assert condition(client.state_of(delivery_id)) == "amqp:not-implemented"
+    assert client.declare()
+
+
+def test_a_transaction_holds_a_hundred_messages(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    transaction = client.declare()
+    for _ in range(transactions.MAX_MESSAGES):
+        assert accepts(client.send_in(transaction, message(b"m")), transaction)
+    assert condition(client.send_in(transaction, message(b"m"))) == "amqp:not-allowed"
+    assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 0
+
+
+def test_one_message_that_is_refused_rolls_all_back(
+    bus: BusThread, client: TransactionClient
+) -> None:
+    queue = bus.queue(requires_session=True)
+    client.attach_sender(queue)
+    transaction = client.declare()
+    client.send_in(transaction, message(b"no session"))
+    assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 0
+
+
+@pytest.mark.parametrize("how", ["coordinator", "connection"])
+def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) -> None:
+    with TransactionClient(bus) as client:
+        client.attach_sender(queue)
+        transaction = client.declare()
+        client.send_in(transaction, message(b"never"))
+        if how == "coordinator":
+            client.write(frame(DETACH, Uint(COORDINATOR), True))
+            client.expect(DETACH)
+            refused = client.send_in(transaction, message(b"too late"))
+            assert condition(refused) == "amqp:transaction:unknown-id"
+    assert bus.counts(queue).active == 0
+
+
+def test_a_transaction_that_stays_open_too_long_is_rolled_back(
+    bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "LIFETIME_S", 0.0)
+    client.attach_sender(queue)
+    transaction = client.declare()
+    assert condition(client.discharge(transaction)) == "amqp:transaction:timeout"
+    assert bus.counts(queue).active == 0
+
+
+def test_messages_to_another_entity_go_through_the_first_ones_outbox(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    other = bus.queue()
+    client.attach_sender(queue)
+    client.attach_sender(other, handle=3)
+    client.write(client.transfer(client.next_id(), message(b"work")))
+    client.expect(DISPOSITION)
+    (taken,) = client.receive(queue, 1)
+    transaction = client.declare()
+    client.settle_in(transaction, int(taken.fields[1]), complete())
+    client.send_in(transaction, message(b"result"), handle=3)
+    assert int(client.discharge(transaction).descriptor) == ACCEPTED
+    (result,) = client.receive(other, 1, handle=4)
+    assert result.payload.endswith(b"result")
+    assert bus.counts(queue).active == 0
+
+
+def test_a_via_link_sends_through_an_entity(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    other = bus.queue()
+    client.write(
+        frame(
+            ATTACH, "via", Uint(5), False, Ubyte(2), Ubyte(0), described(0x28, "here"),
+            described(0x29, queue), None, None, Uint(0), None, None, None, {VIA: other},
+        )
+    )  # fmt: skip
+    assert client.expect(ATTACH).fields[6] is not None
+    transaction = client.declare()
+    assert accepts(client.send_in(transaction, message(b"through"), handle=5), transaction)
+    assert int(client.discharge(transaction).descriptor) == ACCEPTED
+    (result,) = client.receive(other, 1, handle=4)
+    assert result.payload.endswith(b"through")
+    delivery_id = client.next_id()
+    client.write(client.transfer(delivery_id, message(b"alone"), handle=5))
+    assert int(client.state_of(delivery_id).descriptor) == ACCEPTED
+    client.write(client.flow(2, handle=4, count=1))
+    assert client.expect(TRANSFER).payload.endswith(b"alone")
+
+
+def test_a_via_link_needs_both_entities_and_rights(bus: BusThread, queue: str) -> None:
+    with RawClient(bus.port, RULES[0].name, RULES[0].keys.primary) as client:
+        client.write(
+            frame(
+                ATTACH, "via", Uint(5), False, Ubyte(2), Ubyte(0), described(0x28, "here"),
+                described(0x29, queue), None, None, Uint(0), None, None, None, {VIA: "nobody"},
+            )
+        )  # fmt: skip
+        assert client.expect(ATTACH).fields[6] is None
+        assert str(client.expect(DETACH).fields[2].value[0]) == "amqp:not-found"
+
+
+def test_receive_and_delete_is_no_part_of_a_transaction(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    client.write(client.transfer(client.next_id(), message(b"a")))
+    client.expect(DISPOSITION)
+    client.attach_receiver(queue, 1, mode=1)
+    client.write(client.flow(1))
+    taken = client.expect(TRANSFER)
+    assert taken.fields[4] is True
+    transaction = client.declare()
+    state = described(TRANSACTIONAL, transaction, complete())
+    delivery_id = Uint(taken.fields[1])
+    client.write(frame(DISPOSITION, True, delivery_id, delivery_id, False, state))
+    assert condition(client.state_of(int(delivery_id))) == "com.microsoft:message-lock-lost"
+
+
+def test_the_coordinator_grants_credit_for_ever(client: TransactionClient) -> None:
+    for _ in range(transactions.REQUEST_CREDIT):
+        assert int(client.discharge(client.declare()).descriptor) == ACCEPTED

@@ -1,0 +1,107 @@
+"""What holds between any two commands, looked up in the memory of a partition.
+
+Every message is in one place, places are in order, the window's accounts are exact, and what is
+said of lanes and of the line of sessions is true.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from postbus.entity.partition_state import PartitionState
+from postbus.entity.session_lane import LANE_BYTES, SessionLane
+from postbus.entity.session_state import SessionQueue
+from postbus.entity.sub_queue import SubQueueState
+from postbus.entity.window import MESSAGE_OVERHEAD_BYTES
+from postbus.message.envelope import SharedBody
+
+
+def check_partition(state: PartitionState) -> None:
+    """Assert what holds between any two commands."""
+    window = state._turn.window
+    count = used = 0
+    shared: Counter[SharedBody | None] = Counter()
+    places = list(state._turn.sub_queues)
+    for sub in state._turn.sub_queues:
+        if sub.sessions is not None:
+            used += check_sessions(sub.sessions)
+            places += sub.sessions.lanes.values()
+    for sub in places:
+        loaded = [
+            queued
+            for queued in (
+                *sub.ready,
+                *sub.tail,
+                *(queued for _, queued in sub.returned),
+                *sub.locks.values(),
+                *sub.doomed.values(),
+            )
+            if queued.envelope is not None
+        ]
+        count += len(loaded)
+        used += sum(queued.envelope.size_bytes for queued in loaded if queued.envelope)
+        shared.update(queued.envelope.shared for queued in loaded if queued.envelope)
+        _check_order(sub)
+    for body, holders in shared.items():
+        if body is not None:
+            assert body.holders == holders
+            used -= body.size_bytes * (holders - 1)
+    assert window.count == count
+    assert window.used_bytes == used + count * MESSAGE_OVERHEAD_BYTES
+    assert window.budget.used_bytes >= window.used_bytes
+    assert not window.is_over, "the budget is exceeded"
+
+
+def check_sessions(queue: SessionQueue) -> int:
+    """Assert what holds of lanes and of the line; return the bytes they take of the window."""
+    is_serving = queue._serve in queue.turn.resumed
+    for session_id, lane in queue.lanes.items():
+        assert lane.session_id == session_id
+        assert session_id not in queue.dormant
+        assert (lane.holder is not None) is (lane in queue.held)
+        assert not (lane in queue.held and lane in queue.idle)
+        assert lane in queue.held or lane in queue.idle or lane.doomed, "a lane without reason"
+        assert lane in queue.held or not lane.locks
+        assert not lane.tail
+        assert list(lane.consumers.values()) == ([] if lane.holder is None else [lane.holder])
+        if lane.holder is not None:
+            assert lane.holder.lane is lane
+            assert not lane.is_queued
+            assert queue.consumers[lane.holder.consumer_id] is lane.holder
+            assert all(m.locked_until_ms == lane.session_until_ms for m in lane.locks.values())
+        elif lane.is_available:
+            assert lane.is_queued
+            assert is_serving or not queue.waiters
+        assert not lane.is_queued or session_id in queue.line
+    for session_id, keys in queue.dormant.items():
+        assert list(keys) == sorted(keys)
+        assert not keys or session_id in queue.line
+        assert not keys or is_serving or not queue.waiters
+        assert keys or queue.dormant_deferred[session_id]
+    holders = [lane.holder for lane in queue.held]
+    assert len(queue.consumers) == len(holders) + len(queue.waiters)
+    assert queue.waiters.keys() <= queue.consumers.keys()
+    return len(queue.idle) * LANE_BYTES + queue.values.held_bytes
+
+
+def _check_order(sub: SubQueueState) -> None:
+    returned = sorted(key for key, _ in sub.returned)
+    backlog = list(sub.backlog[sub.backlog_head :])
+    ready = [queued.row_key for queued in sub.ready]
+    tail = [queued.row_key for queued in sub.tail]
+    order = returned + ready + backlog + tail
+    assert backlog or not tail
+    assert order == sorted(order)
+    keys = Counter(sub.row_keys())
+    assert all(times == 1 for times in keys.values()), "a message is in two places"
+    assert len(keys) == sub.live or isinstance(sub, SessionLane)
+    stubs = {key for key, queued in sub.returned if queued.envelope is None}
+    assert stubs == set(sub.stubs)
+    assert all(queued.token is None for _, queued in sub.returned)
+    assert all(token == queued.token for token, queued in sub.locks.items())
+    assert [c.is_waiting for c in sub.waiting] == [True] * len(sub.waiting)
+    if sub.sessions is None:
+        assert all(
+            consumer.is_waiting is (consumer.limit > consumer.delivered)
+            for consumer in sub.consumers.values()
+        )

@@ -1,0 +1,523 @@
+"""What happened to every message of a run with faults, and whether all of it was allowed.
+
+A driver records what clients saw; `check` compares the record with what the bus promises: nothing
+accepted is lost or doubled, locks and sessions have one holder, transactions are whole, every copy
+of a publish arrives once, deadlines hold. Times are seconds of one clock. An answer that got lost
+is `Result.UNKNOWN`: then both fates are allowed, but one of them whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+SKEW_S = 2.0
+"""What may lie between a fact in the broker and its time in the record."""
+
+
+class Result(Enum):
+    """How a request ended for the client."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message sent to an entity. Only entities that detect duplicates get an `id` again."""
+
+    path: str
+    id: str
+    result: Result
+    started: float
+    ended: float
+    session: str | None = None
+    due: float | None = None
+    ttl_s: float | None = None
+    transaction: str | None = None
+    properties: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message that reached a client. `token` "" is receive-and-delete; `by_number`: deferred."""
+
+    path: str
+    id: str
+    at: float
+    sequence: int
+    count: int
+    token: str
+    locked_until: float = 0.0
+    enqueued: float = 0.0
+    hold: int | None = None
+    by_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A settlement of one delivery. `kind`: complete, abandon, defer or dead-letter."""
+
+    path: str
+    id: str
+    token: str
+    kind: str
+    result: Result
+    started: float
+    ended: float
+    transaction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A session held by one receiver; `ended` is when it was given back or found lost."""
+
+    number: int
+    path: str
+    session: str
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateAccess:
+    """A write (`result` says how it ended) or a read of a session's state."""
+
+    path: str
+    session: str
+    at: float
+    value: bytes
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    path: str
+    id: str
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnded:
+    name: str
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """Broker or store were killed: locks and sessions are gone."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is found at the end. `place`: active, deferred, scheduled, dead-letter or transfer."""
+
+    path: str
+    place: str
+    id: str
+    sequence: int
+    count: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the broker says it holds at the end."""
+
+    path: str
+    place: str
+    count: int
+
+
+Event = (
+    Sent
+    | Delivered
+    | Settled
+    | Hold
+    | StateAccess
+    | Cancelled
+    | TransactionEnded
+    | Died
+    | Left
+    | Counted
+)
+
+
+@dataclass
+class Topology:
+    """Where messages go, and what entities do with them.
+
+    `destinations(path, properties)` names the entities a message sent to `path` ends up in, in
+    whatever way. Paths in `deduplicating` store an id once, those in `at_most_once` are read with
+    receive-and-delete, of which a broken connection may lose what is on the way.
+    """
+
+    destinations: Callable[[str, Mapping[str, object]], Iterable[str]]
+    max_delivery_count: Mapping[str, int]
+    deduplicating: frozenset[str] = frozenset()
+    at_most_once: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Which invariant is broken, where, and how; docs/faults.md explains the numbers."""
+
+    invariant: str
+    path: str
+    id: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.invariant} {self.path} {self.id}: {self.what}"
+
+
+Key = tuple[str, str]
+
+
+class History:
+    """The record, sorted by what is asked of it."""
+
+    def __init__(self, events: Iterable[Event], topology: Topology) -> None:
+        self.topology = topology
+        self.sent: list[Sent] = []
+        self.delivered: dict[Key, list[Delivered]] = defaultdict(list)
+        self.settled: dict[Key, list[Settled]] = defaultdict(list)
+        self.left: dict[Key, list[Left]] = defaultdict(list)
+        self.holds: dict[Key, list[Hold]] = defaultdict(list)
+        self.states: dict[Key, list[StateAccess]] = defaultdict(list)
+        self.cancelled: dict[Key, Result] = {}
+        self.transactions: dict[str, Result] = {}
+        self.deaths: list[float] = []
+        self.counted: list[Counted] = []
+        for event in events:
+            self._sort(event)
+        self.deaths.sort()
+        for found in (*self.delivered.values(), *self.states.values()):
+            found.sort(key=lambda each: each.at)
+
+    def _sort(self, event: Event) -> None:
+        match event:
+            case Sent():
+                self.sent.append(event)
+            case Delivered(path, name):
+                self.delivered[path, name].append(event)
+            case Settled(path, name):
+                self.settled[path, name].append(event)
+            case Left(path, _, name):
+                self.left[path, name].append(event)
+            case Hold(_, path, session):
+                self.holds[path, session].append(event)
+            case StateAccess(path, session):
+                self.states[path, session].append(event)
+            case Cancelled(path, name, result):
+                self.cancelled[path, name] = result
+            case TransactionEnded(name, result):
+                self.transactions[name] = result
+            case Died(at):
+                self.deaths.append(at)
+            case Counted():
+                self.counted.append(event)
+
+    def died_between(self, start: float, end: float) -> bool:
+        return any(start - SKEW_S <= at <= end + SKEW_S for at in self.deaths)
+
+    def result_of(self, event: Sent | Settled) -> Result:
+        """Return how a request really ended: what is in a transaction ends with it."""
+        if event.transaction is None or event.result is not Result.ACCEPTED:
+            return event.result
+        return self.transactions.get(event.transaction, Result.UNKNOWN)
+
+    def completions(self, key: Key) -> Iterator[tuple[Result, float, float]]:
+        """Yield result, start and end of everything that takes a message away for good."""
+        for each in self.settled.get(key, ()):
+            if each.kind == "complete":
+                yield self.result_of(each), each.started, each.ended
+        for each in self.delivered.get(key, ()):
+            if not each.token:
+                yield Result.ACCEPTED, each.at, each.at
+
+    def was_seen(self, key: Key) -> bool:
+        """Say whether a copy certainly was stored."""
+        return key in self.delivered or key in self.left
+
+
+def check(events: Iterable[Event], topology: Topology) -> list[Violation]:
+    """Return everything that must not have happened."""
+    history = History(events, topology)
+    found: list[Violation] = []
+    for rule in (
+        _stored,
+        _transactions,
+        _copies,
+        _locks,
+        _counts,
+        _reasons,
+        _deadlines,
+        _sessions,
+        _states,
+        _numbers,
+        _reported,
+    ):
+        found += rule(history)
+    return found
+
+
+# --- where messages are ---------------------------------------------------------------------------
+
+
+def _stored(history: History) -> Iterator[Violation]:
+    """I1, I14, I17: what was accepted is somewhere, at every destination."""
+    for sent in history.sent:
+        if history.result_of(sent) is not Result.ACCEPTED:
+            continue
+        if history.cancelled.get((sent.path, sent.id)) in (Result.ACCEPTED, Result.UNKNOWN):
+            continue
+        for path in history.topology.destinations(sent.path, sent.properties):
+            key = path, sent.id
+            is_gone = any(result is not Result.REFUSED for result, _, _ in history.completions(key))
+            is_left = key in history.left or _is_in_transfer(history, sent)
+            if not (is_gone or is_left or path in history.topology.at_most_once):
+                if sent.ttl_s is not None:
+                    continue  # it may have expired without a trace
+                yield Violation("I1", path, sent.id, "accepted and nowhere")
+
+
+def _is_in_transfer(history: History, sent: Sent) -> bool:
+    return any(each.place == "transfer" for each in history.left.get((sent.path, sent.id), ()))
+
+
+def _transactions(history: History) -> Iterator[Violation]:
+    """I13: everything in a transaction happened, or nothing."""
+    stored: dict[str, set[bool]] = defaultdict(set)
+    for sent in history.sent:
+        if sent.transaction is None or sent.result is not Result.ACCEPTED:
+            continue
+        paths = list(history.topology.destinations(sent.path, sent.properties))
+        is_stored = any(history.was_seen((path, sent.id)) for path in paths) or _is_in_transfer(
+            history, sent
+        )
+        stored[sent.transaction].add(is_stored)
+        end = history.transactions.get(sent.transaction, Result.UNKNOWN)
+        if end is Result.REFUSED and is_stored:
+            yield Violation("I13", sent.path, sent.id, f"of {sent.transaction}, rolled back")
+    for name, fates in stored.items():
+        if len(fates) > 1:
+            yield Violation("I13", "", name, "some messages are stored, others are not")
+
+
+def _copies(history: History) -> Iterator[Violation]:
+    """I2, I5, I7, I12, I14, I16: one copy at each destination, in one place, until completed."""
+    expected: dict[Key, int] = defaultdict(int)
+    for sent in history.sent:
+        if history.result_of(sent) is Result.REFUSED:
+            continue
+        for path in history.topology.destinations(sent.path, sent.properties):
+            expected[path, sent.id] += 1
+        expected[sent.path, sent.id] += 0
+    for key in {*history.delivered, *history.left}:
+        path, name = key
+        if not expected.get(key) and not _is_transfer_only(history, key):
+            yield Violation("I14", path, name, "is here and was not sent here")
+        left = history.left.get(key, [])
+        delivered = history.delivered.get(key, [])
+        numbers = {each.sequence for each in delivered} | {each.sequence for each in left}
+        if len(left) > 1:
+            places = ", ".join(each.place for each in left)
+            yield Violation("I5", path, name, f"is in several places: {places}")
+        if len(numbers) > 1:
+            rule = "I7" if path in history.topology.deduplicating else "I5"
+            yield Violation(rule, path, name, f"has several numbers: {sorted(numbers)}")
+        completed = [
+            end for result, _, end in history.completions(key) if result is Result.ACCEPTED
+        ]
+        if completed and left:
+            yield Violation("I2", path, name, f"was completed and is left in {left[0].place}")
+        for each in delivered:
+            if any(end < each.at - SKEW_S for end in completed):
+                yield Violation("I2", path, name, "was delivered after its completion")
+        if sum(not each.token for each in delivered) > 1:
+            yield Violation("I16", path, name, "was received and deleted twice")
+
+
+def _is_transfer_only(history: History, key: Key) -> bool:
+    left = history.left.get(key, [])
+    return key not in history.delivered and all(each.place == "transfer" for each in left)
+
+
+# --- locks, counts, reasons -----------------------------------------------------------------------
+
+
+def _locks(history: History) -> Iterator[Violation]:
+    """I3, I4: one live lock a message; a token that was replaced settles nothing."""
+    for key, delivered in history.delivered.items():
+        path, name = key
+        settled = history.settled.get(key, [])
+        starts = {each.token: each.started for each in settled}
+        for earlier, later in itertools.pairwise(delivered):
+            free = min(earlier.locked_until, starts.get(earlier.token, earlier.locked_until))
+            if (
+                earlier.token
+                and later.at + SKEW_S < free
+                and earlier.hold is None
+                and not history.died_between(earlier.at, later.at)
+            ):
+                times = (
+                    f"at {earlier.at:.1f} until {earlier.locked_until:.1f} and at {later.at:.1f}"
+                )
+                yield Violation("I3", path, name, f"was locked twice at once: {times}")
+            for each in settled:
+                if (
+                    each.token == earlier.token != later.token
+                    and history.result_of(each) is Result.ACCEPTED
+                    and each.started > later.at + SKEW_S
+                ):
+                    yield Violation("I4", path, name, f"a stale token could {each.kind} it")
+
+
+def _counts(history: History) -> Iterator[Violation]:
+    """I8: counts rise and stay below the limit; a crash may lose one of its last moment."""
+    for key, delivered in history.delivered.items():
+        path, name = key
+        most = history.topology.max_delivery_count.get(path)
+        for each in delivered:
+            if most is not None and each.count >= most:
+                yield Violation("I8", path, name, f"was delivered with the count {each.count}")
+        for earlier, later in itertools.pairwise(delivered):
+            if later.count < earlier.count and not history.died_between(earlier.at, later.at):
+                yield Violation(
+                    "I8", path, name, f"its count fell from {earlier.count} to {later.count}"
+                )
+
+
+def _reasons(history: History) -> Iterator[Violation]:
+    """I9: a dead letter has the reason of its cause."""
+    lives = {
+        (path, sent.id): sent.ttl_s
+        for sent in history.sent
+        for path in history.topology.destinations(sent.path, sent.properties)
+    }
+    for key, left in history.left.items():
+        path, name = key
+        asked = any(
+            each.kind == "dead-letter" and history.result_of(each) is not Result.REFUSED
+            for each in history.settled.get(key, ())
+        )
+        most = history.topology.max_delivery_count.get(path, 0)
+        for each in left:
+            if each.place != "dead-letter":
+                continue
+            allowed = {
+                "MaxDeliveryCountExceeded": each.count >= most,
+                "TTLExpiredException": lives.get(key) is not None,
+            }.get(each.reason or "", asked)
+            if not allowed:
+                yield Violation("I9", path, name, f"was dead-lettered as {each.reason}")
+
+
+def _deadlines(history: History) -> Iterator[Violation]:
+    """I10, I11, I12: nothing expired, early or cancelled is delivered; deferred by number only."""
+    for sent in history.sent:
+        for path in history.topology.destinations(sent.path, sent.properties):
+            key = path, sent.id
+            delivered = history.delivered.get(key, [])
+            for each in delivered:
+                if sent.due is not None and each.at < sent.due - SKEW_S:
+                    yield Violation("I11", path, sent.id, "was delivered before its time")
+                if sent.ttl_s is not None and each.at > each.enqueued + sent.ttl_s + SKEW_S:
+                    yield Violation("I10", path, sent.id, "was delivered after it had expired")
+            if delivered and history.cancelled.get((sent.path, sent.id)) is Result.ACCEPTED:
+                yield Violation("I11", path, sent.id, "was cancelled and delivered")
+    for key, settled in history.settled.items():
+        path, name = key
+        for each in settled:
+            if each.kind == "defer" and history.result_of(each) is Result.ACCEPTED:
+                for later in history.delivered.get(key, ()):
+                    if later.at > each.ended + SKEW_S and not later.by_number:
+                        yield Violation("I12", path, name, "was deferred and delivered unasked")
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+def _sessions(history: History) -> Iterator[Violation]:
+    """I6: one holder at a time, and no first delivery overtakes a lower number that was there."""
+    for (path, session), holds in history.holds.items():
+        holds.sort(key=lambda hold: hold.started)
+        for earlier, later in itertools.pairwise(holds):
+            if later.started + SKEW_S < earlier.ended and not history.died_between(
+                earlier.started, later.started
+            ):
+                yield Violation("I6", path, session, "had two holders")
+    order: dict[int, list[Delivered]] = defaultdict(list)
+    for delivered in history.delivered.values():
+        for each in delivered:
+            if each.hold is not None:
+                order[each.hold].append(each)
+    accepted_at = {(sent.path, sent.id): sent.ended for sent in history.sent}
+    for deliveries in order.values():
+        deliveries.sort(key=lambda each: each.at)
+        highest: Delivered | None = None
+        seen: set[int] = set()
+        for each in deliveries:
+            was_there = accepted_at.get((each.path, each.id), each.at)
+            if (
+                highest is not None
+                and each.sequence < highest.sequence
+                and each.sequence not in seen
+                and not each.by_number
+                and was_there + SKEW_S < highest.at
+            ):
+                yield Violation(
+                    "I6", each.path, each.id, f"{highest.sequence} was delivered before it"
+                )
+            seen.add(each.sequence)
+            if highest is None or each.sequence > highest.sequence:
+                highest = each
+
+
+def _states(history: History) -> Iterator[Violation]:
+    """I6: a read returns the last write that was accepted, or a later one nobody knows of."""
+    for (path, session), accesses in history.states.items():
+        allowed = {b""}
+        for each in accesses:
+            if each.result is Result.ACCEPTED:
+                allowed = {each.value}
+            elif each.result is Result.UNKNOWN:
+                allowed.add(each.value)
+            elif each.result is None:
+                if each.value not in allowed:
+                    yield Violation("I6", path, session, f"its state is {each.value!r}")
+                allowed = {each.value}
+
+
+# --- numbers and reports --------------------------------------------------------------------------
+
+
+def _numbers(history: History) -> Iterator[Violation]:
+    """I15: a number names one message of an entity."""
+    named: dict[tuple[str, int], str] = {}
+    for (path, name), delivered in history.delivered.items():
+        for each in delivered:
+            other = named.setdefault((path, each.sequence), name)
+            if other != name:
+                yield Violation("I15", path, name, f"has the number {each.sequence} of {other}")
+
+
+def _reported(history: History) -> Iterator[Violation]:
+    """I18: what the broker counts is what is there."""
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    for left in history.left.values():
+        for each in left:
+            found[each.path, each.place] += 1
+    for counted in history.counted:
+        there = found[counted.path, counted.place]
+        if there != counted.count:
+            yield Violation(
+                "I18", counted.path, counted.place, f"counted {counted.count}, found {there}"
+            )

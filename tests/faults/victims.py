@@ -1,0 +1,209 @@
+"""A broker and a Postgres to be killed, and the one who kills them in the worst moments.
+
+Both run as processes of their own; what is killed is started again on the same address and data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import asyncpg
+
+from postbus.embedded import EmbeddedPostgres
+
+KEY = "kill-test-key"
+
+
+class Kind(Enum):
+    """When to kill. Broker and Postgres are the victims by turns where none is named."""
+
+    BROKER = "broker"
+    POSTGRES = "postgres"
+    LOAD = "load"  # while the broker, killed just before, loads its partition
+    VACUUM = "vacuum"  # while its upkeep runs
+    PAGING = "paging"  # while it reads messages back
+
+
+ACTIVITIES = {
+    Kind.LOAD: (  # of the new broker: it came later than the one who asks
+        "application_name like 'postbus writer %' and backend_start >"
+        " (select backend_start from pg_stat_activity where pid = pg_backend_pid())"
+    ),
+    Kind.VACUUM: "state = 'active' and query ilike 'vacuum%message'",
+    Kind.PAGING: (
+        "state = 'active' and application_name = 'postbus reader'"
+        " and query like '%order by m.row_key%'"
+    ),
+}
+"""How `pg_stat_activity` shows that the moment has come."""
+
+LOAD_ATTEMPTS = 5
+"""A load of a small backlog takes some milliseconds; a kill that comes too late is repeated."""
+
+CATCH_S = 30.0
+"""How long a kill waits for its moment; later it comes at any moment, and counts as missed."""
+
+
+@dataclass(slots=True)
+class Kills:
+    """What was killed so far. `caught`: in the very moment that was asked for."""
+
+    count: int = 0
+    caught: Counter[Kind] = field(default_factory=Counter)
+    at: list[float] = field(default_factory=list)
+    """Times in seconds since the epoch."""
+
+    def note(self) -> None:
+        self.count += 1
+        self.at.append(time.time())
+
+
+class Broker:
+    """A broker as a child process. `environment` is added to what every broker needs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dsn: str,
+        program: list[str],
+        manifests: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._program = program
+        self._log = folder / "broker.log"
+        self._manifests = folder / "manifests.yaml"
+        self._manifests.write_text(manifests)
+        self._environment = os.environ | {
+            "POSTBUS_STORES": dsn,
+            "POSTBUS_HOST": "127.0.0.1",
+            "POSTBUS_PORT": str(self.port),
+            "POSTBUS_TLS_PORT": "0",
+            "POSTBUS_METRICS_PORT": "0",
+            "POSTBUS_DATA": str(folder / "broker"),
+            "POSTBUS_LOG_FORMAT": "json",
+            **(environment or {}),
+        }
+        self._log_start = 0
+        self.process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        command = [sys.executable, *self._program, "serve", str(self._manifests)]
+        with self._log.open("ab") as log:
+            self._log_start = log.tell()
+            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether a partition was loaded since the last start."""
+        return b"partition loaded" in self._log.read_bytes()[self._log_start :]
+
+    def logged(self) -> list[dict[str, str]]:
+        """Return what it logged since the first start, as far as a line is whole JSON."""
+        entries: list[dict[str, str]] = []
+        for line in self._log.read_text(errors="replace").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except ValueError:  # a kill in the middle of a line, or a word of the interpreter
+                continue
+        return entries
+
+    @property
+    def connection_string(self) -> str:
+        return (
+            f"Endpoint=sb://localhost:{self.port};SharedAccessKeyName=RootManageSharedAccessKey;"
+            f"SharedAccessKey={KEY};UseDevelopmentEmulator=true;"
+        )
+
+
+class Killer:
+    """Waits for the right moment and kills; its methods block, run them in a thread."""
+
+    def __init__(self, broker: Broker, postgres: EmbeddedPostgres, kills: Kills) -> None:
+        self._broker = broker
+        self._postgres = postgres
+        self._kills = kills
+        self._is_broker_next = True
+
+    def kill(self, kind: Kind) -> None:
+        """Kill in a moment of this kind; what was killed runs again when this returns."""
+        match kind:
+            case Kind.BROKER:
+                self._kill_broker()
+            case Kind.POSTGRES:
+                self._kill_postgres()
+            case Kind.LOAD:
+                is_caught = False
+                for attempt in range(LOAD_ATTEMPTS):
+                    if not is_caught:
+                        self._kill_broker()
+                        is_caught = self._catch(kind, random.random() * 0.05 / (attempt + 1))
+                self._kills.caught[kind] += is_caught
+            case _:
+                self._kills.caught[kind] += self._catch(kind)
+
+    def _catch(self, kind: Kind, delay_s: float = 0.0) -> bool:
+        """Kill as soon as an activity is seen, or after a time; say whether it was under way."""
+        return asyncio.run(self._watch(kind, delay_s))
+
+    async def _watch(self, kind: Kind, delay_s: float) -> bool:
+        connection = await asyncpg.connect(self._postgres.dsn)
+        question = f"select exists (select from pg_stat_activity where {ACTIVITIES[kind]})"
+        end_s = time.monotonic() + CATCH_S
+        is_caught = False
+        while not is_caught and time.monotonic() < end_s:
+            is_caught = await connection.fetchval(question)
+        await asyncio.sleep(delay_s)
+        if kind is Kind.LOAD and self._broker.has_loaded:
+            is_caught = False
+        is_broker, self._is_broker_next = self._is_broker_next, not self._is_broker_next
+        if is_broker:
+            self._kill_broker()
+        else:
+            self._kill_postgres()
+        connection.terminate()
+        return is_caught
+
+    def _kill_broker(self) -> None:
+        self._kills.note()
+        self._broker.kill()
+        self._broker.start()
+
+    def _kill_postgres(self) -> None:
+        self._kills.note()
+        os.kill(self._postgres.pid, signal.SIGKILL)
+        self._postgres.restart()
+
+
+async def wait_for_port(port: int, deadline_s: float = 60.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+                continue
+            writer.close()
+            return

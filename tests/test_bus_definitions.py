@@ -1,0 +1,144 @@
+"""What a bus makes of its manifests: everything in an order in which it can be made."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import TypeAlias
+
+import pytest
+from prometheus_client import generate_latest
+
+from postbus.bus import Bus, BusError
+from postbus.data_directory import DataDirectory, folder_mode
+from postbus.manifests import read_one_bus
+from postbus.settings import Settings
+from postbus.telemetry import BusSample, QueueSample, make_registry
+
+RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
+
+NAMESPACE = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Namespace
+metadata: {name: test-bus}
+spec: {}
+"""
+
+
+def manifest(kind: str, name: str, spec: str = "", owner: str = "test-bus") -> str:
+    lines = "".join(f"  {line}\n" for line in dedent(spec).splitlines())
+    return (
+        f"apiVersion: postbus.dev/v1alpha1\nkind: {kind}\nmetadata: {{name: {name}}}\n"
+        f"spec:\n  owner: {{name: {owner}}}\n{lines}"
+    )
+
+
+@pytest.fixture
+def run_bus(database: str, tmp_path: Path) -> Iterator[RunBus]:
+    """Return what runs a bus of manifests on the database of the test."""
+    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
+        Path(name).chmod(folder_mode())
+
+        @asynccontextmanager
+        async def run(*documents: str) -> AsyncIterator[Bus]:
+            path = tmp_path / "bus.yaml"
+            path.write_text("---\n".join((NAMESPACE, *documents)))
+            ports = {"port": 0, "tls_port": 0, "metrics_port": 0, "grace_s": 1.0}
+            settings = Settings.model_validate({**ports, "stores": database})
+            with DataDirectory(Path(name) / "bus") as data:
+                bus = Bus(settings, read_one_bus([path]), data, is_embedded=False)
+                try:
+                    await bus.start()
+                    yield bus
+                finally:
+                    await bus.stop()
+
+        yield run
+
+
+def forwards_of(bus: Bus) -> dict[str, object]:
+    assert bus._directory is not None
+    return {
+        entry.name: getattr(entry.properties, "forward_to", None)
+        for entry in bus._directory.entries()
+    }
+
+
+@pytest.mark.slow
+async def test_targets_are_there_before_what_forwards_to_them(run_bus: RunBus) -> None:
+    first = [
+        manifest("Queue", "a", "forwardTo: b\nforwardDeadLetteredMessagesTo: c"),
+        manifest("Queue", "b", "forwardTo: c"),
+        manifest("Queue", "c", "forwardDeadLetteredMessagesTo: a"),
+    ]
+    async with run_bus(*first) as bus:
+        assert forwards_of(bus) == {"a": "b", "b": "c", "c": None}
+        version = bus._directory.version if bus._directory else 0
+    async with run_bus(*first) as bus:
+        assert bus._directory is not None
+        assert bus._directory.version == version  # nothing changed, nothing was written
+    turned = [
+        manifest("Queue", "c"),
+        manifest("Queue", "b", "forwardTo: a"),
+        manifest("Queue", "a", "forwardTo: c"),
+    ]
+    async with run_bus(*turned) as bus:
+        assert forwards_of(bus) == {"a": "c", "b": "a", "c": None}
+
+
+@pytest.mark.slow
+async def test_a_change_that_is_refused_ends_the_start_with_a_reason(run_bus: RunBus) -> None:
+    async with run_bus(manifest("Queue", "orders")):
+        pass
+    with pytest.raises(BusError, match=r"queue orders cannot be so: requiresSession: cannot be"):
+        async with run_bus(manifest("Queue", "orders", "requiresSession: true")):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("S147")
+async def test_a_partitioned_queue_is_loaded_in_all_sixteen_partitions(run_bus: RunBus) -> None:
+    async with run_bus(manifest("Queue", "orders", "enablePartitioning: true")) as bus:
+        assert len(bus.sample().partitions) == 16
+        assert [queue.name for queue in bus.sample().queues] == ["orders"]
+
+
+def test_topics_and_subscriptions_have_metrics_of_their_own() -> None:
+    sample = BusSample("1.2.3")
+    sample.topics.append(QueueSample("events", 0, 0, 3, 4_096))
+    sample.subscriptions += [
+        QueueSample(f"events/Subscriptions/s{number:03}", number, 1, 0, 10) for number in range(502)
+    ]
+    text = generate_latest(make_registry(lambda: sample)).decode()
+    assert 'postbus_topic_scheduled_count{topic="events"} 3.0' in text
+    assert 'postbus_topic_size_bytes{topic="events"} 4096.0' in text
+    name = "postbus_subscription_messages_count"
+    assert f'{name}{{state="active",subscription="s007",topic="events"}} 7.0' in text
+    assert f'{name}{{state="dead_letter",subscription="other",topic="other"}} 2.0' in text
+    assert 's500"' not in text
+
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.behaviour("S241")
+async def test_topics_of_the_examples_are_made_and_loaded_again(run_bus: RunBus) -> None:
+    documents = (EXAMPLES / "topics.yaml").read_text().replace("example-bus", "test-bus")
+    topics = [documents, manifest("Queue", "orders")]
+    async with run_bus(*topics) as bus:
+        lines = dict(bus.summary())
+        assert lines["topics"] == "order-events"
+        assert lines["subscriptions"].count("order-events/Subscriptions/") == 3
+        assert [each.name for each in bus.sample().topics] == ["order-events"]
+        assert len(bus.sample().subscriptions) == 3
+        assert bus._directory is not None
+        version = bus._directory.version
+    async with run_bus(*topics) as bus:
+        assert bus._directory is not None
+        assert bus._directory.version == version
+        assert len(bus.sample().subscriptions) == 3
+        assert not bus._troubles()
