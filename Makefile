@@ -46,10 +46,15 @@ bench: setup ## measure this bus beside its peers; needs a C++ compiler
 kill-test: setup ## kill -9 broker and Postgres under load, then check the record of what happened
 	@$(BIN)/python -m tests.faults.kill_nine $(KILL_FLAGS)
 
+.PHONY: kill-test-mixed
+kill-test-mixed: setup ## the same while sessions, topics, forwards and transactions are used
+	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
+
 .PHONY: fuzz
-fuzz: setup ## feed the engine and the message slicer with mutated captures, ten minutes each
+fuzz: setup ## feed engine, message slicer and filters with mutations, ten minutes each
 	@$(BIN)/python tests/amqp/fuzz_connection.py $(FUZZ_SECONDS)
 	@$(BIN)/python tests/message/fuzz_message.py $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
 
 FUZZ_SECONDS ?= 600
 

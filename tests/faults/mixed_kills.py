@@ -61,10 +61,13 @@ Work: TypeAlias = Callable[[], Coroutine[object, object, None]]
 
 RULE = "RootManageSharedAccessKey"
 MAX_DELIVERIES = 50
-LOCK_S = 10.0
+LOCK_S = 5.0
 PAUSE_S = 0.2
 BACKLOG = 2_000
 """Senders wait while more messages than this are sent and not completed."""
+
+IDLE_S = 2.0
+"""Without a completion for so long the backlog is empty: longer than a reload takes."""
 
 SESSIONS = 20
 QUEUES = ("plain", "later", "once", "fast", "end", "sink", "jobs", "results")
@@ -179,9 +182,18 @@ class Load:
                 await asyncio.sleep(PAUSE_S)
 
     async def ready_to_send(self) -> bool:
-        """Wait for room; False when sending is over."""
+        """Wait for room; False when sending is over.
+
+        What is finished is counted too low: copies, duplicates, completions nobody knows of. When
+        nothing is finished any more, nothing is left.
+        """
+        seen, since = self.finished, time.time()
         while self.may_send and self.accepted - self.finished > BACKLOG:
             await asyncio.sleep(0.02)
+            if self.finished != seen:
+                seen, since = self.finished, time.time()
+            elif time.time() - since > IDLE_S:
+                self.finished = self.accepted
         return self.may_send
 
 

@@ -226,6 +226,9 @@ class Router:
                 reply = error.refused
             except StoreError as error:
                 reply = Refused(Refusal.NOT_APPLIED, str(error))
+            except Exception:  # a definition of a client's may not end the bus
+                logger.exception("a change of a definition broke")
+                reply = Refused(Refusal.NOT_APPLIED, "it could not be stored")
             try:
                 on_reply(reply)
             except Exception:

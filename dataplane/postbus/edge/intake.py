@@ -15,6 +15,10 @@ second of sends of a busy bus."""
 INTAKE_HARD_BYTES: Final = 256 << 20
 """Bytes of unanswered messages of all connections above which sends are refused as busy (D15)."""
 
+WAITING_BYTES: Final = 64 << 20
+"""Bytes of messages that may wait in open transactions of all connections. They have an account of
+their own: clients may leave transactions open for minutes, and nobody else shall wait for that."""
+
 P = ParamSpec("P")
 D = TypeVar("D", bound="CalledBack")
 
@@ -55,6 +59,7 @@ class Intake:
 
     def __init__(self, soft_bytes: int = INTAKE_BYTES, hard_bytes: int = INTAKE_HARD_BYTES) -> None:
         self.used_bytes = 0
+        self.waiting_bytes = 0
         self._soft_bytes = soft_bytes
         self._hard_bytes = hard_bytes
         self._held: dict[WaitingDoor, None] = {}
@@ -79,6 +84,13 @@ class Intake:
             held, self._held = self._held, {}
             for door in held:
                 door.replenish()
+
+    def let_wait(self, size_bytes: int) -> bool:
+        """Count messages of an open transaction, negative when they go; say whether they may."""
+        if size_bytes > 0 and self.waiting_bytes + size_bytes > WAITING_BYTES:
+            return False
+        self.waiting_bytes += size_bytes
+        return True
 
     def hold(self, door: WaitingDoor) -> None:
         """Let a door wait for room."""

@@ -137,7 +137,7 @@ class ManagementNode:
     # --- operations -----------------------------------------------------------------------------
 
     def _renew_lock(self, address: Address, body: Any, respond: Respond) -> None:
-        if address.requires_session:
+        if address.requires_session and address.sub_queue is SubQueue.ACTIVE:
             why = "Locks of messages of a session are renewed with the session."
             self.fail(respond, 400, conditions.NOT_ALLOWED, why)
             return

@@ -21,7 +21,7 @@ from postbus.contract import (
 from postbus.edge.management_bodies import BadRequest, integer, ok, response
 from postbus.edge.requests import Respond
 from postbus.entity.commands import Done, Refusal, Refused
-from postbus.message.codec import Described, Int, Timestamp, Ulong
+from postbus.message.codec import Described, Int, Timestamp, Ulong, Value
 
 if TYPE_CHECKING:
     from postbus.edge.amqp_connection import AmqpConnection
@@ -40,6 +40,7 @@ TRUE_TEXT: Final = "1=1"
 FALSE_TEXT: Final = "1=0"
 COMPATIBILITY_LEVEL: Final = 20
 MAX_LISTED: Final = 1_000
+MAX_LONG: Final = (1 << 63) - 1
 
 CORRELATION_FIELDS: Final = {
     "correlation-id": "correlation_id",
@@ -181,6 +182,8 @@ def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
     properties = given.get("properties") or {}
     if not isinstance(properties, dict):
         raise BadRequest("properties of a correlation filter is no map")
+    if any(isinstance(each, Timestamp) for each in properties.values()):
+        raise BadRequest("a correlation filter compares with text, numbers and booleans only")
     return CorrelationFilter(
         **named, properties={str(key): each for key, each in properties.items()}
     )
@@ -198,7 +201,8 @@ def _describe_filter(rule: RuleProperties) -> Described:
     if rule.correlation_filter is not None:
         given = rule.correlation_filter
         fields = [getattr(given, field) for field in CORRELATION_FIELDS.values()]
-        return Described(CORRELATION_FILTER, [*fields, dict(given.properties)])
+        properties = {name: _wide(value) for name, value in given.properties.items()}
+        return Described(CORRELATION_FILTER, [*fields, properties])
     assert rule.sql_filter is not None
     expression = rule.sql_filter.sql_expression
     if expression == TRUE_TEXT:
@@ -206,3 +210,8 @@ def _describe_filter(rule: RuleProperties) -> Described:
     if expression == FALSE_TEXT:
         return Described(FALSE_FILTER, [])
     return Described(SQL_FILTER, [expression, Int(COMPATIBILITY_LEVEL)])
+
+
+def _wide(value: bool | int | float | str) -> Value:
+    """Return a value in an AMQP type it fits: a plain number is a long."""
+    return Ulong(value) if type(value) is int and value > MAX_LONG else value

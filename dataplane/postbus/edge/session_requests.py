@@ -36,6 +36,8 @@ ALL_SESSIONS_MS: Final = 253_402_300_799_999
 DateTime.MaxValue, which clients round in both directions."""
 
 MAX_LISTED: Final = 1_000
+MAX_SKIPPED: Final = 1 << 30
+"""The answer tells the next one as an AMQP int."""
 
 
 class SessionRequests:
@@ -95,7 +97,7 @@ class SessionRequests:
 
     def _list(self, address: Address, body: Any, respond: Respond) -> None:
         after_ms = integer(body, "last-updated-time", default=ALL_SESSIONS_MS)
-        skip = max(integer(body, "skip", default=0), 0)
+        skip = max(0, min(integer(body, "skip", default=0), MAX_SKIPPED))
         top = max(1, min(integer(body, "top", default=MAX_LISTED), MAX_LISTED))
         command = ListSessions(
             address.entity_no, None if after_ms >= ALL_SESSIONS_MS else after_ms, skip, top

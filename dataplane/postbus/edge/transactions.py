@@ -104,8 +104,10 @@ class Transaction:
                     refused = checked
                 else:
                     key = checked
+        if refused is None and not self._connection.intake.let_wait(size_bytes):
+            refused = Refused(Refusal.BUSY, "Open transactions hold too many bytes of messages.")
         if refused is not None:
-            self._failure = self._failure or refused
+            self.fail(refused)
             return refused
         self._home = home
         if is_home:
@@ -114,8 +116,11 @@ class Transaction:
             via = address.name
         self._operations.append(Enqueue(home.entity_no, envelopes, is_atomic=True, via=via))
         self._size_bytes += size_bytes
-        self._connection.intake.take(size_bytes)
         return None
+
+    def fail(self, refused: Refused) -> None:
+        """Make the discharge fail: something of the transaction was refused."""
+        self._failure = self._failure or refused
 
     def add_settlement(self, address: Address, command: Settle, on_checked: OnChecked) -> None:
         """Let a settlement wait if its locks live; `on_checked` is called once."""
@@ -127,7 +132,7 @@ class Transaction:
                 "Settlements of one transaction must be of one partition of the bus.",
             )
         if refused is not None:
-            self._failure = self._failure or refused
+            self.fail(refused)
             on_checked(refused)
             return
         self._partition_id = partition_id
@@ -141,7 +146,7 @@ class Transaction:
                 self._operations.append(command)
             else:
                 refused = reply if isinstance(reply, Refused) else Refused(Refusal.LOCK_LOST)
-                self._failure = self._failure or refused
+                self.fail(refused)
             try:
                 on_checked(refused)
                 if self._discharge is not None and not self._checking:
@@ -181,7 +186,8 @@ class Transaction:
         self._discharge = None
         self._timer.cancel()
         self._operations.clear()
-        self._give_back()
+        self._connection.intake.let_wait(-self._size_bytes)
+        self._size_bytes = 0
 
     def _commit(self, answer: Answer) -> None:
         explainer, path = self._connection.explainer, COORDINATOR
@@ -198,7 +204,7 @@ class Transaction:
 
         def answered(reply: Reply) -> None:
             self._connection.note_answered()
-            self._give_back()
+            intake.give_back(self._size_bytes)
             error: AmqpError | None = None
             if isinstance(reply, Refused):
                 error = explainer.refused(reply, home.name)
@@ -213,16 +219,15 @@ class Transaction:
                 self._connection.broke()
 
         self._is_submitted = True
+        intake = self._connection.intake
+        intake.let_wait(-self._size_bytes)
+        intake.take(self._size_bytes)
         self._connection.owed_count += 1
         self._connection.router.submit(home.partition_id, Transact(self._operations), answered)
 
     def _expire(self) -> None:
         self.has_timed_out = True
         self.roll_back()
-
-    def _give_back(self) -> None:
-        self._connection.intake.give_back(self._size_bytes)
-        self._size_bytes = 0
 
 
 class Transactions:
@@ -234,6 +239,9 @@ class Transactions:
 
     def declare(self) -> Transaction | None:
         """Open a transaction; None when too many are open."""
+        if len(self._open) >= MAX_OPEN:  # those that timed out were kept to be told of
+            for each in [each for each in self._open.values() if each.has_timed_out]:
+                self.close(each)
         if len(self._open) >= MAX_OPEN:
             return None
         transaction = Transaction(self._connection, secrets.token_bytes(16))
@@ -257,6 +265,7 @@ class Transactions:
     def close(self, transaction: Transaction) -> None:
         """Forget a transaction that ended."""
         self._open.pop(transaction.transaction_id, None)
+        transaction.on_closed()
 
     def roll_back(self) -> None:
         """Roll back all of them: the connection is gone."""

@@ -7,7 +7,7 @@ whole topic; manifests and management check a text with `check_rule` before they
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -90,8 +90,24 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
 
 
 def check_rule(properties: RuleProperties) -> None:
-    """Raise `RuleError` when the text of a filter or an action is not valid."""
+    """Raise `RuleError` when the text of a filter or an action is not valid or cannot be kept."""
     compile_rule(properties)
+    if any("\0" in text for text in _texts(properties)):
+        raise RuleError("a rule cannot hold the character NUL")
+
+
+def _texts(properties: RuleProperties) -> Iterator[str]:
+    """Return what a client can put into a rule as text; the store's JSON has no NUL."""
+    for given in (properties.sql_filter, properties.action):
+        if given is not None:
+            yield given.sql_expression
+    correlation = properties.correlation_filter
+    if correlation is not None:
+        yield from correlation.properties
+        named = (getattr(correlation, name) for name in CORRELATION_FIELDS)
+        for value in (*named, *correlation.properties.values()):
+            if isinstance(value, str):
+                yield value
 
 
 # --- correlation filters --------------------------------------------------------------------------
