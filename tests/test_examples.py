@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,19 +171,25 @@ def test_reminders_come_when_their_hour_has_passed() -> None:
             env=environment(),
         ) as process,
     ):
-        assert process.stdout is not None
-        said = [process.stdout.readline().rstrip() for _ in range(4)]
-        assert said[0].startswith("scheduled 3 reminders for ")
-        due = said[0].split()[-2]
-        assert said[1:] == [
-            "cancelled: call the bank",
-            f"waiting for: water the plants, scheduled for {due}",
-            f"waiting for: feed the cat, scheduled for {due}",
-        ]
-        bus.advance("PT1H")
-        assert process.stdout.read().splitlines() == [
-            "reminder: water the plants",
-            "reminder: feed the cat",
-            "done",
-        ]
-        assert process.wait(LIMIT_S) == 0
+        watchdog = threading.Timer(LIMIT_S, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            said = [process.stdout.readline().rstrip() for _ in range(4)]
+            assert said[0].startswith("scheduled 3 reminders for ")
+            due = said[0].split()[-2]
+            assert said[1:] == [
+                "cancelled: call the bank",
+                f"waiting for: water the plants, scheduled for {due}",
+                f"waiting for: feed the cat, scheduled for {due}",
+            ]
+            bus.advance("PT1H")
+            assert process.stdout.read().splitlines() == [
+                "reminder: water the plants",
+                "reminder: feed the cat",
+                "done",
+            ]
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            watchdog.cancel()
+            process.kill()

@@ -448,6 +448,43 @@ async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database
         await until(lambda: len(door.deliveries) == 2)  # it was deleted, so it must come
 
 
+async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database: str) -> None:
+    async with running(store) as bus, connected(database) as other:
+        await bus.directory.put_queue("q", spread())
+        queue = bus.address("q")
+        await bus.load()
+        slow, fast = keys_for(2)
+        mode = ReceiveMode.RECEIVE_AND_DELETE
+        consumer_id, door = await bus.consume(queue, mode=mode)
+        await bus.sent(queue, message("slow", key=slow))
+        async with other.transaction():
+            await other.execute("lock table partition_0.message in share mode")
+            first: list[Reply] = []
+            drain = SetDemand(consumer_id, 1, is_drain=True)
+            bus.router.submit(queue.partition_id, drain, first.append)
+            await bus.sent(queue, message("fast", key=fast))
+            assert not first
+            assert await bus.drain(queue, consumer_id, 5) == 1
+            assert first == [DemandSet(0)]
+            assert door.bodies == ["fast"]
+        await until(lambda: len(door.deliveries) == 2)
+
+
+async def test_a_partition_too_busy_to_give_hints_is_asked_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postbus.broker.host.WAITING_LIMIT", 1)  # no place for the wish for hints
+    monkeypatch.setattr("postbus.broker.partitioned_consumers.RETRY_S", 0.05)
+    async with running(store) as bus:
+        await bus.directory.put_queue("q", spread())
+        queue = bus.address("q")
+        _, door = await bus.consume(queue, 10)
+        monkeypatch.setattr("postbus.broker.host.WAITING_LIMIT", 100)
+        await bus.load()
+        await bus.sent(queue, *[message(str(n)) for n in range(4)])
+        await until(lambda: len(door.deliveries) == 4)
+
+
 async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
     async with running(store) as bus:
         await bus.directory.put_queue("q", spread())

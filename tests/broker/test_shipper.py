@@ -14,6 +14,7 @@ from postbus.entity.commands import (
     Arrive,
     Arrived,
     Command,
+    Done,
     Refusal,
     Refused,
     Reply,
@@ -43,11 +44,13 @@ class Source:
         self.told: list[Shipped] = []
         self.rows: dict[int, Envelope] = {}
         self.failures: list[Exception] = []
+        self.answers: list[Reply] = []
         self._tasks = tasks
 
-    def submit(self, command: Command) -> None:
+    async def call(self, command: Command) -> Reply:
         assert isinstance(command, Shipped)
         self.told.append(command)
+        return self.answers.pop(0) if self.answers else Done()
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)
@@ -264,3 +267,28 @@ async def test_a_reload_drops_what_is_under_way() -> None:
         at.harbours[2].opened.set()
         assert await at.ship("plain", several(1, 2)) == Shipped("plain", [1, 2], {})
         assert len(at.source.told) == 1
+
+
+async def test_an_outbox_that_could_not_read_is_told_again() -> None:
+    """Refused messages are buried with a reason, for which the outbox reads them."""
+    async with port() as at:
+        at.harbours[2].answers = [Arrived(0, FULL)]
+        at.source.answers = [AWAY, AWAY]
+        at.begin("plain", several(1))
+        await until(lambda: len(at.source.told) == 3)
+        assert at.source.told == [Shipped("plain", [], {1: FULL})] * 3
+        await asyncio.sleep(0)
+        assert not at.shipper._tasks
+
+
+async def test_what_a_target_wrote_before_it_failed_is_not_sent_again() -> None:
+    """A topic gives each message its number there; a reload of the partition takes it back."""
+    async with port() as at:
+        at.harbours[2].answers = [AWAY]
+        at.harbours[2].opened.clear()
+        at.begin("plain", several(1))
+        await until(lambda: len(at.harbours[2].arrived) == 1)
+        at.harbours[2].arrived[0].messages[0].origin_sequence = 77
+        at.harbours[2].opened.set()
+        await until(lambda: len(at.source.told) == 1)
+        assert [each.messages[0].origin_sequence for each in at.harbours[2].arrived] == [77, None]

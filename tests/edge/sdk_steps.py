@@ -9,7 +9,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
+import pytest
 from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
@@ -18,10 +21,13 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
-from postbus.broker.directory import home_of
-from postbus.contract import subscription_path
+from postbus.broker.directory import Directory, home_of
+from postbus.contract import LIMITS, Sku, subscription_path
+from postbus.embedded import EmbeddedPostgres
 from postbus.entity.commands import Tick
 from postbus.entity.partition_state import Counts
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge import bus_thread
 from tests.edge.bus_thread import BusThread
 
 SOON_S = 0.5
@@ -167,3 +173,15 @@ def reload_all(bus: BusThread) -> None:
         name = homes.get(partition_id) or bus.queue(named(bus, partition_id))
         bus.counts(name)  # it is loaded
         bus.reload(name)
+
+
+def start_wide(server: EmbeddedPostgres, name: str, count: int, sku: Sku) -> BusThread:
+    """Start a bus of so many partitions, all of a tier."""
+    make_database(server, name, template=TEMPLATE)
+    limits = replace(LIMITS[sku], partition_count=count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bus_thread, "PARTITION_COUNT", count)
+        patch.setattr(bus_thread, "Directory", partial(Directory, limits=limits))
+        bus = BusThread(dsn_of(server, name), limits)
+        bus.start()
+    return bus

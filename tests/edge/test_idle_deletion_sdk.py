@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiveMode
@@ -45,6 +46,11 @@ def temporary(bus: BusThread, **properties: object) -> str:
     return bus.queue(auto_delete_on_idle_ms=IDLE_MS, **properties)
 
 
+def wait_for_late_decisions(bus: BusThread) -> None:
+    """Give what was decided together with the canary time to be committed."""
+    bus.run(asyncio.sleep(0.05))
+
+
 def decide(bus: BusThread, duration_ms: int) -> None:
     """Let time pass and wait until a queue that was idle for that long is gone.
 
@@ -54,7 +60,7 @@ def decide(bus: BusThread, duration_ms: int) -> None:
     bus.counts(canary)
     bus.advance(duration_ms)
     eventually(bus, lambda: not exists(bus, canary))
-    bus.run(asyncio.sleep(0.05))  # what was decided a moment later
+    wait_for_late_decisions(bus)  # what was decided a moment later
 
 
 def is_used_by(bus: BusThread, path: str, use: Callable[[], object]) -> bool:
@@ -68,7 +74,7 @@ def is_used_by(bus: BusThread, path: str, use: Callable[[], object]) -> bool:
     use()
     bus.advance(IDLE_MS - NEARLY_MS + 1_000)
     eventually(bus, lambda: not exists(bus, canary))
-    bus.run(asyncio.sleep(0.05))
+    wait_for_late_decisions(bus)
     if not exists(bus, path):
         return False
     bus.advance(IDLE_MS)
@@ -140,7 +146,7 @@ def test_an_idle_queue_goes_and_is_not_found(
     queue = temporary(bus, enable_partitioning=is_spread)
     send(client, queue, "left behind")
     bus.advance(IDLE_MS - 10_000)
-    bus.run(asyncio.sleep(0.05))
+    wait_for_late_decisions(bus)
     assert exists(bus, queue)
     bus.advance(70_000)
     eventually(bus, lambda: not exists(bus, queue))
@@ -293,7 +299,8 @@ def test_a_session_receiver_is_a_use(bus: BusThread, client: ServiceBusClient) -
 def test_a_use_in_any_partition_counts(bus: BusThread, client: ServiceBusClient) -> None:
     for key in ("a", "b", "c", "d"):
         queue = temporary(bus, enable_partitioning=True)
-        assert is_used_by(bus, queue, lambda: send(client, queue, "m", partition_key=key))  # noqa: B023
+        use = partial(send, client, queue, "m", partition_key=key)
+        assert is_used_by(bus, queue, use)
 
 
 def test_time_of_use_survives_a_restart(bus: BusThread, client: ServiceBusClient) -> None:
@@ -313,7 +320,7 @@ def test_a_restart_deletes_nothing_that_is_in_use(bus: BusThread, client: Servic
     bus.reload(queue)
     bus.advance(IDLE_MS - NEARLY_MS + 60_000)
     bus.counts(queue)
-    bus.run(asyncio.sleep(0.1))
+    wait_for_late_decisions(bus)
     assert exists(bus, queue)
     assert bodies_of(take(client, queue, 1)) == ["m"]
 
@@ -486,6 +493,6 @@ def test_a_queue_that_is_used_while_it_is_judged_is_whole_or_gone(
             except Exception:  # noqa: BLE001 - whatever the SDK makes of not found or busy
                 eventually(bus, lambda: not exists(bus, queue))  # noqa: B023
             else:
-                bus.run(asyncio.sleep(0.1))
+                wait_for_late_decisions(bus)
                 assert exists(bus, queue)
                 assert bus.counts(queue).active == 2

@@ -158,3 +158,4 @@ async def test_auto_renewer(premium_bus: BusThread) -> None:
         async with asyncio.timeout(LONG_S):
             await renewed.wait()
         await receiver.complete_message(message)
+    assert premium_bus.counts(queue).active == 0

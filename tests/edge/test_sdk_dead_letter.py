@@ -138,6 +138,7 @@ def test_abandoning_goes_on_for_ever_in_the_dead_letter_queue(
         for _ in range(5):
             receiver.abandon_message(receive_one(receiver))
         receiver.complete_message(receive_one(receiver))
+    assert bus.counts(queue).dead_letter == 0
 
 
 @pytest.mark.behaviour("S255")

@@ -141,6 +141,7 @@ def test_lock_of_an_expired_message_can_be_renewed(
         receiver.renew_message_lock(message)
         bus.advance(MINUTE_MS + 1)
         receiver.complete_message(message)
+    assert bus.counts(queue).active == 0
 
 
 @pytest.mark.behaviour("S83")

@@ -144,13 +144,6 @@ def test_bodies_of_every_kind_come_back(
     assert raw.properties.group_sequence == 3
 
 
-@pytest.mark.behaviour("S177")
-def test_a_message_without_id_gets_one_from_the_sdk(client: ServiceBusClient, queue: str) -> None:
-    send(client, queue, "plain")
-    (received,) = take(client, queue, 1)
-    assert received.message_id is None or received.message_id
-
-
 @pytest.mark.behaviour("S15")
 def test_messages_are_stored_in_send_order(client: ServiceBusClient, queue: str) -> None:
     with client.get_queue_sender(queue) as sender:

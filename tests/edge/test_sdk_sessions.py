@@ -319,8 +319,11 @@ def test_a_detach_while_waiting_leaves_the_session_to_others(
         assert bodies(take(receiver, 1)) == ["a"]
 
 
-def test_a_session_id_that_is_no_string_is_refused(raw: RawClient, queue: str) -> None:
-    attached = raw.attach_receiver(queue, 1, filters={FILTER: Uint(7)})
+@pytest.mark.parametrize("value", [Uint(7), Described([1], "s"), Described(Ulong(1), "s")])
+def test_a_session_filter_of_another_shape_is_refused(
+    raw: RawClient, queue: str, value: object
+) -> None:
+    attached = raw.attach_receiver(queue, 1, filters={FILTER: value})
     assert attached.fields[5] is None
     assert str(raw.expect(DETACH).fields[2].value[0]) == "amqp:invalid-field"
 

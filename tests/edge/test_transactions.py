@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from postbus.edge import transactions
+from postbus.edge import intake, transactions
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
-from tests.edge.bus_thread import RULES, BusThread
+from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.raw_client import (
     ACCEPTED,
     ATTACH,
@@ -22,6 +22,7 @@ from tests.edge.raw_client import (
     frame,
     message,
 )
+from tests.edge.test_wire import request
 
 pytestmark = pytest.mark.slow
 
@@ -349,3 +350,110 @@ def test_receive_and_delete_is_no_part_of_a_transaction(
 def test_the_coordinator_grants_credit_for_ever(client: TransactionClient) -> None:
     for _ in range(transactions.REQUEST_CREDIT):
         assert int(client.discharge(client.declare()).descriptor) == ACCEPTED
+
+
+@pytest.mark.parametrize("is_discharged", [True, False])
+def test_transactions_that_timed_out_make_room(
+    client: TransactionClient, monkeypatch: pytest.MonkeyPatch, is_discharged: bool
+) -> None:
+    monkeypatch.setattr(transactions, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(transactions, "MAX_OPEN", 3)
+    for _ in range(5):
+        transaction = client.declare()
+        if is_discharged:
+            assert condition(client.discharge(transaction)) == "amqp:transaction:timeout"
+            assert condition(client.discharge(transaction)) == "amqp:transaction:unknown-id"
+
+
+def test_open_transactions_hold_nobody_up(
+    bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "WAITING_BYTES", 100_000)
+    account = bus.listener._intake
+    client.attach_sender(queue)
+    rolled_back, committed = client.declare(), client.declare()
+    assert accepts(client.send_in(rolled_back, message(b"x" * 50_000)), rolled_back)
+    assert accepts(client.send_in(committed, message(b"x" * 40_000)), committed)
+    assert account.used_bytes == 0
+    assert account.waiting_bytes > 90_000
+    refused = client.send_in(rolled_back, message(b"x" * 50_000))
+    assert condition(refused) == "com.microsoft:server-busy"
+    assert condition(client.discharge(rolled_back)) == "amqp:transaction:rollback"
+    assert int(client.discharge(committed).descriptor) == ACCEPTED
+    assert (account.used_bytes, account.waiting_bytes) == (0, 0)
+    assert bus.counts(queue).active == 1
+
+
+@pytest.mark.parametrize("payload", [b"\xff", message(b"x" * 300_000)], ids=["broken", "too large"])
+def test_a_settled_send_that_is_refused_rolls_back(
+    bus: BusThread, client: TransactionClient, queue: str, payload: bytes
+) -> None:
+    client.attach_sender(queue)
+    transaction = client.declare()
+    client.send_in(transaction, message(b"good"))
+    delivery_id = client.next_id()
+    state = described(TRANSACTIONAL, transaction, None)
+    pieces = [payload[start : start + 60_000] for start in range(0, len(payload), 60_000)]
+    for piece in pieces:
+        client.write(
+            frame(
+                TRANSFER, Uint(0), Uint(delivery_id), b"tag", Uint(0), True,
+                piece is not pieces[-1], None, state, payload=piece,
+            )
+        )  # fmt: skip
+    assert condition(client.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 0
+
+
+def attach_via(client: RawClient, queue: str, destination: str) -> Frame:
+    client.write(
+        frame(
+            ATTACH, "via", Uint(5), False, Ubyte(2), Ubyte(0), described(0x28, "here"),
+            described(0x29, queue), None, None, Uint(0), None, None, None, {VIA: destination},
+        )
+    )  # fmt: skip
+    return client.expect(ATTACH)
+
+
+def test_one_bad_message_through_an_entity_fails_alone(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    assert attach_via(client, queue, bus.queue()).fields[6] is not None
+    payloads = [message(b"good"), message(b"bad", "x" * 129), message(b"good")]
+    ids = [client.next_id() for _ in payloads]
+    client.write(
+        *[
+            client.transfer(each, payload, handle=5)
+            for each, payload in zip(ids, payloads, strict=True)
+        ]
+    )
+    assert client.dispositions(3) == dict(zip(ids, [ACCEPTED, REJECTED, ACCEPTED], strict=True))
+    assert bus.listener._intake.used_bytes == 0
+
+
+def test_nothing_is_sent_on_to_what_cannot_be_sent_to(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    topic = bus.topic()
+    bus.subscription(topic, "all")
+    for destination in (f"{queue}/$DeadLetterQueue", f"{topic}/Subscriptions/all"):
+        assert attach_via(client, queue, destination).fields[6] is None
+        assert str(client.expect(DETACH).fields[2].value[0]) == "amqp:not-allowed"
+        client.write(frame(DETACH, Uint(5), True))
+
+
+def test_a_via_link_ends_with_the_right_to_its_destination(bus: BusThread) -> None:
+    scoped, other = bus.queue("scoped"), bus.queue()
+    with RawClient(bus.port, "of-one-queue", "only here") as client:
+        expires_s = int(bus.real_time_s()) + 3_600
+        resource = f"sb://localhost/{other}"
+        token = sas_token(resource, RULES[0].name, RULES[0].keys.primary, expires_s)
+        properties = {
+            "operation": "put-token",
+            "type": "servicebus.windows.net:sastoken",
+            "name": resource,
+        }
+        request(client, "$cbs", "id", properties, token)
+        assert attach_via(client, scoped, other).fields[6] is not None
+        bus.age_tokens(3_700)
+        assert str(client.expect(DETACH).fields[2].value[0]) == "amqp:unauthorized-access"

@@ -182,10 +182,18 @@ class Rig:
                 found += self.tables.read_numbers(*numbers)
         if self.checks:
             check_partition(self.state)
+        self._check_overlap(result)
         self.pending.append((result, replies))
         if self.is_auto:
             self.commit()
         return replies
+
+    def _check_overlap(self, outcome: Outcome) -> None:
+        """Assert that what touches rows of a commit under way says so (D20)."""
+        if outcome.deletes and not outcome.touches_uncommitted:
+            for earlier, _ in self.pending:
+                own = {insert.row_key for insert in earlier.inserts}
+                assert own.isdisjoint(outcome.deletes), "touches_uncommitted is not set"
 
     def apply(self, command: Command) -> Reply:
         """Apply and commit; return the reply."""

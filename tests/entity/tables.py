@@ -88,11 +88,13 @@ class Tables:
             assert insert.row_key not in self.rows
             self.block_of(insert.row_key)
             self.rows[insert.row_key] = (insert.enqueued_ms, as_read(insert.envelope))
+        own = {insert.row_key for insert in outcome.inserts}
         for mutation in outcome.mutations:
             match mutation:
                 case PatchMessage():
                     self._patch(mutation)
                 case MoveMessage():
+                    assert mutation.row_key not in own, "no statement moves what it inserts"
                     self._move(mutation)
                 case PutDue():
                     assert mutation.row_key in self.rows

@@ -10,6 +10,8 @@ import pytest
 from postbus.contract import QueueProperties
 from postbus.entity import dedup
 from postbus.entity.commands import (
+    Arrive,
+    Arrived,
     Cancelled,
     CancelScheduled,
     Disposition,
@@ -22,7 +24,7 @@ from postbus.entity.commands import (
     Transacted,
 )
 from postbus.entity.dedup import SLOT_MS, SeenIds, digest_of
-from postbus.entity.outcomes import ForgetIds, Needs, Outcome, RecordIds
+from postbus.entity.outcomes import ForgetIds, Found, Needs, Outcome, RecordIds
 from postbus.message.codec import Ulong, encode_value
 from postbus.message.envelope import Envelope
 from tests.entity.partition_rig import QUEUE, START_MS, Rig, message
@@ -224,12 +226,65 @@ def test_older_ids_are_confirmed_by_the_tables() -> None:
     assert rig.send(named("m3"), named("new"), named("m199")) == [0, 201, 0]
     asked, outcome = rig.results
     assert isinstance(asked, Needs)
-    ((entity_no, digest, from_ms, to_ms),) = asked.ids
+    (entity_no, digest, from_ms, to_ms), known = asked.ids
+    assert known[1] == digest_of(encode_value("m199")), "it may be an older one by then"
     assert (entity_no, digest) == (QUEUE, digest_of(encode_value("m3")))
     assert from_ms <= START_MS + 30 <= to_ms
     assert to_ms - from_ms < SLOT_MS
     assert isinstance(outcome, Outcome)
     assert len(outcome.mutations) == 1
+
+
+def exact_ones(rig: Rig, count: int) -> list[str]:
+    """Return the names m0 ... that are known exactly at this moment."""
+    entity = rig.state.entity_by_no(QUEUE)
+    assert entity is not None
+    assert entity.seen is not None
+    recent = entity.seen._recent
+    return [f"m{n}" for n in range(count) if digest_of(encode_value(f"m{n}")) in recent]
+
+
+@pytest.mark.usefixtures("few")
+def test_an_id_that_gets_old_while_the_tables_are_read_is_still_known() -> None:
+    rig = Rig(PROPERTIES)
+    for n in range(40):
+        rig.send(named(f"m{n}"))
+        rig.advance(10)
+    last = exact_ones(rig, 40)[0]
+    command = Enqueue(QUEUE, [named("m0"), named(last)])
+    needs = rig.state.apply(command, rig.now_ms)
+    assert isinstance(needs, Needs)
+    found = Found()
+    found.seen = rig.tables.read_ids(needs.ids)
+    rig.send(*(named(f"other{n}") for n in range(40)))
+    rig.advance(10)
+    assert last not in exact_ones(rig, 40)
+    outcome = rig.state.apply(command, rig.now_ms, found)
+    assert isinstance(outcome, Outcome)
+    assert outcome.reply == Enqueued([0, 0])
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("is_arrival", [False, True])
+def test_an_id_does_not_get_old_within_a_command(is_arrival: bool) -> None:
+    """What was screened is screened again when it is stored, after the messages before it."""
+    rig = Rig(PROPERTIES)
+    for n in range(40):
+        rig.send(named(f"m{n}"))
+        rig.advance(10)
+    new = [named(f"new{n}") for n in range(40)]
+    again = [named(name) for name in exact_ones(rig, 40)]
+    assert again
+    if is_arrival:
+        messages = [*new, *again, named("large", size_bytes=1 << 40)]
+        reply = rig.apply(Arrive(5, QUEUE, list(range(1, len(messages) + 1)), messages))
+        assert isinstance(reply, Arrived)
+        assert reply.count == len(messages) - 1
+    else:
+        replies = rig.apply(Transact([Enqueue(QUEUE, new), Enqueue(QUEUE, again)]))
+        assert isinstance(replies, Transacted)
+        assert replies.replies[1] == Enqueued([0] * len(again))
+    assert len(names(rig)) == 80
 
 
 @pytest.mark.usefixtures("few")

@@ -22,11 +22,14 @@ from postbus.entity.commands import (
     Delivery,
     Disposition,
     Enqueue,
+    GetSessionState,
     Peek,
     Peeked,
     Quiesce,
     Refusal,
     Refused,
+    SessionState,
+    SetSessionState,
     SubQueue,
     SupplyRows,
     Tick,
@@ -372,3 +375,22 @@ def test_peek_finds_the_oldest_session_wherever_it_is_kept() -> None:
     rig.detach("A")
     assert [name_of(peeked.envelope) for peeked in rig.peek(limit=1)] == ["a"]
     assert list(queue_of(rig).dormant)[-1] == b"a"
+
+
+def test_states_that_were_removed_are_not_remembered_for_ever() -> None:
+    """A state set first and kept stands before those that come and go with their sessions."""
+    rig = Rig(QueueProperties(requires_session=True), budget_bytes=200_000)
+    rig.accept("first", "first")
+    rig.apply(SetSessionState(QUEUE, b"first", rig.names["first"], b"kept"))
+    for number in range(200):
+        name = f"s{number}"
+        rig.accept(name, name)
+        for state in (b"x", None):
+            rig.now_ms += 1
+            rig.apply(SetSessionState(QUEUE, name.encode(), rig.names[name], state))
+        rig.detach(name)
+    entity = rig.state.entity_by_no(QUEUE)
+    assert entity is not None
+    assert isinstance(entity.active, SessionQueue)
+    assert len(entity.active.values._held) < 60
+    assert rig.apply(GetSessionState(QUEUE, b"first", rig.names["first"])) == SessionState(b"kept")

@@ -12,6 +12,7 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
+from postbus.entity import topic_state
 from postbus.entity.commands import (
     CheckLocks,
     Delivery,
@@ -375,3 +376,11 @@ def test_a_message_sent_via_a_subscription_leaves_with_its_settlement() -> None:
     assert {name: set(places) for name, places in bus.where().items()} == {
         "b": {(2, OTHER, ACTIVE)}
     }
+
+
+def test_the_copies_of_all_operations_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic_state, "MAX_COPIES", 10)
+    rig = topic_rig()
+    sends = [send(f"m{number}", entity_no=TOPIC) for number in range(11)]
+    assert refused(rig, *sends).refusal is Refusal.PUBLISH_TOO_LARGE
+    assert isinstance(rig.apply(Transact([*sends[:10]])), Transacted)

@@ -22,6 +22,7 @@ from postbus.entity.outcomes import (
     Mutation,
     PutDefinition,
     PutInbound,
+    PutKept,
     PutOutbound,
     PutSessionState,
     RecordIds,
@@ -419,3 +420,24 @@ async def test_crash_keeps_what_was_told(store: Store) -> None:
     assert loaded.inbound == [OF_ENTITY[2]]
     assert loaded.outbox == [out(OUTBOX_KEY)]
     assert loaded.entities[0].last_used_ms == NOW_MS
+
+
+async def test_row_inserted_into_a_dead_letter_queue_keeps_its_number(store: Store) -> None:
+    first, second = DEAD_KEY, DEAD_KEY + 1
+    dead = SubQueue.DEAD_LETTER
+    async with driven(store) as it:
+        puts = [PutKept(first, 1, dead, 41, 0), PutKept(second, 1, dead, 42, 3)]
+        await it.commit(
+            outcome([insert(first), insert(second)], mutations=[block(DEAD_KEY, 256, dead), *puts])
+        )
+    loaded = await reload(store)
+    assert list(loaded.keys[1, dead]) == [first, second]
+    async with driven(store) as it:
+        rows = await it.journal.read_numbers(1, dead, 41, 10)
+        await it.commit(outcome(deletes=[first]))
+        left = await it.journal.read_numbers(1, dead, 41, 10)
+    assert [(row.row_key, row.sequence, row.delivery_count) for row in rows] == [
+        (first, 41, 0),
+        (second, 42, 3),
+    ]
+    assert [row.row_key for row in left] == [second]

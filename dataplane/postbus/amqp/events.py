@@ -87,6 +87,7 @@ class OversizeReceived:
     link: IncomingLink
     delivery_id: int
     is_settled: bool
+    state: DeliveryState | None
 
 
 @dataclass(slots=True)

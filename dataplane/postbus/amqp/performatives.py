@@ -180,7 +180,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TransactionalState:
-    """A delivery or an outcome inside a transaction."""
+    """A delivery or an outcome inside a transaction. An id that is no binary is b"", which names
+    none: what asks for a transaction must not be taken for what does not.
+    """
 
     transaction_id: bytes
     outcome: DeliveryState | None
@@ -232,11 +234,10 @@ def decode_state(value: object) -> DeliveryState | None:
             return Declared(transaction_id) if isinstance(transaction_id, bytes) else None
         case 0x34:
             transaction_id, outcome = fields_of(value, 2)
-            if not isinstance(transaction_id, bytes):
-                return None
             inner = decode_state(outcome)
             return TransactionalState(
-                transaction_id, None if isinstance(inner, TransactionalState) else inner
+                transaction_id if isinstance(transaction_id, bytes) else b"",
+                None if isinstance(inner, TransactionalState) else inner,
             )
     return None
 

@@ -394,7 +394,7 @@ class Session:
                 link.delivery_count += 1
                 link.credit -= 1
                 if 0 < link.max_message_bytes < len(payload):
-                    return OversizeReceived(link, delivery_id, is_settled)
+                    return OversizeReceived(link, delivery_id, is_settled, state)
                 return TransferReceived(
                     link, delivery_id, tag or b"", message_format, is_settled, state, payload
                 )
@@ -438,7 +438,9 @@ class Session:
             return None
         link.credit -= 1
         if is_oversize:
-            return OversizeReceived(link, delivery_id, is_settled or was_settled)
+            return OversizeReceived(
+                link, delivery_id, is_settled or was_settled, state or first_state
+            )
         return TransferReceived(
             link,
             delivery_id,

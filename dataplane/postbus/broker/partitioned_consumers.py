@@ -75,8 +75,8 @@ class PartitionedConsumer:
 
     def set_demand(self, command: SetDemand, on_reply: OnReply) -> None:
         """Set the limit over all partitions; a drain is answered when none has more, or late."""
+        self._end_drain()  # first: it lowers the limit
         self._limit = command.limit
-        self._end_drain()
         if command.is_drain:
             self._on_drained = on_reply
             loop = asyncio.get_running_loop()
@@ -214,8 +214,13 @@ class _Part:
         life = self._life
         self.host.register_sink(command.consumer_id, self)
         self.host.submit(command, partial(self._added, life))
-        if life == self._life and not self._owner.is_closed:
-            arm = SetDemand(command.consumer_id, 0, wants_hint=True)
+        if not self._owner.is_closed:
+            self._arm(life)
+
+    def _arm(self, life: int) -> None:
+        """Have the partition tell when it has messages."""
+        if life == self._life:
+            arm = SetDemand(self._owner.command.consumer_id, 0, wants_hint=True)
             self.host.submit(arm, partial(self._armed, life))
 
     def unregister(self) -> None:
@@ -250,9 +255,13 @@ class _Part:
             self.register()
 
     def _armed(self, life: int, reply: Reply) -> None:
-        if life == self._life and isinstance(reply, DemandSet):
+        if life != self._life:
+            return
+        if isinstance(reply, DemandSet):
             self._is_armed = True
             self._owner.pump()
+        elif isinstance(reply, Refused) and reply.refusal in AWAY:
+            asyncio.get_running_loop().call_later(RETRY_S, self._arm, life)
 
     def _answered(self, life: int, count: int, reply: Reply) -> None:
         """What the partition could not give is free for others."""

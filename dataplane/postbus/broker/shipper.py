@@ -57,7 +57,7 @@ class Source(Protocol):
 
     partition_id: int
 
-    def submit(self, command: Command) -> None: ...
+    async def call(self, command: Command) -> Reply: ...
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
 
@@ -131,8 +131,12 @@ class Shipper:
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
-    def tell(self, shipped: Shipped) -> None:
-        self._source.submit(shipped)
+    async def tell(self, shipped: Shipped) -> None:
+        """Tell the outbox; repeated while it cannot read what it needs, for it waits for this."""
+        backoff_s = FIRST_BACKOFF_S
+        while isinstance(await self._source.call(shipped), Refused):
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
     def log_trouble(self, ship: Ship) -> None:
         logger.exception(
@@ -167,7 +171,7 @@ class _Shipment:
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
         arrived = [number for number in self._ship.numbers if number in self._arrived]
-        self._shipper.tell(Shipped(self._ship.target, arrived, self._refused))
+        await self._shipper.tell(Shipped(self._ship.target, arrived, self._refused))
 
     async def _load(self) -> dict[int, Envelope]:
         """Return number -> the copy to send of all that is not decided yet."""
@@ -217,9 +221,9 @@ class _Shipment:
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
     ) -> bool:
         """Send what goes to one partition; what is decided leaves `messages`. False: nothing is."""
-        reply = await self._shipper.arrive(
-            partition_id, target, numbers, [messages[number] for number in numbers]
-        )
+        # A copy each time: a target that is to fail writes into what it gets.
+        copies = [copy.copy(messages[number]) for number in numbers]
+        reply = await self._shipper.arrive(partition_id, target, numbers, copies)
         refused: Refused | None
         if isinstance(reply, Arrived):
             count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one

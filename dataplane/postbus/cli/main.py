@@ -216,7 +216,15 @@ def check(
     with expected_failures():
         for bus in read_manifests(manifests):
             tier = bus.properties.sku.name.value
-            out.print(f"[green]ok[/green] {escape(bus.name)} ({tier}), {len(bus.queues)} queues")
+            entities = {
+                "queue": bus.queues,
+                "topic": bus.topics,
+                "subscription": bus.subscriptions,
+            }
+            counts = ", ".join(
+                f"{len(each)} {kind}{'s' * (len(each) != 1)}" for kind, each in entities.items()
+            )
+            out.print(f"[green]ok[/green] {escape(bus.name)} ({tier}), {counts}")
 
 
 # --- running ------------------------------------------------------------------------------------

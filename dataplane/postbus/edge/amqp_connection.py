@@ -374,9 +374,10 @@ class AmqpConnection:
         def resolved(address: Address | None) -> None:
             if link.is_gone or self.is_ended:
                 return
-            if address is None:
-                refused = Refused(Refusal.ENTITY_NOT_FOUND)
-                link.refuse(self.explainer.refused(refused, destination.path))
+            absent = Refused(Refusal.ENTITY_NOT_FOUND)
+            refused = absent if address is None else _target_refusal(address)
+            if refused is not None or address is None:
+                link.refuse(self.explainer.refused(refused or absent, destination.path))
                 return
             resolve = partial(self._resolved, link, node, via=address.name)
             self.router.resolve(node.path, resolve)
@@ -483,17 +484,20 @@ class AmqpConnection:
             del self._grants[path]
         for link, door in list(self._doors.items()):
             if isinstance(door, SenderDoor | ReceiverDoor):
-                right = Right.SEND if isinstance(door, SenderDoor) else Right.LISTEN
-                if not self.is_allowed(door.path, right):
-                    self.detach(link, self.explainer.missing_right(right, door.path))
+                right, paths = Right.LISTEN, [door.path]
+                if isinstance(door, SenderDoor):
+                    right = Right.SEND
+                    paths += [] if door.via is None else [door.via]
+                lost = [each for each in paths if not self.is_allowed(each, right)]
+                if lost:
+                    self.detach(link, self.explainer.missing_right(right, lost[0]))
 
 
 def _attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
     """Return why a link may not be attached to what an address names."""
-    if is_sender and address.sub_queue is not SubQueue.ACTIVE:
-        return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
-    if is_sender and address.kind is EntityKind.SUBSCRIPTION:
-        return Refused(Refusal.NOT_ALLOWED, "Send to the topic of a subscription.")
+    refused = _target_refusal(address) if is_sender else None
+    if refused is not None:
+        return refused
     if not is_sender and address.kind is EntityKind.TOPIC:
         return Refused(Refusal.NOT_ALLOWED, "Receive from a subscription of the topic.")
     match address.properties.status:
@@ -505,3 +509,12 @@ def _attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
             return Refused(Refusal.SEND_DISABLED) if is_sender else None
         case EntityStatus.RECEIVE_DISABLED:
             return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
+
+
+def _target_refusal(address: Address) -> Refused | None:
+    """Return why nothing can ever be sent to what an address names."""
+    if address.sub_queue is not SubQueue.ACTIVE:
+        return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
+    if address.kind is EntityKind.SUBSCRIPTION:
+        return Refused(Refusal.NOT_ALLOWED, "Send to the topic of a subscription.")
+    return None

@@ -152,11 +152,14 @@ class ManagementNode:
         self.submit(address, command, answer)
 
     def _peek(self, address: Address, body: Any, respond: Respond) -> None:
+        count = integer(body, "message-count")
+        if count < 1:
+            raise BadRequest("message-count must be at least 1")
         command = Peek(
             address.entity_no,
             address.sub_queue,
             integer(body, "from-sequence-number"),
-            max(1, min(integer(body, "message-count"), MAX_PEEK_COUNT)),
+            min(count, MAX_PEEK_COUNT),
             MAX_PEEK_BYTES,
             session_id_of(body),
         )
@@ -218,11 +221,11 @@ class ManagementNode:
         if disposition is None:
             raise BadRequest("disposition-status is not one of " + ", ".join(DISPOSITIONS))
         changes = body.get("properties-to-modify")
-        properties = (
-            {str(key): value for key, value in changes.items()}
-            if isinstance(changes, dict)
-            else None
-        )
+        if changes is not None and not (
+            isinstance(changes, dict) and all(isinstance(key, str) for key in changes)
+        ):
+            raise BadRequest("properties-to-modify is no map of names")
+        properties = changes and {str(key): value for key, value in changes.items()}
         is_dead_letter = disposition is Disposition.DEAD_LETTER
         command = Settle(
             address.entity_no,

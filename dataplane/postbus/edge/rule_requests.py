@@ -153,26 +153,31 @@ def _sql_filter(fields: dict[str, Any]) -> SqlFilter | None:
         return SqlFilter(sql_expression=TRUE_TEXT)
     if "false-filter" in fields:
         return SqlFilter(sql_expression=FALSE_TEXT)
-    expression = _expression(fields.get("sql-filter"))
+    expression = _expression("sql-filter", fields.get("sql-filter"))
     return None if expression is None else SqlFilter(sql_expression=expression)
 
 
 def _action(value: Any) -> SqlAction | None:
-    expression = _expression(value)
+    expression = _expression("sql-rule-action", value)
     return None if expression is None else SqlAction(sql_expression=expression)
 
 
-def _expression(value: Any) -> str | None:
-    if not isinstance(value, dict):
+def _expression(name: str, value: Any) -> str | None:
+    if value is None:
         return None
-    expression = {str(key): each for key, each in value.items()}.get("expression")
-    return expression if isinstance(expression, str) else None
+    given = value if isinstance(value, dict) else {}
+    expression = {str(key): each for key, each in given.items()}.get("expression")
+    if not isinstance(expression, str):
+        raise BadRequest(f"{name} has no expression")
+    return expression
 
 
 def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
     value = fields.get("correlation-filter")
-    if not isinstance(value, dict):
+    if value is None:
         return None
+    if not isinstance(value, dict):
+        raise BadRequest("correlation-filter is no map")
     given = {str(key): each for key, each in value.items()}
     named = {
         field: given[wire]

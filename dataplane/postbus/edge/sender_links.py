@@ -89,7 +89,7 @@ class SenderDoor:
             if is_settled:
                 delivery_id = PRE_SETTLED
             if is_busy:
-                self._refuse([delivery_id], Refused(Refusal.BUSY))
+                self._refuse_special(transfer.state, delivery_id, Refused(Refusal.BUSY))
                 continue
             if message_format or state is not None:
                 self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
@@ -111,7 +111,8 @@ class SenderDoor:
         self._waiting += 1
         delivery_id = PRE_SETTLED if event.is_settled else event.delivery_id
         detail = f"The limit is {self._link.max_message_bytes} bytes."
-        self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
+        refused = Refused(Refusal.MESSAGE_TOO_LARGE, detail)
+        self._refuse_special(event.state, delivery_id, refused)
 
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""
@@ -136,18 +137,33 @@ class SenderDoor:
         is_batch = transfer.message_format == BATCH_FORMAT
         if is_batch and len(payload) > self._max_batch_bytes:
             detail = f"A batch may have {self._max_batch_bytes} bytes."
-            self._refuse([delivery_id], Refused(Refusal.MESSAGE_TOO_LARGE, detail))
+            refused = Refused(Refusal.MESSAGE_TOO_LARGE, detail)
+            self._refuse_special(transfer.state, delivery_id, refused)
             return
         try:
             envelopes = explode_batch(payload) if is_batch else [slice_message(payload)]
         except DecodeError as error:
-            self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
+            refused = Refused(Refusal.MESSAGE_MALFORMED, str(error))
+            self._refuse_special(transfer.state, delivery_id, refused)
             return
         if transfer.state is not None:
             self._enlist(transfer, delivery_id, envelopes)
             return
         command = Enqueue(self._address.entity_no, envelopes, is_atomic=is_batch)
         self._submit([delivery_id], command, len(payload))
+
+    def _refuse_special(
+        self, state: DeliveryState | None, delivery_id: int, refused: Refused
+    ) -> None:
+        """Refuse one delivery; the transaction it belongs to cannot commit without it.
+
+        The Java SDK takes every outcome of a send in a transaction as success.
+        """
+        if isinstance(state, TransactionalState):
+            transaction = self.connection.transactions.find(state.transaction_id)
+            if transaction is not None:
+                transaction.fail(refused)
+        self._refuse([delivery_id], refused)
 
     def _enlist(
         self, transfer: TransferReceived, delivery_id: int, envelopes: list[Envelope]
@@ -171,6 +187,11 @@ class SenderDoor:
 
     def _submit(self, ids: list[int], command: Enqueue, size_bytes: int) -> None:
         if not ids:
+            return
+        if self.via is not None and len(ids) > 1:  # each alone: what is wrong fails nothing else
+            for delivery_id, envelope in zip(ids, command.messages, strict=True):
+                alone = Enqueue(command.entity_no, [envelope])
+                self._submit([delivery_id], alone, envelope.size_bytes)
             return
         self._intake.take(size_bytes)
         connection = self.connection

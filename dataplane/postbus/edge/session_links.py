@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
+DESCRIPTORS: Final = (SESSION_FILTER_CODE, SESSION_FILTER)  # no set: a list may stand there
 TIMEOUT_PROPERTY: Final = "com.microsoft:timeout"
 LOCKED_UNTIL_PROPERTY: Final = "com.microsoft:locked-until-utc"
 
@@ -41,8 +42,9 @@ class SessionFilter:
     def __init__(self, key: object, value: object) -> None:
         self._key = key
         self._value = value
+        is_known = not isinstance(value, Described) or value.descriptor in DESCRIPTORS
         asked = value.value if isinstance(value, Described) else value
-        self.is_valid = asked is None or isinstance(asked, str)
+        self.is_valid = is_known and (asked is None or isinstance(asked, str))
         self.session_id = asked.encode() if isinstance(asked, str) else None
 
     @classmethod

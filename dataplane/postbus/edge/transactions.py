@@ -66,8 +66,11 @@ Answer: TypeAlias = Callable[[AmqpError | None], None]
 class Transaction:
     """What waits for one discharge."""
 
-    def __init__(self, connection: AmqpConnection, transaction_id: bytes) -> None:
+    def __init__(
+        self, connection: AmqpConnection, transaction_id: bytes, coordinator: CoordinatorDoor
+    ) -> None:
         self.transaction_id = transaction_id
+        self.coordinator = coordinator
         self._connection = connection
         self._operations: list[Enqueue | Settle] = []
         self._home: Address | None = None
@@ -237,14 +240,14 @@ class Transactions:
         self._connection = connection
         self._open: dict[bytes, Transaction] = {}
 
-    def declare(self) -> Transaction | None:
+    def declare(self, coordinator: CoordinatorDoor) -> Transaction | None:
         """Open a transaction; None when too many are open."""
         if len(self._open) >= MAX_OPEN:  # those that timed out were kept to be told of
             for each in [each for each in self._open.values() if each.has_timed_out]:
                 self.close(each)
         if len(self._open) >= MAX_OPEN:
             return None
-        transaction = Transaction(self._connection, secrets.token_bytes(16))
+        transaction = Transaction(self._connection, secrets.token_bytes(16), coordinator)
         self._open[transaction.transaction_id] = transaction
         return transaction
 
@@ -262,16 +265,22 @@ class Transactions:
         text = "No such transaction is open on this connection."
         return self._connection.explainer.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
 
+    def forget_late(self, transaction_id: bytes) -> None:
+        """Forget a transaction that timed out; its client has been told."""
+        known = self._open.get(transaction_id)
+        if known is not None and known.has_timed_out:
+            self.close(known)
+
     def close(self, transaction: Transaction) -> None:
         """Forget a transaction that ended."""
         self._open.pop(transaction.transaction_id, None)
-        transaction.on_closed()
 
-    def roll_back(self) -> None:
-        """Roll back all of them: the connection is gone."""
-        for transaction in self._open.values():
-            transaction.roll_back()
-        self._open.clear()
+    def roll_back(self, coordinator: CoordinatorDoor | None = None) -> None:
+        """Roll back what a link declared that is gone, None: all, the connection is gone."""
+        for transaction in list(self._open.values()):
+            if coordinator in (None, transaction.coordinator):
+                transaction.roll_back()
+                self.close(transaction)
 
 
 class CoordinatorDoor:
@@ -283,7 +292,6 @@ class CoordinatorDoor:
     def __init__(self, connection: AmqpConnection, link: IncomingLink) -> None:
         self._connection = connection
         self._link = link
-        self._declared: dict[bytes, Transaction] = {}
 
     def attach(self) -> None:
         self._link.accept(max_message_bytes=REQUEST_BYTES, credit=REQUEST_CREDIT)
@@ -312,18 +320,14 @@ class CoordinatorDoor:
 
     def close(self) -> None:
         """The link is gone: what it declared and did not discharge is rolled back."""
-        for transaction in self._declared.values():
-            transaction.roll_back()
-            self._connection.transactions.close(transaction)
-        self._declared.clear()
+        self._connection.transactions.roll_back(self)
 
     def _declare(self, transfer: TransferReceived) -> None:
-        transaction = self._connection.transactions.declare()
+        transaction = self._connection.transactions.declare(self)
         if transaction is None:
             text = f"A connection may have {MAX_OPEN} open transactions."
             self._reject(transfer, self._error(conditions.RESOURCE_LIMIT_EXCEEDED, text))
             return
-        self._declared[transaction.transaction_id] = transaction
         if not transfer.is_settled:
             state = Declared(transaction.transaction_id)
             self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
@@ -333,11 +337,11 @@ class CoordinatorDoor:
         transaction = transactions.find(request.transaction_id)
         if transaction is None:
             self._reject(transfer, transactions.unknown(request.transaction_id))
+            transactions.forget_late(request.transaction_id)
             return
 
         def answer(error: AmqpError | None) -> None:
             transactions.close(transaction)
-            self._declared.pop(transaction.transaction_id, None)
             if error is not None:
                 self._reject(transfer, error)
             elif self._link.is_attached and not transfer.is_settled:

@@ -372,7 +372,7 @@ def _delete_paged(
             continue
         deleted += 1
         outcome.deletes.append(row_key)
-        if row_key >= sub.turn.first_key and row.enqueued_ms >= sub.turn.committed_ms:
+        if sub.turn.may_be_uncommitted(row_key, row.enqueued_ms):
             outcome.touches_uncommitted = True
         sub.attempts.pop(row_key, None)
         sub.live -= 1

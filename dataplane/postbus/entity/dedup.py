@@ -55,8 +55,9 @@ SWEEP_PAUSE_MS: Final = 10
 """One step of a sweep takes about 1 ms."""
 
 LEAST_SWEEP_MS: Final = 10_000
-MOST_SWEEP_MS: Final = 600_000
-"""A sweep begins eight times a window, within these bounds."""
+MOST_SWEEP_MS: Final = 60_000
+"""A sweep begins eight times a window, within these bounds. The rows of the tables that go with one
+are limited: more seldom, they would not keep up with a sender that waits for each message."""
 
 TOO_MANY: Final = Refused(
     Refusal.QUOTA_EXCEEDED,
@@ -128,6 +129,7 @@ class SeenIds:
         recent, index = self._recent, self._index
         digests: list[bytes | None] = []
         asked: list[tuple[int, bytes, int, int]] = []
+        known: list[tuple[int, bytes, int, int]] = []
         is_new = True
         for envelope in envelopes:
             message_id = envelope.message_id
@@ -139,12 +141,13 @@ class SeenIds:
             if seen_ms is not None:
                 if seen_ms > oldest_ms:
                     is_new = False
+                    known.append((self.entity_no, digest, seen_ms, seen_ms))
             elif index.count and (span := index.span(digest, self._turn.now_ms, oldest_ms)):
                 is_new = False
                 if found is None:
                     asked.append((self.entity_no, digest, *span))
-        if asked:
-            return Needs(ids=asked)
+        if asked:  # those known now may be older ones when the answer is here
+            return Needs(ids=asked + known)
         if is_new and len(digests) > 1:
             named = len(digests) - digests.count(None)
             is_new = len(set(digests)) == named + (named < len(digests))
@@ -168,7 +171,8 @@ class SeenIds:
         turn = self._turn
         turn.outcome.mutations.append(RecordIds(self.entity_no, turn.now_ms, b"".join(digests)))
         self._remember(turn.now_ms, digests)
-        self._settle_down(2 * len(digests) + CHUNK_IDS)
+        if self._is_crowded:
+            turn.resumed[self.settle_down] = None
         self._watch()
 
     def _remember(self, seen_ms: int, digests: list[bytes]) -> None:
@@ -179,17 +183,30 @@ class SeenIds:
         for start in range(0, len(digests), CHUNK_IDS):
             self._order.append((seen_ms, digests[start : start + CHUNK_IDS]))
 
-    def _settle_down(self, most: int) -> None:
-        """Keep less of the oldest among the exact ids, of about `most` of them at a time."""
-        turn, recent, order = self._turn, self._recent, self._order
-        settled_ms = min(turn.committed_ms, turn.now_ms - RECENT_MS)
-        while len(recent) > RECENT_IDS and most > 0 and order[0][0] < settled_ms:
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether some of the exact ids may become older ones."""
+        turn = self._turn
+        return len(self._recent) > RECENT_IDS and self._order[0][0] < min(
+            turn.committed_ms, turn.now_ms - RECENT_MS
+        )
+
+    def settle_down(self) -> None:
+        """Keep less of the oldest among the exact ids, some at a time.
+
+        In a Tick: between the check of a transaction and its end no id may change its place.
+        """
+        recent, order = self._recent, self._order
+        most = CHUNK_IDS + (len(recent) - RECENT_IDS) // 4
+        while most > 0 and self._is_crowded:
             seen_ms, digests = order.popleft()
             most -= len(digests)
             for digest in digests:
                 if recent.get(digest) == seen_ms:  # else it was accepted again since
                     del recent[digest]
                     self._index.add(digest, seen_ms)
+        if self._is_crowded:
+            self._turn.resumed[self.settle_down] = None
 
     # --- time -------------------------------------------------------------------------------------
 

@@ -283,8 +283,9 @@ class Outcome:
     `touches_uncommitted` is set (it deletes a row that an earlier outcome of this life inserted and
     that may not be committed yet), the outcome is a barrier. The rule is conservative: a row of
     this life counts as uncommitted unless it was enqueued before the `applied_ms` that the host
-    handed to `PartitionState.mark_committed` last. A settlement never sets it: who holds a lock
-    token got it after the commit of the row.
+    handed to `PartitionState.mark_committed` last, and so was the last one that counts as enqueued
+    before it was stored. A settlement never sets it: who holds a lock token got it after the commit
+    of the row. An outcome never moves a row it inserts (`own_rows`).
     """
 
     reply: Reply

@@ -17,7 +17,7 @@ from random import Random
 from typing import Final, assert_never
 
 from postbus.contract import EntityStatus, NamespaceLimits, TopicProperties
-from postbus.entity import browse, hints, locks, paging, transactions
+from postbus.entity import browse, hints, locks, own_rows, paging, transactions
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
@@ -148,6 +148,8 @@ class PartitionState:
         outcome.reply = reply
         if self._outbox.unoffered:
             self._outbox.offer()
+        if outcome.inserts and outcome.mutations:
+            own_rows.settle(outcome)
         return outcome
 
     @property

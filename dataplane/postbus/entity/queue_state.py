@@ -19,7 +19,7 @@ from postbus.entity.scheduled import ScheduledMessages
 from postbus.entity.session_state import SessionQueue
 from postbus.entity.sub_queue import SubQueueState
 from postbus.message.envelope import Envelope
-from postbus.message.patch import check_properties
+from postbus.message.patch import TWO_KEYS, check_properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,16 @@ NOT_SENT_TO: Final = Refused(
     Refusal.NOT_ALLOWED, "messages of a subscription are sent to its topic"
 )
 QUOTA_EXCEEDED: Final = Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached its maximum size")
+
+
+def properties_refusal(envelope: Envelope) -> Refused | None:
+    """Say what is wrong with the properties of a message, or None."""
+    complaint = check_properties(envelope)
+    if complaint is None:
+        return None
+    if complaint is TWO_KEYS:  # what SDKs show as an invalid operation (S172, S230)
+        return Refused(Refusal.NOT_ALLOWED, complaint)
+    return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
 
 
 class QueueState:
@@ -245,9 +255,9 @@ class QueueState:
         refused = self._size_refusal(envelope)
         if refused is not None:
             return refused
-        complaint = check_properties(envelope)
-        if complaint is not None:
-            return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
+        refused = properties_refusal(envelope)
+        if refused is not None:
+            return refused
         if envelope.session_id is None and self.active.sessions is not None:
             return SESSION_ID_MISSING
         if self.size_bytes + pending_bytes + envelope.size_bytes > self.max_size_bytes:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 KEPT_SHIFT: Final = 4
 """Committed values of an entity may use 1/16 of the window's budget. Our choice."""
 
+HELD_BYTES: Final = 256
+"""What a value in memory costs besides its bytes; one that was removed costs it as well."""
+
 
 class SessionValues:
     """See the module's docstring. `changed_ms`: session -> when its value changed last."""
@@ -68,7 +71,7 @@ class SessionValues:
         else:
             self.changed_ms[session_id] = now_ms
         self._held[session_id] = (now_ms, state)
-        self._account(len(state or b""))
+        self._account(_cost_of(state))
         self.trim(turn.window.budget.limit_bytes >> KEPT_SHIFT)
         turn.outcome.mutations.append(PutSessionState(self._entity_no, session_id, state, now_ms))
         return DONE
@@ -91,8 +94,12 @@ class SessionValues:
     def _drop(self, session_id: bytes) -> None:
         held = self._held.pop(session_id, None)
         if held is not None:
-            self._account(-len(held[1] or b""))
+            self._account(-_cost_of(held[1]))
 
     def _account(self, size_bytes: int) -> None:
         self._held_bytes += size_bytes
         self._turn.window.add(0, size_bytes)
+
+
+def _cost_of(state: bytes | None) -> int:
+    return HELD_BYTES + len(state or b"")

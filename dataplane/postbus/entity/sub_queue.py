@@ -150,7 +150,9 @@ class SubQueueState:
         `enqueued_ms` None is now.
         """
         turn = self.turn
-        now_ms = turn.now_ms if enqueued_ms is None else enqueued_ms
+        now_ms = turn.now_ms
+        if enqueued_ms is not None and enqueued_ms < now_ms:
+            turn.backdated_ms, now_ms = now_ms, enqueued_ms
         inserts = turn.outcome.inserts
         count = len(envelopes)
         self.live += count
@@ -524,7 +526,7 @@ class SubQueueState:
         turn = self.turn
         outcome = turn.outcome
         outcome.deletes.append(message.row_key)
-        if message.row_key >= turn.first_key and message.enqueued_ms >= turn.committed_ms:
+        if turn.may_be_uncommitted(message.row_key, message.enqueued_ms):
             outcome.touches_uncommitted = True
         self.forget(message)
 

@@ -14,7 +14,7 @@ from postbus.contract import EntityProperties, EntityStatus, RuleProperties, Top
 from postbus.entity import expiry
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.outcomes import InsertMessage, Needs, PutKept, ShareBody
-from postbus.entity.queue_state import QUOTA_EXCEEDED, QueueState
+from postbus.entity.queue_state import QUOTA_EXCEEDED, QueueState, properties_refusal
 from postbus.entity.routing import Copies, Routing
 from postbus.entity.scheduled import ScheduledMessages
 from postbus.message.envelope import Envelope, SharedBody
@@ -68,9 +68,12 @@ class _Load(NamedTuple):
 
 
 class TopicState(QueueState):
-    """See the module's docstring. `size_bytes` is that of the scheduled messages."""
+    """See the module's docstring. `size_bytes` is that of the scheduled messages.
 
-    __slots__ = ("_room_bytes", "_room_checks", "_routing", "subscriptions")
+    `checked_copies`: how many copies the last `check` has seen.
+    """
+
+    __slots__ = ("_room_bytes", "_room_checks", "_routing", "checked_copies", "subscriptions")
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class TopicState(QueueState):
         self._routing = Routing(turn.random)
         self._room_bytes = 0
         self._room_checks = 0
+        self.checked_copies = 0
         super().__init__(entity_no, name, properties, turn, next_sequence, size_bytes, share=share)
         self.scheduled = ScheduledMessages(self.active, turn, self._publish_due)
 
@@ -137,12 +141,7 @@ class TopicState(QueueState):
 
     def _complaint(self, envelope: Envelope) -> Refused | None:
         """Say what is wrong with a message as such, or None."""
-        refused = self._size_refusal(envelope)
-        if refused is None:
-            complaint = check_properties(envelope)
-            if complaint is not None:
-                refused = Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
-        return refused
+        return self._size_refusal(envelope) or properties_refusal(envelope)
 
     def _has_room(self, wanted_bytes: int) -> bool:
         """Say whether the limit allows so much more; sizes are summed up now and then only."""
@@ -162,7 +161,11 @@ class TopicState(QueueState):
         if refused is not None:
             return refused
         judged = self._judge(command.messages, found, is_atomic=True, pending_bytes=pending_bytes)
-        return judged if isinstance(judged, Refused | Needs) else None
+        if isinstance(judged, Refused | Needs):
+            return judged
+        routes = [*judged.routes, *judged.by_index.values()]
+        self.checked_copies = sum(len(made.envelopes) for route in routes for made in route)
+        return None
 
     # --- sending ----------------------------------------------------------------------------------
 

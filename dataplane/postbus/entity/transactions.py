@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from postbus.contract import EntityStatus
-from postbus.entity import locks, paging
+from postbus.entity import locks, paging, topic_state
 from postbus.entity.commands import (
     CheckLocks,
     Disposition,
@@ -26,9 +26,10 @@ from postbus.entity.commands import (
     Transacted,
 )
 from postbus.entity.outcomes import Needs
+from postbus.entity.queue_state import properties_refusal
 from postbus.entity.queued import QueuedMessage
+from postbus.entity.topic_state import TopicState
 from postbus.message.envelope import Envelope
-from postbus.message.patch import check_properties
 
 if TYPE_CHECKING:
     from postbus.entity.outbox import Outbox
@@ -68,6 +69,7 @@ class _Checked:
     steps: list[_Settlement | _Sending] = field(default_factory=list)
     tokens: set[bytes] = field(default_factory=set)
     taken_bytes: dict[int, int] = field(default_factory=dict)
+    copies: int = 0
     needs: Needs = field(default_factory=Needs)
     is_short: bool = False  # something must be read first
 
@@ -153,6 +155,10 @@ def _check_send(
         return answer
     if isinstance(answer, Needs):
         checked.note(answer)
+    elif command.via is None and isinstance(entity, TopicState):
+        checked.copies += entity.checked_copies
+        if checked.copies > topic_state.MAX_COPIES:
+            return topic_state.TOO_LARGE
     added_bytes = sum(envelope.size_bytes for envelope in command.messages)
     checked.taken_bytes[entity.entity_no] = taken_bytes + added_bytes
     checked.steps.append(_Sending(entity, replace(command, is_atomic=True)))
@@ -172,9 +178,9 @@ def _transfer_refusal(entity: QueueState, command: Enqueue, taken_bytes: int) ->
             limit = f"{owner.max_message_bytes} are allowed"
             text = f"the message has {envelope.size_bytes} bytes, {limit}"
             return Refused(Refusal.MESSAGE_TOO_LARGE, text)
-        complaint = check_properties(envelope)
-        if complaint is not None:
-            return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
+        refused = properties_refusal(envelope)
+        if refused is not None:
+            return refused
         taken_bytes += envelope.size_bytes
         if owner.size_bytes + taken_bytes > owner.max_size_bytes:
             return Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached its maximum size")

@@ -39,6 +39,7 @@ class Turn:
     __slots__ = (
         "_timer_count",
         "allowance",
+        "backdated_ms",
         "committed_ms",
         "consumers",
         "first_key",
@@ -76,6 +77,7 @@ class Turn:
         self.limits = limits
         self.now_ms = 0
         self.committed_ms = 0
+        self.backdated_ms = 0  # when a message was stored last that counts as enqueued before
         self.allowance = MAINTENANCE_LIMIT
         self.is_checked = False  # what is enqueued passed the quota with its transaction
         self.outcome = Outcome(DONE)
@@ -93,6 +95,12 @@ class Turn:
         self.outcome = outcome = Outcome(DONE)
         outcome.applied_ms = now_ms
         return outcome
+
+    def may_be_uncommitted(self, row_key: int, enqueued_ms: int) -> bool:
+        """Say whether the commit that stores a row may be under way still; too often yes."""
+        return row_key >= self.first_key and (
+            enqueued_ms >= self.committed_ms or self.backdated_ms >= self.committed_ms
+        )
 
     # --- time -----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 MAX_PROPERTY_BYTES: Final = 32 * 1024
 MAX_PROPERTIES_BYTES: Final = 64 * 1024
 MAX_ID_CHARS: Final = 128
+TWO_KEYS: Final = "The partition key differs from the session id."
 
 _DESCRIPTOR: Final = b"\x00\x53\x74"
 _CONSTRUCTOR_BYTES: Final = 5
@@ -84,7 +85,7 @@ def check_properties(envelope: Envelope) -> str | None:
         and envelope.partition_key is not None
         and envelope.session_id != envelope.partition_key
     ):
-        return "The partition key differs from the session id."
+        return TWO_KEYS
     section = envelope.application_properties
     if len(section) > MAX_PROPERTY_BYTES:
         if len(section) + len(envelope.properties) > MAX_PROPERTIES_BYTES:

@@ -162,15 +162,21 @@ class Changes:
             "attempts": list(self._attempted.values()),
         }
 
-    def light_columns(self) -> dict[str, object]:
-        """Return the columns of blocks, attempts, ids and arrivals."""
+    def seen_columns(self) -> dict[str, object]:
+        """Return the columns of ids, in the order of `SEEN`."""
         seen = self._seen
         return {
-            **self.plain_columns(),
             "seen_nos": [row.entity_no for row in seen],
             "seen_first_ms": [row.first_ms for row in seen],
             "seen_last_ms": [row.last_ms for row in seen],
             "digests": [b"".join(row.digests) for row in seen],
+        }
+
+    def light_columns(self) -> dict[str, object]:
+        """Return the columns of blocks, attempts, ids and arrivals."""
+        return {
+            **self.plain_columns(),
+            **self.seen_columns(),
             "in_sources": [source for source, _ in self._inbound],
             "in_nos": [entity_no for _, entity_no in self._inbound],
             "in_numbers": list(self._inbound.values()),

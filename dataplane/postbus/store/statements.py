@@ -41,6 +41,16 @@ with gone as (
 insert into message (row_key, enqueued_ms, envelope, application_properties, body)
 select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
 """
+SEEN: Final = """
+with gone as (
+    delete from message where row_key = any ($6::bigint[])
+), seeing as (
+    insert into seen (entity_no, first_ms, last_ms, digests)
+    select * from unnest($7::int[], $8::bigint[], $9::bigint[], $10::bytea[])
+)
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest($1::bigint[], $2::bigint[], $3::bytea[], $4::bytea[], $5::bytea[])
+"""
 
 TAKE: Final = """
 with gone as (

@@ -17,6 +17,7 @@ from postbus.entity.outcomes import (
     PatchMessage,
     PutDue,
     PutInbound,
+    PutKept,
     PutOutbound,
     RecordAcquired,
     RecordIds,
@@ -37,6 +38,7 @@ from postbus.store.statements import (
     INSERT_ONE,
     MIXED,
     PUBLISH,
+    SEEN,
     TAKE,
     Named,
 )
@@ -45,8 +47,15 @@ P = TypeVar("P")
 Statement: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]"
 
 LIGHT_CHANGES: Final = frozenset({ReserveBlock, RecordAcquired})
+SEEN_CHANGES: Final = frozenset({RecordIds})
 PUBLISH_CHANGES: Final = LIGHT_CHANGES | {ShareBody, RecordIds, PutInbound}
-GENERAL_CHANGES: Final = PUBLISH_CHANGES | {MoveMessage, PatchMessage, PutDue, PutOutbound}
+GENERAL_CHANGES: Final = PUBLISH_CHANGES | {
+    MoveMessage,
+    PatchMessage,
+    PutDue,
+    PutKept,
+    PutOutbound,
+}
 
 
 class Writer:
@@ -70,7 +79,7 @@ class Writer:
         statement = self._statements.get(sql)
         if statement is None:
             statement = self._statements[sql] = await self.connection.prepare(sql)
-        batch.is_sent = True
+        batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing leaves
         answer = await statement.fetch(*arguments)
         if answer and answer[0][0] is not None:
             self._sides.bodies.release(answer[0][0])
@@ -106,11 +115,15 @@ class Writer:
         if kind == RowKind.SHARING and not (inserts or kinds):
             return TAKE, (deletes, sides.bodies.take_dead())
         changes = Changes(batch.mutations)
-        if kind == RowKind.PLAIN and kinds <= LIGHT_CHANGES and not batch.is_large:
+        is_plain = kind == RowKind.PLAIN and not batch.is_large
+        if is_plain and (kinds <= LIGHT_CHANGES or kinds == SEEN_CHANGES):
             keys, *others = _insert_columns(inserts)
             if keys and deletes:
                 _refuse_own_rows(keys, deletes)
-            return CHANGES, (keys, *others, deletes, *changes.plain_columns().values())
+            rows = (keys, *others, deletes)
+            if kinds == SEEN_CHANGES:
+                return SEEN, (*rows, *changes.seen_columns().values())
+            return CHANGES, (*rows, *changes.plain_columns().values())
         bodies = _Bodies(batch, changes.shares, sides)
         arguments = changes.light_columns() | bodies.columns()
         arguments["deletes"] = deletes

@@ -1,0 +1,60 @@
+"""Rows that one outcome inserts and moves on: they are inserted where they end up.
+
+A message may leave in the command that brought it: it has expired already, or our own receiver
+forwards it. One statement makes an outcome durable, and no part of it sees a row that another part
+inserts: the move would find nothing. `partition_state` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from postbus.entity import locks
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import InsertMessage, MoveMessage, Mutation, PutKept, ShareBody
+
+if TYPE_CHECKING:
+    from postbus.entity.outcomes import Outcome
+
+
+def settle(outcome: Outcome) -> None:
+    """Replace moves of rows that this outcome inserts by inserts under their new keys."""
+    moves = {move.row_key: move for move in outcome.mutations if type(move) is MoveMessage}
+    own = [insert.row_key for insert in outcome.inserts if insert.row_key in moves] if moves else ()
+    if not own:
+        return
+    moves = {row_key: moves[row_key] for row_key in own}
+    outcome.inserts[:] = [
+        _moved(insert, moves[insert.row_key]) if insert.row_key in moves else insert
+        for insert in outcome.inserts
+    ]
+    mutations: list[Mutation] = []
+    for change in outcome.mutations:
+        if isinstance(change, MoveMessage) and change.row_key in moves:
+            mutations += _kept(change)
+        elif isinstance(change, ShareBody):
+            mutations.append(
+                ShareBody([moves[key].new_row_key if key in moves else key for key in change[0]])
+            )
+        else:
+            mutations.append(change)
+    outcome.mutations[:] = mutations
+
+
+def _moved(insert: InsertMessage, move: MoveMessage) -> InsertMessage:
+    envelope = insert.envelope
+    if move.application_properties is not None:
+        envelope = locks.with_properties(envelope, move.application_properties)
+    enqueued_ms = insert.enqueued_ms if move.enqueued_ms is None else move.enqueued_ms
+    return InsertMessage(move.new_row_key, enqueued_ms, envelope)
+
+
+def _kept(move: MoveMessage) -> list[PutKept]:
+    """Return the number of a row outside ACTIVE; there the key gives it."""
+    if move.to_sub_queue is SubQueue.ACTIVE:
+        return []
+    return [
+        PutKept(
+            move.new_row_key, move.entity_no, move.to_sub_queue, move.sequence, move.delivery_count
+        )
+    ]

@@ -1,0 +1,89 @@
+"""Requests to management nodes whose values are legal AMQP and still need care."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
+
+from postbus.message.codec import Timestamp, Ulong, Value
+from tests.edge.bus_thread import BusThread
+from tests.edge.sdk_steps import path_of
+from tests.edge.test_hostile_input import HostileClient
+
+pytestmark = pytest.mark.slow
+
+LARGEST = Ulong((1 << 64) - 1)
+
+
+@pytest.fixture
+def raw(bus: BusThread) -> Iterator[HostileClient]:
+    with HostileClient(bus) as opened:
+        yield opened
+
+
+@pytest.fixture
+def path(bus: BusThread) -> str:
+    topic = bus.topic()
+    bus.subscription(topic)
+    return path_of(topic)
+
+
+def add(raw: HostileClient, path: str, **description: Value) -> int:
+    named = {name.replace("_", "-"): value for name, value in description.items()}
+    body: dict[str, Value] = {"rule-name": "new", "rule-description": named}
+    return raw.ask(path, "add-rule", body)[0]
+
+
+def listed(raw: HostileClient, path: str) -> dict[str, Value]:
+    """Return name -> fields of the filter."""
+    _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
+    rules = [each["rule-description"].value for each in found["rules"]]
+    return {name: chosen.value for chosen, _, name, _ in rules}
+
+
+def test_what_the_store_cannot_hold_is_refused(raw: HostileClient, path: str) -> None:
+    true = {"expression": "1=1"}
+    assert add(raw, path, correlation_filter={"label": "a\0b"}) == 400
+    assert add(raw, path, correlation_filter={"properties": {"a": "x\0"}}) == 400
+    assert add(raw, path, correlation_filter={"properties": {"a\0": 1}}) == 400
+    assert add(raw, path, sql_filter={"expression": "a = 'x\0y'"}) == 400
+    assert add(raw, path, sql_filter=true, sql_rule_action={"expression": "SET a = '\0'"}) == 400
+    assert list(listed(raw, path)) == ["$Default"]
+    assert add(raw, path, sql_filter={"expression": r"a = '\u0000'"}) == 200
+    raw.check()
+
+
+def test_numbers_of_every_width_are_listed(raw: HostileClient, path: str) -> None:
+    properties = {"most": LARGEST, "least": -(1 << 63), "one": 1}
+    assert add(raw, path, correlation_filter={"properties": properties}) == 200
+    assert listed(raw, path)["new"][-1] == properties
+
+
+def test_a_filter_that_could_never_match_is_refused(raw: HostileClient, path: str) -> None:
+    assert add(raw, path, correlation_filter={"properties": {"at": Timestamp(5)}}) == 400
+
+
+def test_sessions_far_behind_the_last_are_none(bus: BusThread, raw: HostileClient) -> None:
+    queue = bus.queue(requires_session=True, enable_partitioning=True)
+    body = {"last-updated-time": Timestamp(253_402_300_800_000), "skip": LARGEST, "top": 10}
+    assert raw.ask(queue, "get-message-sessions", body)[0] == 204
+
+
+def test_locks_of_dead_letters_of_a_session_are_renewed(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
+    queue = bus.queue(requires_session=True)
+    with client.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage("a", session_id="s"))
+    with client.get_queue_receiver(queue, session_id="s") as receiver:
+        (taken,) = receiver.receive_messages(1, max_wait_time=5)
+        receiver.dead_letter_message(taken)
+    dead_letters = ServiceBusSubQueue.DEAD_LETTER
+    with client.get_queue_receiver(queue, sub_queue=dead_letters) as receiver:
+        (dead,) = receiver.receive_messages(1, max_wait_time=5)
+        bus.advance(1_000)
+        before = dead.locked_until_utc
+        assert receiver.renew_message_lock(dead) > before
+        receiver.complete_message(dead)
