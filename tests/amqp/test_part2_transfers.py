@@ -340,7 +340,7 @@ def test_outcomes_have_their_full_lists(state: DeliveryState, encoded: str) -> N
             Rejected("c", "d", {"k": 1}),
         ),
         (Described(Ulong(0x25), [Described(Ulong(0x1D), [1, 2, 3])]), Rejected()),
-        (Described(Ulong(0x34), ["no bytes"]), None),
+        (Described(Ulong(0x34), ["no bytes"]), TransactionalState(b"", None)),
         (
             Described(Ulong(0x34), [b"t", Described(Ulong(0x34), [b"u", None])]),
             TransactionalState(b"t", None),

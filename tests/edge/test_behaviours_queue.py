@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
+from postbus.broker.directory import DirectoryRefusal
 from postbus.entity.commands import Command, Enqueue, Reply
 from postbus.manifests import read_one_bus
 from postbus.yaml_documents import ManifestError
@@ -179,7 +180,8 @@ def test_a_dead_letter_queue_cannot_be_deleted(
         (received,) = receiver.receive_messages(1, max_wait_time=10)
         receiver.dead_letter_message(received, reason="r")
     for path in (f"{queue}/$DeadLetterQueue", f"{queue}/$deadletterqueue"):
-        assert bus.run(bus._directory.delete(path)) is False
+        with pytest.raises(DirectoryRefusal, match="goes only with it"):
+            bus.run(bus._directory.delete(path))
     dead_letters = ServiceBusSubQueue.DEAD_LETTER
     with client.get_queue_receiver(queue, sub_queue=dead_letters) as receiver:
         assert [str(letter) for letter in receiver.peek_messages(2)] == ["kept"]
@@ -192,7 +194,7 @@ def test_a_dead_letter_queue_cannot_be_declared(tmp_path: Path, name: str, field
     path = tmp_path / "bus.yaml"
     own = QUEUE.replace("name: orders", "name: dead") + f"  entityName: {name}\n{field}"
     path.write_text(f"{NAMESPACE}---\n{QUEUE}---\n{own}")
-    with pytest.raises(ManifestError, match=r"spec\.entityName: a queue's name has"):
+    with pytest.raises(ManifestError, match=r"spec\.entityName: the name of a queue or topic has"):
         read_one_bus([path])
     path.write_text(f"{NAMESPACE}---\n{QUEUE}")
     assert [queue.name for queue in read_one_bus([path]).queues] == ["orders"]

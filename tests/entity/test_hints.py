@@ -55,7 +55,7 @@ def test_a_drain_with_a_hint_tells_in_the_same_outcome(budget_bytes: int) -> Non
     consumer_id = rig.consumer()
     assert rig.apply(SetDemand(consumer_id, 2, is_drain=True, wants_hint=True)) == DemandSet(2)
     result = rig.results[-1]
-    assert [e for e in result.effects if isinstance(e, Available)] == [Available(consumer_id, 3)]  # type: ignore[union-attr]
+    assert [e for e in result.effects if isinstance(e, Available)] == [Available(consumer_id, 3)]
 
 
 def test_what_returns_is_told_too() -> None:

@@ -13,7 +13,7 @@ from postbus.contract import (
     QueueProperties,
     Sku,
 )
-from postbus.entity import session_places
+from postbus.entity import session_places, session_values
 from postbus.entity.commands import (
     AcceptSession,
     Cancelled,
@@ -377,9 +377,12 @@ def test_peek_finds_the_oldest_session_wherever_it_is_kept() -> None:
     assert list(queue_of(rig).dormant)[-1] == b"a"
 
 
-def test_states_that_were_removed_are_not_remembered_for_ever() -> None:
+def test_states_that_were_removed_are_not_remembered_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A state set first and kept stands before those that come and go with their sessions."""
-    rig = Rig(QueueProperties(requires_session=True), budget_bytes=200_000)
+    monkeypatch.setattr(session_values, "KEPT_VALUES", 50)
+    rig = Rig(QueueProperties(requires_session=True))
     rig.accept("first", "first")
     rig.apply(SetSessionState(QUEUE, b"first", rig.names["first"], b"kept"))
     for number in range(200):

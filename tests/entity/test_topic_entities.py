@@ -80,7 +80,7 @@ def test_a_body_in_common_counts_once_in_the_window() -> None:
     publish(rig, with_properties("a", body))
     used_bytes = rig.budget.used_bytes
     assert used_bytes <= size_bytes + count * (MESSAGE_OVERHEAD_BYTES + 100)
-    assert rig.state.counts(TOPIC).size_bytes == count * (100 + size_bytes)  # type: ignore[union-attr]
+    assert rig.state.counts(TOPIC).size_bytes == count * (100 + size_bytes)
     for entity_no in range(ONE, ONE + count - 1):
         deliveries = take(rig, entity_no)
         rig.settle(Disposition.COMPLETE, *deliveries, entity_no=entity_no)
@@ -186,7 +186,7 @@ def test_partitioned_entities_number_by_partition_and_take_a_share_of_the_size()
     share = 1024 * 1024 * 1024 // 16
     for _ in range(255):
         publish(rig, message("m", size_bytes=256 * 1024))
-    assert share - rig.state.counts(TOPIC).size_bytes < 256 * 1024  # type: ignore[union-attr]
+    assert share - rig.state.counts(TOPIC).size_bytes < 256 * 1024
     reply = rig.apply(Enqueue(TOPIC, [message("m", size_bytes=256 * 1024)]))
     assert isinstance(reply, Enqueued)
     assert reply.refusals is not None
@@ -195,7 +195,7 @@ def test_partitioned_entities_number_by_partition_and_take_a_share_of_the_size()
 
 def test_a_partitioned_queue_too() -> None:
     rig = Rig()
-    properties = rig.state.entity_by_no(QUEUE).properties  # type: ignore[union-attr]
+    properties = rig.state.entity_by_no(QUEUE).properties
     put = PutEntity(50, "q", EntityKind.QUEUE, properties, 1, is_partitioned=True)
     rig.apply(put)
     assert rig.send("a", "b", entity_no=50) == [(3 << 48) + 1, (3 << 48) + 2]

@@ -269,7 +269,7 @@ class TopicMachine(RuleBasedStateMachine):
         numbers = [peeked.sequence for peeked in found]
         assert numbers == sorted(set(numbers))
         return [
-            (name_of(peeked.envelope), properties_of(peeked.envelope).get("mark"))  # type: ignore[misc]
+            (name_of(peeked.envelope), properties_of(peeked.envelope).get("mark"))
             for peeked in found
         ]
 

@@ -123,6 +123,10 @@ class TransactionMachine(RuleBasedStateMachine):
             held = Held(delivery.envelope.body.decode(), entity_no, sub_queue, delivery)
             assert self.model.places[held.name] == (entity_no, sub_queue)
             self.model.held[delivery.lock_token] = held
+        for peeked in self.peek(entity_no, DLQ):
+            gone = peeked.envelope.body.decode()
+            if self.model.failures[gone] >= 2:  # a crash took its last delivery (D6)
+                self.model.places[gone] = (entity_no, DLQ)
         self.rig.detach(name)
 
     @rule()

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -273,7 +274,7 @@ async def sender(load: Load, path: str) -> None:
                     sends = [each for each in sends for _ in range(random.randint(1, 2))]
                 for _ in range(2 if path == "once" and random.random() < 0.3 else 1):
                     messages = [message_of(each) for each in sends]
-                    await send(load, path, sends, lambda: link.send_messages(messages))  # noqa: B023
+                    await send(load, path, sends, partial(link.send_messages, messages))
     await load.until.wait()
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 KEPT_SHIFT: Final = 4
 """Committed values of an entity may use 1/16 of the window's budget. Our choice."""
 
-HELD_BYTES: Final = 256
-"""What a value in memory costs besides its bytes; one that was removed costs it as well."""
+KEPT_VALUES: Final = 10_000
+"""Most committed values of an entity, whatever their size; one that was removed counts as well."""
 
 
 class SessionValues:
@@ -71,7 +71,7 @@ class SessionValues:
         else:
             self.changed_ms[session_id] = now_ms
         self._held[session_id] = (now_ms, state)
-        self._account(_cost_of(state))
+        self._account(len(state or b""))
         self.trim(turn.window.budget.limit_bytes >> KEPT_SHIFT)
         turn.outcome.mutations.append(PutSessionState(self._entity_no, session_id, state, now_ms))
         return DONE
@@ -81,7 +81,11 @@ class SessionValues:
         committed_ms = self._turn.committed_ms
         while self._held:
             session_id, (set_ms, state) = next(iter(self._held.items()))
-            if set_ms >= committed_ms or (state is not None and self._held_bytes <= most_bytes):
+            if set_ms >= committed_ms or (
+                state is not None
+                and self._held_bytes <= most_bytes
+                and len(self._held) <= KEPT_VALUES
+            ):
                 return
             self._drop(session_id)
 
@@ -94,12 +98,8 @@ class SessionValues:
     def _drop(self, session_id: bytes) -> None:
         held = self._held.pop(session_id, None)
         if held is not None:
-            self._account(-_cost_of(held[1]))
+            self._account(-len(held[1] or b""))
 
     def _account(self, size_bytes: int) -> None:
         self._held_bytes += size_bytes
         self._turn.window.add(0, size_bytes)
-
-
-def _cost_of(state: bytes | None) -> int:
-    return HELD_BYTES + len(state or b"")
