@@ -28,7 +28,8 @@ import uvloop
 from azure.servicebus import ServiceBusClient
 
 from postbus.broker.authz import Authorizer, KeyRule
-from postbus.broker.clock import EntityClock
+from postbus.broker.clock import ManualClock
+from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.router import Router
@@ -74,22 +75,6 @@ RULES = (
 )
 
 
-class MovableClock(EntityClock):
-    """Wall time plus an offset that only grows."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
-        )
-        self.shift_ms = 0
-
-    def __call__(self) -> int:
-        return super().__call__() + self.shift_ms
-
-    def observe(self, _database_ms: int) -> None:
-        """Ignore samples: the database runs on this machine, and stored times are moved ones."""
-
-
 class KeptLog(logging.Handler):
     """Keeps the records of the broker's log."""
 
@@ -127,13 +112,14 @@ class BusThread:
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="bus", daemon=True)
         self._names = itertools.count(1)
-        self.clock: MovableClock
+        self.clock: ManualClock
         self.router: Router
         self.listener: AmqpListener
         self.tls_listener: AmqpListener
         self.authority_file: Path
         self._hosts: list[Host] = []
         self._directory: Directory
+        self._controls: Controls
         self._stop: asyncio.Event
 
     # --- life -----------------------------------------------------------------------------------
@@ -162,10 +148,10 @@ class BusThread:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        self.clock = MovableClock()
+        self.clock = ManualClock(lambda: time.time_ns() // 1_000_000)
         store = Store(self._dsn)
         await store.open()
-        self._directory = Directory(CatalogStore(store), PARTITION_COUNT)
+        self._directory = Directory(CatalogStore(store), PARTITION_COUNT, self.limits)
         await self._directory.load()
         async with asyncio.TaskGroup() as tasks:
             self._hosts = [
@@ -184,6 +170,7 @@ class BusThread:
             ]
             self._directory.follow(self._hosts)
             self.router = Router(self._hosts, self._directory, self.clock)
+            self._controls = Controls(self._hosts, self.router, self.clock)
             self.listener = AmqpListener(
                 self.router, Authorizer(RULES), self.limits, tasks, "test-bus", self.real_time_s
             )
@@ -260,16 +247,8 @@ class BusThread:
         assert self.run(self._directory.delete(name))
 
     def advance(self, duration_ms: int) -> None:
-        """Move entity time forward; what is due by then happens before this returns."""
-
-        async def move() -> None:
-            self.clock.shift_ms += duration_ms
-            for host in self._hosts:
-                host.clock_changed()
-            for _ in range(10):  # timers of the present moment run in the next rounds of the loop
-                await asyncio.sleep(0)
-
-        self.run(move())
+        """Move entity time forward; what is due by then is done when this returns."""
+        assert self.run(self._controls.advance(duration_ms)) == []
 
     def now(self) -> datetime:
         """Return entity time."""
