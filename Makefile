@@ -6,6 +6,8 @@ BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_FLAGS ?=
+# A Postgres for each worker; a file's tests stay together because they share a bus.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 PACKAGES := dataplane
 CODE := dataplane tests bench examples
 
@@ -74,7 +76,7 @@ format: setup ## format the code and apply safe fixes
 
 .PHONY: test
 test: setup ## all tests; real Postgres, real sockets
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-sdk
 test-sdk: setup ## the SDKs of other languages against a real bus; needs a JDK 17 and Maven
@@ -82,7 +84,7 @@ test-sdk: setup ## the SDKs of other languages against a real bus; needs a JDK 1
 
 .PHONY: behaviours
 behaviours: setup ## run all tests and write docs/behaviours.md from those that passed
-	@$(BIN)/python -m pytest --behaviours-write
+	@$(BIN)/python -m pytest $(PARALLEL) --behaviours-write
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml
