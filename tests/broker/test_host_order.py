@@ -151,6 +151,22 @@ async def test_nothing_is_told_before_its_commit_and_then_in_order(
         ]
 
 
+async def test_when_a_state_breaks_everybody_is_told(store: Store, database: str) -> None:
+    async with served(store) as (host, entity_no), connected(database) as holder:
+        await host.call(Enqueue(entity_no, [message()]))
+        replies: list[Reply] = []
+        async with holder.transaction():
+            await holder.execute("lock table partition_0.message in share mode")
+            host.submit(Enqueue(entity_no, [message()]), replies.append)
+            await wait_blocked(database)
+            host.submit(Enqueue(entity_no, [message()]), replies.append)
+            host.submit(object(), replies.append)  # type: ignore[arg-type] - it knows no such thing
+            told = [Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.NOT_APPLIED]
+            assert refusals(replies) == told
+        assert host.reload_count == 1
+        assert isinstance(await host.call(Enqueue(entity_no, [message()])), Enqueued)
+
+
 async def test_what_the_server_refuses_is_not_applied(store: Store, database: str) -> None:
     async with served(store) as (host, entity_no), connected(database) as other:
         assert isinstance(await host.call(Enqueue(entity_no, [message()])), Enqueued)

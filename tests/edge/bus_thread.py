@@ -305,7 +305,8 @@ class BusThread:
         assert entry is not None
         host = self._hosts[entry.home_partition]
         before = host.reload_count
-        host._failed([], StoreUnavailable("a commit failed, says the test"))
+        assert host._journal is not None
+        host._journal.fail(StoreUnavailable("a commit failed, says the test"))
         assert host.reload_count == before + 1
 
     def reload_count(self, name: str) -> int:

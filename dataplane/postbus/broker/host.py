@@ -267,7 +267,7 @@ class Host:
         except Exception:
             logger.exception("partition state broke", extra={"partition": self.partition_id})
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
-            self._reload(journal)
+            journal.fail(StoreUnavailable("the state broke"))  # tells those whose commit is open
             return
         if type(result) is Needs:
             self._tasks.create_task(self._read_and_apply(command, on_reply, result))

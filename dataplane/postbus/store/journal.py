@@ -254,7 +254,7 @@ class Journal(Generic[P]):
         await self._upkeep.vacuum_if_due()
 
     def fail(self, error: Exception) -> None:
-        """Die of an error that the host makes up for a test."""
+        """Die of a reason of the host's: a state that broke, a fault for tests."""
         self._end(error)
 
     def abandon(self) -> None:
