@@ -34,7 +34,22 @@ TOPIC = "bench-topic"
 
 def subscription(number: int, topic: str = TOPIC) -> str:
     """Return the address of a subscription."""
-    return f"{topic}/Subscriptions/s{number:04}"
+    return f"{topic}/Subscriptions/{topic}-{number:04}"
+
+
+def subscriptions_of(
+    topic: str,
+    count: int,
+    rule_of: Callable[[int], str | None] = lambda _number: None,
+    max_size_mb: int = 5120,
+) -> str:
+    """Return the manifests of a topic and its subscriptions; a rule is YAML, None for $Default."""
+    documents = [document("Topic", topic, OWNER, f"maxSizeInMegabytes: {max_size_mb}")]
+    for number in range(count):
+        rule = rule_of(number)
+        limits = "lockDuration: PT5M" + ("" if rule is None else f", rules: [{rule}]")
+        documents.append(document("Subscription", f"{topic}-{number:04}", topic, limits))
+    return "".join(documents)
 
 
 # ---- alternating ---------------------------------------------------------------------------------
@@ -279,16 +294,6 @@ def _dead_letter_drain(bench: Bench, server: Server) -> Result:
 # ---- entities ------------------------------------------------------------------------------------
 
 
-def _topic_with(count: int, rule_of: Callable[[int], str | None]) -> str:
-    """Return a topic and its subscriptions; a rule is the YAML of one, None for $Default."""
-    documents = [document("Topic", TOPIC, OWNER, "maxSizeInMegabytes: 5120")]
-    for number in range(count):
-        rule = rule_of(number)
-        limits = "lockDuration: PT5M" + ("" if rule is None else f", rules: [{rule}]")
-        documents.append(document("Subscription", f"s{number:04}", TOPIC, limits))
-    return "".join(documents)
-
-
 def _queue_with(name: str, limits: str) -> str:
     limits += ", lockDuration: PT5M, maxSizeInMegabytes: 5120"
     return document("Queue", name, OWNER, limits)
@@ -353,7 +358,7 @@ def _topic_row(
             _cpu("publish", "publish"),
             _cpu("plain", "plain send"),
         ),
-        _topic_with(count, rule),
+        subscriptions_of(TOPIC, count, rule),
         (Demand("publish_share", None, 60, 60),) if count == 1 and not options else (),
     )
 
@@ -406,7 +411,7 @@ MESSAGING_ROWS: tuple[Row, ...] = (
             _share("publish", "publish"),
             _cpu("publish", "publish"),
         ),
-        _topic_with(SUBSCRIPTIONS, _correlation_rule),
+        subscriptions_of(TOPIC, SUBSCRIPTIONS, _correlation_rule),
         (Demand("publish_rate", None, 5_000, 5_000),),
     ),
     _row(

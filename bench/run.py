@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 import procfs
+from fan_out import FAN_OUT_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
 from messaging import MESSAGING_ROWS
 from peers import Artemis, RabbitMQ
@@ -33,10 +34,11 @@ from report import Results, as_json, show
 from rows import ROWS as PLAIN_ROWS
 from rows import Row
 from server import BenchError, Server
+from waiting import WAITING_ROWS
 
 HERE = Path(__file__).resolve().parent
 BROKERS = ("postbus", "rabbitmq", "artemis")
-ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS)
+ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS, *FAN_OUT_ROWS, *WAITING_ROWS)
 EPILOG = """
 Examples:
 

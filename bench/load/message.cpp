@@ -1,6 +1,7 @@
 #include "message.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 
 namespace {
@@ -12,10 +13,37 @@ constexpr char kSessionIdPrefix[] = "session-";
 // The sections of a message, and where in it something differs from one message to the next.
 struct Layout {
     wire::Bytes bytes;
-    std::size_t message_id_at = 0;  // 0: there is none
+    std::size_t ttl_at = 0;         // 0: there is none, as of all below
+    std::size_t due_at = 0;
+    std::size_t message_id_at = 0;
     std::size_t session_id_at = 0;  // of its digits
     std::size_t body_at = 0;
 };
+
+void encode_header(wire::Encoder& encoder, const Options& options, Layout& layout) {
+    const auto durable = static_cast<std::uint8_t>(options.is_durable ? 0x41 : 0x42);
+    if (options.ttl_s == 0) {
+        const std::uint8_t header[] = {0x00, 0x53, wire::kHeaderSection, 0xc0, 0x02, 0x01, durable};
+        encoder.raw(header, sizeof header);
+        return;
+    }
+    const std::uint8_t header[] = {0x00, 0x53, wire::kHeaderSection, 0xc0, 8, 3, durable, 0x40};
+    encoder.raw(header, sizeof header);
+    layout.ttl_at = encoder.patchable_uint();
+}
+
+void encode_annotations(wire::Encoder& encoder, const Options& options, Layout& layout) {
+    if (options.schedule_s == 0) return;
+    const std::uint8_t head[] = {0x00, 0x53, wire::kMessageAnnotationsSection};
+    encoder.raw(head, sizeof head);
+    const std::size_t map = encoder.open_map();
+    encoder.symbol("x-opt-scheduled-enqueue-time");
+    encoder.byte(0x83);
+    layout.due_at = encoder.out.size();
+    const std::uint8_t timestamp[8] = {};
+    encoder.raw(timestamp, sizeof timestamp);
+    encoder.close_map(map, 2);
+}
 
 void encode_properties(wire::Encoder& encoder, const Options& options, Layout& layout) {
     if (!options.has_message_ids && options.sessions == 0) return;
@@ -60,14 +88,13 @@ void encode_application_properties(wire::Encoder& encoder, const Options& option
     encoder.close_map(map, static_cast<std::uint32_t>(options.properties.size() * 2));
 }
 
-// Header, properties when there are any, and one data section. The content is random: nothing on
+// Header, what the options ask for, and one data section. The content is random: nothing on
 // the way can compress it.
 Layout encode_bare_message(const Options& options) {
     Layout layout;
     wire::Encoder encoder;
-    const std::uint8_t header[] = {0x00, 0x53, wire::kHeaderSection, 0xc0, 0x02, 0x01,
-                                   static_cast<std::uint8_t>(options.is_durable ? 0x41 : 0x42)};
-    encoder.raw(header, sizeof header);
+    encode_header(encoder, options, layout);
+    encode_annotations(encoder, options, layout);
     encode_properties(encoder, options, layout);
     encode_application_properties(encoder, options);
     const std::uint8_t section[] = {0x00, 0x53, wire::kDataSection, 0xb0, 0, 0, 0, 0};
@@ -90,10 +117,18 @@ void store_digits(std::uint8_t* at, std::size_t count, std::uint64_t value, unsi
         at[left] = static_cast<std::uint8_t>("0123456789abcdef"[value % base]);
 }
 
+std::uint64_t wall_ms() {
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
+}
+
 }  // namespace
 
 EncodedMessage::EncodedMessage(const Options& options, std::uint32_t max_frame_bytes)
-    : sessions_(options.sessions) {
+    : sessions_(options.sessions),
+      ttl_ms_(static_cast<std::uint32_t>(options.ttl_s * 1e3)),
+      due_ms_(wall_ms() + static_cast<std::uint64_t>(options.schedule_s * 1e3)) {
     const Layout layout = encode_bare_message(options);
     const wire::Bytes& message = layout.bytes;
     wire::Encoder encoder;
@@ -121,6 +156,8 @@ EncodedMessage::EncodedMessage(const Options& options, std::uint32_t max_frame_b
         if (is_first) {
             const std::size_t start = encoder.out.size();
             stamp_at_ = start + layout.body_at;
+            if (layout.ttl_at != 0) ttl_at_ = start + layout.ttl_at;
+            if (layout.due_at != 0) due_at_ = start + layout.due_at;
             if (layout.message_id_at != 0) message_id_at_ = start + layout.message_id_at;
             if (layout.session_id_at != 0) session_id_at_ = start + layout.session_id_at;
         }
@@ -136,6 +173,9 @@ void EncodedMessage::patch(std::uint32_t delivery_id, const Stamp& stamp, std::u
     wire::store_u32(&bytes_[id_at_], delivery_id);
     wire::store_u32(&bytes_[tag_at_], delivery_id);
     std::memcpy(&bytes_[stamp_at_], &stamp, sizeof stamp);
+    if (ttl_at_ != 0)
+        wire::store_u32(&bytes_[ttl_at_], ttl_ms_ + static_cast<std::uint32_t>(number));
+    if (due_at_ != 0) wire::store_u64(&bytes_[due_at_], due_ms_ + number);
     if (message_id_at_ != 0) {
         store_digits(&bytes_[message_id_at_], 16, stamp.run_id, 16);
         store_digits(&bytes_[message_id_at_ + 16], 16, number, 16);

@@ -35,5 +35,9 @@ class EncodedMessage {
     std::size_t stamp_at_ = 0;
     std::size_t message_id_at_ = 0;  // 0: there is none
     std::size_t session_id_at_ = 0;
+    std::size_t ttl_at_ = 0;
+    std::size_t due_at_ = 0;
     std::uint32_t sessions_;
+    std::uint32_t ttl_ms_;
+    std::uint64_t due_ms_;  // since the epoch, of the first message
 };

@@ -22,6 +22,7 @@ load        --address A[,B...]  --count N (of all connections)  --connections K 
             --window W  --size BYTES  --transient
 messages    --sessions N (spread over N session ids)  --message-ids (a new one each)
             --property NAME=VALUE (digits are an integer; may be repeated)
+            --schedule-s SECONDS  --ttl-s SECONDS (a millisecond more from message to message)
 receiving   --credit C  --settle-range R  --settle second|first
             --outcome accept|reject
             --receive-address A (mode both: other than where it sends)
@@ -133,6 +134,8 @@ Options parse_options(int argc, char** argv) {
         {"--sessions", into(options.sessions)},
         {"--property",
          [&](auto&, auto& text) { options.properties.push_back(parse_property(text)); }},
+        {"--schedule-s", into(options.schedule_s)},
+        {"--ttl-s", into(options.ttl_s)},
         {"--receive-address", into(options.receive_address)},
         {"--accept-sessions", into(options.session_links)},
         {"--rate", into(options.rate)},

@@ -31,6 +31,8 @@ struct Options {
     std::uint32_t sessions = 0;      // messages are spread over so many session ids; 0: none
     bool has_message_ids = false;    // each message gets an id that no other has
     std::vector<std::pair<std::string, std::string>> properties;  // application properties
+    double schedule_s = 0;  // message n becomes active so long and n ms after the start; 0: at once
+    double ttl_s = 0;       // message n lives so long and n ms; 0: without an end
 
     std::string receive_address;         // mode both: where it receives, if not where it sends
     std::uint32_t session_links = 0;     // receive by session over so many links; 0: no sessions

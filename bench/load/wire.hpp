@@ -42,6 +42,7 @@ enum Code : std::uint8_t {
     kSaslInit = 0x41,
     kSaslOutcome = 0x44,
     kHeaderSection = 0x70,
+    kMessageAnnotationsSection = 0x72,
     kPropertiesSection = 0x73,
     kApplicationPropertiesSection = 0x74,
     kDataSection = 0x75,
@@ -61,6 +62,11 @@ inline std::uint32_t load_u32(const std::uint8_t* at) {
 
 inline void store_u32(std::uint8_t* at, std::uint32_t value) {
     value = __builtin_bswap32(value);
+    std::memcpy(at, &value, sizeof value);
+}
+
+inline void store_u64(std::uint8_t* at, std::uint64_t value) {
+    value = __builtin_bswap64(value);
     std::memcpy(at, &value, sizeof value);
 }
 
