@@ -18,6 +18,8 @@ SIZES = (("1k", 1_024), ("256k", 255 * 1_024))  # Standard takes 256 KiB with al
 COPIES = {"1k": 200_000, "256k": 20_000}
 """What a shape stores at most: few publishes for many subscriptions, or large bodies."""
 PUBLISHES = {"1k": 40_000, "256k": 1_000}
+WAITING_COPIES = 20_000
+"""More copies on the way to the store than 50,000, and senders are told to wait."""
 MAX_SIZE_MB = 81_920
 """Every copy counts with its whole size, though its body lies once; Premium allows so much."""
 
@@ -36,7 +38,8 @@ def _fan_out(bench: Bench, server: Server) -> Result:
         for count in COUNTS:
             number = bench.count(min(PUBLISHES[label], COPIES[label] // count))
             _, before = server.table_bytes()
-            shape = ("--mode", "send", "--window", 100, "--size", body_bytes, "--count", number)
+            window = min(100, WAITING_COPIES // count)
+            shape = ("--mode", "send", "--window", window, "--size", body_bytes, "--count", number)
             sent = bench.measure(server, *shape, queue=topic_name(count, label))
             if not sent["is_complete"] or sent["accepted"] != number:
                 raise BenchError(f"{count} subscriptions, {label}: {reason_of(sent)}")
