@@ -13,7 +13,7 @@ import pytest
 from postbus.broker.clock import ManualClock
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
-from postbus.broker.idle_deletion import Frozen, freeze
+from postbus.broker.idle_deletion import freeze
 from postbus.contract import (
     LIMITS,
     QueueProperties,
@@ -30,6 +30,7 @@ from postbus.entity.commands import (
     Enqueue,
     Enqueued,
     Freeze,
+    Hold,
     PutEntity,
     ReceiveMode,
     Refusal,
@@ -60,12 +61,15 @@ class Partition:
 
     answer: Reply | None = field(default_factory=lambda: commands.Frozen(0))
     is_loaded: bool = True
+    hold_answer: Reply | None = None
     told: list[Command] = field(default_factory=list)
 
     async def call(self, command: Command) -> Reply:
         self.told.append(command)
-        if not isinstance(command, Freeze):
+        if not isinstance(command, Freeze | Hold):
             return Done()
+        if isinstance(command, Hold) and self.hold_answer is not None:
+            return self.hold_answer
         if self.answer is None:
             await asyncio.get_running_loop().create_future()
         assert self.answer is not None
@@ -105,11 +109,11 @@ async def settle() -> None:
 
 
 async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
-    cases: list[tuple[list[Reply | None], Frozen]] = [
-        ([commands.Frozen(1), commands.Frozen(2)], Frozen.YES),
-        ([commands.Frozen(1), BUSY], Frozen.NO),
-        ([commands.Frozen(1), Refused(Refusal.NOT_APPLIED, "loading")], Frozen.NO),
-        ([commands.Frozen(1), None], Frozen.NO),
+    cases: list[tuple[list[Reply | None], bool]] = [
+        ([commands.Frozen(1), commands.Frozen(2)], True),
+        ([commands.Frozen(1), BUSY], False),
+        ([commands.Frozen(1), Refused(Refusal.NOT_APPLIED, "loading")], False),
+        ([commands.Frozen(1), None], False),
     ]
     for answers, expected in cases:
         hosts = [Partition(answer) for answer in answers]
@@ -117,22 +121,6 @@ async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
             assert frozen is expected
         await settle()
         assert [host.kinds() for host in hosts] == [[Freeze, Thaw]] * 2
-
-
-async def was_renewed(host: Partition) -> bool:
-    return host.kinds().count(Freeze) >= 4
-
-
-async def test_freeze_is_renewed_while_the_catalog_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("postbus.broker.idle_deletion.RENEWAL_S", 0.01)
-    host = Partition()
-    async with freeze([host], 7) as frozen:
-        assert frozen is Frozen.YES
-        await wait_until(lambda: was_renewed(host))
-    await settle()
-    assert host.kinds()[-1] is Thaw
 
 
 # --- with the catalog ---------------------------------------------------------------------------
@@ -146,7 +134,7 @@ async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
     await settle()
     assert directory.find("orders") is None
     assert await tombstones(store) == {"orders": DeletedReason.IDLE.value}
-    assert partitions[entry.home_partition].kinds() == [Freeze, DropEntity, Thaw]
+    assert partitions[entry.home_partition].kinds() == [Freeze, Hold, DropEntity, Thaw]
     assert partitions[1 - entry.home_partition].told == []
     assert not await directory.idle(entry.entity_no)
     again = await directory.put_queue("orders", TEMPORARY)
@@ -166,7 +154,51 @@ async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) ->
     partitions[1].is_loaded = True
     assert await directory.idle(entry.entity_no)
     await settle()
-    assert [partition.kinds()[2:] for partition in partitions] == [[Freeze, DropEntity, Thaw]] * 2
+    deleted = [Freeze, Hold, DropEntity, Thaw]
+    assert [partition.kinds()[2:] for partition in partitions] == [deleted] * 2
+
+
+async def test_a_partition_that_froze_it_no_longer_keeps_it(store: Store) -> None:
+    directory, partitions = await open_directory(store)
+    entry = await directory.put_queue("orders", PARTITIONED)
+    partitions[1].hold_answer = BUSY
+    assert not await directory.idle(entry.entity_no)
+    await settle()
+    assert directory.find("orders") == entry
+    assert [partition.kinds() for partition in partitions] == [[Freeze, Hold, Thaw]] * 2
+    assert directory.held(0) == directory.held(1) == []
+
+
+async def test_a_silent_partition_holds_no_other_definition_up(store: Store) -> None:
+    directory, (partition,) = await open_directory(store, 1)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    partition.answer = None
+    idle = asyncio.ensure_future(directory.idle(entry.entity_no))
+    await settle()
+    assert not await directory.idle(entry.entity_no)  # asked once at a time
+    await directory.put_queue("others", TEMPORARY)
+    assert not idle.done()
+    idle.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await idle
+    await settle()
+    assert partition.kinds() == [Freeze, Thaw]
+
+
+async def test_a_definition_put_meanwhile_is_a_use(store: Store) -> None:
+    directory, (partition,) = await open_directory(store, 1)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    async with directory._changing:
+        put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
+        await settle()
+        idle = asyncio.ensure_future(directory.idle(entry.entity_no))
+        await settle()
+        assert partition.kinds() == [Freeze, Hold]
+    assert await put == entry
+    assert not await idle
+    assert directory.find("orders") == entry
+    await settle()
+    assert partition.kinds()[-1] is Thaw
 
 
 @pytest.mark.behaviour("S118", "S119")
@@ -212,7 +244,7 @@ async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: St
         await directory.idle(entry.entity_no)
     await settle()
     assert directory.find("orders") == entry
-    assert partitions[0].kinds() == [Freeze, Thaw]
+    assert partitions[0].kinds() == [Freeze, Hold, Thaw]
 
 
 async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: Store) -> None:
@@ -222,18 +254,34 @@ async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: S
     catalog.loses_answer = True
     assert await directory.idle(entry.entity_no)
     await settle()
-    assert partitions[0].kinds() == [Freeze, DropEntity, Thaw]
+    assert partitions[0].kinds() == [Freeze, Hold, DropEntity, Thaw]
 
 
-async def test_who_comes_while_it_is_decided_waits_for_the_decision(store: Store) -> None:
-    directory, partitions = await open_directory(store, 1)
+class SlowCatalog(CatalogStore):
+    """The real catalog; deletions wait until they are let go."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.has_begun, self.may_go = asyncio.Event(), asyncio.Event()
+
+    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+        self.has_begun.set()
+        await self.may_go.wait()
+        return await super().delete(entity_no, reason)
+
+
+async def test_who_comes_while_it_is_deleted_waits_for_that(store: Store) -> None:
+    catalog = SlowCatalog(store)
+    directory, _ = await open_directory(store, 1, catalog)
     entry = await directory.put_queue("orders", TEMPORARY)
     idle = asyncio.ensure_future(directory.idle(entry.entity_no))
+    await catalog.has_begun.wait()
     put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
+    await settle()
+    catalog.may_go.set()
     assert await idle
     again = await put
     assert again.entity_no > entry.entity_no
-    assert partitions[0].kinds().index(Freeze) < partitions[0].kinds().index(DropEntity)
 
 
 # --- with real partitions -----------------------------------------------------------------------
@@ -276,8 +324,10 @@ class Broker:
             for host in self.hosts:
                 if host.is_loaded:
                     await host.call(Tick())
-        async with self.directory._changing:  # a deletion that began is over
-            pass
+        await wait_until(self.nothing_is_considered)
+
+    async def nothing_is_considered(self) -> bool:
+        return not self.directory._unused
 
     async def wait_until_gone(self, entity_no: int) -> None:
         async def is_gone() -> bool:
@@ -298,8 +348,10 @@ class Broker:
 
 
 @asynccontextmanager
-async def running(store: Store, is_everything_loaded: bool = True) -> AsyncIterator[Broker]:
-    directory = Directory(CatalogStore(store), 2)
+async def running(
+    store: Store, is_everything_loaded: bool = True, catalog: CatalogStore | None = None
+) -> AsyncIterator[Broker]:
+    directory = Directory(catalog or CatalogStore(store), 2)
     await directory.load()
     clock = ManualClock(lambda: time.time_ns() // 1_000_000)
     async with asyncio.TaskGroup() as tasks:
@@ -352,6 +404,28 @@ async def test_partitioned_queue_stays_while_one_partition_is_used(store: Store)
         assert broker.directory.find("orders") == entry
         await wait_until(lambda: broker.is_sent(entry.entity_no))  # thawed
         await broker.pass_time(3 * IDLE_MS)
+        await broker.wait_until_gone(entry.entity_no)
+
+
+@pytest.mark.parametrize("what", ["reload", "time"])
+async def test_nothing_is_accepted_while_the_catalog_deletes(store: Store, what: str) -> None:
+    catalog = SlowCatalog(store)
+    async with running(store, catalog=catalog) as broker:
+        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        host = broker.hosts[entry.home_partition]
+        broker.clock.advance(2 * IDLE_MS)
+        host.clock_changed()
+        async with asyncio.timeout(20):
+            await catalog.has_begun.wait()
+        if what == "reload":
+            host.interrupt(0.0)
+            assert host.reload_count == 1
+        else:
+            broker.clock.advance(10 * IDLE_MS)
+        reply = await broker.send(entry.entity_no, entry.home_partition)
+        assert isinstance(reply, Refused)
+        assert reply.refusal is Refusal.BUSY
+        catalog.may_go.set()
         await broker.wait_until_gone(entry.entity_no)
 
 

@@ -25,6 +25,7 @@ from postbus.entity.commands import (
     Enqueued,
     Freeze,
     Frozen,
+    Hold,
     Peek,
     Peeked,
     PutEntity,
@@ -32,6 +33,7 @@ from postbus.entity.commands import (
     Refused,
     RenewLocks,
     SetDemand,
+    Shipped,
     Thaw,
     Transact,
 )
@@ -359,6 +361,38 @@ def test_a_frozen_entity_can_be_frozen_longer_and_dropped() -> None:
     assert rig.apply(Enqueue(QUEUE, [message("b")])) == Refused(Refusal.ENTITY_NOT_FOUND)
     rig.advance(PERIOD_MS)
     assert rig.tables.rows == {}
+
+
+def test_what_is_held_stays_frozen_until_it_is_thawed() -> None:
+    rig = frozen_rig()
+    rig.advance(1_500)
+    assert isinstance(rig.apply(Hold(QUEUE)), Frozen)
+    rig.advance(10 * PERIOD_MS)
+    assert rig.apply(Enqueue(QUEUE, [message("b")])) == BUSY
+    rig.apply(Thaw(QUEUE))
+    rig.send("b")
+
+
+def test_only_what_is_frozen_is_held_unless_that_was_decided() -> None:
+    rig = frozen_rig()
+    rig.advance(2_000)
+    assert rig.apply(Hold(QUEUE)) == Refused(Refusal.BUSY, "the entity is frozen no longer")
+    rig.send("b")
+    assert isinstance(rig.apply(Hold(QUEUE, is_decided=True)), Frozen)
+    assert rig.apply(Enqueue(QUEUE, [message("b")])) == BUSY
+    assert rig.apply(Hold(99)) == Refused(Refusal.ENTITY_NOT_FOUND)
+
+
+def test_what_waits_in_the_outbox_uses_its_entity() -> None:
+    rig = Rig(PROPERTIES)
+    rig.apply(Transact([Enqueue(QUEUE, [message("a")], via="away")]))
+    rig.advance(3 * PERIOD_MS)
+    assert rig.idle == []
+    assert rig.apply(Freeze(QUEUE)) == Refused(Refusal.BUSY, "the entity is in use")
+    (ship,) = rig.ships
+    rig.apply(Shipped(ship.target, ship.numbers, {}))
+    rig.advance(2 * PERIOD_MS)
+    assert QUEUE in rig.idle
 
 
 def test_what_was_used_cannot_be_frozen() -> None:

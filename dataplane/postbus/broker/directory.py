@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from postbus.broker.entries import Entries, put_of, puts_in_order
-from postbus.broker.idle_deletion import Frozen, freeze
+from postbus.broker.idle_deletion import freeze, hold
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract import (
     DEFAULT_RULE,
@@ -41,7 +41,15 @@ from postbus.definitions import (
     rule_count_problem,
     tier_problems,
 )
-from postbus.entity.commands import Command, DropEntity, PutEntity, Refusal, Refused, Reply
+from postbus.entity.commands import (
+    Command,
+    DropEntity,
+    Hold,
+    PutEntity,
+    Refusal,
+    Refused,
+    Reply,
+)
 from postbus.entity.rules import check_rule
 from postbus.entity.sql_grammar import RuleError
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
@@ -91,6 +99,8 @@ class Directory:
         self._followers: Sequence[DefinitionFollower] = ()
         self._changing = asyncio.Lock()
         self._is_unsure = False  # a write began whose result nobody learned
+        self._unused: set[int] = set()  # entities whose deletion is considered
+        self._condemned: set[int] = set()  # those that no partition takes anything for
         self.version = 0
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
@@ -133,6 +143,14 @@ class Directory:
             *puts_in_order(wanted, known, version),
             # A subscription came after its topic and goes before it.
             *(DropEntity(entity_no, self.version) for entity_no in sorted(gone, reverse=True)),
+        ]
+
+    def held(self, partition_id: int) -> list[Hold]:
+        """Return what a partition that was loaded must not take anything for (D14)."""
+        return [
+            Hold(entry.entity_no, is_decided=True)
+            for entry in self.entries_of(partition_id)
+            if entry.entity_no in self._condemned
         ]
 
     def rules_of(self, path: str) -> tuple[StoredRule, ...]:
@@ -196,18 +214,32 @@ class Directory:
             return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
 
     async def idle(self, entity_no: int) -> bool:
-        """Delete an entity if none of its partitions has used it for its period (D14)."""
-        async with self._changing:
-            await self._make_sure()
-            entry = self._entries.numbered(entity_no)
-            if entry is None:
-                return False
-            hosts = [self._followers[home] for home in self.homes_of(entry)]
-            async with freeze(hosts, entity_no) as frozen:
-                if frozen is Frozen.NO:
+        """Delete an entity if none of its partitions has used it for its period (D14).
+
+        Definitions may change while the partitions are asked; one of the entity is a use of it.
+        """
+        entry = self._entries.numbered(entity_no)
+        if entry is None or entity_no in self._unused:
+            return False
+        hosts = [self._followers[home] for home in self.homes_of(entry)]
+        self._unused.add(entity_no)
+        try:
+            async with freeze(hosts, entity_no) as is_frozen:
+                if not is_frozen:
                     return False
-                logger.info("idle entity is deleted", extra={"entity": entry.name})
-                return await self._delete(entry, DeletedReason.IDLE)
+                self._condemned.add(entity_no)  # from here on a reload changes nothing
+                if not await hold(hosts, entity_no):
+                    return False
+                async with self._changing:
+                    await self._make_sure()
+                    entry = self._entries.numbered(entity_no)
+                    if entry is None or entity_no not in self._unused:
+                        return False
+                    logger.info("idle entity is deleted", extra={"entity": entry.name})
+                    return await self._delete(entry, DeletedReason.IDLE)
+        finally:
+            self._condemned.discard(entity_no)
+            self._unused.discard(entity_no)
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -260,8 +292,10 @@ class Directory:
             raise _refusal(
                 Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
             )
-        if known is not None and (known.properties, known.rules) == (properties, rules):
-            return known
+        if known is not None:
+            self._unused.discard(known.entity_no)
+            if (known.properties, known.rules) == (properties, rules):
+                return known
         self._check(Described(known.name if known else name, kind, properties), known)
         self._check_count(kind, properties, known, topic)
         self._check_rules(rules, known, topic)

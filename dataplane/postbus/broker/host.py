@@ -65,16 +65,14 @@ OnReply: TypeAlias = Callable[[Reply], None]
 PartitionJournal: TypeAlias = Journal[OnReply | None]
 
 WAITING_LIMIT = 10_000
-"""Commands held while a partition loads; one more is refused as busy. Our choice: a second of
-sends of a busy bus, small against the memory budget."""
+"""Commands held while a partition loads; more are refused. Our choice: a second of sends."""
 
 SENDS = (Enqueue, Arrive)
 OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
 BEHIND = Refused(Refusal.BUSY, "the store is behind; send again later")
 CLOCK_SAMPLE_S = 10.0
-CONFIRMATION_S = 3.0
+CONFIRMATION_S = 3.0  # so long ownership counts as confirmed after a commit or a beat (D9)
 CONFIRM_LOOK_S = 0.1
-"""How long ownership counts as confirmed after a commit or a read (D9)."""
 
 
 class HostStatus(Enum):
@@ -565,7 +563,9 @@ class Host:
 
     def _catch_up(self, known: set[int], version: int) -> None:
         """Bring the partition's copy of the definitions up to the catalog (D14)."""
-        for command in self._directory.missing(self.partition_id, known, version):
+        directory, partition_id = self._directory, self.partition_id
+        missing = directory.missing(partition_id, known, version)
+        for command in (*missing, *directory.held(partition_id)):
             self.submit(command)
 
     def _refuse_waiting(self, reply: Refused) -> None:

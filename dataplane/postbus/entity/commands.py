@@ -323,6 +323,18 @@ class Freeze:
 
 
 @dataclass(slots=True)
+class Hold:
+    """Keep an entity frozen until it is dropped or thawed, however long that takes (D14).
+
+    Reply `Frozen`, or `Refused(BUSY)` when it is not frozen any more. `is_decided`: freeze it then,
+    for its deletion may be durable and this partition was loaded since.
+    """
+
+    entity_no: int
+    is_decided: bool = False
+
+
+@dataclass(slots=True)
 class Thaw:
     entity_no: int
 
@@ -394,6 +406,7 @@ Command: TypeAlias = (
     | Arrive
     | Shipped
     | Freeze
+    | Hold
     | Thaw
     | PutEntity
     | DropEntity

@@ -1,9 +1,10 @@
 """Entities that are deleted when nobody uses them: who used one last, and when it is idle (D14).
 
 Use is every command of a client, a receiver with credit for as long as it is there (N12), a pending
-scheduled message, and forwarding. What is published to a topic uses the topic only, but what uses a
-subscription uses its topic too. The time of the last use is written coarsely and ahead of itself,
-so that after a crash an entity seems to have been used later than it was, never earlier.
+scheduled message, one that waits in the outbox, and forwarding. What is published to a topic uses
+the topic only, but what uses a subscription uses its topic too. The time of the last use is written
+coarsely and ahead of itself, so that after a crash an entity seems to have been used later than it
+was, never earlier.
 
 `PartitionState.apply` asks here only while some entity has an `AutoDeleteOnIdle`.
 """
@@ -21,6 +22,7 @@ from postbus.entity.commands import (
     DropEntity,
     Freeze,
     Frozen,
+    Hold,
     LoseLocks,
     PutEntity,
     Quiesce,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 FREEZE_MS: Final = 2_000
 """How long an entity stays frozen unless it is asked again (D14)."""
 
+NEVER_MS: Final = 1 << 62
+
 REPEAT_MS: Final = 60_000
 """How often the catalog is told of an entity that stays idle. Our choice."""
 
@@ -56,6 +60,7 @@ LEAST_GRAIN_MS: Final = 60_000
 _NO_USE: Final = (
     DropEntity,
     Freeze,
+    Hold,
     LoseLocks,
     Quiesce,
     Shipped,
@@ -207,7 +212,7 @@ class IdleEntities:
     def is_busy(self, entity_no: int) -> bool:
         """Say whether an entity is in use without any command."""
         entity = self._entities[entity_no]
-        if len(entity.scheduled):
+        if len(entity.scheduled) or entity.outbound:
             return True
         if not isinstance(entity.properties, TopicProperties):
             if entity.properties.forward_to is not None:
@@ -235,6 +240,17 @@ class IdleEntities:
             return Refused(Refusal.BUSY, "the entity is in use")
         self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS
         return Frozen(tracker.last_used_ms)
+
+    def hold(self, command: Hold) -> Reply:
+        """Keep what is frozen so until its deletion is told, or that there is none."""
+        entity_no = command.entity_no
+        if entity_no not in self._entities:
+            return Refused(Refusal.ENTITY_NOT_FOUND)
+        if not command.is_decided and self._frozen.get(entity_no, 0) <= self._turn.now_ms:
+            return Refused(Refusal.BUSY, "the entity is frozen no longer")
+        self._frozen[entity_no] = NEVER_MS
+        tracker = self.trackers.get(entity_no)
+        return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def thaw(self, command: Thaw) -> None:
         self._frozen.pop(command.entity_no, None)

@@ -31,6 +31,7 @@ from postbus.entity.commands import (
     Enqueue,
     Freeze,
     GetSessionState,
+    Hold,
     ListSessions,
     LoseLocks,
     Peek,
@@ -240,6 +241,8 @@ class PartitionState:
                 return self._outbox.shipped(command, found) or DONE
             case Freeze():
                 return self._idle.freeze(command)
+            case Hold():
+                return self._idle.hold(command)
             case Thaw():
                 self._idle.thaw(command)
                 return DONE
