@@ -254,3 +254,19 @@ def test_transfer_dead_letter_queue_can_be_opened(client: ServiceBusClient, queu
     transfer = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
     with client.get_queue_receiver(queue, sub_queue=transfer) as receiver:
         assert nothing_in(receiver)
+
+
+@pytest.mark.behaviour("S291", "S292")
+def test_transfer_dead_letter_queue_of_a_topic_can_be_opened(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
+    """A topic has one too: a transaction may send by way of it."""
+    topic = bus.topic()
+    transfer = ServiceBusSubQueue.TRANSFER_DEAD_LETTER
+    with client.get_queue_receiver(topic, sub_queue=transfer) as receiver:
+        assert nothing_in(receiver)
+    with (
+        pytest.raises(ServiceBusError),
+        client.get_queue_receiver(topic, sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver,
+    ):
+        receiver.receive_messages(1, max_wait_time=SOON_S)

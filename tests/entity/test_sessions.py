@@ -561,3 +561,15 @@ def test_renewing_reaches_every_lock_of_the_session() -> None:
     rig.apply(RenewSession(QUEUE, b"s", rig.names["A"]))
     rig.advance(4_999)
     assert rig.settle(Disposition.COMPLETE, *taken, session_id=b"s") == Settled()
+
+
+def test_what_a_disabled_entity_takes_back_may_be_its_first_dead_letter() -> None:
+    dead_letters = PROPERTIES.model_copy(update={"dead_lettering_on_message_expiration": True})
+    rig = Rig(dead_letters)
+    rig.send(message("x", session="a", ttl_ms=1_000))
+    rig.accept("A", "a")
+    rig.receive("A")
+    rig.advance(2_000)
+    rig.put(dead_letters.model_copy(update={"status": EntityStatus.RECEIVE_DISABLED}))
+    assert rig.clients[rig.names["A"]].ended is Refusal.RECEIVE_DISABLED
+    assert rig.peek_names(DLQ) == ["x"]

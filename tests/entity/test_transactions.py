@@ -14,6 +14,7 @@ from postbus.contract import (
 )
 from postbus.entity import topic_state
 from postbus.entity.commands import (
+    AddConsumer,
     CheckLocks,
     Delivery,
     Disposition,
@@ -32,9 +33,19 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Outcome
 from postbus.message.codec import encode_value
 from tests.entity.forward_rig import Bus
-from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message, name_of, properties_of
+from tests.entity.partition_rig import (
+    ACTIVE,
+    DLQ,
+    PEEK_LOCK,
+    QUEUE,
+    Rig,
+    message,
+    name_of,
+    properties_of,
+)
 
 OTHER = 8
+TRANSFER = SubQueue.TRANSFER_DEAD_LETTER
 MEGABYTE = 1024 * 1024
 
 
@@ -361,6 +372,31 @@ def test_a_publish_and_a_settlement_of_a_copy() -> None:
     reply = rig.apply(Transact([done, send("b", entity_no=TOPIC)]))
     assert isinstance(reply, Transacted)
     assert [name_of(delivery.envelope) for delivery in received(rig, 5)] == ["b"]
+
+
+@pytest.mark.behaviour("S291", "S292", "S293")
+def test_what_was_sent_via_a_topic_in_vain_is_received_from_its_transfer_dead_letters() -> None:
+    """The first message of a transaction went to the topic, the other one elsewhere."""
+    bus = Bus({1: topic_rig()}, {})
+    rig = bus.rigs[1]
+    away = Enqueue(TOPIC, [message("b")], via="nowhere")
+    assert isinstance(rig.apply(Transact([send("a", entity_no=TOPIC), away])), Transacted)
+    bus.settle()
+    rig.crash()
+    counts = rig.state.counts(TOPIC)
+    assert counts is not None
+    assert counts.transfer_dead_letter == 1
+    (lost,) = rig.receive("T", sub_queue=TRANSFER, entity_no=TOPIC)
+    assert name_of(lost.envelope) == "b"
+    assert properties_of(lost.envelope)["DeadLetterReason"] == "MessagingEntityNotFound"
+    rig.settle(Disposition.COMPLETE, lost, sub_queue=TRANSFER, entity_no=TOPIC)
+    assert rig.peek_names(TRANSFER, TOPIC) == []
+    for sub_queue in (ACTIVE, DLQ):
+        reply = rig.apply(AddConsumer(TOPIC, sub_queue, 99, PEEK_LOCK))
+        assert isinstance(reply, Refused)
+    disabled = TopicProperties(status=EntityStatus.DISABLED)
+    rig.apply(PutEntity(TOPIC, "t", EntityKind.TOPIC, disabled, 4))
+    assert rig.clients[rig.names["T"]].ended is Refusal.ENTITY_DISABLED
 
 
 def test_a_message_sent_via_a_subscription_leaves_with_its_settlement() -> None:

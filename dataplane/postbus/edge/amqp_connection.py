@@ -498,7 +498,8 @@ def _attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
     refused = _target_refusal(address) if is_sender else None
     if refused is not None:
         return refused
-    if not is_sender and address.kind is EntityKind.TOPIC:
+    is_own = address.sub_queue is SubQueue.TRANSFER_DEAD_LETTER
+    if not is_sender and address.kind is EntityKind.TOPIC and not is_own:
         return Refused(Refusal.NOT_ALLOWED, "Receive from a subscription of the topic.")
     match address.properties.status:
         case EntityStatus.ACTIVE:

@@ -38,6 +38,7 @@ from postbus.entity.commands import (
     Transact,
 )
 from postbus.entity.outcomes import Deliver, Idle, RecordUse
+from postbus.entity.topic_state import TopicState
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedEntity, Outcome
@@ -214,14 +215,12 @@ class IdleEntities:
         entity = self._entities[entity_no]
         if len(entity.scheduled) or entity.outbound:
             return True
-        if not isinstance(entity.properties, TopicProperties):
-            if entity.properties.forward_to is not None:
-                return True
-            return any(_has_receivers(sub) for sub in entity.sub_queues())
-        return any(
-            other.topic is entity and self.is_busy(other.entity_no)
-            for other in self._entities.values()
-        )
+        if any(_has_receivers(sub) for sub in entity.sub_queues()):
+            return True
+        if isinstance(entity, TopicState):
+            return any(map(self.is_busy, entity.subscriptions))
+        properties = entity.properties
+        return not isinstance(properties, TopicProperties) and properties.forward_to is not None
 
     def _with_topic(self, entity_no: int) -> list[int]:
         entity = self._entities.get(entity_no)

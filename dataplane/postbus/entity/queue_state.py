@@ -161,7 +161,7 @@ class QueueState:
                 sub.unsorted_until_ms = max(sub.unsorted_until_ms, longest_ms)
         self._define(properties)
         ended: list[int] = []
-        for sub in self._subs.values():
+        for sub in self.sub_queues():  # what a session gives back may be the first dead letter
             refusal = self.receive_refusal(sub.kind)
             if refusal is not None:
                 ended += sub.end_consumers(refusal.refusal)
@@ -216,7 +216,7 @@ class QueueState:
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers; return their ids."""
         return [
-            consumer_id for sub in self._subs.values() for consumer_id in sub.end_consumers(refusal)
+            consumer_id for sub in self.sub_queues() for consumer_id in sub.end_consumers(refusal)
         ]
 
     # --- refusals ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A topic of a partition: what it refuses, and how a message becomes copies in its subscriptions.
 
-A topic keeps scheduled messages only; nothing lies in its ACTIVE, which gives it numbers. All
+A topic keeps scheduled messages, and in its transfer dead-letter queue those it could not send on
+in a transaction; nothing lies in its ACTIVE, which gives it numbers. All
 copies of a publish are one commit. A copy that a subscription cannot take (its filter failed, or it
 has no session id where one is needed) is inserted into the subscription's dead-letter queue. A
 disabled subscription gets no copies; one that is only not received from collects them. Our choice.
@@ -46,6 +47,10 @@ TOO_LARGE: Final = Refused(
     f"a publish makes at most {MAX_COPIES} copies and {MAX_ROW_BYTES} bytes of them: split it",
 )
 LATER: Final = Refused(Refusal.BUSY, "the messages sent before it make enough copies for now")
+TRANSFER_LOCK_MS: Final = 60_000
+"""Locks in the transfer dead-letter queue of a topic, which has no setting for it: the default of
+queues. Our choice."""
+
 NOT_RECEIVED_FROM: Final = Refused(
     Refusal.NOT_ALLOWED, "messages of a topic are received from its subscriptions"
 )
@@ -97,7 +102,7 @@ class TopicState(QueueState):
     def _define(self, properties: EntityProperties) -> None:
         assert isinstance(properties, TopicProperties)
         self._define_sending(properties)
-        self.lock_duration_ms = 0
+        self.lock_duration_ms = TRANSFER_LOCK_MS
         self.max_delivery_count = 1
         self.dead_letters_expired = False
         self.forward_to = self.forward_dead_letters_to = None
@@ -106,11 +111,11 @@ class TopicState(QueueState):
     def redefine(self, properties: EntityProperties) -> list[int]:
         """Replace the definition; the default time to live of subscriptions may change with it."""
         self._define(properties)
-        return [
-            consumer_id
-            for subscription in self.subscriptions.values()
-            for consumer_id in subscription.redefine(subscription.properties)
-        ]
+        refused = self.receive_refusal(SubQueue.TRANSFER_DEAD_LETTER)
+        ended = [] if refused is None else self.end_consumers(refused.refusal)
+        for subscription in self.subscriptions.values():
+            ended += subscription.redefine(subscription.properties)
+        return ended
 
     def put_subscription(self, subscription: QueueState, rules: Sequence[RuleProperties]) -> None:
         """Add a subscription or replace its rules; both may follow a change of its status."""
@@ -133,8 +138,11 @@ class TopicState(QueueState):
         )
 
     def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
-        """Say why nothing may be received: always."""
-        del kind
+        """Say why nothing may be received, or None: only what a transaction sent by way of the
+        topic, and could not be delivered, is received from itself (S292).
+        """
+        if kind is SubQueue.TRANSFER_DEAD_LETTER:
+            return super().receive_refusal(kind)
         return NOT_RECEIVED_FROM
 
     # --- checks -----------------------------------------------------------------------------------
