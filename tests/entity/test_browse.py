@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import EntityStatus, QueueProperties
+from postbus.contract import LIMITS, EntityStatus, QueueProperties, Sku
 from postbus.entity.commands import (
     DeferredReceived,
     DeleteMessages,
@@ -16,9 +16,11 @@ from postbus.entity.commands import (
     ReceiveDeferred,
     Refusal,
     Refused,
+    SetDemand,
     Settle,
     Settled,
 )
+from postbus.entity.outcomes import Needs
 from tests.entity.partition_rig import (
     ACTIVE,
     DELETE,
@@ -300,3 +302,37 @@ def test_peek_of_dead_letters_stops_at_the_size_limit() -> None:
     rig.send(*"abc")
     rig.settle(Disposition.DEAD_LETTER, *rig.receive(count=3))
     assert names(rig.peek(sub_queue=DLQ, max_bytes=200)) == ["a", "b"]
+
+
+# --- large messages -------------------------------------------------------------------------------
+
+MEGABYTE = 1024 * 1024
+
+
+@pytest.mark.behaviour("S163")
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_backlog_of_large_messages_is_not_read_at_once(session: str | None) -> None:
+    """Whatever asks for many of them gets some: rows are read with their bodies."""
+    properties = QueueProperties(
+        requires_session=session is not None, max_message_size_in_kilobytes=1_024
+    )
+    rig = Rig(properties, budget_bytes=MEGABYTE // 4, limits=LIMITS[Sku.PREMIUM])
+    for number in range(100):
+        rig.send(message(f"m{number}", size_bytes=MEGABYTE // 2, session=session))
+    rig.results.clear()
+    assert 1 <= len(rig.peek(limit=100)) <= 4
+    assert 40 <= delete(rig, 4_000) <= 70
+    locked = 0
+    if session is None:
+        consumer_id = rig.consumer("A")
+        rig.apply(SetDemand(consumer_id, 100, is_drain=True))
+        locked = len(rig.inbox("A"))
+        assert 1 <= locked <= 40
+    reads = [len(result.row_keys) for result in rig.results if isinstance(result, Needs)]
+    assert len(reads) == (3 if session is None else 2)
+    assert max(reads) <= 70
+    while delete(rig, 4_000):
+        pass
+    counts = rig.state.counts(QUEUE)
+    assert counts is not None
+    assert counts.active == locked

@@ -42,10 +42,22 @@ if TYPE_CHECKING:
 SCAN_KEYS = 1_000
 """Backlog keys a batch delete looks at beyond what it may delete (D7)."""
 
+READ_BYTES = 32 * 1024 * 1024
+"""What one command has read at a time, about: rows come with their bodies. What does not fit comes
+with the next peek, or is deleted by the next command. Our choice."""
+
+PEEK_READ_FACTOR = 4
+"""A peek reads so much more than fits into its reply, in case the first messages are small ones."""
+
 _row_key = attrgetter("row_key")
 
 Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
+
+
+def readable(sub: SubQueueState, count: int, most_bytes: int = READ_BYTES) -> int:
+    """Return how many of `count` messages of the usual size may be read at a time, at least one."""
+    return min(count, max(min(most_bytes, READ_BYTES) // (sub.entity.average_bytes or 1), 1))
 
 
 # --- peek -----------------------------------------------------------------------------------------
@@ -62,7 +74,7 @@ def peek(
         return _peek_kept(sub, command, found)
     if sub.sessions is not None:
         return sub.sessions.peek(scheduled, command, found)
-    limit = command.limit
+    limit = readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     entries = entries_from(sub, command.from_sequence, limit)
     entries += scheduled_entries(scheduled, command.from_sequence, limit)
     entries.sort(key=number_of_entry)
@@ -158,7 +170,7 @@ def _peek_kept(
 ) -> Peeked | Needs:
     """Peek where the number is kept beside the row: the tables have the order."""
     entity_no = sub.entity.entity_no
-    limit = command.limit
+    limit = readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     if found is None:
         return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
     objects = {
@@ -312,9 +324,10 @@ def delete_messages(
         message.enqueued_ms <= bound_ms
         for message in chain((message for _, message in sub.returned), sub.ready)
     )
-    scan = sub.backlog[sub.backlog_head :][: max(limit - in_front, 0) + SCAN_KEYS]
-    if in_front >= limit:
-        scan = array("q")
+    scan = array("q")
+    if in_front < limit:
+        head = sub.backlog_head
+        scan = sub.backlog[head : head + readable(sub, limit - in_front + SCAN_KEYS)]
     if scan and found is None:
         return Needs(row_keys=list(scan))
     deleted = 0

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 FETCH_KEYS: Final = 1_000
 """Rows read at a time; measured with Postgres 15: 3 ms, and larger reads gain nothing."""
 
+DRAIN_BYTES: Final = 16 * 1024 * 1024
+"""What is read for a receiver that drains, about: it need not get all that is there, only something
+if there is something. Our choice."""
+
 LOW_WATER: Final = 500
 """Below so many loaded messages more are fetched: a read takes about as long as handing these out.
 Our choice: half a fetch."""
@@ -185,7 +189,11 @@ def _affordable(sub: SubQueueState, count: int) -> int:
 
 
 def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
-    """Return the keys that must be loaded before the next `wanted` messages can be handed out."""
+    """Return the keys that must be loaded before the next `wanted` messages can be handed out.
+
+    Not more than may be read at a time.
+    """
+    most = min(FETCH_KEYS, max(DRAIN_BYTES // (sub.entity.average_bytes or 1), 1))
     row_keys: list[int] = []
     for row_key, message in sorted(sub.returned, key=lambda pair: pair[0])[:wanted]:
         if message.envelope is None:
@@ -193,7 +201,7 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
     wanted -= len(sub.returned) + len(sub.ready)
     if wanted > 0:
         row_keys += sub.backlog[sub.backlog_head : sub.backlog_head + wanted]
-    return row_keys[:FETCH_KEYS]
+    return row_keys[:most]
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
