@@ -106,6 +106,26 @@ async def test_messages_without_key_go_round(store: Store) -> None:
         assert len(await bus.peek_all(queue)) == 8 + len(burst)
 
 
+@pytest.mark.behaviour("S182", "S183")
+async def test_what_a_partition_surely_did_not_store_goes_to_another(store: Store) -> None:
+    async with running(store) as bus:
+        await bus.directory.put_queue("q", spread())
+        queue = bus.address("q")
+        await bus.load()
+        for n in range(8):
+            answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            command = Enqueue(queue.entity_no, [message(str(n))])
+            bus.router.submit(queue.partition_id, command, answered.set_result)
+            (first,) = [host for host in bus.hosts if host.queued_bytes]
+            first.interrupt(0.01)  # before its commit begins
+            reply = await answered
+            assert isinstance(reply, Enqueued), reply
+            assert partitions_of(reply.sequence_numbers) != [first.partition_id]
+            await bus.load()
+        bodies = [each.envelope.body.decode() for each in await bus.peek_all(queue)]
+        assert sorted(bodies) == [str(n) for n in range(8)]
+
+
 @pytest.mark.behaviour("S166", "S167", "S168", "S170", "S171", "S195", "S222", "S229")
 async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
     keys = keys_for(4)
@@ -404,11 +424,50 @@ async def test_what_another_client_holds_comes_when_its_locks_end(store: Store) 
         consumer_id, door = await bus.consume(queue)
         assert await bus.drain(queue, consumer_id, 10) == 0
         assert len(await bus.peek_all(queue)) == 6
-        assert await bus.call(queue, LoseLocks(queue.entity_no)) == Done()
         await bus.call(queue, SetDemand(consumer_id, 10))
+        asked: list[int] = []
+        for host in bus.hosts:
+            note_commands(host, asked)
+        await wait_for_too_many(0.25)
+        assert (asked, door.deliveries) == ([], [])  # nobody asks for what cannot be had
+        assert await bus.call(queue, LoseLocks(queue.entity_no)) == Done()
         await until(lambda: len(door.deliveries) == 6)
         assert {each.delivery_count for each in door.deliveries} == {1}
         assert not {each.lock_token for each in door.deliveries} & set(tokens)
+
+
+@pytest.mark.behaviour("S179")
+async def test_nothing_waits_for_what_was_sent_before_it_to_another_partition(
+    store: Store,
+) -> None:
+    async with running(store) as bus:
+        await bus.directory.put_queue("q", spread())
+        queue = bus.address("q")
+        await bus.load()
+        sent = {(await bus.sent(queue, message(str(n))))[0]: str(n) for n in range(12)}
+        (slow,) = partitions_of([next(iter(sent))])
+        held_back: list[tuple[Command, OnReply | None]] = []
+        host = bus.hosts[slow]
+        submit = host.submit
+
+        def hold_back(command: Command, on_reply: OnReply | None = None) -> None:
+            held_back.append((command, on_reply))
+
+        host.submit = hold_back
+        try:
+            _, door = await bus.consume(queue, 12)
+            await until(lambda: len(door.deliveries) == 9)
+            assert "0" not in door.bodies  # what was sent after it is here
+        finally:
+            host.submit = submit
+            for asked in held_back:
+                submit(*asked)
+        await until(lambda: len(door.deliveries) == 12)
+        assert sorted(door.bodies, key=int) == list(sent.values())
+        for place in range(4):  # in each of them the order is kept
+            there = [each.sequence for each in door.deliveries if each.sequence >> 48 == place]
+            assert there == sorted(there)
+            assert len(there) == 3
 
 
 async def test_a_drain_takes_what_is_there_and_ends(store: Store) -> None:

@@ -185,6 +185,25 @@ def test_a_change_of_the_window_takes_effect_at_once() -> None:
     assert rig.send(named("a")) == [0]
 
 
+def test_an_id_accepted_again_is_remembered_by_its_new_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dedup, "RECENT_IDS", 64)
+    window_ms = 600_000  # swept once a minute
+    rig = Rig(
+        PROPERTIES.model_copy(update={"duplicate_detection_history_time_window_ms": window_ms})
+    )
+    rig.send(named("other"))
+    rig.advance(10_000)
+    rig.send(named("a"))
+    rig.advance(window_ms + 30_000)
+    (number,) = rig.send(named("a"))  # its window is over, its first time is not swept out yet
+    assert number
+    rig.send(*(named(f"m{n}") for n in range(100)))  # the oldest ones have to go
+    rig.advance(dedup.RECENT_MS + 1_000)
+    assert rig.send(named("a")) == [0]
+
+
 def test_turning_detection_off_forgets_and_on_begins_anew() -> None:
     rig = Rig(PROPERTIES)
     rig.send(named("a"))

@@ -188,6 +188,20 @@ def test_the_ttl_of_a_scheduled_message_starts_at_its_time() -> None:
     assert rig.receive() == []
 
 
+@pytest.mark.behaviour("S84", "S86")
+def test_a_schedule_does_not_come_along_with_one_that_is_due_before() -> None:
+    rig = Rig()
+    due_ms = rig.now_ms + 1_000
+    rig.send(message("later", scheduled_ms=due_ms + 500), message("first", scheduled_ms=due_ms))
+    rig.advance(1_000)
+    assert names(rig.receive(count=2)) == ["first"]
+    rig.advance(499)
+    assert rig.receive() == []
+    rig.advance(1)
+    (delivery,) = rig.receive()
+    assert (name_of(delivery.envelope), delivery.enqueued_ms) == ("later", due_ms + 500)
+
+
 @pytest.mark.behaviour("S84", "S85")
 def test_schedules_survive_a_crash_and_overdue_ones_are_activated_at_once() -> None:
     rig = Rig()

@@ -252,6 +252,16 @@ def test_abandoning_returns_the_message_at_once_and_counts() -> None:
     assert second.sequence == first.sequence
 
 
+@pytest.mark.behaviour("S39")
+def test_an_abandoned_message_goes_at_once_to_a_receiver_that_waits() -> None:
+    rig = Rig()
+    rig.send("m")
+    (first,) = rig.receive("A")
+    rig.demand("B", 1)
+    rig.settle(ABANDON, first)
+    assert names(rig.inbox("B")) == ["m"]
+
+
 @pytest.mark.behaviour("S40", "S269")
 def test_an_elapsed_lock_returns_the_message_and_counts() -> None:
     rig = Rig()

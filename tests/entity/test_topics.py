@@ -289,6 +289,20 @@ def test_expired_copies_go_to_the_dead_letter_queue_of_their_subscription() -> N
     assert names(rig, TWO, DLQ) == []
 
 
+@pytest.mark.behaviour("S279")
+def test_a_copy_that_expires_under_its_lock_is_dead_lettered_when_it_returns() -> None:
+    rig = topic_rig(0, TopicProperties(default_message_ttl_ms=10_000))
+    rig.put_subscription(ONE, SubscriptionProperties(dead_lettering_on_message_expiration=True))
+    publish(rig, "abandoned", "left")
+    held = take(rig, ONE, 2)
+    rig.advance(10_000)
+    rig.settle(Disposition.ABANDON, held[0], entity_no=ONE)
+    assert names(rig, ONE, DLQ) == ["abandoned"]
+    rig.advance(60_000)
+    assert names(rig, ONE, DLQ) == ["abandoned", "left"]
+    assert names(rig, ONE) == []
+
+
 # --- scheduled ------------------------------------------------------------------------------------
 
 
