@@ -14,11 +14,14 @@ from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.contract import LIMITS, QueueProperties, Sku
+from postbus.entity import dedup
 from postbus.entity.commands import (
     Delivery,
     Disposition,
     Enqueue,
     Enqueued,
+    Peek,
+    Peeked,
     Refusal,
     Refused,
     Reply,
@@ -26,9 +29,14 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
     Tick,
+    Transact,
+    Transacted,
 )
 from postbus.entity.window import WindowBudget
+from postbus.message.codec import encode_value
+from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreFull
 from postbus.store.postgres import Store
 from tests.broker.test_host import Sink, add, message, until
 from tests.store.driving import connected, wait_until
@@ -113,6 +121,12 @@ CUT = (
     "select pg_terminate_backend(pid) from pg_stat_activity "
     "where application_name = 'postbus writer 0' and datname = current_database()"
 )
+
+
+def named(message_id: str) -> Envelope:
+    envelope = message()
+    envelope.message_id = encode_value(message_id)
+    return envelope
 
 
 def refusals(replies: list[Reply]) -> list[Refusal | None]:
@@ -260,3 +274,39 @@ async def test_what_was_held_when_the_journal_dies_is_unknown(store: Store, data
         await add(host, entity_no, 1, sink)
         await until(lambda: len(sink.deliveries) == 1)
         assert len(replies) == 1
+
+
+async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "RECENT_IDS", 2)
+    directory = Directory(CatalogStore(store), 1)
+    await directory.load()
+    await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
+    async with served(store) as (host, entity_no):
+        await host.call(Enqueue(entity_no, [named(f"old {n}") for n in range(20)]))
+    async with served(store) as (host, entity_no):  # only the latest ids are in memory now
+        replies: list[Reply] = []
+        for names in (["old 0", "a"], ["b"], ["old 1", "c"], ["d"]):
+            host.submit(Enqueue(entity_no, [named(name) for name in names]), replies.append)
+        await until(lambda: len(replies) == 4)
+        assert refusals(replies) == [None] * 4
+        reply = await host.call(Peek(entity_no, SubQueue.ACTIVE, 21, 100, 1 << 20))
+        assert isinstance(reply, Peeked)
+        ids = [each.envelope.message_id for each in reply.messages]
+        assert ids == [encode_value(name) for name in "abcd"]
+
+
+async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -> None:
+    async with served(store) as (host, entity_no):
+        sink = Sink()
+        await add(host, entity_no, 1, sink)
+        await host.call(Enqueue(entity_no, [message()]))
+        await until(lambda: bool(sink.deliveries))
+        host._room.note_failure(StoreFull("no space left on device"))
+        for via in (None, "away"):
+            sending = Transact([Enqueue(entity_no, [message()], via=via)])
+            assert refusals([await host.call(sending)]) == [Refusal.STORE_FULL]
+        (taken,) = sink.deliveries
+        settling = Settle(entity_no, SubQueue.ACTIVE, [taken.lock_token], Disposition.COMPLETE)
+        assert isinstance(await host.call(Transact([settling])), Transacted)

@@ -20,6 +20,7 @@ from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
 from postbus.broker.room import NO_ROOM, ROOM_LOOK_S, Room
+from postbus.broker.sends import BEHIND, SendOrder, brings_messages
 from postbus.broker.shipper import Shipper
 from postbus.broker.sinks import DeliverySink, Sinks
 from postbus.broker.trouble import log_trouble
@@ -27,10 +28,8 @@ from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
-    Arrive,
     Command,
     Done,
-    Enqueue,
     Quiesce,
     Refusal,
     Refused,
@@ -46,7 +45,6 @@ from postbus.entity.outcomes import (
     Deliver,
     EndConsumer,
     Fetch,
-    Found,
     Idle,
     LoadedPartition,
     Needs,
@@ -67,9 +65,7 @@ PartitionJournal: TypeAlias = Journal[OnReply | None]
 WAITING_LIMIT = 10_000
 """Commands held while a partition loads; more are refused. Our choice: a second of sends."""
 
-SENDS = (Enqueue, Arrive)
 OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
-BEHIND = Refused(Refusal.BUSY, "the store is behind; send again later")
 CLOCK_SAMPLE_S = 10.0
 CONFIRMATION_S = 3.0  # so long ownership counts as confirmed after a commit or a beat (D9)
 CONFIRM_LOOK_S = 0.1
@@ -126,6 +122,7 @@ class Host:
         self._timer_ms = 0
         self._recovery = Recovery(monotonic_s)
         self._room = Room(store, partition_id)
+        self._send_order = SendOrder()
         self._removed: set[int] = set()  # consumers that left while the partition loads
         self._early_error: Exception | None = None
         self._stop_asked = asyncio.Event()
@@ -257,8 +254,10 @@ class Host:
         if state is None or journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        if type(command) in SENDS and (journal.is_congested or self._room.is_full):
+        if (journal.is_congested or self._room.is_full) and brings_messages(command):
             self._reply(on_reply, NO_ROOM if self._room.is_full else BEHIND)
+            return
+        if found is None and self._send_order.must_wait(command, on_reply):
             return
         try:
             result = state.apply(command, self._clock(), found)
@@ -268,6 +267,7 @@ class Host:
             journal.fail(StoreUnavailable("the state broke"))  # tells those whose commit is open
             return
         if type(result) is Needs:
+            self._send_order.begin(command)
             self._tasks.create_task(self._read_and_apply(command, on_reply, result))
             return
         assert isinstance(result, Outcome)
@@ -376,30 +376,20 @@ class Host:
     async def _read_and_apply(
         self, command: Command, on_reply: OnReply | None, needs: Needs
     ) -> None:
-        journal = self._journal
-        if journal is None:
-            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
-            return
-        found = Found()
+        """Apply a command with what it needs, then what waited for it."""
+        journal, found = self._journal, None
         try:
-            if needs.row_keys:
-                found += await journal.read_rows(needs.row_keys)
-            for first_key, end_key, limit in needs.ranges:
-                found += await journal.read_range(first_key, end_key, limit)
-            for entity_no, sub_queue, from_sequence, limit in needs.numbers:
-                found += await journal.read_numbers(entity_no, sub_queue, from_sequence, limit)
-            if needs.states:
-                found.states = await journal.read_states(needs.states)
-            if needs.ids:
-                found.seen = await journal.read_seen(needs.ids)
+            found = None if journal is None else await journal.read(needs)
         except Exception as error:  # noqa: BLE001 - logged; a failed read harms nobody else
             log_trouble(self.partition_id, "rows could not be read", error)
+        if found is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
-            return
-        if journal is not self._journal:  # what was read belongs to a former life
+        elif journal is not self._journal:  # what was read belongs to a former life
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
-            return
-        self._apply(command, on_reply, found)
+        else:
+            self._apply(command, on_reply, found)
+        for each, on_its_reply in self._send_order.end(command):
+            self.submit(each, on_its_reply)
 
     async def _fetch(self, effect: Fetch) -> None:
         """Page messages in; repeated until it works, since the sub-queue waits for it."""

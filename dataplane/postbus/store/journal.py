@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import asyncpg
 
 from postbus.entity.commands import Refusal, StoredRow, SubQueue
-from postbus.entity.outcomes import LoadedPartition, Outcome, ShareBody
+from postbus.entity.outcomes import Found, LoadedPartition, Needs, Outcome, ShareBody
 from postbus.store.batch import (
     INLINE_BODY_BYTES,
     STAGED_BODY_BYTES,
@@ -236,6 +236,21 @@ class Journal(Generic[P]):
     async def read_seen(self, ids: list[tuple[int, bytes, int, int]]) -> set[tuple[int, bytes]]:
         """Return which (entity_no, digest) were seen from one time to another, both included."""
         return await self._reader.read_seen(ids)
+
+    async def read(self, needs: Needs) -> Found:
+        """Return what a command needs of the tables; raises StoreUnavailable."""
+        found = Found()
+        if needs.row_keys:
+            found += await self.read_rows(needs.row_keys)
+        for first_key, end_key, limit in needs.ranges:
+            found += await self.read_range(first_key, end_key, limit)
+        for entity_no, sub_queue, from_sequence, limit in needs.numbers:
+            found += await self.read_numbers(entity_no, sub_queue, from_sequence, limit)
+        if needs.states:
+            found.states = await self.read_states(needs.states)
+        if needs.ids:
+            found.seen = await self.read_seen(needs.ids)
+        return found
 
     async def sample_clock_ms(self) -> int:
         """Return database time, never below the time this partition persisted last (D16)."""

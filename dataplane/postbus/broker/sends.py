@@ -1,0 +1,61 @@
+"""Commands that bring messages: when they are refused, and in which order they are applied.
+
+Pure bookkeeping of one host. A command that has to read something first, such as whether an id was
+seen before, is applied when that is here; what is sent to its entity meanwhile waits behind it, or
+the messages of a session would change their order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from postbus.entity.commands import Arrive, Command, Enqueue, Refusal, Refused, Reply, Transact
+
+OnReply: TypeAlias = Callable[[Reply], None]
+Waiting: TypeAlias = tuple[Command, OnReply | None]
+
+BEHIND: Final = Refused(Refusal.BUSY, "the store is behind; send again later")
+
+
+def brings_messages(command: Command) -> bool:
+    """Say whether a command makes messages that were not there."""
+    kind = type(command)
+    if kind is Transact:
+        assert isinstance(command, Transact)
+        return any(type(each) is Enqueue for each in command.operations)
+    return kind is Enqueue or kind is Arrive
+
+
+class SendOrder:
+    """Sends that wait for an earlier one to the same entity."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[Waiting]] = {}  # by entity that a send is read for
+        self._reads: dict[int, int] = {}
+
+    def must_wait(self, command: Command, on_reply: OnReply | None) -> bool:
+        """Say whether a command waits; it is returned by `end` then."""
+        if self._waiting and isinstance(command, Enqueue):
+            waiting = self._waiting.get(command.entity_no)
+            if waiting is not None:
+                waiting.append((command, on_reply))
+                return True
+        return False
+
+    def begin(self, command: Command) -> None:
+        """Something is read for a command."""
+        if isinstance(command, Enqueue):
+            self._waiting.setdefault(command.entity_no, deque())
+            self._reads[command.entity_no] = self._reads.get(command.entity_no, 0) + 1
+
+    def end(self, command: Command) -> deque[Waiting]:
+        """The command was applied, or never will be; return what may be applied now, in order."""
+        if not isinstance(command, Enqueue):
+            return deque()
+        self._reads[command.entity_no] -= 1
+        if self._reads[command.entity_no]:  # what was read was not enough
+            return deque()
+        del self._reads[command.entity_no]
+        return self._waiting.pop(command.entity_no)
