@@ -284,7 +284,8 @@ async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
     await directory.load()
     await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
     async with served(store) as (host, entity_no):
-        await host.call(Enqueue(entity_no, [named(f"old {n}") for n in range(20)]))
+        for n in range(20):
+            await host.call(Enqueue(entity_no, [named(f"old {n}")]))
     async with served(store) as (host, entity_no):  # only the latest ids are in memory now
         replies: list[Reply] = []
         for names in (["old 0", "a"], ["b"], ["old 1", "c"], ["d"]):
