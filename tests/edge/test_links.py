@@ -211,6 +211,54 @@ def test_reply_to_a_late_drain_does_not_answer_the_next_one(
     assert (answer.code, answer.fields[5], answer.fields[6]) == (FLOW, 7, 0)
 
 
+@pytest.mark.parametrize("refusal", ["busy", "not-applied"])
+def test_demand_that_was_refused_is_told_again(
+    bus: BusThread,
+    raw: RawClient,
+    queue: str,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: str,
+) -> None:
+    raw.attach_receiver(queue)
+    bus.refuse_next(monkeypatch, refusal, SetDemand)
+    raw.write(raw.flow(2))
+    raw.attach_sender(queue)
+    raw.write(*[raw.transfer(n, message(b"x"), settled=True) for n in range(2)])
+    for _ in range(2):
+        assert raw.expect(TRANSFER)
+
+
+# --- deleted entities ---------------------------------------------------------------------------
+
+
+def test_links_of_a_deleted_queue_are_detached_at_once(
+    bus: BusThread, raw: RawClient, queue: str
+) -> None:
+    other = bus.queue()
+    raw.attach_sender(queue)
+    raw.attach_receiver(queue)
+    raw.attach_sender(other, 2)
+    bus.delete(queue)
+    ends = {int(end.fields[0]): end.fields[2] for end in (raw.expect(DETACH), raw.expect(DETACH))}
+    assert set(ends) == {0, 1}
+    assert {str(error.value[0]) for error in ends.values()} == {"amqp:not-found"}
+    raw.write(*[frame(DETACH, handle, True) for handle in ends])
+    bus.queue(queue)
+    raw.attach_sender(queue, 3)
+    for handle in (2, 3):
+        raw.write(raw.transfer(handle, message(b"x"), handle=handle))
+    assert raw.dispositions(2) == {2: ACCEPTED, 3: ACCEPTED}
+    assert not [each for each in bus.router._watchers.values() if len(each) > 1]
+
+
+def test_links_that_ended_are_not_watched(bus: BusThread, queue: str) -> None:
+    before = len(bus.router._watchers)
+    with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as client:
+        client.attach_sender(queue)
+        assert len(bus.router._watchers) == before + 1
+    wait_until(bus, lambda: len(bus.router._watchers) <= before)
+
+
 # --- unsettled deliveries -----------------------------------------------------------------------
 
 

@@ -97,6 +97,7 @@ class Directory:
         self._limits = limits
         self._entries = Entries()
         self._followers: Sequence[DefinitionFollower] = ()
+        self._on_deleted: Callable[[int], None] = lambda _: None
         self._changing = asyncio.Lock()
         self._is_unsure = False  # a write began whose result nobody learned
         self._unused: set[int] = set()  # entities whose deletion is considered
@@ -106,6 +107,10 @@ class Directory:
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
         """Name the hosts of the partitions, in order of partition id."""
         self._followers = followers
+
+    def tell_deletions(self, on_deleted: Callable[[int], None]) -> None:
+        """Name who gets the numbers of deleted entities, when their partitions know of it."""
+        self._on_deleted = on_deleted
 
     async def load(self) -> None:
         """Read the catalog; raises `StoreUnavailable`."""
@@ -337,9 +342,11 @@ class Directory:
                 raise
             return True
         self._is_unsure = False
-        for gone in (*self._entries.subscriptions_of(entry.entity_no), entry):
+        all_gone = (*self._entries.subscriptions_of(entry.entity_no), entry)
+        for gone in all_gone:
             self._entries.remove(gone)
-            await self._tell(gone, DropEntity(gone.entity_no, self.version))
+        for gone in all_gone:
+            await self._tell_gone(gone)
         return True
 
     async def _make_sure(self) -> None:
@@ -367,7 +374,11 @@ class Directory:
             await self._tell(entry, put)
         for entry in sorted(known, key=lambda each: each.entity_no, reverse=True):
             if self._entries.numbered(entry.entity_no) is None:
-                await self._tell(entry, DropEntity(entry.entity_no, self.version))
+                await self._tell_gone(entry)
+
+    async def _tell_gone(self, entry: CatalogEntry) -> None:
+        await self._tell(entry, DropEntity(entry.entity_no, self.version))
+        self._on_deleted(entry.entity_no)
 
     async def _tell(self, entry: CatalogEntry, command: PutEntity | DropEntity) -> None:
         """Let loaded partitions follow; one that is not catches up when it loads."""

@@ -89,6 +89,12 @@ class Availability(Enum):
     LIMITED = "Limited"
 
 
+class Watcher(Protocol):
+    """What wants to know of the deletion of an entity; receivers are told by its partition."""
+
+    def deleted(self) -> None: ...
+
+
 class Clock(Protocol):
     """Entity time in milliseconds since the epoch (D16)."""
 
@@ -103,7 +109,9 @@ class Router:
         self._directory = directory
         self._consumer_ids = itertools.count(1)
         self._partitioned = PartitionedEntities(hosts, self._detects_duplicates)
+        self._watchers: dict[int, dict[Watcher, None]] = {}
         self.now_ms = clock
+        directory.tell_deletions(self._tell_watchers)
         for host in hosts:
             host.ship_with(Shipper(host, hosts, self._target_of))
 
@@ -193,6 +201,23 @@ class Router:
 
     def new_consumer_id(self) -> int:
         return next(self._consumer_ids)
+
+    # --- deletions ------------------------------------------------------------------------------
+
+    def watch(self, entity_no: int, watcher: Watcher) -> None:
+        """Tell when an entity is deleted, until `unwatch`."""
+        self._watchers.setdefault(entity_no, {})[watcher] = None
+
+    def unwatch(self, entity_no: int, watcher: Watcher) -> None:
+        watchers = self._watchers.get(entity_no)
+        if watchers is not None:
+            watchers.pop(watcher, None)
+            if not watchers:
+                del self._watchers[entity_no]
+
+    def _tell_watchers(self, entity_no: int) -> None:
+        for watcher in list(self._watchers.get(entity_no, ())):
+            watcher.deleted()
 
     # --- definitions ----------------------------------------------------------------------------
 

@@ -68,7 +68,13 @@ DRAIN_S: Final = 0.1
 The JavaScript SDK gives up after 200 ms."""
 
 REPEAT_S: Final = 0.1
-"""Pause before a settlement is repeated whose read failed."""
+"""Pause before a settlement is repeated whose read failed, or a demand that was refused."""
+
+REPEATED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.BUSY})
+"""Refusals of a demand that pass: the partition loads, or decides whether the entity is idle."""
+
+UNKNOWN: Final = -1
+"""Stands for a demand that the entity was perhaps not told."""
 
 
 class ReceiverDoor:
@@ -255,7 +261,16 @@ class ReceiverDoor:
         more = limit - self._demand
         if more < 0 or (more and more * 4 >= allowed):
             self._demand = limit
-            self._submit(SetDemand(self._consumer_id, limit))
+            asked = partial(self._asked, self._consumer_id)
+            self._submit(SetDemand(self._consumer_id, limit), asked)
+
+    @guarded
+    def _asked(self, consumer_id: int, reply: Reply) -> None:
+        """Ask again, later, when the demand was refused: nobody else would."""
+        if isinstance(reply, Refused) and consumer_id == self._consumer_id:
+            if self._link.is_attached and reply.refusal in REPEATED:
+                self._demand = UNKNOWN
+                self.connection.call_later(REPEAT_S, self.connection.pump_soon, self)
 
     def _drain(self) -> None:
         """Let the entity hand out what it has, in steps, then answer.

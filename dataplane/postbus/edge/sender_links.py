@@ -69,6 +69,7 @@ class SenderDoor:
     def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
         """Answer the attach and grant the first credit."""
         self._max_batch_bytes = max_batch_bytes
+        self.connection.router.watch(self._address.entity_no, self)
         self._link.accept(
             max_message_bytes=max_message_bytes,
             credit=SEND_CREDIT,
@@ -117,6 +118,13 @@ class SenderDoor:
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""
         self._intake.forget(self)
+        self.connection.router.unwatch(self._address.entity_no, self)
+
+    @guarded
+    def deleted(self) -> None:
+        """The entity is gone: nothing can be sent here any more."""
+        error = self.connection.explainer.refused(Refused(Refusal.ENTITY_NOT_FOUND), self.path)
+        self.connection.detach(self._link, error)
 
     def replenish(self) -> None:
         """Grant credit again when half of it is used and there is room."""
