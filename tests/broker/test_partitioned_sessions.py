@@ -189,6 +189,7 @@ async def test_a_session_whose_partition_is_reloaded_is_lost_and_free(store: Sto
         bus.hosts[0].interrupt(0.1)
         bus.hosts[1].interrupt(0.1)
         await until(lambda: door.resets == 1)
+        assert consumer_id not in bus.router._partitioned._sinks
         reply = await bus.call(queue, SetDemand(consumer_id, 1))
         assert refusal_of(reply) is Refusal.ENTITY_NOT_FOUND
         await until(lambda: bus.hosts[1].is_loaded)

@@ -351,6 +351,22 @@ def test_idle_links_are_detached_and_others_stay(
     assert raw.read().code in (DISPOSITION, TRANSFER)
 
 
+def test_a_look_that_breaks_ends_its_connection_alone(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.attach_receiver(queue)
+    with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as other:
+        other.attach_sender(queue)
+        (door,) = receiver_doors(bus)
+        monkeypatch.setattr(door, "idleness", "no such thing")
+        bus.look_in(16)
+        wait_until(bus, lambda: not receiver_doors(bus))
+        other.write(other.transfer(0, message(b"x")))
+        assert other.dispositions(1) == {0: ACCEPTED}
+    assert len(bus.log.errors()) == 1
+    bus.log.records.clear()
+
+
 @pytest.mark.slow
 def test_sdk_takes_up_again_after_idle_minutes(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch

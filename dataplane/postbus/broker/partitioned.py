@@ -330,7 +330,7 @@ class PartitionedEntities:
         if sink is None:
             answer(Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
             return
-        held = _SessionSink(sink, partial(self._session_hosts.pop, consumer_id, None))
+        held = _SessionSink(sink, partial(self._forget_session, consumer_id))
         if command.session_id is not None:
             host = self._session_hosts[consumer_id] = self._host_of_key(command.session_id)
             host.register_sink(consumer_id, held)
@@ -346,6 +346,11 @@ class PartitionedEntities:
         seeker = SessionSeeker(self._hosts, command, answer, found, sink.ended, next(self._next))
         self._seekers[consumer_id] = seeker
         seeker.start()
+
+    def _forget_session(self, consumer_id: int) -> None:
+        """The partition serves this consumer no more; its door asks as another one, if at all."""
+        self._session_hosts.pop(consumer_id, None)
+        self._sinks.pop(consumer_id, None)
 
     def _list_sessions(self, command: ListSessions, answer: OnReply) -> None:
         """Merge the lists of all partitions; one that cannot be asked fails the request."""

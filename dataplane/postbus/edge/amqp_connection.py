@@ -121,9 +121,12 @@ class AmqpConnection:
 
     def tick(self, now_ms: int) -> None:
         """Heartbeats, idle peers and links, expired grants."""
-        self._handle(self.engine.tick(now_ms))
-        self._drop_expired_grants()
-        detach_idle(self, self._doors, now_ms)
+        try:
+            self._handle(self.engine.tick(now_ms))
+            self._drop_expired_grants()
+            detach_idle(self, self._doors, now_ms)
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self.broke()
         self.flush_soon()
 
     def run_pumps(self) -> None:
