@@ -267,10 +267,11 @@ class ReceiverDoor:
     @guarded
     def _asked(self, consumer_id: int, reply: Reply) -> None:
         """Ask again, later, when the demand was refused: nobody else would."""
-        if isinstance(reply, Refused) and consumer_id == self._consumer_id:
-            if self._link.is_attached and reply.refusal in REPEATED:
-                self._demand = UNKNOWN
-                self.connection.call_later(REPEAT_S, self.connection.pump_soon, self)
+        if consumer_id != self._consumer_id or not self._link.is_attached:
+            return
+        if isinstance(reply, Refused) and reply.refusal in REPEATED:
+            self._demand = UNKNOWN
+            self.connection.call_later(REPEAT_S, self.connection.pump_soon, self)
 
     def _drain(self) -> None:
         """Let the entity hand out what it has, in steps, then answer.
