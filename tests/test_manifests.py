@@ -146,6 +146,40 @@ def test_queue_of_another_cluster_namespace_needs_permission(tmp_path: Path) -> 
     assert len(read(tmp_path, open_bus, queue).queues) == 1
 
 
+# --- history --------------------------------------------------------------------------------------
+
+HISTORY = "  operatorSpec: {history: {retention: P7D}}\n"
+
+
+def test_queues_and_subscriptions_keep_what_was_settled(tmp_path: Path) -> None:
+    bus = read(tmp_path, NAMESPACE, QUEUE + HISTORY, TOPIC, SUBSCRIPTION + HISTORY)
+    assert bus.queues[0].properties.history_retention_ms == 7 * DAY_MS
+    assert bus.subscriptions[0].properties.history_retention_ms == 7 * DAY_MS
+
+
+@pytest.mark.parametrize("text", ["", HISTORY.replace("P7D", "null"), "  operatorSpec: {}\n"])
+def test_without_a_retention_nothing_is_kept(tmp_path: Path, text: str) -> None:
+    (queue,) = read(tmp_path, NAMESPACE, QUEUE + text).queues
+    assert queue.properties.history_retention_ms is None
+
+
+@pytest.mark.parametrize("text", ["PT59S", "P91D"])
+def test_retention_outside_its_range_is_refused(tmp_path: Path, text: str) -> None:
+    (complaint,) = complaints(tmp_path, NAMESPACE, QUEUE + HISTORY.replace("P7D", text))
+    assert complaint.endswith("operatorSpec.history.retention: must be between PT1M and P90D")
+
+
+def test_a_topic_has_no_history(tmp_path: Path) -> None:
+    (complaint,) = complaints(tmp_path, NAMESPACE, TOPIC + HISTORY)
+    assert complaint.endswith(
+        "operatorSpec.history: a topic stores no messages: give its subscriptions a history"
+    )
+
+
+def test_a_retention_stands_in_its_place_only(tmp_path: Path) -> None:
+    assert complaints(tmp_path, NAMESPACE, QUEUE + "  historyRetention: P7D\n")
+
+
 # --- topics and subscriptions -------------------------------------------------------------------
 
 TOPIC = """\

@@ -364,10 +364,14 @@ LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
 TtlDuration = Annotated[DurationMs, _duration_between(1, MAX_DURATION_MS)]
 DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
 IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
+Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]
+"""How long settled messages are kept. Our choice: the store looks every ten seconds for what is too
+old, so less than a minute would promise what it does not keep; 90 days is the longest that Azure
+keeps a log (Event Hubs), and what is kept counts in no quota."""
 
 
-class QueueProperties(Model):
-    """What a queue is told to be; defaults are Service Bus's."""
+class QueueFields(Model):
+    """What Service Bus's templates say of a queue; defaults are Service Bus's."""
 
     status: EntityStatus = EntityStatus.ACTIVE
     lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
@@ -399,6 +403,12 @@ class QueueProperties(Model):
     )
 
 
+class QueueProperties(QueueFields):
+    """What a queue is told to be. `history_retention_ms` None: what is settled is deleted."""
+
+    history_retention_ms: Retention | None = Field(None, alias="historyRetention")
+
+
 # --- topics, subscriptions, rules -----------------------------------------------------------------
 
 
@@ -426,8 +436,8 @@ class TopicProperties(Model):
     auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
 
 
-class SubscriptionProperties(Model):
-    """What a subscription is told to be; size and partitioning are its topic's."""
+class SubscriptionFields(Model):
+    """What Service Bus's templates say of a subscription; size and partitioning are its topic's."""
 
     status: EntityStatus = EntityStatus.ACTIVE
     lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
@@ -446,6 +456,12 @@ class SubscriptionProperties(Model):
     forward_dead_lettered_messages_to: EntityPath | None = Field(
         None, alias="forwardDeadLetteredMessagesTo"
     )
+
+
+class SubscriptionProperties(SubscriptionFields):
+    """What a subscription is told to be. `history_retention_ms` as for a queue."""
+
+    history_retention_ms: Retention | None = Field(None, alias="historyRetention")
 
 
 SqlText = Annotated[str, StringConstraints(min_length=1, max_length=1_024)]

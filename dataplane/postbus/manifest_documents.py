@@ -13,10 +13,11 @@ from pydantic import AfterValidator, ConfigDict, Field
 from postbus.contract import (
     Model,
     NamespaceProperties,
-    QueueProperties,
+    QueueFields,
+    Retention,
     RuleProperties,
     Rules,
-    SubscriptionProperties,
+    SubscriptionFields,
     TopicProperties,
     check_entity_name,
     check_namespace_name,
@@ -69,6 +70,12 @@ class NamespaceOperatorSpec(Model):
     secrets: Any = None
 
 
+class History(Model):
+    """What is kept of messages that are settled; nothing without a retention."""
+
+    retention_ms: Retention | None = Field(None, alias="retention")
+
+
 class EntityOperatorSpec(Model):
     """For the operator; a bus without one checks the words and goes on."""
 
@@ -84,6 +91,23 @@ class EntityOperatorSpec(Model):
     )
     adopt: Literal["IfMatching", "Always", "Never"] | None = None
     secrets: Any = None
+
+
+class StoredOperatorSpec(EntityOperatorSpec):
+    """The same for what holds messages; `history` means something without an operator too."""
+
+    history: History = Field(History())
+
+
+def _refuse_history(value: object) -> None:
+    if value is not None:
+        raise ValueError("a topic stores no messages: give its subscriptions a history")
+
+
+class TopicOperatorSpec(EntityOperatorSpec):
+    """The same for topics."""
+
+    history: Annotated[Any, AfterValidator(_refuse_history)] = None
 
 
 class Owner(Model):
@@ -105,7 +129,7 @@ class NamespaceSpec(NamespaceProperties):
     operator_spec: NamespaceOperatorSpec = Field(NamespaceOperatorSpec(), alias="operatorSpec")
 
 
-class QueueSpec(QueueProperties):
+class QueueSpec(QueueFields):
     """`spec` of kind Queue."""
 
     owner: Owner
@@ -113,7 +137,12 @@ class QueueSpec(QueueProperties):
         None, alias="entityName"
     )
     authorization_rules: Rules = Field((), alias="authorizationRules")
-    operator_spec: EntityOperatorSpec = Field(EntityOperatorSpec(), alias="operatorSpec")
+    operator_spec: StoredOperatorSpec = Field(StoredOperatorSpec(), alias="operatorSpec")
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """How long settled messages are kept, or None."""
+        return self.operator_spec.history.retention_ms
 
 
 class TopicSpec(TopicProperties):
@@ -124,10 +153,10 @@ class TopicSpec(TopicProperties):
         None, alias="entityName"
     )
     authorization_rules: Rules = Field((), alias="authorizationRules")
-    operator_spec: EntityOperatorSpec = Field(EntityOperatorSpec(), alias="operatorSpec")
+    operator_spec: TopicOperatorSpec = Field(TopicOperatorSpec(), alias="operatorSpec")
 
 
-class SubscriptionSpec(SubscriptionProperties):
+class SubscriptionSpec(SubscriptionFields):
     """`spec` of kind Subscription. Without `rules` it gets every message of its topic."""
 
     owner: Owner
@@ -146,7 +175,12 @@ class SubscriptionSpec(SubscriptionProperties):
     client_affine_properties: Annotated[Any, not_yet(None, "subscriptions of one client are")] = (
         Field(None, alias="clientAffineProperties")
     )
-    operator_spec: EntityOperatorSpec = Field(EntityOperatorSpec(), alias="operatorSpec")
+    operator_spec: StoredOperatorSpec = Field(StoredOperatorSpec(), alias="operatorSpec")
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """How long settled messages are kept, or None."""
+        return self.operator_spec.history.retention_ms
 
 
 class NamespaceDocument(Model):

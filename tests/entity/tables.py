@@ -31,6 +31,8 @@ from postbus.entity.outcomes import (
     RecordSize,
     RecordUse,
     ReserveBlock,
+    SettleRows,
+    Settling,
     ShareBody,
 )
 from postbus.message.envelope import Envelope
@@ -79,6 +81,7 @@ class Tables:
     uses: dict[int, int] = field(default_factory=dict)
     seen: list[RecordIds] = field(default_factory=list)
     shared: list[list[int]] = field(default_factory=list)
+    settled: dict[int, tuple[int, Settling, int]] = field(default_factory=dict)
 
     def commit(self, outcome: Outcome) -> None:
         for mutation in outcome.mutations:
@@ -96,6 +99,8 @@ class Tables:
                 case MoveMessage():
                     assert mutation.row_key not in own, "no statement moves what it inserts"
                     self._move(mutation)
+                case SettleRows():
+                    self._settle(mutation)
                 case PutDue():
                     assert mutation.row_key in self.rows
                     self.due[mutation.row_key] = mutation
@@ -143,7 +148,29 @@ class Tables:
                 case ReserveBlock():
                     pass
         for row_key in outcome.deletes:
+            assert row_key not in self.settled
             self._forget(row_key)
+        self._check_copies(outcome)
+
+    def _check_copies(self, outcome: Outcome) -> None:
+        for mutation in outcome.mutations:
+            if isinstance(mutation, MoveMessage) and mutation.keeps_source:
+                assert mutation.row_key in self.settled
+
+    def _settle(self, mutation: SettleRows) -> None:
+        assert mutation.row_keys
+        for row_key in mutation.row_keys:
+            assert row_key in self.rows
+            assert row_key not in self.settled
+            assert self.block_of(row_key).entity_no == mutation.entity_no
+            self.settled[row_key] = (mutation.entity_no, mutation.how, mutation.settled_ms)
+
+    def reap(self, cutoffs: dict[int, int]) -> None:
+        """Delete what was settled before its entity's cutoff, and all of entities without one."""
+        for row_key, (entity_no, _, settled_ms) in list(self.settled.items()):
+            if settled_ms < cutoffs.get(entity_no, settled_ms + 1):
+                del self.settled[row_key]
+                self._forget(row_key)
 
     def _reserve(self, block: ReserveBlock) -> None:
         assert 256 <= block.size <= 65_536
@@ -197,7 +224,9 @@ class Tables:
             section = self.patches[move.row_key].application_properties
         if section is not None:
             envelope = with_section(envelope, section)
-        self._forget(move.row_key)
+        if not move.keeps_source:
+            assert move.row_key not in self.settled
+            self._forget(move.row_key)
         assert move.new_row_key not in self.rows
         block = self.block_of(move.new_row_key)
         assert (block.entity_no, block.sub_queue) == (move.entity_no, move.to_sub_queue)
@@ -229,6 +258,7 @@ class Tables:
             (sequence, row_key)
             for row_key, (sequence, _) in self.kept.items()
             if sequence >= from_sequence
+            and row_key not in self.settled
             and (self.block_of(row_key).entity_no, self.block_of(row_key).sub_queue)
             == (entity_no, sub_queue)
         ]
@@ -262,7 +292,11 @@ class Tables:
             next_row_key=max((b.first_key + b.size for b in self.blocks.values()), default=1),
             blocks=sorted(self.blocks.values()),
             due=list(self.due.values()),
-            attempts=dict(self.acquired),
+            attempts={
+                row_key: attempt
+                for row_key, attempt in self.acquired.items()
+                if row_key not in self.settled
+            },
             seen=sorted(self.seen, key=lambda row: row.seen_ms),
             outbox=[self.outbound[number] for number in sorted(self.outbound)],
             inbound=list(self.inbound.values()),
@@ -272,7 +306,7 @@ class Tables:
             size = sum(
                 row[1].size_bytes
                 for key, row in self.rows.items()
-                if self.block_of(key).entity_no == put.entity_no
+                if key not in self.settled and self.block_of(key).entity_no == put.entity_no
             )
             loaded.entities.append(
                 LoadedEntity(
@@ -293,7 +327,7 @@ class Tables:
                 loaded.next_sequence[block.entity_no] = max(
                     end, loaded.next_sequence[block.entity_no]
                 )
-        for row_key in sorted(self.rows):
+        for row_key in sorted(self.rows.keys() - self.settled.keys()):
             block = self.block_of(row_key)
             place = (block.entity_no, block.sub_queue)
             loaded.keys.setdefault(place, array("q")).append(row_key)

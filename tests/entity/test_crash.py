@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from postbus.contract import QueueProperties
+from postbus.contract import DAY_MS, QueueProperties
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
@@ -24,14 +24,17 @@ from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, message, name_of
 PROPERTIES = QueueProperties(
     lock_duration_ms=5_000, max_delivery_count=3, dead_lettering_on_message_expiration=True
 )
+WITH_HISTORY = PROPERTIES.model_copy(update={"history_retention_ms": DAY_MS})
 
 
 class Traffic:
     """Random clients of one queue; remembers what they were told, and what they asked for."""
 
-    def __init__(self, seed: int, budget_bytes: int) -> None:
+    def __init__(
+        self, seed: int, budget_bytes: int, properties: QueueProperties = PROPERTIES
+    ) -> None:
         self.random = random.Random(seed)
-        self.rig = Rig(PROPERTIES, budget_bytes=budget_bytes, is_auto=False, seed=seed)
+        self.rig = Rig(properties, budget_bytes=budget_bytes, is_auto=False, seed=seed)
         self.rig.commit()
         self.sent: dict[str, list[Reply]] = {}
         self.completed: dict[str, list[Reply]] = {}
@@ -110,20 +113,35 @@ class Traffic:
             if replies == [Cancelled()]:
                 assert name not in present
 
+    def check_history(self) -> None:
+        """With a history, what was told to be accepted or completed is there, cancelled or not."""
+        tables = self.rig.tables
+        if not self.rig.state._entities[QUEUE].keeps_settled:
+            assert not tables.settled
+            return
+        rows = [name_of(envelope) for _, envelope in tables.rows.values()]
+        kept = {name_of(tables.rows[row_key][1]) for row_key in tables.settled}
+        for name, replies in self.sent.items():
+            assert not replies or name in rows or name in self.cancelled
+        for name, replies in self.completed.items():
+            assert replies != [Settled()] or name in kept
+
 
 @pytest.mark.behaviour("S3", "S61")
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 2_000])
 @pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("properties", [PROPERTIES, WITH_HISTORY], ids=["plain", "history"])
 def test_a_crash_between_any_two_commits_loses_and_revives_nothing(
-    seed: int, budget_bytes: int
+    properties: QueueProperties, seed: int, budget_bytes: int
 ) -> None:
-    traffic = Traffic(seed, budget_bytes)
+    traffic = Traffic(seed, budget_bytes, properties)
     for _ in range(6):
         for _ in range(traffic.random.randint(5, 60)):
             traffic.step()
         traffic.rig.crash()
         traffic.numbers.clear()
         traffic.check_after_crash()
+        traffic.check_history()
         traffic.attach()
     traffic.rig.is_auto = True
     while batch := traffic.rig.receive(count=20):

@@ -2,7 +2,8 @@
 
 Checked after every step: no loss and one place for each message (I1, I5), nothing after completion
 (I2), one live lock (I3), stale tokens fail (I4), counts (I8, I18), reasons (I9), expiry (I10),
-schedules (I11), deferral (I12), numbers (I15), receive-and-delete (I16).
+schedules (I11), deferral (I12), numbers (I15), receive-and-delete (I16). With a history nothing of
+this differs, and the rows of what was settled stay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from postbus.contract import QueueProperties
+from postbus.contract import DAY_MS, QueueProperties
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
@@ -28,6 +29,7 @@ from postbus.entity.commands import (
     RenewLocks,
     Settled,
 )
+from postbus.entity.outcomes import Settling
 from tests.entity.partition_rig import (
     ACTIVE,
     DELETE,
@@ -64,6 +66,7 @@ class PartitionMachine(RuleBasedStateMachine):
         max_delivery_count=st.integers(1, 4),
         dead_letters=st.booleans(),
         default_ttl_ms=st.sampled_from([None, 9_000]),
+        keeps=st.booleans(),
     )
     def start(
         self,
@@ -71,20 +74,24 @@ class PartitionMachine(RuleBasedStateMachine):
         max_delivery_count: int,
         dead_letters: bool,
         default_ttl_ms: int | None,
+        keeps: bool,
     ) -> None:
-        self.define(max_delivery_count, dead_letters, default_ttl_ms)
+        self.history: list[tuple[str, Settling]] = []
+        self.define(max_delivery_count, dead_letters, default_ttl_ms, keeps)
         self.rig = Rig(self.properties, budget_bytes=budget_bytes)
         self.known: dict[str, Known] = {}
         self.stale: list[Delivery] = []
         self.places = 0
 
-    def define(self, maximum: int, dead_letters: bool, ttl_ms: int | None) -> None:
+    def define(self, maximum: int, dead_letters: bool, ttl_ms: int | None, keeps: bool) -> None:
         self.maximum, self.dead_letters, self.default_ttl_ms = maximum, dead_letters, ttl_ms
+        self.keeps = keeps
         values: dict[str, int] = {} if ttl_ms is None else {"default_message_ttl_ms": ttl_ms}
         self.properties = QueueProperties(
             lock_duration_ms=5_000,
             max_delivery_count=maximum,
             dead_lettering_on_message_expiration=dead_letters,
+            history_retention_ms=DAY_MS if keeps else None,
             **values,
         )
 
@@ -105,14 +112,24 @@ class PartitionMachine(RuleBasedStateMachine):
         """Its own, fixed when it was sent, else the queue's of this moment."""
         return self.default_ttl_ms if known.ttl_ms is None else known.ttl_ms
 
+    def leave(self, known: Known, how: Settling) -> None:
+        """Be settled for good."""
+        known.state, known.delivery = "gone", None
+        self.remember(known, how)
+
+    def remember(self, known: Known, how: Settling) -> None:
+        if self.keeps:
+            self.history.append((known.name, how))
+
     def die(self, known: Known, reason: str | None) -> None:
+        self.remember(known, Settling.DEAD_LETTERED)
         known.state, known.reason, known.delivery = "dead", reason, None
 
     def expire(self, known: Known) -> None:
         if self.dead_letters:
             self.die(known, "TTLExpiredException")
         else:
-            known.state = "gone"
+            self.leave(known, Settling.EXPIRED)
 
     def give_back(self, known: Known, now_ms: int, *, failed: bool) -> None:
         if known.delivery is not None:
@@ -186,7 +203,7 @@ class PartitionMachine(RuleBasedStateMachine):
         taken = self.rig.receive("R", count, mode=DELETE)
         assert [name_of(d.envelope) for d in taken] == [known.name for known in expected]
         for known in expected:
-            known.state = "gone"
+            self.leave(known, Settling.RECEIVED)
 
     @precondition(lambda self: self.of("locked"))
     @rule(
@@ -203,7 +220,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert reply == Settled()
         now_ms = self.rig.now_ms
         if disposition is Disposition.COMPLETE:
-            known.state, known.delivery = "gone", None
+            self.leave(known, Settling.COMPLETED)
             self.stale.append(delivery)
         elif disposition is Disposition.DEFER:
             known.is_deferred = True
@@ -252,7 +269,7 @@ class PartitionMachine(RuleBasedStateMachine):
             known.state, known.delivery = "locked", delivery
             known.until_ms = delivery.locked_until_ms
         else:
-            known.state = "gone"
+            self.leave(known, Settling.RECEIVED)
 
     @precondition(lambda self: self.of("scheduled"))
     @rule(data=st.data())
@@ -270,7 +287,7 @@ class PartitionMachine(RuleBasedStateMachine):
         reply = self.rig.apply(DeleteMessages(QUEUE, ACTIVE, limit, bound_ms))
         assert reply == MessagesDeleted(len(expected))
         for known in expected:
-            known.state = "gone"
+            self.leave(known, Settling.PURGED)
 
     @rule(ms=st.sampled_from([1, 60, 150, 1_000, 2_999, 5_000, 12_000]))
     def advance(self, ms: int) -> None:
@@ -293,9 +310,12 @@ class PartitionMachine(RuleBasedStateMachine):
         maximum=st.integers(1, 4),
         dead_letters=st.booleans(),
         default_ttl_ms=st.sampled_from([None, 4_000, 9_000]),
+        keeps=st.booleans(),
     )
-    def redefine(self, maximum: int, dead_letters: bool, default_ttl_ms: int | None) -> None:
-        self.define(maximum, dead_letters, default_ttl_ms)
+    def redefine(
+        self, maximum: int, dead_letters: bool, default_ttl_ms: int | None, keeps: bool
+    ) -> None:
+        self.define(maximum, dead_letters, default_ttl_ms, keeps)
         self.rig.put(self.properties)
 
     @rule()
@@ -323,7 +343,7 @@ class PartitionMachine(RuleBasedStateMachine):
         for delivery in dead:
             known = self.known[name_of(delivery.envelope)]
             assert properties_of(delivery.envelope).get("DeadLetterReason") == known.reason
-            known.state = "gone"
+            self.leave(known, Settling.COMPLETED)
         self.rig.settle(Disposition.COMPLETE, *dead, sub_queue=DLQ)
 
     # --- invariants -----------------------------------------------------------------------------
@@ -342,7 +362,13 @@ class PartitionMachine(RuleBasedStateMachine):
         assert counts.active == len(self.of("ready", "locked", "deferred"))
         assert counts.scheduled == len(self.of("scheduled"))
         assert counts.dead_letter == len(self.of("dead"))
-        assert len(self.rig.tables.rows) == len(main) + counts.dead_letter
+        tables = self.rig.tables
+        kept = [
+            (name_of(tables.rows[row_key][1]), how)
+            for row_key, (_, how, _) in tables.settled.items()
+        ]
+        assert sorted(kept) == sorted(self.history)
+        assert len(tables.rows) == len(main) + counts.dead_letter + len(kept)
 
 
 TestPartition = PartitionMachine.TestCase

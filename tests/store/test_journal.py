@@ -11,6 +11,7 @@ from postbus.entity.outcomes import InsertMessage, PatchMessage, RecordAcquired
 from postbus.store.postgres import Store
 from tests.store.driving import (
     HELD_MS,
+    NOW_MS,
     block,
     connected,
     definition,
@@ -234,7 +235,7 @@ async def test_one_busy_queue_uses_at_most_four_connections(store: Store, databa
         outcomes = [outcome([insert(1 + number)]) for number in range(5_000)]
         await it.commit(*outcomes)
         await it.journal.read_rows([1])
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
         count = await look.fetchval(
             "select count(*) from pg_stat_activity "
             "where datname = current_database() and pid <> pg_backend_pid() "

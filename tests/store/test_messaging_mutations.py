@@ -300,7 +300,7 @@ async def test_what_a_drop_leaves_goes_later(store: Store, database: str, way: s
         await it.commit(outcome(mutations=[DropDefinition(1, 9)]))
         assert await look.fetchval("select count(*) from session") == 501
         if way == "upkeep":
-            await it.journal.upkeep()
+            await it.journal.upkeep(NOW_MS)
         else:
             loaded = await reload(store)
             assert (loaded.session_states, loaded.seen, loaded.inbound) == ({}, [], [])

@@ -58,7 +58,7 @@ async def counts(look: asyncpg.Connection[asyncpg.Record]) -> dict[str, int]:
 
 async def swept(journal: Journal[object], look: asyncpg.Connection[asyncpg.Record]) -> bool:
     """Let the upkeep run and return whether no row is left anywhere."""
-    await journal.upkeep()
+    await journal.upkeep(NOW_MS)
     return not await counts(look)
 
 
@@ -240,7 +240,7 @@ async def test_publishes_and_deletes_of_their_rows_overlap(store: Store, databas
 
         await wait_until(is_second_done)
         assert await counts(look) == {"message": 151, "body": 1, "shared": 1}
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
         [row] = await it.journal.read_rows([1])
         assert row.envelope.body == b"hello"
         await hold.end()

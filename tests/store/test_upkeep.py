@@ -11,6 +11,7 @@ from postbus.entity.outcomes import PatchMessage, RecordAcquired
 from postbus.store import upkeep as upkeep_module
 from postbus.store.postgres import Store
 from tests.store.driving import (
+    NOW_MS,
     Driven,
     block,
     connected,
@@ -50,7 +51,7 @@ async def test_deletes_start_a_vacuum(
             return bool(await look.fetchval(VACUUMS))
 
         await fill(it, range(1, 901))
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
         await drain(it, range(1, 901))
         assert not await was_vacuumed()
         await fill(it, range(1_001, 2_001))
@@ -77,7 +78,7 @@ async def test_old_transaction_ids_are_frozen_by_the_broker(
     monkeypatch.setattr(upkeep_module, "AGE_CHECK_S", 0.0)
     async with driven(store) as it, connected(database) as look:
         await fill(it, range(1, 201))
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
         age = "select age(relfrozenxid) from pg_class where oid = 'message'::regclass"
         assert await look.fetchval(age) < 5
 
@@ -90,7 +91,7 @@ async def test_side_tables_are_vacuumed_after_many_changes(
         await fill(it, range(1, 201))
         marks = [PatchMessage(key, True, None, None) for key in range(1, 201)]
         await it.commit(outcome(mutations=marks))
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
 
         async def was_vacuumed() -> bool:
             return bool(
@@ -111,7 +112,7 @@ async def test_old_acquisitions_fold_into_counts(
         for number in range(11):
             await it.commit(outcome(mutations=[RecordAcquired([1, 2 + number], [number + 1, 1])]))
         await it.commit(outcome(deletes=[5]))
-        await it.journal.upkeep()
+        await it.journal.upkeep(NOW_MS)
 
         async def is_folded() -> bool:
             return bool(await look.fetchval("select count(*) from acquired") == 1)

@@ -440,7 +440,7 @@ class Host:
                 self._clock.observe(await journal.sample_clock_ms())
                 if not is_first or not self._room.is_full:  # receivers first
                     await self._room.look()
-                await journal.upkeep()
+                await journal.upkeep(self._clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 log_trouble(self.partition_id, "upkeep failed", error)
             is_first = False

@@ -30,7 +30,7 @@ from postbus.entity.commands import (
     Refused,
     StoredRow,
 )
-from postbus.entity.outcomes import Needs, RecordAcquired
+from postbus.entity.outcomes import Needs, RecordAcquired, Settling
 from postbus.entity.queued import QueuedMessage
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def receive_deferred(
     if command.mode is ReceiveMode.RECEIVE_AND_DELETE:
         deliveries = [_delivery(sub, message, b"", 0) for message in messages]
         for message in messages:
-            sub.remove(message)
+            sub.remove(message, Settling.RECEIVED)
         return DeferredReceived(deliveries)
     return DeferredReceived(_lock_deferred(sub, messages))
 
@@ -335,7 +335,7 @@ def delete_messages(
     for row_key, message in sorted(sub.returned, key=lambda pair: pair[0]):
         if deleted < limit and message.enqueued_ms <= bound_ms:
             sub.stubs.pop(row_key, None)
-            sub.remove(message)
+            sub.remove(message, Settling.PURGED)
             deleted += 1
         else:
             kept_returned.append((row_key, message))
@@ -359,7 +359,7 @@ def _delete_loaded(
     deleted = 0
     for message in messages:
         if deleted < limit and message.enqueued_ms <= bound_ms:
-            sub.remove(message)
+            sub.remove(message, Settling.PURGED)
             deleted += 1
         else:
             kept.append(message)
@@ -375,7 +375,6 @@ def _delete_paged(
 ) -> int:
     """Delete messages of which only the key is in memory; rows not committed yet stay."""
     rows = {row.row_key: row for row in found}
-    outcome = sub.turn.outcome
     kept = array("q")
     deleted = 0
     for row_key in scan:
@@ -384,9 +383,7 @@ def _delete_paged(
             kept.append(row_key)
             continue
         deleted += 1
-        outcome.deletes.append(row_key)
-        if sub.turn.may_be_uncommitted(row_key, row.enqueued_ms):
-            outcome.touches_uncommitted = True
+        sub.settle_row(row_key, row.enqueued_ms, Settling.PURGED)
         sub.attempts.pop(row_key, None)
         sub.live -= 1
         sub.entity.shrink(row.envelope.size_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import MoveMessage
+from postbus.entity.outcomes import MoveMessage, Settling
 from postbus.entity.queued import QueuedMessage
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
@@ -54,7 +54,7 @@ def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
 def expire(sub: SubQueueState, message: QueuedMessage) -> None:
     """Drop or dead-letter an expired message that is in no place of the order any more."""
     if not sub.entity.dead_letters_expired:
-        sub.remove(message)
+        sub.remove(message, Settling.EXPIRED)
     else:
         dead_letter(sub, message, EXPIRED)
 
@@ -92,9 +92,14 @@ def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
 
 
 def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
-    """Move a loaded message with its new application properties to the dead-letter queue."""
+    """Move a loaded message with its new application properties to the dead-letter queue.
+
+    Where the entity has a history the row stays there and a copy moves.
+    """
     assert message.envelope is not None
     entity = sub.entity
+    if entity.keeps_settled:
+        sub.turn.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
     if entity.forward_dead_letters_to is not None:
         sub.turn.outbox.move(sub, message, entity.forward_dead_letters_to, section)
         return
@@ -110,6 +115,7 @@ def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
             message.failures,
             None,
             section,
+            entity.keeps_settled,
         )
     )
     grown_bytes = len(section) - len(message.envelope.application_properties)

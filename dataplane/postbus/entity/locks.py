@@ -20,7 +20,7 @@ from postbus.entity.commands import (
     Settled,
     StoredRow,
 )
-from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired
+from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired, Settling
 from postbus.entity.queued import QueuedMessage
 from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
@@ -95,7 +95,8 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
     """Settle as consumed; the reply names those not held any more."""
     turn = sub.turn
     now_ms = turn.now_ms
-    deletes = turn.outcome.deletes
+    keeps = sub.entity.keeps_settled
+    gone: list[int] = [] if keeps else turn.outcome.deletes
     pop = sub.locks.pop
     lost: list[int] | None = None
     size_bytes = stub_bytes = stubs = 0
@@ -109,7 +110,7 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
                 _expire_one(sub, message)
             continue
         message.token = None
-        deletes.append(message.row_key)
+        gone.append(message.row_key)
         envelope = message.envelope
         if envelope is None:
             stubs += 1
@@ -118,6 +119,8 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
             size_bytes += envelope.size_bytes
             if envelope.shared is not None:
                 turn.window.unshare(envelope.shared)
+    if keeps and gone:
+        turn.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
     count = len(tokens) - (0 if lost is None else len(lost))
     sub.live -= count
     sub.entity.shrink(size_bytes + stub_bytes)

@@ -233,14 +233,22 @@ class Outbox:
     ) -> None:
         """Take a loaded message that is in no place of its sub-queue's order.
 
-        `section` replaces its application properties: it is being dead-lettered.
+        `section` replaces its application properties: it is being dead-lettered, and stays behind
+        as well where its entity has a history.
         """
         envelope = message.envelope
         assert envelope is not None
         entity = sub.entity
         if section is not None:
             envelope = locks.with_properties(envelope, section)
-        row_key = self._move_row(message.row_key, message.sequence, message.failures, None, section)
+        row_key = self._move_row(
+            message.row_key,
+            message.sequence,
+            message.failures,
+            None,
+            section,
+            keeps_source=entity.keeps_settled and section is not None,
+        )
         sub.forget(message)
         entity.size_bytes += envelope.size_bytes
         is_dead_letter = section is not None or not sub.is_main
@@ -263,11 +271,21 @@ class Outbox:
         count: int,
         enqueued_ms: int | None,
         section: bytes | None,
+        *,
+        keeps_source: bool = False,
     ) -> int:
         new_key, _ = self._numbering.take_one(self._turn)
         self._turn.outcome.mutations.append(
             MoveMessage(
-                row_key, new_key, OUTBOX_NO, SubQueue.OUTBOX, sequence, count, enqueued_ms, section
+                row_key,
+                new_key,
+                OUTBOX_NO,
+                SubQueue.OUTBOX,
+                sequence,
+                count,
+                enqueued_ms,
+                section,
+                keeps_source,
             )
         )
         return new_key

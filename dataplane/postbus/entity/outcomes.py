@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from postbus.contract import EntityKind, EntityProperties, RuleProperties
@@ -126,6 +127,7 @@ class PatchMessage(NamedTuple):
 class MoveMessage(NamedTuple):
     """Delete under the old key, insert under the new one, patch folded in (D4).
 
+    With `keeps_source` the old row stays as it is: a `SettleRows` of the same outcome names it.
     `enqueued_ms` None keeps the stored one; `application_properties` None keeps what the row or
     its patch said. `kept` of the new key gets `sequence` and `delivery_count`, except when the new
     key lies in ACTIVE (activation), where the key gives the number.
@@ -139,6 +141,29 @@ class MoveMessage(NamedTuple):
     delivery_count: int
     enqueued_ms: int | None
     application_properties: bytes | None
+    keeps_source: bool = False
+
+
+class Settling(IntEnum):
+    """Why a row that is kept is not live any more; the value is its column."""
+
+    COMPLETED = 1
+    RECEIVED = 2
+    EXPIRED = 3
+    PURGED = 4
+    DEAD_LETTERED = 5
+
+
+class SettleRows(NamedTuple):
+    """Rows that stay in the tables for the retention of their entity, but are not live (D5).
+
+    Instead of a delete, also for rows whose commit is under way: it only adds rows.
+    """
+
+    entity_no: int
+    row_keys: list[int]
+    how: Settling
+    settled_ms: int
 
 
 class PutDue(NamedTuple):
@@ -265,6 +290,7 @@ Mutation: TypeAlias = (
     | ReserveBlock
     | PatchMessage
     | MoveMessage
+    | SettleRows
     | PutDue
     | RecordAcquired
     | PutDefinition

@@ -2,7 +2,8 @@
 
 A message may leave in the command that brought it: it has expired already, or our own receiver
 forwards it. One statement makes an outcome durable, and no part of it sees a row that another part
-inserts: the move would find nothing. `partition_state` calls it.
+inserts: the move would find nothing. A row that stays behind is inserted as well, so that each of
+the two has a body of its own. `partition_state` calls it.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ def settle(outcome: Outcome) -> None:
     if not own:
         return
     moves = {row_key: moves[row_key] for row_key in own}
-    outcome.inserts[:] = [
-        _moved(insert, moves[insert.row_key]) if insert.row_key in moves else insert
-        for insert in outcome.inserts
-    ]
+    inserts: list[InsertMessage] = []
+    for insert in outcome.inserts:
+        move = moves.get(insert.row_key)
+        if move is None or move.keeps_source:
+            inserts.append(insert)
+        if move is not None:
+            inserts.append(_moved(insert, move))
+    outcome.inserts[:] = inserts
     mutations: list[Mutation] = []
     for change in outcome.mutations:
         if isinstance(change, MoveMessage) and change.row_key in moves:
             mutations += _kept(change)
         elif isinstance(change, ShareBody):
-            mutations.append(
-                ShareBody([moves[key].new_row_key if key in moves else key for key in change[0]])
-            )
+            keys = [key for key in change.row_keys if key not in moves or moves[key].keeps_source]
+            keys += [moves[key].new_row_key for key in change.row_keys if key in moves]
+            mutations.append(ShareBody(keys))
         else:
             mutations.append(change)
     outcome.mutations[:] = mutations

@@ -61,6 +61,7 @@ class QueueState:
         "entity_no",
         "forward_dead_letters_to",
         "forward_to",
+        "keeps_settled",
         "lock_duration_ms",
         "max_delivery_count",
         "max_message_bytes",
@@ -80,6 +81,7 @@ class QueueState:
     default_ttl_ms: int | None
     forward_dead_letters_to: str | None
     forward_to: str | None
+    keeps_settled: bool
     lock_duration_ms: int
     max_delivery_count: int
     max_message_bytes: int
@@ -122,6 +124,7 @@ class QueueState:
         self.lock_duration_ms = properties.lock_duration_ms
         self.max_delivery_count = properties.max_delivery_count
         self.dead_letters_expired = properties.dead_lettering_on_message_expiration
+        self.keeps_settled = properties.history_retention_ms is not None
         is_open = properties.status in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
         self.forward_to = properties.forward_to if is_open else None
         self.forward_dead_letters_to = (

@@ -30,6 +30,7 @@ from postbus.entity.outcomes import (
     InsertMessage,
     Needs,
     RecordAcquired,
+    Settling,
 )
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.turn import MAINTENANCE_LIMIT
@@ -435,7 +436,7 @@ class SubQueueState:
                 if message.failures >= self.entity.max_delivery_count:
                     expiry.exhaust(self, message)
                     continue
-            self.remove(message)
+            self.remove(message, Settling.RECEIVED)
             deliveries.append(
                 Delivery(
                     b"",
@@ -521,17 +522,24 @@ class SubQueueState:
 
     # --- leaving ----------------------------------------------------------------------------------
 
-    def remove(self, message: QueuedMessage) -> None:
-        """Delete a message that is in no place of the order any more."""
-        turn = self.turn
-        outcome = turn.outcome
-        outcome.deletes.append(message.row_key)
-        if turn.may_be_uncommitted(message.row_key, message.enqueued_ms):
-            outcome.touches_uncommitted = True
+    def remove(self, message: QueuedMessage, how: Settling) -> None:
+        """Settle a message that is in no place of the order any more."""
+        self.settle_row(message.row_key, message.enqueued_ms, how)
         self.forget(message)
 
+    def settle_row(self, row_key: int, enqueued_ms: int, how: Settling) -> None:
+        """Delete a row, or keep it where the entity has a history (D5)."""
+        turn = self.turn
+        if self.entity.keeps_settled:
+            turn.settle(self.entity.entity_no, [row_key], how)
+            return
+        outcome = turn.outcome
+        outcome.deletes.append(row_key)
+        if turn.may_be_uncommitted(row_key, enqueued_ms):
+            outcome.touches_uncommitted = True
+
     def forget(self, message: QueuedMessage) -> None:
-        """Drop a message from the accounts: its row is deleted or moved by this outcome."""
+        """Drop a message from the accounts: its row is settled or moved by this outcome."""
         size_bytes = message.weight_bytes
         if message.envelope is not None:
             if message.envelope.shared is not None:

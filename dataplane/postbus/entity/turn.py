@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import Done
-from postbus.entity.outcomes import Outcome, RecordAcquired
+from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.window import Window
 
@@ -52,6 +52,7 @@ class Turn:
         "outstanding",
         "random",
         "resumed",
+        "settled",
         "sub_queues",
         "timers",
         "token_suffix",
@@ -86,6 +87,7 @@ class Turn:
         self.resumed: dict[OnTime, None] = {}
         self.timers: list[tuple[int, int, OnTime]] = []
         self.sub_queues: dict[SubQueueState, None] = {}
+        self.settled: dict[tuple[int, Settling], list[int]] = {}
         self._timer_count = 0
 
     def begin(self, now_ms: int) -> Outcome:
@@ -94,7 +96,17 @@ class Turn:
         self.allowance = MAINTENANCE_LIMIT
         self.outcome = outcome = Outcome(DONE)
         outcome.applied_ms = now_ms
+        if self.settled:
+            self.settled = {}
         return outcome
+
+    def settle(self, entity_no: int, row_keys: list[int], how: Settling) -> None:
+        """Keep rows of an entity with a history; one mutation for each reason."""
+        known = self.settled.get((entity_no, how))
+        if known is None:
+            known = self.settled[entity_no, how] = []
+            self.outcome.mutations.append(SettleRows(entity_no, known, how, self.now_ms))
+        known += row_keys
 
     def may_be_uncommitted(self, row_key: int, enqueued_ms: int) -> bool:
         """Say whether the commit that stores a row may be under way still; too often yes."""

@@ -31,6 +31,7 @@ from postbus.entity.outcomes import (
     RecordSize,
     RecordUse,
     ReserveBlock,
+    SettleRows,
     ShareBody,
 )
 from postbus.store.shared import BodyCounts
@@ -122,7 +123,7 @@ class SideRows:
         return max(bisect_right(self._starts, row_key) - 1, 0)
 
 
-OVERLAPPING: Final = frozenset({ShareBody, RecordIds})
+OVERLAPPING: Final = frozenset({ShareBody, RecordIds, SettleRows})
 """Mutations that only add rows nothing else touches: they overlap like plain inserts (D20)."""
 EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
 """Mutations of the row of an entity: two of one entity never share a statement."""
@@ -151,6 +152,13 @@ def extra_bytes(outcome: Outcome) -> int:
                 sizes = {insert[0]: len(insert[2].body) for insert in outcome.inserts}
             byte_count -= sizes.get(change.row_keys[0], 0) * (len(change.row_keys) - 1)
     return byte_count
+
+
+def extra_rows(outcome: Outcome) -> int:
+    """Return how many rows its mutations write beyond one each."""
+    return sum(
+        len(change.row_keys) - 1 for change in outcome.mutations if type(change) is SettleRows
+    )
 
 
 class Batch(Generic[P]):

@@ -27,6 +27,7 @@ from postbus.entity.outcomes import (
     RecordSize,
     RecordUse,
     ReserveBlock,
+    SettleRows,
     ShareBody,
 )
 from postbus.store.batch import SideRows
@@ -42,6 +43,8 @@ class Changes:
 
     def __init__(self, mutations: Iterable[object]) -> None:
         self.shares: list[ShareBody] = []
+        self.settled_keys: list[int] = []
+        self._settled: list[SettleRows] = []
         self._reserved: list[ReserveBlock] = []
         self._attempted: dict[int, int] = {}
         self._moves: list[MoveMessage] = []
@@ -65,6 +68,9 @@ class Changes:
         match change:
             case RecordIds():
                 self._see(change)
+            case SettleRows():
+                self._settled.append(change)
+                self.settled_keys += change.row_keys
             case ShareBody():
                 self.shares.append(change)
             case ReserveBlock():
@@ -180,6 +186,34 @@ class Changes:
             "in_sources": [source for source, _ in self._inbound],
             "in_nos": [entity_no for _, entity_no in self._inbound],
             "in_numbers": list(self._inbound.values()),
+        }
+
+    def settled_columns(self) -> dict[str, object]:
+        """Return the columns of settled rows: their keys, and which of them each line is for.
+
+        Keys count from one, both bounds are meant.
+        """
+        firsts: list[int] = []
+        lasts: list[int] = []
+        end = 0
+        for row in self._settled:
+            firsts.append(end + 1)
+            end += len(row.row_keys)
+            lasts.append(end)
+        return {
+            "settle_keys": self.settled_keys,
+            "settle_nos": [row.entity_no for row in self._settled],
+            "settle_hows": [int(row.how) for row in self._settled],
+            "settle_ms": [row.settled_ms for row in self._settled],
+            "settle_firsts": firsts,
+            "settle_lasts": lasts,
+        }
+
+    def copy_columns(self) -> dict[str, object]:
+        """Return the keys of moved rows that go and of those that stay."""
+        return {
+            "lifted_keys": [row.row_key for row in self._moves if not row.keeps_source],
+            "copied_keys": [row.row_key for row in self._moves if row.keeps_source],
         }
 
     def row_columns(self) -> dict[str, object]:

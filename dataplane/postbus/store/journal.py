@@ -26,6 +26,7 @@ from postbus.store.batch import (
     Batch,
     SideRows,
     extra_bytes,
+    extra_rows,
     is_barrier,
 )
 from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
@@ -104,10 +105,12 @@ class Journal(Generic[P]):
         on_committed: OnCommitted[P],
         on_failed: OnFailed[P],
         one_by_one: bool,
+        epoch: int,
+        sides: SideRows,
     ) -> None:
         """Only `open` calls this."""
         self.partition_id = partition_id
-        self.epoch = 0
+        self.epoch = epoch
         self.confirmed_at = time.monotonic()
         self.queued_bytes = 0
         self.queued_rows = 0
@@ -117,8 +120,8 @@ class Journal(Generic[P]):
         self._alone_until = self.confirmed_at + ALONE_S if one_by_one else 0.0
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(store, partition_id)
-        self._sides = SideRows()
-        self._upkeep = Upkeep(store, partition_id)
+        self._sides = sides
+        self._upkeep = Upkeep(store, partition_id, epoch, sides)
         self._queue: deque[_Queued[P]] = deque()
         self._in_flight: deque[Batch[P]] = deque()
         self._lanes: list[_Lane[P]] = []
@@ -165,9 +168,9 @@ class Journal(Generic[P]):
                 on_committed=on_committed,
                 on_failed=on_failed,
                 one_by_one=one_by_one,
+                epoch=claim.epoch,
+                sides=sides,
             )
-            journal.epoch = claim.epoch
-            journal._sides = sides
             journal._persisted_ms = claim.persisted_ms
             await journal._upkeep.note_load(loaded, connection)
             await journal._add_lane(Slot.FIRST_WRITER, Writer(connection, sides))
@@ -188,9 +191,10 @@ class Journal(Generic[P]):
         byte_count = 0
         for insert in outcome.inserts:
             byte_count += insert.envelope.size_bytes
+        row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
         if outcome.mutations:
             byte_count += extra_bytes(outcome)
-        row_count = len(outcome.inserts) + len(outcome.deletes) + len(outcome.mutations)
+            row_count += extra_rows(outcome)
         # A reply without a write is told right after the last commit under way.
         if not row_count and self._in_flight and not self._queue and not self._alone_until:
             self._in_flight[-1].entries.append((outcome, parked))
@@ -256,16 +260,16 @@ class Journal(Generic[P]):
         """Return database time, never below the time this partition persisted last (D16)."""
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
 
-    async def upkeep(self) -> None:
+    async def upkeep(self, now_ms: int) -> None:
         """Do what is due (D18): VACUUM, fold acquisitions, remove what nobody needs any more.
 
-        Raises StoreUnavailable.
+        `now_ms` is the time of the entities. Raises StoreUnavailable, Fenced.
         """
         await self._upkeep.look_at_age()
         self._is_sweep_due = bool(self._sides.bodies.dead)
         if self._upkeep.is_fold_due or self._is_sweep_due:
             self._kick()
-        await self._upkeep.reap()
+        await self._upkeep.reap(now_ms)
         await self._upkeep.vacuum_if_due()
 
     def fail(self, error: Exception) -> None:
@@ -410,7 +414,7 @@ class Journal(Generic[P]):
             self._kick()
         try:
             if batch.is_fold:
-                await self._upkeep.tidy(writer.connection, self._sides)
+                await self._upkeep.tidy(writer.connection)
                 self._is_sweep_due = bool(self._sides.bodies.dead)
             else:
                 await writer.commit(batch)

@@ -38,7 +38,8 @@ async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPa
             epoch=claim.epoch, catalog_version=claim.catalog_version, next_row_key=1
         )
         await connection.execute(SET_TIMEOUT, str(LOAD_MS))
-        keys = await _read_keys(connection)
+        has_settled = await connection.fetchval(HAS_SETTLED)
+        keys = await _read_keys(connection, KEYS if not has_settled else LIVE_KEYS)
         await connection.execute(REMOVE_ORPHANS)
         entities = await connection.fetch(ENTITIES)
         await _load_blocks(connection, keys, loaded, {row["entity_no"] for row in entities})
@@ -48,18 +49,18 @@ async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPa
         for block in loaded.blocks:
             sides.add_block(block)
         sides.keys.update(row["row_key"] for row in await connection.fetch(PATCHED))
-        await load_bodies(connection, loaded, keys, sides)
+        await load_bodies(connection, loaded, keys, sides, has_settled=has_settled)
         await load_messaging(connection, loaded)
         await connection.execute(SET_TIMEOUT, str(COMMIT_MS))
     return loaded, sides
 
 
-async def _read_keys(connection: Connection) -> array[int]:
-    """Return all row keys in order; a page is one value of 8 bytes a key."""
+async def _read_keys(connection: Connection, sql: str) -> array[int]:
+    """Return the keys of all live rows in order; a page is one value of 8 bytes a key."""
     keys: array[int] = array("q")
     last_key = -1
     while True:
-        page = await connection.fetchval(KEYS, last_key, PAGE_KEYS)
+        page = await connection.fetchval(sql, last_key, PAGE_KEYS)
         if page is None:
             break
         part: array[int] = array("q", page)
@@ -76,7 +77,22 @@ KEYS: Final = """
 select string_agg(int8send(row_key), ''::bytea)
 from (select row_key from message where row_key > $1 order by row_key limit $2) as page
 """
-PATCHED: Final = "select row_key from patch"
+LIVE_KEYS: Final = """
+select string_agg(int8send(row_key), ''::bytea)
+from (
+    select m.row_key from message m
+    where m.row_key > $1
+      and not exists (
+          select from settled s where s.row_key = m.row_key and s.row_key > $1
+      )
+    order by m.row_key limit $2
+) as page
+"""
+"""Both conditions on the key let one merge of the two indexes begin where the page does."""
+HAS_SETTLED: Final = "select exists (select from settled)"
+PATCHED: Final = """
+select row_key from patch p where not exists (select from settled s where s.row_key = p.row_key)
+"""
 REMOVE_ORPHANS: Final = """
 with orphans as (delete from staged returning body_id)
 delete from body where body_id in (select body_id from orphans)
@@ -96,7 +112,13 @@ async def _load_blocks(
     bounds = set(newest.values())
     if rows:
         bounds.add(rows[-1]["first_key"])
-    empty: list[int] = []
+    empty = {row["first_key"]: row["size"] for row in rows if row["first_key"] not in bounds}
+    for first_key, size in list(empty.items()):
+        start, stop = index_range(keys, first_key, first_key + size)
+        if start != stop:
+            del empty[first_key]
+    for row in await connection.fetch(WITH_SETTLED, list(empty), list(empty.values())):
+        del empty[row["first_key"]]
     for row in rows:
         first_key, size = row["first_key"], row["size"]
         block = ReserveBlock(
@@ -105,20 +127,25 @@ async def _load_blocks(
         loaded.next_row_key = max(loaded.next_row_key, first_key + size)
         if block.sub_queue is SubQueue.ACTIVE:
             _raise_next_sequence(loaded, block.entity_no, block.first_sequence + size)
-        start, stop = index_range(keys, first_key, first_key + size)
-        if start == stop and first_key not in bounds:
-            empty.append(first_key)
+        if first_key in empty:
             continue
+        start, stop = index_range(keys, first_key, first_key + size)
         loaded.blocks.append(block)
         if start != stop:
             name = block.entity_no, block.sub_queue
             loaded.keys.setdefault(name, array("q")).extend(keys[start:stop])
     if empty:
-        await connection.execute(FORGET_BLOCKS, empty)
+        await connection.execute(FORGET_BLOCKS, list(empty))
 
 
 BLOCKS: Final = """
 select first_key, size, entity_no, sub_queue, first_sequence from block order by first_key
+"""
+WITH_SETTLED: Final = """
+select b.first_key from unnest($1::bigint[], $2::int[]) as b (first_key, size)
+where exists (
+    select from settled s where s.row_key >= b.first_key and s.row_key < b.first_key + b.size
+)
 """
 FORGET_BLOCKS: Final = "delete from block where first_key = any ($1::bigint[])"
 

@@ -81,18 +81,27 @@ select row_key, envelope from message where row_key = any ($1::bigint[]) order b
 
 
 async def load_bodies(
-    connection: Connection, loaded: LoadedPartition, all_keys: array[int], sides: SideRows
+    connection: Connection,
+    loaded: LoadedPartition,
+    all_keys: array[int],
+    sides: SideRows,
+    *,
+    has_settled: bool,
 ) -> None:
-    """Count who refers to each shared body, remove those without; note who has a body."""
+    """Count who refers to each shared body, remove those without; note which live rows have one.
+
+    `all_keys`: those of live rows; settled ones refer to bodies too.
+    """
     carried = await connection.fetch(CARRIED)
     carriers = {
         body_id: sum(row["is_shared"] for row in rows)
         for body_id, rows in groupby(carried, key=lambda row: row["body_id"])
     }
-    orphans: list[int] = []
     starts = array("q", [block.first_key for block in loaded.blocks])
     sharing: set[int] = set()
     key_count = len(all_keys)
+    body_ids, counts = array("q"), array("I")
+    settled_keys, settled_bodies = array("q"), array("q")  # the second: indexes into the ids
     async with connection.transaction(readonly=True):
         async for body_id, packed in connection.cursor(SHARED, prefetch=PAGE_ROWS):
             row_keys = array("q", packed)
@@ -104,26 +113,40 @@ async def load_bodies(
                 if at < key_count and all_keys[at] == key:
                     count += 1
                     sharing.add(bisect_right(starts, key) - 1)
-            if count:
-                sides.bodies.load(body_id, count)
-            else:
-                orphans.append(body_id)
+                elif has_settled:
+                    settled_keys.append(key)
+                    settled_bodies.append(len(body_ids))
+            body_ids.append(body_id)
+            counts.append(count)
     sides.note_sharing(starts[index] for index in sharing)
+    for start in range(0, len(settled_keys), PAGE_ROWS):
+        page = settled_keys[start : start + PAGE_ROWS].tolist()
+        stored = {row["row_key"] for row in await connection.fetch(STORED, page)}
+        for key, index in zip(page, settled_bodies[start : start + PAGE_ROWS], strict=True):
+            counts[index] += key in stored
+    orphans = [body_id for body_id, count in zip(body_ids, counts, strict=True) if not count]
+    for body_id, count in zip(body_ids, counts, strict=True):
+        if count:
+            sides.bodies.load(body_id, count)
     for start in range(0, len(orphans), PAGE_ROWS):
         await connection.execute(SWEEP, orphans[start : start + PAGE_ROWS])
     for row in carried:
-        block = loaded.blocks[bisect_right(starts, row["row_key"]) - 1]
-        sides.note_carried(row["row_key"], block.sub_queue)
+        if not row["is_settled"]:
+            block = loaded.blocks[bisect_right(starts, row["row_key"]) - 1]
+            sides.note_carried(row["row_key"], block.sub_queue)
     sides.keys.update(row["body_id"] for row in await connection.fetch(OWN_BODIES))
 
 
 CARRIED: Final = """
-select e.row_key, e.body_id, s.body_id is not null as is_shared
+select e.row_key, e.body_id, s.body_id is not null as is_shared,
+       exists (select from settled d where d.row_key = e.row_key) as is_settled
 from embodied e left join shared s on s.body_id = e.body_id
 order by e.body_id
 """
+STORED: Final = "select row_key from message where row_key = any ($1::bigint[])"
 SHARED: Final = "select body_id, row_keys from shared order by body_id"
 OWN_BODIES: Final = """
 select body_id from body b
 where chunk = 0 and not exists (select from shared s where s.body_id = b.body_id)
+  and not exists (select from settled d where d.row_key = b.body_id)
 """

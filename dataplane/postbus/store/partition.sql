@@ -29,6 +29,17 @@ create table body (
     constraint body_pkey primary key (body_id, chunk)
 ) with (toast_tuple_target = 8160);
 
+-- Rows that stay in `message` for the retention of their entity, but are not live (D5).
+create table settled (
+    row_key bigint not null,
+    entity_no integer not null,
+    how smallint not null,
+    settled_ms bigint not null,
+    constraint settled_pkey primary key (row_key)
+) with (autovacuum_enabled = off, vacuum_truncate = off);
+
+create index settled_time on settled (entity_no, settled_ms);
+
 -- Bodies that several rows refer to; `row_keys` are those of the commit that made the body, eight
 -- bytes each, little-endian. Who refers to it now is counted in memory.
 create table shared (

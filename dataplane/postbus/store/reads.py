@@ -147,6 +147,10 @@ SIDES: Final = """
     left join {schema}.patch p on p.row_key = m.row_key
     left join {schema}.due d on d.row_key = m.row_key
 """
+IS_LIVE: Final = """
+    and not exists (select from {schema}.settled s where s.row_key = m.row_key)
+"""
+"""Settled rows may be asked for by key only: callers know which are live (D5)."""
 BY_KEY: Final = f"""
 select {COLUMNS}
 from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
@@ -156,14 +160,14 @@ order by m.row_key
 BY_RANGE: Final = f"""
 select {COLUMNS}
 from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key
-where m.row_key >= $1 and m.row_key < $2
+where m.row_key >= $1 and m.row_key < $2 {IS_LIVE}
 order by m.row_key
 limit $3
 """
 BY_NUMBER: Final = f"""
 select {COLUMNS}
 from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES}
-where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence >= $3
+where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence >= $3 {IS_LIVE}
 order by k.sequence
 limit $4
 """

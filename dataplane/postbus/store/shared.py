@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import Final
 
 REMOVED_AT_ONCE: Final = 1_000
@@ -45,11 +46,8 @@ class BodyCounts:
 
     def release(self, packed: bytes) -> None:
         """Give back one reference for each id; they are packed in eight bytes, big-endian."""
-        ids = array("q", packed)
-        if sys.byteorder == "little":
-            ids.byteswap()
         first_keys, blocks = self._first_keys, self._blocks
-        for body_id in ids:
+        for body_id in _unpacked(packed):
             index = bisect_left(first_keys, body_id + 1) - 1
             if index >= 0:
                 first_key = first_keys[index]
@@ -62,6 +60,28 @@ class BodyCounts:
                         self._forget_one(index)
                     continue
             self._release_old(body_id)
+
+    def retain(self, packed: bytes) -> None:
+        """Count one more reference for each id; a body that one row had alone has two then."""
+        first_keys, blocks = self._first_keys, self._blocks
+        for body_id in _unpacked(packed):
+            index = bisect_left(first_keys, body_id + 1) - 1
+            if index >= 0:
+                counts = blocks[first_keys[index]]
+                offset = body_id - first_keys[index]
+                if offset < len(counts) and counts[offset]:
+                    counts[offset] += 1
+                    continue
+            self._retain_old(body_id)
+
+    def _retain_old(self, body_id: int) -> None:
+        ids, counts = self._old_ids, self._old_counts
+        index = bisect_left(ids, body_id)
+        if index < len(ids) and ids[index] == body_id:
+            counts[index] += 1
+        else:
+            ids.insert(index, body_id)
+            counts.insert(index, 2)
 
     def take_dead(self) -> list[int]:
         """Return bodies to be removed by the commit that is being made."""
@@ -86,3 +106,10 @@ class BodyCounts:
             self._old_counts[index] = left - 1
             if left == 1:
                 self.dead.append(body_id)
+
+
+def _unpacked(packed: bytes) -> Iterable[int]:
+    ids = array("q", packed)
+    if sys.byteorder == "little":
+        ids.byteswap()
+    return ids

@@ -2,7 +2,9 @@
 
 `INSERT` to `MIXED` carry the hot path of queues, `CHANGES` adds blocks and acquisitions, `PUBLISH`
 bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all that
-and moves, `FULL` everything. The larger ones name their arguments: the columns of `changes.py`.
+and moves, `FULL` everything. With rows that are settled and stay, `KEEP` carries the hot path,
+`KEEP_PUBLISH` adds what `PUBLISH` does, `RETAIN` is everything. The larger ones name their
+arguments: the columns of `changes.py`.
 Sub-statements share a snapshot: none sees what another writes.
 """
 
@@ -164,7 +166,7 @@ BODIES_GONE: Final = """
 select string_agg(int8send(body_id), ''::bytea) from gone where body_id is not null
 """
 
-PUBLISH: Final = _named(
+PUBLISH_PARTS: Final = (
     GONE,
     RESERVED,
     ATTEMPTED,
@@ -175,8 +177,35 @@ PUBLISH: Final = _named(
     SEEING,
     ARRIVED,
     INSERTED,
-    BODIES_GONE,
 )
+PUBLISH: Final = _named(*PUBLISH_PARTS, BODIES_GONE)
+
+SETTLING: Final = """
+settling as (
+    insert into settled (row_key, entity_no, how, settled_ms)
+    select k.row_key, s.entity_no, s.how, s.settled_ms
+    from unnest(
+        {settle_nos}::int[], {settle_hows}::smallint[], {settle_ms}::bigint[],
+        {settle_firsts}::int[], {settle_lasts}::int[]
+    ) as s (entity_no, how, settled_ms, first, last)
+    cross join lateral unnest(({settle_keys}::bigint[])[s.first:s.last]) as k (row_key)
+)
+"""
+KEEP: Final = _named(
+    "gone as (delete from message where row_key = any ({deletes}::bigint[]))",
+    RESERVED,
+    ATTEMPTED,
+    SEEING,
+    SETTLING,
+    """
+insert into message (row_key, enqueued_ms, envelope, application_properties, body)
+select * from unnest(
+    {keys}::bigint[], {enqueued}::bigint[], {envelopes}::bytea[], {properties}::bytea[],
+    {bodies}::bytea[]
+)
+""",
+)
+KEEP_PUBLISH: Final = _named(*PUBLISH_PARTS, SETTLING, BODIES_GONE)
 
 MOVING: Final = """
 move as (
@@ -362,3 +391,70 @@ stating as (
 )
 """
 FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)
+
+COPYING: Final = """
+move as (
+    select * from unnest(
+        {move_keys}::bigint[], {move_new_keys}::bigint[], {move_enqueued}::bigint[],
+        {move_properties}::bytea[]
+    ) as m (row_key, new_row_key, enqueued_ms, application_properties)
+), lifted as (
+    delete from message where row_key = any ({lifted_keys}::bigint[])
+    returning row_key, enqueued_ms, envelope, application_properties, body, body_id
+), copied as (
+    select row_key, enqueued_ms, envelope, application_properties, body, body_id,
+           exists (select from shared s where s.body_id = m.body_id) as is_shared
+    from message m where row_key = any ({copied_keys}::bigint[])
+), taken as (
+    select * from lifted
+    union all
+    select row_key, enqueued_ms, envelope, application_properties, body, body_id from copied
+), moved as (
+    insert into message (row_key, enqueued_ms, envelope, application_properties, body, body_id)
+    select move.new_row_key, coalesce(move.enqueued_ms, taken.enqueued_ms), taken.envelope,
+           coalesce(
+               move.application_properties,
+               patch.application_properties,
+               taken.application_properties
+           ),
+           taken.body, taken.body_id
+    from move
+    join taken on taken.row_key = move.row_key
+    left join patch on patch.row_key = move.row_key
+    order by move.new_row_key
+), carried as (
+    insert into embodied (row_key, body_id)
+    select move.new_row_key, taken.body_id
+    from move join taken on taken.row_key = move.row_key
+    where taken.body_id is not null
+    union all
+    select row_key, body_id from copied where body_id is not null and not is_shared
+    on conflict (row_key) do nothing
+), sharing_copied as (
+    insert into shared (body_id, row_keys)
+    select body_id, ''::bytea from copied where body_id is not null and not is_shared
+)
+"""
+"""A copy refers to the body of its row. What was the row's own is shared from then on, by two rows
+that `embodied` names."""
+SHARED_GONE_AND_COPIED: Final = """
+select (
+    select string_agg(int8send(body_id), ''::bytea)
+    from gone
+    where body_id is not null and exists (select from shared s where s.body_id = gone.body_id)
+), (
+    select string_agg(int8send(body_id), ''::bytea) from copied where body_id is not null
+)
+"""
+"""The second column has the bodies that were copied, one id for each copy."""
+RETAIN: Final = _named(
+    GONE,
+    COPYING,
+    SIDES.replace("{move_keys}", "{lifted_keys}"),
+    *GENERAL_PARTS[3:],
+    DEFINED,
+    REMEMBERING,
+    SETTLING,
+    INSERTED,
+    SHARED_GONE_AND_COPIED,
+)

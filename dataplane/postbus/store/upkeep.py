@@ -15,13 +15,14 @@ from postbus.store.batch import Batch, SideRows
 from postbus.store.errors import Connection
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
+from postbus.store.retention import SettledRows
 from postbus.store.statements import SWEEP
 
 P = TypeVar("P")
 
 VACUUM_ROWS: Final = 100_000
 VACUUM_SHARE: Final = 0.05
-"""VACUUM after this many deletes or inserts, or this share of the live rows if that is more.
+"""VACUUM after this many deletes or inserts, or this share of the rows if that is more.
 Source: measured; each 100 k deletes take 50 ms and keep the heap flat."""
 SIDE_ROWS: Final = 20_000
 FOLD_ROWS: Final = 1_000
@@ -34,10 +35,12 @@ FREEZE_AGE: Final = 100_000_000
 class Upkeep:
     """Counts what was written to one partition and acts when it is time."""
 
-    def __init__(self, store: Store, partition_id: int) -> None:
+    def __init__(self, store: Store, partition_id: int, epoch: int, sides: SideRows) -> None:
         self._store = store
+        self._sides = sides
+        self._settled = SettledRows(store, partition_id, epoch, sides.bodies)
         self._schema = schema_of(partition_id)
-        self._live_rows = 0
+        self._rows = 0
         self._inserts = 0
         self._deletes = 0
         self._side_changes = 0
@@ -49,7 +52,8 @@ class Upkeep:
 
     async def note_load(self, loaded: LoadedPartition, connection: Connection) -> None:
         """Take the counts of a fresh load; what was written before it is not known."""
-        self._live_rows = sum(map(len, loaded.keys.values()))
+        self._rows = sum(map(len, loaded.keys.values()))
+        self._rows += await self._settled.load(loaded, connection)
         self._acquired_rows = await connection.fetchval("select count(*) from acquired")
 
     def note(self, batch: Batch[P]) -> bool:
@@ -57,12 +61,13 @@ class Upkeep:
         inserts, deletes = len(batch.inserts), len(batch.deletes)
         self._inserts += inserts
         self._deletes += deletes
-        self._live_rows += inserts - deletes
+        self._rows += inserts - deletes
         if batch.mutations or batch.is_large:
             self._side_changes += len(batch.mutations) + (inserts if batch.is_large else 0)
             if any(type(change) is RecordAcquired for change in batch.mutations):
                 self._acquired_rows += 1
             for change in batch.mutations:
+                self._settled.note(change)
                 if type(change) is DropDefinition:
                     self._dropped.add(change.entity_no)
         return self._is_vacuum_due and not self._is_vacuuming
@@ -74,7 +79,7 @@ class Upkeep:
 
     @property
     def _is_vacuum_due(self) -> bool:
-        threshold = max(VACUUM_ROWS, self._live_rows * VACUUM_SHARE)
+        threshold = max(VACUUM_ROWS, self._rows * VACUUM_SHARE)
         return self._inserts >= threshold or self._deletes >= threshold or self._is_freeze_due
 
     async def vacuum_if_due(self) -> None:
@@ -87,7 +92,8 @@ class Upkeep:
                 options = FREEZE_OPTIONS if self._is_freeze_due else OPTIONS
                 counted = self._inserts, self._deletes
                 async with self._store.aside() as connection:
-                    await connection.execute(f"vacuum ({options}) {self._schema}.message")
+                    for table in MESSAGE_TABLES:
+                        await connection.execute(f"vacuum ({options}) {self._schema}.{table}")
                 self._inserts -= counted[0]
                 self._deletes -= counted[1]
                 self._is_freeze_due = False
@@ -100,11 +106,16 @@ class Upkeep:
         finally:
             self._is_vacuuming = False
 
-    async def reap(self) -> None:
-        """Delete what a drop left of an entity: its commit removes only so many rows.
+    async def reap(self, now_ms: int) -> None:
+        """Delete settled rows that are too old, and what a drop left of an entity.
 
-        Numbers of entities are never used again, so this harms nobody; raises StoreUnavailable.
+        The commit of a drop removes only so many rows. Numbers of entities are never used again,
+        so that this harms nobody. `now_ms` is the time of the entities. Raises StoreUnavailable,
+        Fenced.
         """
+        reaped = await self._settled.reap(now_ms)
+        self._deletes += reaped
+        self._rows -= reaped
         while self._dropped:
             entity_no = next(iter(self._dropped))
             for sql in REAP:
@@ -125,23 +136,25 @@ class Upkeep:
             age = await connection.fetchval(AGE, f"{self._schema}.message")
         self._is_freeze_due = age > FREEZE_AGE
 
-    async def tidy(self, connection: Connection, sides: SideRows) -> None:
+    async def tidy(self, connection: Connection) -> None:
         """Fold acquisitions when that is due, remove shared bodies nobody refers to."""
-        dead = sides.bodies.take_dead()
+        dead = self._sides.bodies.take_dead()
         if dead:
             await connection.execute(SWEEP, dead)
         if self.is_fold_due:
-            await self._fold(connection, sides)
+            await self._fold(connection)
 
-    async def _fold(self, connection: Connection, sides: SideRows) -> None:
+    async def _fold(self, connection: Connection) -> None:
         """Turn the oldest acquisition records into counts in `patch`."""
         rows = await connection.fetch(FOLD, FOLD_ROWS)
-        sides.keys.update(row["row_key"] for row in rows)
+        self._sides.keys.update(row["row_key"] for row in rows)
         self._acquired_rows -= FOLD_ROWS
 
 
 OPTIONS: Final = "truncate off, index_cleanup on, parallel 0"
 FREEZE_OPTIONS: Final = f"freeze, {OPTIONS}"
+MESSAGE_TABLES: Final = ("message", "settled")
+"""Tables that grow and shrink with every message; without a history the second is empty."""
 SIDE_TABLES: Final = (
     "acquired",
     "patch",
@@ -182,11 +195,13 @@ with old as materialized (
     select distinct on (u.row_key) u.row_key, u.attempt
     from old, unnest(old.row_keys, old.attempts) as u (row_key, attempt)
     order by u.row_key, old.id desc
+), folded as (
+    insert into patch as p (row_key, delivery_count)
+    select l.row_key, l.attempt
+    from latest l
+    where exists (select from message m where m.row_key = l.row_key)
+    on conflict (row_key) do update set delivery_count = excluded.delivery_count
+    returning row_key
 )
-insert into patch as p (row_key, delivery_count)
-select l.row_key, l.attempt
-from latest l
-where exists (select from message m where m.row_key = l.row_key)
-on conflict (row_key) do update set delivery_count = excluded.delivery_count
-returning row_key
+select row_key from folded f where not exists (select from settled s where s.row_key = f.row_key)
 """

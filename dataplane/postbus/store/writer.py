@@ -22,6 +22,7 @@ from postbus.entity.outcomes import (
     RecordAcquired,
     RecordIds,
     ReserveBlock,
+    SettleRows,
     ShareBody,
 )
 from postbus.message.rows import pack_envelope
@@ -36,8 +37,11 @@ from postbus.store.statements import (
     GENERAL,
     INSERT,
     INSERT_ONE,
+    KEEP,
+    KEEP_PUBLISH,
     MIXED,
     PUBLISH,
+    RETAIN,
     SEEN,
     TAKE,
     Named,
@@ -48,6 +52,7 @@ Statement: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]"
 
 LIGHT_CHANGES: Final = frozenset({ReserveBlock, RecordAcquired})
 SEEN_CHANGES: Final = frozenset({RecordIds})
+KEEP_CHANGES: Final = LIGHT_CHANGES | {RecordIds}
 PUBLISH_CHANGES: Final = LIGHT_CHANGES | {ShareBody, RecordIds, PutInbound}
 GENERAL_CHANGES: Final = PUBLISH_CHANGES | {
     MoveMessage,
@@ -81,10 +86,16 @@ class Writer:
             statement = self._statements[sql] = await self.connection.prepare(sql)
         batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing leaves
         answer = await statement.fetch(*arguments)
-        if answer and answer[0][0] is not None:
-            self._sides.bodies.release(answer[0][0])
-        if self._sides.keys and batch.deletes:
+        if answer:
+            if len(answer[0]) > 1 and answer[0][1] is not None:
+                self._sides.bodies.retain(answer[0][1])
+            if answer[0][0] is not None:
+                self._sides.bodies.release(answer[0][0])
+        if self._sides.keys:
             self._sides.forget(batch.deletes)
+            for change in batch.mutations:
+                if type(change) is SettleRows:
+                    self._sides.forget(change.row_keys)
 
     def _translate(self, batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
         """Choose the smallest statement that does it, and its arguments."""
@@ -116,6 +127,8 @@ class Writer:
             return TAKE, (deletes, sides.bodies.take_dead())
         changes = Changes(batch.mutations)
         is_plain = kind == RowKind.PLAIN and not batch.is_large
+        if SettleRows in kinds:
+            return self._translate_settled(batch, changes, kind, kinds - {SettleRows})
         if is_plain and (kinds <= LIGHT_CHANGES or kinds == SEEN_CHANGES):
             keys, *others = _insert_columns(inserts)
             if keys and deletes:
@@ -136,6 +149,29 @@ class Writer:
         if kinds <= GENERAL_CHANGES:
             return _filled(GENERAL, arguments)
         return _filled(FULL, arguments | changes.entity_columns() | changes.memory_columns())
+
+    def _translate_settled(
+        self, batch: Batch[P], changes: Changes, kind: int, kinds: set[type]
+    ) -> tuple[str, tuple[object, ...]]:
+        """Do the same where rows are settled that stay; `kinds`: what else there is."""
+        sides = self._sides
+        arguments = changes.light_columns() | changes.settled_columns()
+        arguments["deletes"] = batch.deletes
+        if kind == RowKind.PLAIN and not batch.is_large and kinds <= KEEP_CHANGES:
+            columns = _insert_columns(batch.inserts)
+            if columns[0] and batch.deletes:
+                _refuse_own_rows(columns[0], batch.deletes)
+            names = ("keys", "enqueued", "envelopes", "properties", "bodies")
+            return _filled(KEEP, arguments | dict(zip(names, columns, strict=True)))
+        bodies = _Bodies(batch, changes.shares, sides)
+        arguments |= bodies.columns()
+        arguments["dead_bodies"] = sides.bodies.take_dead()
+        if kind != RowKind.SIDED and kinds <= PUBLISH_CHANGES and not bodies.staged:
+            return _filled(KEEP_PUBLISH, arguments)
+        changes.note_sides(sides)
+        arguments["staged_ids"] = bodies.staged
+        arguments |= changes.row_columns() | changes.copy_columns()
+        return _filled(RETAIN, arguments | changes.entity_columns() | changes.memory_columns())
 
 
 def _filled(statement: Named, arguments: dict[str, object]) -> tuple[str, tuple[object, ...]]:

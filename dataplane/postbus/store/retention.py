@@ -1,0 +1,143 @@
+"""What is kept of settled messages, and when it goes (D5).
+
+A settled row stays in `message`; `settled` says that it is not live, why and since when. Which
+entities have such rows is known from the load on, so that nobody else pays for a look. Rows go in
+chunks on the store's side connection, so that no commit waits for them. Called by `upkeep.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from postbus.contract import EntityProperties
+from postbus.entity.outcomes import DropDefinition, LoadedPartition, PutDefinition, SettleRows
+from postbus.store.errors import Connection, Fenced
+from postbus.store.migrate import schema_of
+from postbus.store.postgres import Store
+from postbus.store.shared import BodyCounts
+
+REAP_ROWS: Final = 1_000
+REAP_S: Final = 5.0
+"""How long one run reaps before other upkeep has its turn. Our choice: at 20,000 rows a second far
+more than a partition settles between two runs."""
+ALL_TIME_MS: Final = (1 << 63) - 1
+
+
+class SettledRows:
+    """The settled rows of one partition: whose there are, and how long they stay."""
+
+    def __init__(self, store: Store, partition_id: int, epoch: int, bodies: BodyCounts) -> None:
+        self._store = store
+        self._reap = REAP.replace("{schema}", schema_of(partition_id))
+        self._epoch = epoch
+        self._bodies = bodies
+        self._retentions: dict[int, int] = {}
+        self._entities: set[int] = set()
+
+    async def load(self, loaded: LoadedPartition, connection: Connection) -> int:
+        """Find out whose rows there are; return about how many."""
+        for entity in loaded.entities:
+            self._define(entity.entity_no, entity.properties)
+        self._entities = {row["entity_no"] for row in await connection.fetch(ENTITIES)}
+        return await connection.fetchval(ABOUT_ROWS) if self._entities else 0
+
+    def note(self, change: object) -> None:
+        """Take note of a mutation that is durable."""
+        if type(change) is SettleRows:
+            self._entities.add(change.entity_no)
+        elif type(change) is PutDefinition:
+            self._define(change.entity_no, change.properties)
+        elif type(change) is DropDefinition:
+            self._retentions.pop(change.entity_no, None)
+
+    def _define(self, entity_no: int, properties: EntityProperties) -> None:
+        retention_ms = getattr(properties, "history_retention_ms", None)
+        if retention_ms is None:
+            self._retentions.pop(entity_no, None)
+        else:
+            self._retentions[entity_no] = retention_ms
+
+    async def reap(self, now_ms: int) -> int:
+        """Delete what was settled long enough ago, and all of entities without a history.
+
+        Returns the number of rows; what is left after `REAP_S` goes in the next run. Raises
+        StoreUnavailable, Fenced.
+        """
+        reaped = 0
+        until = time.monotonic() + REAP_S
+        for entity_no in list(self._entities):
+            retention_ms = self._retentions.get(entity_no)
+            before_ms = ALL_TIME_MS if retention_ms is None else now_ms - retention_ms
+            count = REAP_ROWS
+            while count == REAP_ROWS:
+                if time.monotonic() > until:
+                    return reaped
+                count = await self._reap_chunk(entity_no, before_ms)
+                reaped += count
+            if retention_ms is None and entity_no not in self._retentions:
+                self._entities.discard(entity_no)
+        return reaped
+
+    async def _reap_chunk(self, entity_no: int, before_ms: int) -> int:
+        async with self._store.aside() as connection:
+            row = await connection.fetchrow(
+                self._reap, self._epoch, entity_no, before_ms, REAP_ROWS
+            )
+        assert row is not None
+        if not row["is_owner"]:
+            raise Fenced
+        if row["shared_ids"] is not None:
+            self._bodies.release(row["shared_ids"])
+        return int(row["count"])
+
+
+ENTITIES: Final = """
+with recursive found as (
+    (select entity_no from settled order by entity_no limit 1)
+    union all
+    select (
+        select s.entity_no from settled s
+        where s.entity_no > found.entity_no order by s.entity_no limit 1
+    )
+    from found where found.entity_no is not null
+)
+select entity_no from found where entity_no is not null
+"""
+ABOUT_ROWS: Final = """
+select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regclass
+"""
+REAP: Final = """
+with fence as materialized (
+    select epoch from {schema}.owner where epoch = $1 for share
+), old as materialized (
+    select row_key from {schema}.settled
+    where entity_no = $2 and settled_ms < $3 and exists (select from fence)
+    order by settled_ms
+    limit $4
+), unsettled as (
+    delete from {schema}.settled where row_key = any (array(select row_key from old))
+), gone as (
+    delete from {schema}.message where row_key = any (array(select row_key from old))
+    returning body_id
+), unpatched as (
+    delete from {schema}.patch where row_key = any (array(select row_key from old))
+), unkept as (
+    delete from {schema}.kept where row_key = any (array(select row_key from old))
+), uncarried as (
+    delete from {schema}.embodied where row_key = any (array(select row_key from old))
+), bodies as materialized (
+    select body_id, exists (
+        select from {schema}.shared s where s.body_id = gone.body_id
+    ) as is_shared
+    from gone where body_id is not null
+), disembodied as (
+    delete from {schema}.body
+    where body_id = any (array(select body_id from bodies where not is_shared))
+)
+select exists (select from fence) as is_owner,
+       (select count(*) from old) as count,
+       (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids
+"""
+"""The owner's row stays locked until the rows are gone: a claim raises the epoch before or after,
+and loads after that."""
