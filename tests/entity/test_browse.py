@@ -309,6 +309,17 @@ def test_peek_of_dead_letters_stops_at_the_size_limit() -> None:
 MEGABYTE = 1024 * 1024
 
 
+def test_deferred_messages_that_are_large_are_asked_for_in_parts() -> None:
+    properties = QueueProperties(max_message_size_in_kilobytes=1_024)
+    rig = Rig(properties, limits=LIMITS[Sku.PREMIUM])
+    numbers = rig.send(*(message(f"m{n}", size_bytes=MEGABYTE // 2) for n in range(80)))
+    rig.settle(DEFER, *rig.receive(count=80))
+    refused = deferred(rig, *numbers)
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.ARGUMENT_OUT_OF_RANGE
+    assert len(take_deferred(rig, *numbers[:60])) == 60
+
+
 @pytest.mark.behaviour("S163")
 @pytest.mark.parametrize("session", [None, "s"])
 def test_a_backlog_of_large_messages_is_not_read_at_once(session: str | None) -> None:

@@ -394,3 +394,32 @@ def test_receive_and_delete_expires_and_exhausts_like_any_receiver() -> None:
     rig.advance(1_000)
     assert names(rig.receive("R", 3, mode=DELETE)) == ["good"]
     assert rig.peek_names(DLQ) == ["tried"]
+
+
+@pytest.mark.parametrize("sessions", [None, 20])
+def test_large_messages_that_came_back_are_not_read_at_once(sessions: int | None) -> None:
+    """What a receiver had and could not stay loaded returns as keys: some are read at a time."""
+    size_bytes = 512 * 1024
+    properties = QueueProperties(
+        requires_session=sessions is not None,
+        max_message_size_in_kilobytes=1_024,
+        max_delivery_count=2,
+    )
+    rig = Rig(properties, budget_bytes=20 * size_bytes, limits=LIMITS[Sku.PREMIUM])
+    for number in range(200):
+        session = None if sessions is None else f"s{number % sessions}"
+        rig.send(message(f"m{number}", size_bytes=size_bytes, session=session))
+    names = ["A"] if sessions is None else [f"R{number}" for number in range(sessions)]
+    rig.results.clear()
+    for _ in range(2):
+        for name in names:
+            if sessions is not None:
+                rig.accept(name)
+        for name in names:
+            rig.receive(name, 200)
+        rig.advance(60_000)
+        rig.advance(1)
+    assert max(len(fetch.row_keys) for fetch in fetches(rig)) <= 64
+    counts = rig.state.counts(QUEUE)
+    assert counts is not None
+    assert counts.dead_letter == 200

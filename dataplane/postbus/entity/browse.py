@@ -14,7 +14,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from postbus.entity import expiry, locks
+from postbus.entity import expiry, locks, paging
 from postbus.entity.commands import (
     DeferredReceived,
     DeleteMessages,
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 SCAN_KEYS = 1_000
 """Backlog keys a batch delete looks at beyond what it may delete (D7)."""
 
-READ_BYTES = 32 * 1024 * 1024
-"""What one command has read at a time, about: rows come with their bodies. What does not fit comes
-with the next peek, or is deleted by the next command. Our choice."""
-
 PEEK_READ_FACTOR = 4
 """A peek reads so much more than fits into its reply, in case the first messages are small ones."""
 
@@ -53,11 +49,6 @@ _row_key = attrgetter("row_key")
 
 Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
-
-
-def readable(sub: SubQueueState, count: int, most_bytes: int = READ_BYTES) -> int:
-    """Return how many of `count` messages of the usual size may be read at a time, at least one."""
-    return min(count, max(min(most_bytes, READ_BYTES) // (sub.entity.average_bytes or 1), 1))
 
 
 # --- peek -----------------------------------------------------------------------------------------
@@ -74,7 +65,7 @@ def peek(
         return _peek_kept(sub, command, found)
     if sub.sessions is not None:
         return sub.sessions.peek(scheduled, command, found)
-    limit = readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     entries = entries_from(sub, command.from_sequence, limit)
     entries += scheduled_entries(scheduled, command.from_sequence, limit)
     entries.sort(key=number_of_entry)
@@ -170,7 +161,7 @@ def _peek_kept(
 ) -> Peeked | Needs:
     """Peek where the number is kept beside the row: the tables have the order."""
     entity_no = sub.entity.entity_no
-    limit = readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     if found is None:
         return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
     objects = {
@@ -222,6 +213,10 @@ def receive_deferred(
                 Refusal.MESSAGE_NOT_FOUND, f"no deferred message has the number {sequence}"
             )
         row_keys.append(row_key)
+    if paging.readable(sub, len(row_keys)) < len(row_keys):
+        return Refused(
+            Refusal.ARGUMENT_OUT_OF_RANGE, "so many large messages must be asked for in parts"
+        )
     if found is None and row_keys:
         return Needs(row_keys=row_keys)
     rows = {row.row_key: row for row in found or ()}
@@ -327,7 +322,7 @@ def delete_messages(
     scan = array("q")
     if in_front < limit:
         head = sub.backlog_head
-        scan = sub.backlog[head : head + readable(sub, limit - in_front + SCAN_KEYS)]
+        scan = sub.backlog[head : head + paging.readable(sub, limit - in_front + SCAN_KEYS)]
     if scan and found is None:
         return Needs(row_keys=list(scan))
     deleted = 0

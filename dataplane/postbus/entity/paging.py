@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 FETCH_KEYS: Final = 1_000
 """Rows read at a time; measured with Postgres 15: 3 ms, and larger reads gain nothing."""
 
-DRAIN_BYTES: Final = 16 * 1024 * 1024
-"""What is read for a receiver that drains, about: it need not get all that is there, only something
-if there is something. Our choice."""
+READ_BYTES: Final = 32 * 1024 * 1024
+"""What is read at a time, about: rows come with their bodies. What does not fit comes with the next
+read, peek or drain, or is deleted by the next command. Our choice."""
 
 LOW_WATER: Final = 500
 """Below so many loaded messages more are fetched: a read takes about as long as handing these out.
@@ -158,6 +158,11 @@ def fetch(sub: SubQueueState) -> None:
         sub.ask()
 
 
+def readable(sub: SubQueueState, count: int, most_bytes: int = READ_BYTES) -> int:
+    """Return how many of `count` messages of the usual size may be read at a time, at least one."""
+    return min(count, max(min(most_bytes, READ_BYTES) // (sub.entity.average_bytes or 1), 1))
+
+
 def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
     """Return the keys of at most `limit` rows to be read next."""
     row_keys = sorted(sub.doomed)[:limit]
@@ -193,7 +198,6 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
 
     Not more than may be read at a time.
     """
-    most = min(FETCH_KEYS, max(DRAIN_BYTES // (sub.entity.average_bytes or 1), 1))
     row_keys: list[int] = []
     for row_key, message in sorted(sub.returned, key=lambda pair: pair[0])[:wanted]:
         if message.envelope is None:
@@ -201,7 +205,7 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
     wanted -= len(sub.returned) + len(sub.ready)
     if wanted > 0:
         row_keys += sub.backlog[sub.backlog_head : sub.backlog_head + wanted]
-    return row_keys[:most]
+    return row_keys[: readable(sub, FETCH_KEYS)]
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
-from postbus.entity import browse
+from postbus.entity import browse, paging
 from postbus.entity.commands import (
     DeleteMessages,
     ListSessions,
@@ -44,7 +44,7 @@ def peek(
     """List messages of one session or of all by number, scheduled ones only of all."""
     start = command.from_sequence
     most_bytes = browse.PEEK_READ_FACTOR * command.max_bytes
-    limit = browse.readable(queue, command.limit, most_bytes)
+    limit = paging.readable(queue, command.limit, most_bytes)
     if command.session_id is not None:
         entries = _entries_of(queue, command.session_id, start, limit)
     else:
@@ -89,7 +89,7 @@ def delete_messages(
     if command.session_id is not None:
         return _delete_in(queue, command.session_id, command, found)
     limit = min(command.limit, queue.turn.limits.max_delete_count)
-    oldest = _oldest(queue, browse.readable(queue, limit + browse.SCAN_KEYS))
+    oldest = _oldest(queue, paging.readable(queue, limit + browse.SCAN_KEYS))
     absent = [row_key for row_key, _, enqueued_ms in oldest if enqueued_ms is None]
     if absent and found is None:
         return Needs(row_keys=absent)

@@ -302,11 +302,12 @@ class SessionPlaces(SubQueueState):
         """Read for all lanes that want rows, each a share."""
         hungry = self._hungry
         row_keys: list[int] = []
-        share = max(paging.FETCH_KEYS // (len(hungry) or 1), LANE_FETCH_KEYS)
-        while hungry and len(row_keys) < paging.FETCH_KEYS:
+        most = paging.readable(self, paging.FETCH_KEYS)
+        share = max(most // (len(hungry) or 1), LANE_FETCH_KEYS)
+        while hungry and len(row_keys) < most:
             lane = hungry.popleft()
             lane.is_hungry = False
-            wanted = paging.keys_wanted(lane, min(share, paging.FETCH_KEYS - len(row_keys)))
+            wanted = paging.keys_wanted(lane, min(share, most - len(row_keys)))
             if wanted:
                 lane.fetch_keys = wanted
                 self._asked.append(lane)

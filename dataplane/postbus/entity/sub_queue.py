@@ -473,7 +473,7 @@ class SubQueueState:
 
     def ask(self) -> None:
         """Have the host read the rows wanted next; `fetch_keys` is set until they come."""
-        row_keys = paging.keys_wanted(self, paging.FETCH_KEYS)
+        row_keys = paging.keys_wanted(self, paging.readable(self, paging.FETCH_KEYS))
         if row_keys:
             self.fetch_keys = row_keys
             self.turn.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
