@@ -257,7 +257,11 @@ class BackToBack(RuleBasedStateMachine):
     @rule(number=st.integers(0, 50), is_sender=st.booleans(), mode=st.integers(0, 2))
     def attach(self, number: int, is_sender: bool, mode: int) -> None:
         session = self.pick_session(number)
-        if session is None or len(session._handles) > 8 or self.names > 60:
+        if (
+            session is None
+            or session._handle_count - len(session._free_handles) > 8
+            or self.names > 60
+        ):
             return
         self.names += 1
         name = f"link-{self.names}"

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from postbus.contract import QueueProperties
 from postbus.entity.commands import (
+    CompleteSessions,
     DeferredReceived,
     DeleteMessages,
     Delivery,
@@ -315,6 +316,24 @@ class SessionMachine(RuleBasedStateMachine):
         delivery, session = data.draw(st.sampled_from(self.model.stale))
         session_id = session.encode() if is_named else None
         assert self.rig.settle(disposition, delivery, session_id=session_id) == Settled([0])
+
+    @precondition(lambda self: self.of("locked"))
+    @rule(data=st.data())
+    def complete_several(self, data: st.DataObject) -> None:
+        locked = data.draw(st.lists(st.sampled_from(self.of("locked")), unique_by=id))
+        stale = data.draw(st.lists(st.sampled_from(self.model.stale))) if self.model.stale else []
+        done = [(known.delivery, known.session) for known in locked]
+        asked = data.draw(st.permutations([*done, *stale]))
+        parts = [
+            (session.encode(), [delivery.lock_token])  # type: ignore[union-attr]
+            for delivery, session in asked
+        ]
+        lost = [index for index, each in enumerate(asked) if each not in done]
+        assert self.rig.apply(CompleteSessions(QUEUE, parts)) == Settled(lost or None)
+        self.model.stale += done  # type: ignore[arg-type]
+        for known in locked:
+            known.delivery = None
+            known.state = "gone"
 
     @precondition(lambda self: self.model.held)
     @rule(data=st.data())

@@ -15,6 +15,7 @@ from postbus.entity import session_places
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
+    CompleteSessions,
     DeferredReceived,
     Delivery,
     DemandSet,
@@ -375,6 +376,23 @@ def test_tokens_without_session_are_found_in_one_session_only() -> None:
     assert rig.settle(Disposition.COMPLETE, third, session_id=b"s") == Settled([0])
     assert rig.settle(Disposition.COMPLETE, third, session_id=b"u") == Settled([0])
     assert rig.settle(Disposition.COMPLETE, third) == Settled()
+
+
+def test_messages_of_several_sessions_are_completed_at_once() -> None:
+    rig = rig_of()
+    send(rig, "s", "a", "b", "c")
+    send(rig, "t", "d")
+    rig.accept("A", "s")
+    rig.accept("B", "t")
+    first, second, third = (delivery.lock_token for delivery in rig.receive("A", 3))
+    (fourth,) = (delivery.lock_token for delivery in rig.receive("B"))
+    parts = [(b"s", [first, second]), (b"u", [third]), (b"t", [fourth, third]), (b"s", [first])]
+    assert rig.apply(CompleteSessions(QUEUE, parts)) == Settled([2, 4, 5])
+    assert rig.results[-1].deletes == [1, 2, 4]  # type: ignore[union-attr]
+    assert rig.apply(CompleteSessions(QUEUE, [(b"s", [third])])) == Settled()
+    assert queue_of(rig).live == 0
+    assert refusal(rig.apply(CompleteSessions(99, parts))) is Refusal.ENTITY_NOT_FOUND
+    assert refusal(Rig().apply(CompleteSessions(QUEUE, parts))) is Refusal.SESSION_NOT_SUPPORTED
 
 
 # --- deferred -------------------------------------------------------------------------------------

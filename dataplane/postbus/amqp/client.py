@@ -7,6 +7,7 @@ errors by reach) is the broker's engine seen from the other side. Source: AMQP 1
 
 from __future__ import annotations
 
+from heapq import heappush
 from typing import Any
 
 from postbus.amqp import conditions
@@ -193,7 +194,7 @@ class ClientSession(Session):
         link = OutgoingLink(
             self,
             name,
-            self._free_handle(),
+            self._take_handle(),
             UNKNOWN_HANDLE,
             _terminus(source, p.SOURCE),
             _terminus(target, p.TARGET),
@@ -218,7 +219,7 @@ class ClientSession(Session):
         link = IncomingLink(
             self,
             name,
-            self._free_handle(),
+            self._take_handle(),
             UNKNOWN_HANDLE,
             _terminus(source, p.SOURCE),
             _terminus(target, p.TARGET),
@@ -326,9 +327,9 @@ class ClientSession(Session):
     def _begin_attach(self, link: Link, properties: dict[str, Any] | None) -> None:
         key = link.name, not link.is_incoming
         if key in self._names:
+            heappush(self._free_handles, link.handle)
             raise AmqpError(conditions.NOT_ALLOWED, "a link of this name is attached")
         self._names[key] = link
-        self._handles.add(link.handle)
         link._send_attach(None, properties)
 
 

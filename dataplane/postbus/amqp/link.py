@@ -180,15 +180,16 @@ class OutgoingLink(Link):
     """A link on which the peer receives.
 
     `limit` is the number of deliveries since the attach that the peer's credit allows, comparable
-    with `sent`; credit that was drained is not in it.
+    with `sent`; credit that was drained is not in it. `open_count` deliveries are not settled.
     """
 
-    __slots__ = ("_transfer", "is_draining", "limit", "max_message_bytes", "sent")
+    __slots__ = ("_transfer", "is_draining", "limit", "max_message_bytes", "open_count", "sent")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.sent = 0
         self.limit = 0
+        self.open_count = 0
         self.is_draining = False
         self.max_message_bytes: int | None = None
         self._transfer = link_frame(self.session.channel, self.handle)
@@ -215,6 +216,8 @@ class OutgoingLink(Link):
             return
         self.sent += 1
         self.delivery_count += 1
+        if not is_settled:
+            self.open_count += 1
         self.session.send_transfer(self, self._transfer, tag, parts, is_settled, message_format)
 
     def send_all(
@@ -225,6 +228,8 @@ class OutgoingLink(Link):
             return
         self.sent += len(deliveries)
         self.delivery_count += len(deliveries)
+        if not is_settled:
+            self.open_count += len(deliveries)
         self.session.send_transfers(self, self._transfer, deliveries, is_settled)
 
     def on_flow(self, delivery_count: int | None, credit: int, *, is_draining: bool) -> None:
@@ -253,4 +258,5 @@ class OutgoingLink(Link):
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
         """Answer the peer's dispositions on deliveries `first` to `last`; they are settled."""
+        self.open_count -= (last - first) % SERIAL + 1
         self.session.settle_outgoing(first, last, state)

@@ -7,6 +7,7 @@ consecutive over all links of the session whatever waited for a window.
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from postbus.amqp import conditions
@@ -77,7 +78,8 @@ class Session:
         self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
         self._links: dict[int, Link] = {}
         self._names: dict[tuple[str, bool], Link] = {}
-        self._handles: set[int] = set()
+        self._handle_count = 0
+        self._free_handles: list[int] = []  # a heap of handles below the count
         self._detaching: dict[int, int] = {}  # the peer's handle -> ours, until its detach comes
         self._remote_handle_max = remote_handle_max
         self._next_incoming_id = next_incoming_id
@@ -254,7 +256,7 @@ class Session:
         if handle in self._links:
             raise AmqpSessionError(conditions.HANDLE_IN_USE, "the handle is in use")
         if handle in self._detaching:  # the peer forgot to answer our detach
-            self._handles.discard(self._detaching.pop(handle))
+            heappush(self._free_handles, self._detaching.pop(handle))
         former = self._names.get((name, role))
         if former is not None:
             error = AmqpLinkError(conditions.STOLEN, "a link of the same name was attached")
@@ -265,7 +267,7 @@ class Session:
         link = kind(
             self,
             name,
-            self._free_handle(),
+            self._take_handle(),
             handle,
             p.decode_terminus(fields[5], raw[0]),
             p.decode_terminus(fields[6], raw[1]),
@@ -277,7 +279,6 @@ class Session:
             link.delivery_count = p.optional_uint(fields[9], "initial-delivery-count", 0)
         self._links[handle] = link
         self._names[name, role] = link
-        self._handles.add(link.handle)
         connection = self.connection
         connection.link_count += 1
         if connection.link_count > connection.limits.max_links:
@@ -515,7 +516,7 @@ class Session:
         if link is not None:
             link.detach(None, is_closed=fields[1] is True)
         if handle in self._detaching:
-            self._handles.discard(self._detaching.pop(handle))
+            heappush(self._free_handles, self._detaching.pop(handle))
         if link is None:
             return None
         error = p.decode_error(fields[2])
@@ -542,12 +543,14 @@ class Session:
         if isinstance(link, IncomingLink):
             self._forget_partial(link)
         elif isinstance(link, OutgoingLink):
-            gone = [key for key, entry in self.unsettled.items() if entry[0] is link]
-            for delivery_id in gone:
-                del self.unsettled[delivery_id]
-            self._decided.difference_update(gone)
+            if link.open_count:  # a scan of all; links seldom go with deliveries unsettled
+                gone = [key for key, entry in self.unsettled.items() if entry[0] is link]
+                for delivery_id in gone:
+                    del self.unsettled[delivery_id]
+                self._decided.difference_update(gone)
             self._drained.pop(link, None)
-            self._held = deque(entry for entry in self._held if entry[0] is not link)
+            if self._held:
+                self._held = deque(entry for entry in self._held if entry[0] is not link)
             if self._begun is not None and self._begun[0] is link:
                 self._begun = None
 
@@ -565,6 +568,7 @@ class Session:
         link, tag = entry
         if is_settled:
             del self.unsettled[delivery_id]
+            link.open_count -= 1
         else:
             self._decided.add(delivery_id)
         if events:
@@ -649,12 +653,14 @@ class Session:
             for link in drained:
                 self.write_drained(link)
 
-    def _free_handle(self) -> int:
-        handle = 0
-        while handle in self._handles:
-            handle += 1
+    def _take_handle(self) -> int:
+        """Return the lowest handle that is free."""
+        if self._free_handles:
+            return heappop(self._free_handles)
+        handle = self._handle_count
         if handle > self._remote_handle_max:
             raise AmqpSessionError(conditions.RESOURCE_LIMIT_EXCEEDED, "too many links")
+        self._handle_count += 1
         return handle
 
     def _drop_partial(self, link: IncomingLink) -> None:
@@ -676,7 +682,6 @@ class Session:
                 self._forget_partial(link)
         self._links.clear()
         self._names.clear()
-        self._handles.clear()
         self._detaching.clear()
         self._held.clear()
         self._begun = None

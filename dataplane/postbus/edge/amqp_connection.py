@@ -44,6 +44,7 @@ from postbus.edge.receiver_links import ReceiverDoor
 from postbus.edge.refusals import Explainer
 from postbus.edge.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
 from postbus.edge.sender_links import SenderDoor
+from postbus.edge.session_completions import SessionCompletions
 from postbus.edge.session_links import SessionDoor, SessionFilter
 from postbus.edge.settlements import LOST
 from postbus.edge.transactions import CoordinatorDoor, Transactions
@@ -102,6 +103,7 @@ class AmqpConnection:
         self._doors: dict[Link, Door] = {}
         self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
         self.transactions = Transactions(self)
+        self.completions = SessionCompletions(self)
 
     # --- from the transport ---------------------------------------------------------------------
 
@@ -311,6 +313,7 @@ class AmqpConnection:
                     pass
         if burst:
             self._receive(burst)
+        self.completions.submit()
 
     def _receive(self, burst: list[TransferReceived]) -> None:
         door = self._doors.get(burst[0].link)

@@ -197,7 +197,8 @@ class ReceiverDoor:
                 self._unsent.extend(over)
         if deliveries:
             self._send(deliveries)
-        self.connection.pump_soon(self)
+        if not self._is_in_step():
+            self.connection.pump_soon(self)
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
         """Only receivers of sessions are granted one."""
@@ -242,6 +243,18 @@ class ReceiverDoor:
             # What was asked for already may come; more when the client has read.
             return min(credit, max(self._demand - self._delivered, 0))
         return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
+
+    def _is_in_step(self) -> bool:
+        """Say whether `pump` would find nothing to do; may say no in vain."""
+        link = self._link
+        credit = link.credit
+        return (
+            self._demand - self._delivered == credit
+            and credit <= DELIVERY_STEP
+            and credit * self._average_bytes <= DELIVERY_BYTES
+            and self._unsettled + credit <= MAX_UNSETTLED
+            and not (link.is_draining or self._returns or self._unsent)
+        )
 
     def _must_wait(self) -> bool:
         """Say whether the client must read first; if so, `pump` comes again when it has."""
@@ -421,7 +434,7 @@ class ReceiverDoor:
     def _answer(self, ids: list[int], state: DeliveryState) -> None:
         link = self._link
         if ids and link.is_attached:
-            for first, last in ranges_of(ids):
+            for first, last in ranges_of(sorted(ids)):  # handlers finish in any order
                 link.settle(first, last, state)
             self._count_settled(len(ids))
             self.connection.flush_soon()

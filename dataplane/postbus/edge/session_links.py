@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.amqp import conditions
 from postbus.amqp.link import OutgoingLink
-from postbus.amqp.performatives import Terminus, with_filters
-from postbus.broker.router import Address
+from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
+from postbus.broker.router import SPREAD, Address
 from postbus.edge.intake import guarded
 from postbus.edge.receiver_links import ReceiverDoor
-from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused
+from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
 from postbus.message.codec import Described
 
 if TYPE_CHECKING:
+    from postbus.amqp.events import DeliveriesUpdated
+    from postbus.amqp.session import Session
     from postbus.edge.amqp_connection import AmqpConnection
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
@@ -97,8 +99,20 @@ class SessionDoor(ReceiverDoor):
             wait_s = asked / 1_000 if isinstance(asked, int) else NEXT_SESSION_S
             self._wait_timer = self.connection.call_later(wait_s, self._waited_enough)
 
+    @property
+    def session_id(self) -> bytes:
+        """The session that was granted."""
+        assert self._session_id is not None
+        return self._session_id
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and number of the entity."""
+        return self._address.partition_id, self._address.entity_no
+
     def close(self) -> None:
         """The link is gone: the session is free at once."""
+        self.connection.completions.submit()
         self._stop_wait_timer()
         if self._session_id is not None:
             self.connection.forget_session(self._address.entity_no, self._session_id)
@@ -117,6 +131,38 @@ class SessionDoor(ReceiverDoor):
         ticks = TICKS_TO_EPOCH + locked_until_ms * TICKS_PER_MS
         link.accept({LOCKED_UNTIL_PROPERTY: ticks})
         self.connection.pump_soon(self)  # a flow may have come right behind the attach
+
+    # --- settlement -----------------------------------------------------------------------------
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """Let completions wait for those of other links that came with them."""
+        is_completion = event.state is ACCEPTED and not event.is_settled
+        if is_completion and self._address.partition_id != SPREAD:
+            self.idleness.is_used = True
+            self.connection.completions.add(self, event)
+        else:
+            self.connection.completions.submit()
+            super().updated(event)
+
+    def complete(self, event: DeliveriesUpdated) -> None:
+        """Complete what no other link has company for."""
+        super().updated(event)
+
+    def completed(self, consumer_id: int, event: DeliveriesUpdated, reply: Reply) -> None:
+        """Answer completions that were not all done."""
+        command = self._settlement(event.tags, ACCEPTED)
+        self._settled(consumer_id, command, event.delivery_ids, ACCEPTED, reply)
+
+    def note_completed(self, event: DeliveriesUpdated) -> Session | None:
+        """Count deliveries that are done; return the AMQP session to answer on, if there is one."""
+        link = self._link
+        if not link.is_attached:
+            return None
+        link.open_count -= len(event.delivery_ids)
+        self._count_settled(len(event.delivery_ids))
+        return link.session
+
+    # --- the end --------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """The partition was reloaded: a session that was held is lost, one waited for is not."""

@@ -170,6 +170,17 @@ class Settle:
 
 
 @dataclass(slots=True)
+class CompleteSessions:
+    """Complete messages of several sessions of an entity: what came on many links at once.
+
+    `parts` are session ids with lock tokens. Reply `Settled` counts its indexes over all tokens.
+    """
+
+    entity_no: int
+    parts: list[tuple[bytes, list[bytes]]]
+
+
+@dataclass(slots=True)
 class RenewLocks:
     """All or none; reply `LocksRenewed` or `Refused(LOCK_LOST)`. Not for session entities."""
 
@@ -391,6 +402,7 @@ Command: TypeAlias = (
     | SetDemand
     | RemoveConsumer
     | Settle
+    | CompleteSessions
     | RenewLocks
     | LoseLocks
     | Peek

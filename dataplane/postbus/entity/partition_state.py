@@ -25,6 +25,7 @@ from postbus.entity.commands import (
     CancelScheduled,
     CheckLocks,
     Command,
+    CompleteSessions,
     DeleteMessages,
     DemandSet,
     DropEntity,
@@ -208,13 +209,12 @@ class PartitionState:
                 | ListSessions()
             ):
                 return self._use_session(command, found)
+            case CompleteSessions():
+                return self._complete_sessions(command)
             case SupplyRows():
                 return self._supply(command)
             case RenewLocks():
-                entity = self._entities.get(command.entity_no)
-                if entity is None:
-                    return _not_found()
-                return locks.renew(entity.sub_queue(command.sub_queue), command)
+                return self._renew_locks(command)
             case LoseLocks():
                 return self._lose_locks(command)
             case Peek():
@@ -313,6 +313,14 @@ class PartitionState:
             return Refused(Refusal.SESSION_NOT_SUPPORTED, entity.name)
         return entity.active.sessions.apply(command, found)
 
+    def _complete_sessions(self, command: CompleteSessions) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        if entity.active.sessions is None:
+            return Refused(Refusal.SESSION_NOT_SUPPORTED, entity.name)
+        return entity.active.sessions.complete(command)
+
     def _supply(self, command: SupplyRows) -> Reply:
         entity = self._entities.get(command.entity_no)
         if entity is None:
@@ -322,6 +330,12 @@ class PartitionState:
         else:
             paging.supply(entity.sub_queue(command.sub_queue), command.rows)
         return DONE
+
+    def _renew_locks(self, command: RenewLocks) -> Reply:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        return locks.renew(entity.sub_queue(command.sub_queue), command)
 
     def _lose_locks(self, command: LoseLocks) -> Reply:
         entity = self._entities.get(command.entity_no)

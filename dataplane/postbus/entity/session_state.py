@@ -15,6 +15,7 @@ from postbus.contract import MAX_DURATION_MS
 from postbus.entity import browse, locks, paging, session_browse
 from postbus.entity.commands import (
     AcceptSession,
+    CompleteSessions,
     DeferredReceived,
     DeleteMessages,
     GetSessionState,
@@ -320,6 +321,19 @@ class SessionQueue(SessionPlaces):
         if lane is None:
             return Settled(list(range(len(command.lock_tokens))) or None)
         return locks.settle(lane, command, found)
+
+    def complete(self, command: CompleteSessions) -> Settled:
+        """Complete in each lane that is named; the tokens of one that nobody holds are lost."""
+        lost: list[int] = []
+        start = 0
+        for session_id, tokens in command.parts:
+            lane = self.held_lane(session_id)
+            if lane is None:
+                lost += range(start, start + len(tokens))
+            else:
+                lost += [start + index for index in locks.complete(lane, tokens).lost or ()]
+            start += len(tokens)
+        return Settled(lost or None)
 
     def _settle_anywhere(
         self, command: Settle, found: Sequence[StoredRow] | None
