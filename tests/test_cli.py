@@ -20,28 +20,19 @@ import pytest
 
 from postbus.data_directory import DataDirectory, folder_mode
 from postbus.embedded import EmbeddedPostgres
+from tests.dev_bus import FREE_PORTS, LIMIT_S, ROOT, environment
 
-ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-LIMIT_S = 60.0
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
-    return {
-        **kept,
-        "PYTHONPATH": str(ROOT / "dataplane"),
-        "NO_COLOR": "1",
-        "COLUMNS": "200",
-        "POSTBUS_CONTROL_PORT": "0",
-        **more,
-    }
+SHOWN = {"COLUMNS": "200", "POSTBUS_CONTROL_PORT": "0"}
+"""Lines are not broken, and a bus meets no other."""
 
 
 def postbus(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "postbus", *arguments],
-        env=environment(**variables),
+        env=environment(**SHOWN, **variables),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -63,15 +54,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-FREE_PORTS = ("--port", "0", "--tls-port", "0", "--metrics-port", "0")
-
-
 @contextmanager
 def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run a bus until it says that it is ready; kills it at the end unless it has gone."""
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", *arguments],
-        env=environment(**variables),
+        env=environment(**SHOWN, **variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

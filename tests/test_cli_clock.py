@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from typing import NamedTuple
 
 import pytest
 import typer
@@ -18,45 +15,18 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessageLockLostError
 
 from postbus.cli.control import read_duration
-from tests.test_cli import FREE_PORTS, LIMIT_S, assert_fails, environment, postbus
+from tests.dev_bus import FREE_PORTS, DevBus, running_dev_bus
+from tests.test_cli import assert_fails, postbus
 
 QUEUE = "queue.1"
 LONG_S = 10.0
 
 
-class DevBus(NamedTuple):
-    connection_string: str
-    control_port: str
-
-
 @pytest.fixture(scope="module")
 def dev_bus() -> Iterator[DevBus]:
-    """Run `postbus dev --clock manual` until the module's tests are done."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "postbus", "dev", "--clock", "manual", "--ephemeral", *FREE_PORTS],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        for line in process.stdout:
-            said += line
-            if line.startswith("ready"):
-                break
-        connection_string = re.search(r"^Endpoint=\S+", said, re.MULTILINE)
-        port = re.search(r"^control +http://localhost:(\d+) *$", said, re.MULTILINE)
-        assert connection_string is not None, said
-        assert port is not None, said
-        yield DevBus(connection_string[0], port[1])
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    """Run a bus with a clock to move until the module's tests are done."""
+    with running_dev_bus("--clock", "manual") as bus:
+        yield bus
 
 
 def asked(bus: DevBus, *arguments: str) -> subprocess.CompletedProcess[str]:

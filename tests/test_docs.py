@@ -15,7 +15,7 @@ import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +49,8 @@ from postbus.entity.sql_values import EvaluationError
 from postbus.manifest_documents import MAX_RULES
 from postbus.manifests import QueueSpec, read_one_bus
 from postbus.settings import Settings
+from tests.dev_bus import LIMIT_S, ROOT, DevBus, environment, running_dev_bus
 
-ROOT = Path(__file__).resolve().parent.parent
 GUIDES = ROOT / "docs" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 STARTED, DEAD = GUIDES / "getting-started.md", GUIDES / "dead-letters.md"
@@ -60,7 +60,6 @@ JAVA = ROOT / "tests" / "sdk" / "java" / "src" / "test" / "java" / "dev" / "post
 UNREAD = {GUIDES / "backup.md"}
 """Its commands copy whole data directories; the test of restoring tries them."""
 
-LIMIT_S = 60.0
 WAIT_S = 0.5
 LANGUAGES = {"sh", "python", "yaml", "console", "java"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -96,54 +95,10 @@ def one_snippet(page: Path, language: str) -> Snippet:
 # --- a bus as the guides start it ---------------------------------------------------------------
 
 
-class DevBus(NamedTuple):
-    connection_string: str
-    metrics_url: str
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of a reader who has set nothing."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
-    return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "NO_COLOR": "1"}
-
-
-@contextmanager
-def running_bus(manifests: str | Path) -> Iterator[DevBus]:
-    """Run `postbus dev` with these manifests."""
-    command = [sys.executable, "-m", "postbus", "dev", str(manifests), "--ephemeral"]
-    command += ["--port", "0", "--tls-port", "0", "--metrics-port", "0", "--control-port", "0"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        for line in process.stdout:
-            said += line
-            if line.startswith("ready"):
-                break
-        found = re.search(r"^Endpoint=sb://\S+", said, re.MULTILINE)
-        metrics = re.search(r"http://\S+/metrics", said)
-        assert found is not None, said
-        assert metrics is not None, said
-        yield DevBus(found[0], metrics[0])
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
 @pytest.fixture(scope="module")
 def dev_bus() -> Iterator[DevBus]:
     """Run `postbus dev examples` until the module's tests are done."""
-    with running_bus("examples") as bus:
+    with running_dev_bus("examples") as bus:
         yield bus
 
 
@@ -383,7 +338,7 @@ def test_transfer_reasons_of_the_guide_are_those_of_the_bus() -> None:
 def test_messaging_does_what_the_guide_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_bus(manifest_of(MESSAGING, tmp_path)) as bus:
+    with running_dev_bus(manifest_of(MESSAGING, tmp_path)) as bus:
         run_page(MESSAGING, bus, is_patient=True)
     assert capsys.readouterr().out.splitlines() == [
         "order 7 was None",
@@ -398,7 +353,7 @@ def test_messaging_does_what_the_guide_says(
 def test_subscriptions_get_what_the_guide_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with running_bus(manifest_of(TOPICS, tmp_path)) as bus:
+    with running_dev_bus(manifest_of(TOPICS, tmp_path)) as bus:
         run_page(TOPICS, bus, is_patient=True)
     assert capsys.readouterr().out.splitlines() == [
         "archive order 1 None",
@@ -648,7 +603,7 @@ def check_command(words: list[str], bus: DevBus) -> None:
 
 
 def metric_lines(bus: DevBus) -> str:
-    with urllib.request.urlopen(bus.metrics_url, timeout=LIMIT_S) as response:
+    with urllib.request.urlopen(bus.metrics, timeout=LIMIT_S) as response:
         return response.read().decode()  # type: ignore[no-any-return]
 
 

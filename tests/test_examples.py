@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 import threading
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
+from contextlib import AbstractContextManager
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.dev_bus import LIMIT_S, ROOT, DevBus, environment, running_dev_bus
+
 EXAMPLES = ROOT / "examples"
-LIMIT_S = 60.0
 
 pytestmark = pytest.mark.slow
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of a newcomer who has set nothing."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
-    return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "PYTHONUNBUFFERED": "1"}
-
-
-class DevBus(NamedTuple):
-    connection_string: str
-    control: str
-
-    def advance(self, duration: str) -> None:
-        request = urllib.request.Request(
-            f"{self.control}/v1/clock/advance",
-            json.dumps({"duration": duration}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        urllib.request.urlopen(request, timeout=LIMIT_S).close()
-
-
-@contextmanager
-def running_bus(example: str) -> Iterator[DevBus]:
-    """Run the bus of an example as it says itself, on free ports and with a clock to move."""
-    command = [sys.executable, "-m", "postbus", "dev", str(EXAMPLES / example), "--ephemeral"]
-    command += ["--clock", "manual", "--port", "0", "--tls-port", "0", "--metrics-port", "0"]
-    command += ["--control-port", "0"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment()
-    )
-    assert process.stdout is not None
-    said = ""
-    try:
-        for line in process.stdout:
-            said += line
-            if line.startswith("ready"):
-                break
-        connection_string = re.search(r"^Endpoint=sb://\S+", said, re.MULTILINE)
-        control = re.search(r"^control +(http://\S+)", said, re.MULTILINE)
-        assert connection_string is not None, said
-        assert control is not None, said
-        yield DevBus(connection_string[0], control[1])
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def running_bus(example: str) -> AbstractContextManager[DevBus]:
+    """Run the bus of an example as it says itself, with a clock to move."""
+    return running_dev_bus(str(EXAMPLES / example), "--clock", "manual")
 
 
 def run(example: str, *arguments: str) -> list[str]:

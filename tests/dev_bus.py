@@ -1,0 +1,76 @@
+"""A bus that `postbus dev` runs as a user would start it, on free ports and without leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 60.0
+FREE_PORTS = ("--port", "0", "--tls-port", "0", "--metrics-port", "0")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a newcomer who has set nothing."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("POSTBUS_")}
+    return {**kept, "PYTHONPATH": str(ROOT / "dataplane"), "NO_COLOR": "1", **more}
+
+
+class DevBus(NamedTuple):
+    """What the bus printed about itself; addresses are URLs."""
+
+    connection_string: str
+    metrics: str
+    control: str
+
+    @property
+    def control_port(self) -> str:
+        return self.control.rpartition(":")[2]
+
+    def advance(self, duration: str) -> None:
+        """Move the time of messages, with `--clock manual`."""
+        request = urllib.request.Request(
+            f"{self.control}/v1/clock/advance",
+            json.dumps({"duration": duration}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=LIMIT_S).close()
+
+
+@contextmanager
+def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
+    """Run `postbus dev` from the checkout's folder; it must end in order when asked to."""
+    options = ("--ephemeral", *FREE_PORTS, "--control-port", "0")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "postbus", "dev", *arguments, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if line.startswith("ready"):
+                break
+        patterns = (r"^Endpoint=sb://\S+", r"http://\S+/metrics", r"(?<=control) +http://\S+")
+        found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
+        assert all(found), said
+        yield DevBus(*(each[0].strip() for each in found if each))
+        process.terminate()
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
