@@ -298,6 +298,33 @@ async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
         assert ids == [encode_value(name) for name in "abcd"]
 
 
+async def test_a_reload_answers_what_waits_for_ids_that_are_looked_up(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "RECENT_IDS", 2)
+    directory = Directory(CatalogStore(store), 1)
+    await directory.load()
+    await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
+    async with served(store) as (host, entity_no):
+        for n in range(3):
+            await host.call(Enqueue(entity_no, [named(f"old {n}")]))
+    async with served(store) as (host, entity_no), connected(database) as holder:
+        await host.call(Tick())
+        replies: list[Reply] = []
+        late: list[Reply] = []
+        async with holder.transaction():
+            await holder.execute("lock table partition_0.seen in access exclusive mode")
+            host.submit(Enqueue(entity_no, [named("old 0"), named("a")]), late.append)
+            host.submit(Enqueue(entity_no, [named("b")]), replies.append)
+            await asyncio.sleep(0)
+            assert replies == []
+            host.interrupt(0.0)
+            assert refusals(replies) == [Refusal.NOT_APPLIED]
+        await until(lambda: bool(late))
+        assert refusals(late) == [Refusal.NOT_APPLIED]
+        assert isinstance(await host.call(Enqueue(entity_no, [named("c")])), Enqueued)
+
+
 async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -> None:
     async with served(store) as (host, entity_no):
         sink = Sink()

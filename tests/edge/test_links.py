@@ -9,10 +9,20 @@ from collections.abc import Callable, Iterator
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from postbus.edge import idleness, receiver_links
+from postbus.edge import idleness, receiver_links, requests
 from postbus.edge.idleness import Idleness
 from postbus.edge.receiver_links import ReceiverDoor
-from postbus.entity.commands import Command, DemandSet, Refusal, Refused, Reply, SetDemand
+from postbus.edge.requests import RequestDoor
+from postbus.entity.commands import (
+    Command,
+    DemandSet,
+    Enqueue,
+    Refusal,
+    Refused,
+    Reply,
+    SetDemand,
+)
+from postbus.message.codec import Described, Ulong, encode_value
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import (
     ACCEPTED,
@@ -71,17 +81,26 @@ async def some_rounds() -> None:
         await asyncio.sleep(0)
 
 
-class HeldBack:
-    """Keeps drains back as a partition does that is busy."""
+def is_drain(command: Command) -> bool:
+    return isinstance(command, SetDemand) and command.is_drain
 
-    def __init__(self, bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> None:
+
+class HeldBack:
+    """Keeps drains, or what else it is told, back as a partition does that is busy."""
+
+    def __init__(
+        self,
+        bus: BusThread,
+        monkeypatch: pytest.MonkeyPatch,
+        is_held: Callable[[Command], bool] = is_drain,
+    ) -> None:
         self.held: list[Callable[[], None]] = []
         submit = bus.router.submit
 
         def hold(
             partition_id: int, command: Command, on_reply: Callable[[Reply], None] | None = None
         ) -> None:
-            if isinstance(command, SetDemand) and command.is_drain:
+            if is_held(command):
                 self.held.append(lambda: submit(partition_id, command, on_reply))
             else:
                 submit(partition_id, command, on_reply)
@@ -257,6 +276,76 @@ def test_links_that_ended_are_not_watched(bus: BusThread, queue: str) -> None:
         client.attach_sender(queue)
         assert len(bus.router._watchers) == before + 1
     wait_until(bus, lambda: len(bus.router._watchers) <= before)
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+def scheduling(raw: RawClient, queue: str, count: int) -> list[bytes]:
+    """Open links to the management node and return so many requests to schedule a message."""
+    node = f"{queue}/$management"
+    raw.attach_receiver(node, 21)
+    raw.attach_sender(node, 20)
+    properties = {"operation": "com.microsoft:schedule-message"}
+    body = {"messages": [{"message": message(b"x" * 1_000)}]}
+    payload = (
+        encode_value(described(0x73, "id", None, None, None, "answers"))
+        + encode_value(Described(Ulong(0x74), properties))
+        + encode_value(Described(Ulong(0x77), body))
+    )
+    return [raw.transfer(n, payload, handle=20, settled=True) for n in range(count)]
+
+
+def is_enqueue(command: Command) -> bool:
+    return isinstance(command, Enqueue)
+
+
+def request_door(bus: BusThread, queue: str) -> RequestDoor:
+    connections = [each._connection for each in bus.listener._connections]
+    doors = [door for each in connections if each is not None for door in each._doors.values()]
+    (found,) = [each for each in doors if isinstance(each, RequestDoor) and queue in each.path]
+    return found
+
+
+def test_requests_without_an_answer_hold_credit_and_count_as_bytes_taken_in(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(bus, lambda: bus.listener._intake.used_bytes == 0)
+    partition = HeldBack(bus, monkeypatch, is_enqueue)
+    raw.write(*scheduling(raw, queue, 80), raw.flow(80, handle=21))
+    wait_until(bus, lambda: len(partition.held) == 80)
+    door = request_door(bus, queue)
+    assert door._link.credit == 20
+    assert bus.listener._intake.used_bytes > 80_000
+    bus.run(partition.let_go())
+    for _ in range(80):
+        assert raw.expect(TRANSFER)
+    wait_until(bus, lambda: door._link.credit >= 50)
+    assert bus.listener._intake.used_bytes == 0
+    assert bus.counts(queue).scheduled == 0
+    assert bus.counts(queue).active == 80
+
+
+def test_too_many_requests_are_refused_as_busy(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MAX_OPEN_REQUESTS", 10)
+    partition = HeldBack(bus, monkeypatch, is_enqueue)
+    raw.write(*scheduling(raw, queue, 12), raw.flow(12, handle=21))
+    wait_until(bus, lambda: len(partition.held) == 10)
+    bus.run(some_rounds())
+    assert len(partition.held) == 10
+    bus.run(partition.let_go())
+    for _ in range(10):
+        assert raw.expect(TRANSFER)
+
+
+def test_what_is_scheduled_is_refused_when_too_much_was_taken_in(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus.listener._intake, "_hard_bytes", 0)
+    raw.write(*scheduling(raw, queue, 1), raw.flow(1, handle=21))
+    assert b"server-busy" in raw.expect(TRANSFER).payload
 
 
 # --- unsettled deliveries -----------------------------------------------------------------------

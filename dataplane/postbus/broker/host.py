@@ -268,7 +268,8 @@ class Host:
             return
         if type(result) is Needs:
             self._send_order.begin(command)
-            self._tasks.create_task(self._read_and_apply(command, on_reply, result))
+            read = self._read_and_apply(command, on_reply, result, self._send_order)
+            self._tasks.create_task(read)
             return
         assert isinstance(result, Outcome)
         if journal.is_idle and not (result.inserts or result.deletes or result.mutations):
@@ -347,6 +348,9 @@ class Host:
 
     def _refuse_untold(self) -> None:
         """Answer what was held when the partition may not be ours any more; nothing is guessed."""
+        order, self._send_order = self._send_order, SendOrder()
+        for _, on_reply in order.drop():
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
         if self._confirm_timer is not None:
             self._confirm_timer.cancel()
             self._confirm_timer = None
@@ -374,7 +378,7 @@ class Host:
     # --- reads ----------------------------------------------------------------------------------
 
     async def _read_and_apply(
-        self, command: Command, on_reply: OnReply | None, needs: Needs
+        self, command: Command, on_reply: OnReply | None, needs: Needs, order: SendOrder
     ) -> None:
         """Apply a command with what it needs, then what waited for it."""
         journal, found = self._journal, None
@@ -388,7 +392,7 @@ class Host:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
         else:
             self._apply(command, on_reply, found)
-        for each, on_its_reply in self._send_order.end(command):
+        for each, on_its_reply in order.end(command):
             self.submit(each, on_its_reply)
 
     async def _fetch(self, effect: Fetch) -> None:

@@ -52,10 +52,18 @@ class SendOrder:
 
     def end(self, command: Command) -> deque[Waiting]:
         """The command was applied, or never will be; return what may be applied now, in order."""
-        if not isinstance(command, Enqueue):
+        entity_no = command.entity_no if isinstance(command, Enqueue) else 0
+        if entity_no not in self._reads:
             return deque()
-        self._reads[command.entity_no] -= 1
-        if self._reads[command.entity_no]:  # what was read was not enough
+        self._reads[entity_no] -= 1
+        if self._reads[entity_no]:  # what was read was not enough
             return deque()
-        del self._reads[command.entity_no]
-        return self._waiting.pop(command.entity_no)
+        del self._reads[entity_no]
+        return self._waiting.pop(entity_no)
+
+    def drop(self) -> list[Waiting]:
+        """Forget everything, reads under way too; return what waited."""
+        waiting = [each for queue in self._waiting.values() for each in queue]
+        self._waiting.clear()
+        self._reads.clear()
+        return waiting

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from postbus.edge.amqp_connection import AmqpConnection
 
 REQUEST_CREDIT: Final = 100
+MAX_OPEN_REQUESTS: Final = 1_000
+"""Requests of one link without an answer above which others are refused."""
+
 MAX_HELD_RESPONSES: Final = 1_000
 MAX_HELD_BYTES: Final = 8 << 20
 """Responses kept for a client that grants no credit; more are dropped, oldest first."""
@@ -78,23 +81,26 @@ class RequestDoor:
         self._connection = connection
         self._link = link
         self._handle = handle
+        self._open = 0  # requests without an answer
 
     def attach(self) -> None:
         self._link.accept(max_message_bytes=self._max_bytes, credit=REQUEST_CREDIT)
 
     def receive(self, transfers: list[TransferReceived]) -> None:
-        """Settle and handle each request."""
+        """Settle and handle each request; a client that ignores credit is told that we are busy."""
         for transfer in transfers:
             request = _request_of(transfer)
+            if self._open >= MAX_OPEN_REQUESTS:
+                request = Rejected(conditions.SERVER_BUSY, "Too many requests wait for an answer.")
             if not transfer.is_settled:
                 outcome: DeliveryState = request if isinstance(request, Rejected) else ACCEPTED
                 if isinstance(transfer.state, TransactionalState):
                     outcome = TransactionalState(transfer.state.transaction_id, outcome)
                 self._link.settle(transfer.delivery_id, transfer.delivery_id, outcome)
             if isinstance(request, Request):
+                self._open += 1
                 self._handle(request, partial(self._respond, request))
-        if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
-            self._link.grant(REQUEST_CREDIT)
+        self._replenish()
         self._connection.flush_soon()
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
@@ -107,7 +113,16 @@ class RequestDoor:
     def close(self) -> None:
         """Nothing is kept for a request link."""
 
+    def _replenish(self) -> None:
+        """Let the client ask again as it is answered: what it asked for is kept meanwhile."""
+        link, credit = self._link, REQUEST_CREDIT - self._open
+        if link.is_attached and link.credit < min(credit, REQUEST_CREDIT >> 1):
+            link.grant(credit)
+            self._connection.flush_soon()
+
     def _respond(self, request: Request, response: Response) -> None:
+        self._open -= 1
+        self._replenish()
         door = self._connection.response_door(self._link.session, self.path, request.reply_to)
         if door is not None:
             door.send(encode_response(request, response))
