@@ -7,12 +7,13 @@ server, `--rounds` times: shares are the medians of such pairs. Only Postbus is 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from measuring import MAIN_QUEUE, OTHER_QUEUE, Bench, Result, finish, reason_of
-from postbus_server import OWNER, document
-from rows import Demand, Metric, Row, warm_up
+from postbus_server import OWNER, Postbus, document
+from rows import Demand, Metric, Row, seconds_to_accept, warm_up
 from server import BenchError, Server
 
 Step: TypeAlias = Callable[[], Result]
@@ -29,6 +30,8 @@ PROPERTIES = ("--property", "color=red", "--property", "quantity=12", "--propert
 SESSION_QUEUE = "bench-sessions"
 DEDUP_QUEUE = "bench-dedup"
 PARTITIONED_QUEUE = "bench-partitioned"
+RETENTION_QUEUE = "bench-retention"
+HISTORY = "operatorSpec: {history: {retention: P7D}}"
 TOPIC = "bench-topic"
 
 
@@ -230,6 +233,48 @@ def _partitioned(bench: Bench, server: Server) -> Result:
     return _summary(results, shares)
 
 
+def _retention(bench: Bench, server: Server) -> Result:
+    """Run both ways; then keep a million messages, start over them, and have them deleted."""
+    assert isinstance(server, Postbus)
+    server.start()
+    warm_up(bench, server)
+    bench.client.run(server, RETENTION_QUEUE, "--mode", "both", "--count", 100)
+    results = _alternate(
+        bench,
+        {
+            "plain": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
+            "kept": (lambda: _both(bench, server, RETENTION_QUEUE), "each_way_rate"),
+        },
+    )
+    summary = _summary(results, [("kept", "plain")])
+    for name in ("plain", "kept"):
+        for part in ("broker", "postgres"):
+            cost = statistics.median(result[f"{part}_cpu_us"] for result in results[name])
+            summary[f"{name}_{part}_us"] = cost
+    server.stop()
+    summary["small_start_s"] = seconds_to_accept(bench, server, fresh=False, queue=RETENTION_QUEUE)
+    kept, (_, before) = server.settled_rows(), server.table_bytes()
+    options = ("--mode", "both", "--window", 1000, "--limit-s", 3600)
+    count = max(100, bench.count(1_000_000) - kept)
+    result = bench.client.run(server, RETENTION_QUEUE, *options, "--count", count)
+    if not result["is_complete"]:
+        raise BenchError(f"could not settle {count}: {reason_of(result)}")
+    summary["settled"] = server.settled_rows()
+    summary["kept_bytes"] = (server.table_bytes()[1] - before) / count
+    server.stop()
+    summary["start_s"] = seconds_to_accept(bench, server, fresh=False, queue=RETENTION_QUEUE)
+    server.stop()
+    server.documents = _queue_with(RETENTION_QUEUE, "status: Active")
+    seconds_to_accept(bench, server, fresh=False, queue=RETENTION_QUEUE)
+    begun = time.monotonic()
+    while server.settled_rows():
+        time.sleep(0.5)
+        if time.monotonic() - begun > 600:
+            raise BenchError(f"{server.settled_rows()} rows are still there")
+    summary["reap_rate"] = summary["settled"] / (time.monotonic() - begun)
+    return summary
+
+
 def _dead_letter_drain(bench: Bench, server: Server) -> Result:
     """Run the main queue alone, over dead letters, and beside somebody who drains them.
 
@@ -427,6 +472,22 @@ MESSAGING_ROWS: tuple[Row, ...] = (
             _cpu("plain", "plain, both ways"),
         ),
         _queue_with(PARTITIONED_QUEUE, "enablePartitioning: true"),
+    ),
+    _row(
+        "retention",
+        "queue that keeps what was settled",
+        _retention,
+        (
+            _rate("kept", "both ways"),
+            _share("kept", "both ways"),
+            _cpu("kept", "both ways"),
+            _cpu("plain", "plain, both ways"),
+            Metric("kept_bytes", "disk for each kept message", "B", is_better_high=False),
+            Metric("start_s", "first accepted over 1 M kept", "s", is_better_high=False),
+            Metric("small_start_s", "over those of the rounds", "s", is_better_high=False),
+            _rate("reap", "deleted when switched off"),
+        ),
+        _queue_with(RETENTION_QUEUE, HISTORY),
     ),
     _row(
         "dead-letter-drain",

@@ -157,6 +157,10 @@ class Postbus(Server):
         heap, total = (int(str(value)) for value in row)
         return heap, total
 
+    def settled_rows(self) -> int:
+        """Return how many messages it keeps that are settled, in all its partitions."""
+        return asyncio.run(_count_settled(self._reachable_dsn()))
+
     def _postgres_version(self) -> str:
         try:
             row = asyncio.run(_fetch_row(self._reachable_dsn(), "SHOW server_version"))
@@ -192,6 +196,22 @@ async def _fetch_row(dsn: str, query: str) -> tuple[object, ...]:
         return tuple(await connection.fetchrow(query) or ())
     finally:
         await connection.close()
+
+
+async def _count_settled(dsn: str) -> int:
+    import asyncpg
+
+    connection = await asyncpg.connect(dsn, timeout=10)
+    try:
+        schemas = await connection.fetch(
+            "SELECT schemaname FROM pg_tables WHERE tablename = 'settled'"
+        )
+        counts = [
+            await connection.fetchval(f'SELECT count(*) FROM "{row[0]}".settled') for row in schemas
+        ]
+    finally:
+        await connection.close()
+    return sum(counts)
 
 
 async def _drop_partitions(dsn: str) -> None:

@@ -224,7 +224,10 @@ def _storm(bench: Bench, server: Server) -> Result:
     return result
 
 
-def _seconds_to_accept(bench: Bench, server: Server, *, fresh: bool) -> float:
+def seconds_to_accept(
+    bench: Bench, server: Server, *, fresh: bool, queue: str = MAIN_QUEUE
+) -> float:
+    """Start a broker and return the seconds until a queue accepts its first message."""
     start = time.monotonic()
     server.launch(fresh=fresh)
     server.wait_for_port()
@@ -233,7 +236,7 @@ def _seconds_to_accept(bench: Bench, server: Server, *, fresh: bool) -> float:
     options = ("--mode", "send", "--count", 1, "--quiet-s", 5)
     while True:
         try:
-            if bench.client.run(server, MAIN_QUEUE, *options)["is_complete"]:
+            if bench.client.run(server, queue, *options)["is_complete"]:
                 return time.monotonic() - start
         except BenchError:
             if time.monotonic() - start > 120 or not server.is_running:
@@ -244,7 +247,7 @@ def _seconds_to_accept(bench: Bench, server: Server, *, fresh: bool) -> float:
 def _cold_start(bench: Bench, server: Server) -> Result:
     seconds = []
     for _ in range(3):
-        seconds.append(_seconds_to_accept(bench, server, fresh=True))
+        seconds.append(seconds_to_accept(bench, server, fresh=True))
         server.stop()
     return {"seconds": sorted(seconds)[1]}
 
@@ -260,7 +263,7 @@ def _restart(bench: Bench, server: Server) -> Result:
         bench.client.run(server, MAIN_QUEUE, *options, "--settle-range", 50, "--limit-s", 3600)
     bench.fill(server, count)
     server.stop()
-    seconds = _seconds_to_accept(bench, server, fresh=False)
+    seconds = seconds_to_accept(bench, server, fresh=False)
     start = time.monotonic()
     received = bench.client.run(server, MAIN_QUEUE, "--mode", "receive", "--count", 1)
     return {
