@@ -76,6 +76,12 @@ class TransactionClient(RawClient):
     def discharge(self, transaction_id: bytes, *, fail: bool = False) -> Described:
         return self.request(DISCHARGE, transaction_id, fail)
 
+    def discharge_frame(self, transaction_id: bytes) -> bytes:
+        """Return a discharge as bytes, for a segment with other frames."""
+        discharge = described(DISCHARGE, transaction_id, False)
+        body = encode_value(Described(Ulong(0x77), discharge))
+        return self.transfer(self.next_id(), body, handle=COORDINATOR)
+
     def send_in(
         self, transaction_id: bytes, payload: bytes, *, handle: int = 0, batch: bool = False
     ) -> Described:
@@ -265,6 +271,42 @@ def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) ->
             refused = client.send_in(transaction, message(b"too late"))
             assert condition(refused) == "amqp:transaction:unknown-id"
     assert bus.counts(queue).active == 0
+
+
+def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) -> None:
+    account = bus.listener._intake
+    with TransactionClient(bus) as client:
+        client.attach_sender(queue)
+        transaction = client.declare()
+        client.send_in(transaction, message(b"stored"))
+        detach = frame(DETACH, Uint(COORDINATOR), True)
+        client.write(client.discharge_frame(transaction), detach)  # before it can be answered
+        client.expect(DETACH)
+        client.write(client.transfer(client.next_id(), message(b"after")))
+        client.expect(DISPOSITION)  # its commit comes behind that of the transaction
+        assert bus.counts(queue).active == 2
+        assert (account.used_bytes, account.waiting_bytes) == (0, 0)
+
+
+def test_a_discharge_waits_until_every_lock_was_looked_at(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    client.attach_sender(queue)
+    client.write(*[client.transfer(client.next_id(), message(b"m")) for _ in range(2)])
+    client.dispositions(2)
+    taken = [int(each.fields[1]) for each in client.receive(queue, 2)]
+    transaction = client.declare()
+    state = described(TRANSACTIONAL, transaction, complete())
+    plain = client.transfer(client.next_id(), message(b"m"))  # answers come behind its commit
+    settlements = [frame(DISPOSITION, True, Uint(each), Uint(each), False, state) for each in taken]
+    discharge_id = client._next_id
+    client.write(plain, *settlements, client.discharge_frame(transaction))
+    answers = [client.expect(DISPOSITION).fields for _ in range(4)]
+    (discharged,) = [
+        fields[4] for fields in answers if fields[0] is True and fields[1] == discharge_id
+    ]
+    assert int(discharged.descriptor) == ACCEPTED
+    assert bus.counts(queue).active == 1
 
 
 def test_a_transaction_that_stays_open_too_long_is_rolled_back(

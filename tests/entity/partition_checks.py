@@ -1,7 +1,7 @@
 """What holds between any two commands, looked up in the memory of a partition.
 
-Every message is in one place, places are in order, the window's accounts are exact, and what is
-said of lanes and of the line of sessions is true.
+Every message is in one place, places are in order, the window's accounts are exact, what is said of
+lanes and of the line of sessions is true, and nothing is kept of an entity that is gone.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def check_partition(state: PartitionState) -> None:
     assert window.used_bytes == used + count * MESSAGE_OVERHEAD_BYTES
     assert window.budget.used_bytes >= window.used_bytes
     assert not window.is_over, "the budget is exceeded"
+    kept = {entity_no for _, entity_no in state._inbox._last_numbers}
+    kept |= state._idle.trackers.keys() | state._idle._frozen.keys()
+    assert kept <= state._entities.keys(), "something of a dropped entity is kept"
 
 
 def check_sessions(queue: SessionQueue) -> int:
