@@ -32,7 +32,7 @@ SHOWN = {"COLUMNS": "200", "POSTBUS_CONTROL_PORT": "0"}
 def postbus(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "postbus", *arguments],
-        env=environment(**SHOWN, **variables),
+        env=environment(**{**SHOWN, **variables}),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -59,7 +59,7 @@ def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
     """Run a bus until it says that it is ready; kills it at the end unless it has gone."""
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", *arguments],
-        env=environment(**SHOWN, **variables),
+        env=environment(**{**SHOWN, **variables}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

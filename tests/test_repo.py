@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"postbus": ROOT / "dataplane" / "postbus"}
 CODE_FOLDERS = ("dataplane", "tests", "bench", "examples")
+MADE_FOLDERS = {"__pycache__", "work", "build", "target"}
 TEXT_ENDINGS = {".py", ".sql", ".toml", ".yaml", ".yml", ".lark"}
 
 REVIEW_LINES = 600
@@ -57,7 +58,7 @@ def shown(path: Path) -> str:
 def files_below(*folders: str) -> Iterator[Path]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and MADE_FOLDERS.isdisjoint(path.relative_to(ROOT).parts):
                 yield path
 
 
