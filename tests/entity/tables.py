@@ -240,6 +240,13 @@ class Tables:
         for side in (self.patches, self.kept, self.due, self.acquired, self.outbound):
             side.pop(row_key, None)
 
+    def fold(self) -> None:
+        """Write the attempts of rows that are still there into `patch`, as upkeep does (D6)."""
+        for row_key, attempts in self.acquired.items():
+            if row_key in self.rows:
+                self.patches.setdefault(row_key, Patch()).delivery_count = attempts
+        self.acquired.clear()
+
     def block_of(self, row_key: int) -> ReserveBlock:
         for block in self.blocks.values():
             if block.first_key <= row_key < block.first_key + block.size:

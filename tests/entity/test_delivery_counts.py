@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from postbus.contract import QueueProperties
-from postbus.entity.commands import Disposition, Quiesce
+from postbus.entity.commands import (
+    DeferredReceived,
+    Disposition,
+    MessageState,
+    Quiesce,
+    ReceiveDeferred,
+    Tick,
+)
 from postbus.entity.outcomes import Deliver, Outcome, RecordAcquired
-from tests.entity.partition_rig import DLQ, Rig
+from tests.entity.partition_rig import ACTIVE, DLQ, PEEK_LOCK, QUEUE, Rig, message, name_of
 
 ABANDON, RELEASE = Disposition.ABANDON, Disposition.RELEASE
 
@@ -151,3 +158,48 @@ def test_journalling_ticks_come_at_most_every_50_ms() -> None:
     assert len(records(rig)) <= 10
     rig.advance(100)
     assert sum(len(record.row_keys) for record in records(rig)) == 500
+
+
+def test_an_attempt_that_was_taken_back_stays_so_whatever_the_row_shows() -> None:
+    """Its record was folded into the row; the one that took it back is newer."""
+    rig = Rig()
+    numbers = rig.send("m")
+    held = rig.receive()
+    rig.advance(100)
+    rig.tables.fold()
+    rig.settle(Disposition.DEFER, *held)
+    assert [peeked.delivery_count for peeked in rig.peek()] == [0]
+    reply = rig.apply(ReceiveDeferred(QUEUE, ACTIVE, numbers, PEEK_LOCK))
+    assert isinstance(reply, DeferredReceived)
+    assert reply.deliveries[0].delivery_count == 0
+
+
+def test_a_session_that_is_closed_again_and_again_counts_nothing() -> None:
+    rig = Rig(QueueProperties(requires_session=True, max_delivery_count=2), budget_bytes=800)
+    rig.send(message("m", session="s"))
+    for _ in range(3):
+        rig.accept("A", "s")
+        (delivery,) = rig.receive()
+        assert delivery.delivery_count == 0
+        rig.advance(100)
+        rig.tables.fold()
+        rig.detach("A")
+
+
+def test_a_deferred_message_that_may_live_on_after_all_stays_deferred() -> None:
+    """It was out of deliveries and not loaded; meanwhile more deliveries are allowed."""
+    properties = QueueProperties(max_delivery_count=1, lock_duration_ms=5_000)
+    rig = Rig(properties, budget_bytes=700)
+    numbers = rig.send("m")
+    rig.settle(Disposition.DEFER, *rig.receive())
+    rig.apply(ReceiveDeferred(QUEUE, ACTIVE, numbers, PEEK_LOCK))
+    rig.send("n")
+    rig.receive()  # there is room for one message
+    rig.is_auto = False
+    rig.now_ms += 5_000
+    rig.submit(Tick())
+    rig.put(properties.model_copy(update={"max_delivery_count": 3}))
+    rig.tick_now()
+    rig.is_auto = True
+    assert rig.receive("B", 5) == []
+    assert [(name_of(p.envelope), p.state) for p in rig.peek()] == [("m", MessageState.DEFERRED)]

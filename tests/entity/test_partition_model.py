@@ -319,6 +319,10 @@ class PartitionMachine(RuleBasedStateMachine):
         self.rig.put(self.properties)
 
     @rule()
+    def fold(self) -> None:
+        self.rig.tables.fold()
+
+    @rule()
     def crash(self) -> None:
         attempts = {}
         for known in self.of("locked"):

@@ -463,6 +463,10 @@ class SessionMachine(RuleBasedStateMachine):
             self.model.known[name_of(peeked.envelope)].sequence = peeked.sequence
 
     @rule()
+    def fold(self) -> None:
+        self.rig.tables.fold()
+
+    @rule()
     def crash(self) -> None:
         attempts = set()
         for known in self.of("locked"):

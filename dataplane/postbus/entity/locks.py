@@ -190,17 +190,18 @@ def _fail(sub: SubQueueState, message: QueuedMessage, *, is_abandoned: bool) -> 
     elif is_abandoned:
         message.failures += 1
         sub.turn.record(message, message.failures)
-    return _put_back(sub, message)
+    return put_back(sub, message)
 
 
 def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
     """Return a message as if it had not been delivered; the attempt is taken back (D6)."""
     if message.recorded > message.failures:
         sub.turn.record(message, message.failures)
-    return _put_back(sub, message)
+    return put_back(sub, message)
 
 
-def _put_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+def put_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Return a message that nobody holds; say whether it stays in its sub-queue."""
     if message.is_deferred:
         _park_deferred(sub, message)
     elif expiry.is_expired(sub, message):
@@ -223,10 +224,12 @@ def _defer(sub: SubQueueState, message: QueuedMessage, section: bytes | None) ->
 
 
 def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Keep only number and key of a deferred message, with its count in the tables."""
+    """Keep only number and key of a deferred message, with its count in the tables.
+
+    The count is kept even when it is 0: the row may show an attempt that was taken back since.
+    """
     sub.turn.record(message, message.failures)
-    if message.failures:
-        sub.attempts[message.row_key] = message.failures
+    sub.attempts[message.row_key] = message.failures
     if message.envelope is not None:
         paging.unload(sub, message)
     sub.deferred[message.sequence] = message.row_key
@@ -386,7 +389,7 @@ def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
             message.recorded = message.failures
             row_keys.append(message.row_key)
             attempts.append(message.failures)
-        _put_back(sub, message)
+        put_back(sub, message)
     if row_keys:
         sub.turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from postbus.entity import expiry
+from postbus.entity import expiry, locks
 from postbus.entity.commands import StoredRow
 from postbus.entity.queued import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
@@ -289,10 +289,8 @@ def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:
     """Go on with what had to leave by rule when it was not loaded, as things are now."""
     if message.failures >= sub.entity.max_delivery_count:
         expiry.exhaust(sub, message)
-    elif expiry.is_expired(sub, message):
-        expiry.expire(sub, message)
     else:
-        sub.put_back(message)
+        locks.put_back(sub, message)
 
 
 def from_row(sub: SubQueueState, row: StoredRow) -> QueuedMessage:

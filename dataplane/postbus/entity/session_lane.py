@@ -141,9 +141,8 @@ class SessionLane(SubQueueState):
             keys.append(row_key)
             if message.envelope is not None:
                 paging.unload(self, message)
-            if message.failures:
-                turn.record(message, message.failures)
-                self.attempts[row_key] = message.failures
+            turn.record(message, message.failures)
+            self.attempts[row_key] = message.failures  # the row may show one that was taken back
         self.returned.clear()
         self.stubs.clear()
         paging.evict_ready(self)
