@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from postbus.broker.clock import ManualClock
-from postbus.broker.directory import Directory
+from postbus.broker.directory import IDLE_AT_ONCE, Directory
 from postbus.broker.host import Host
 from postbus.broker.idle_deletion import freeze
 from postbus.contract import (
@@ -255,6 +255,31 @@ async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: S
     assert await directory.idle(entry.entity_no)
     await settle()
     assert partitions[0].kinds() == [Freeze, Hold, DropEntity, Thaw]
+
+
+async def test_a_new_subscription_is_a_use_of_its_topic(store: Store) -> None:
+    directory, _ = await open_directory(store, 1)
+    topic = await directory.put_topic("events", TopicProperties(auto_delete_on_idle_ms=300_000))
+    async with directory._changing:
+        put = asyncio.ensure_future(
+            directory.put_subscription("events", "one", SubscriptionProperties())
+        )
+        await settle()
+        idle = asyncio.ensure_future(directory.idle(topic.entity_no))
+        await settle()
+    assert await put
+    assert not await idle
+    assert directory.find("events") == topic
+
+
+async def test_few_entities_are_frozen_at_once(store: Store) -> None:
+    directory, (partition,) = await open_directory(store, 1)
+    entries = [await directory.put_queue(f"q{n}", TEMPORARY) for n in range(IDLE_AT_ONCE + 3)]
+    async with directory._changing:
+        idle = [asyncio.ensure_future(directory.idle(entry.entity_no)) for entry in entries]
+        await settle()
+        assert partition.kinds() == [Freeze] * IDLE_AT_ONCE + [Hold] * IDLE_AT_ONCE
+    assert all(await asyncio.gather(*idle))
 
 
 class SlowCatalog(CatalogStore):

@@ -58,6 +58,10 @@ from postbus.store.errors import StoreError
 logger = logging.getLogger(__name__)
 
 
+IDLE_AT_ONCE = 8
+"""Idle entities whose partitions are asked at once: each refuses its clients for as long."""
+
+
 class DefinitionFollower(Protocol):
     """A partition's host, as far as the directory knows it."""
 
@@ -102,6 +106,7 @@ class Directory:
         self._is_unsure = False  # a write began whose result nobody learned
         self._unused: set[int] = set()  # entities whose deletion is considered
         self._condemned: set[int] = set()  # those that no partition takes anything for
+        self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
         self.version = 0
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
@@ -229,7 +234,7 @@ class Directory:
         hosts = [self._followers[home] for home in self.homes_of(entry)]
         self._unused.add(entity_no)
         try:
-            async with freeze(hosts, entity_no) as is_frozen:
+            async with self._room_for_idle, freeze(hosts, entity_no) as is_frozen:
                 if not is_frozen:
                     return False
                 self._condemned.add(entity_no)  # from here on a reload changes nothing
@@ -293,6 +298,8 @@ class Directory:
     ) -> CatalogEntry:
         """Check, write, tell. `topic` and `rules` belong to a subscription."""
         known = self._entries.find(name.lower())
+        if topic is not None:
+            self._unused.discard(topic.entity_no)
         if known is not None and known.kind is not kind:
             raise _refusal(
                 Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
