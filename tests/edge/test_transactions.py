@@ -407,6 +407,15 @@ def test_transactions_that_timed_out_make_room(
             assert condition(client.discharge(transaction)) == "amqp:transaction:unknown-id"
 
 
+def test_a_client_without_a_key_may_open_few(bus: BusThread, client: TransactionClient) -> None:
+    for each in list(bus.listener._connections):
+        assert each._connection is not None
+        each._connection._grants.clear()  # as if it had come without one
+    for _ in range(transactions.MAX_OPEN_UNKNOWN):
+        client.declare()
+    assert condition(client.request(DECLARE, None)) == "amqp:resource-limit-exceeded"
+
+
 def test_open_transactions_hold_nobody_up(
     bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

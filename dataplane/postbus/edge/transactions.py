@@ -50,6 +50,9 @@ REQUEST_CREDIT: Final = 100
 MAX_OPEN: Final = 1_000
 """Open transactions of one connection. Our choice: each costs about 1 KB without its messages."""
 
+MAX_OPEN_UNKNOWN: Final = 10
+"""The same while the client has shown no key: some ask for a transaction before anything else."""
+
 MAX_MESSAGES: Final = 100
 """Messages and settlements in one transaction. Source: the quota page of Azure Service Bus."""
 
@@ -242,14 +245,19 @@ class Transactions:
 
     def declare(self, coordinator: CoordinatorDoor) -> Transaction | None:
         """Open a transaction; None when too many are open."""
-        if len(self._open) >= MAX_OPEN:  # those that timed out were kept to be told of
+        most = self.most_open
+        if len(self._open) >= most:  # those that timed out were kept to be told of
             for each in [each for each in self._open.values() if each.has_timed_out]:
                 self.close(each)
-        if len(self._open) >= MAX_OPEN:
+        if len(self._open) >= most:
             return None
         transaction = Transaction(self._connection, secrets.token_bytes(16), coordinator)
         self._open[transaction.transaction_id] = transaction
         return transaction
+
+    @property
+    def most_open(self) -> int:
+        return MAX_OPEN if self._connection.is_authorised else MAX_OPEN_UNKNOWN
 
     def find(self, transaction_id: bytes) -> Transaction | None:
         """Return an open transaction; one that timed out is not open any more."""
@@ -325,7 +333,8 @@ class CoordinatorDoor:
     def _declare(self, transfer: TransferReceived) -> None:
         transaction = self._connection.transactions.declare(self)
         if transaction is None:
-            text = f"A connection may have {MAX_OPEN} open transactions."
+            most = self._connection.transactions.most_open
+            text = f"The connection may have {most} open transactions."
             self._reject(transfer, self._error(conditions.RESOURCE_LIMIT_EXCEEDED, text))
             return
         if not transfer.is_settled:
