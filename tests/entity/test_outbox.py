@@ -20,11 +20,13 @@ from postbus.entity.commands import (
     DropEntity,
     Enqueue,
     Enqueued,
+    LoseLocks,
     PutEntity,
     Refusal,
     Refused,
     Shipped,
     SubQueue,
+    Tick,
 )
 from postbus.entity.forwarding import MAX_FORWARD_HOPS
 from postbus.entity.outbox import _TRANSFER_REASONS, SHIP_MESSAGES
@@ -187,6 +189,22 @@ def test_sessions_keep_their_order() -> None:
     for parity in (0, 1):
         mine = [n for n in arrived if n % 2 == parity]
         assert mine == list(range(parity, 60, 2))
+
+
+def test_lost_locks_leave_the_forwarder_its_session() -> None:
+    bus = make_bus(QueueProperties(requires_session=True))
+    rig = bus.rigs[1]
+    rig.budget.limit_bytes = 3_000
+    rig.send(*(message(f"{n}", session="s") for n in range(50)))
+    rig.is_auto = False
+    put = QueueProperties(requires_session=True, forward_to="far")
+    rig.submit(PutEntity(QUEUE, "near", EntityKind.QUEUE, put, 9))
+    rig.submit(Tick())
+    rig.submit(LoseLocks(QUEUE))  # a session is held, and its messages are being read
+    rig.is_auto = True
+    rig.commit()
+    bus.settle()
+    assert bodies(bus) == [str(n) for n in range(50)]
 
 
 def test_copies_of_a_topic_are_forwarded() -> None:
