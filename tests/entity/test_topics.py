@@ -263,6 +263,15 @@ def test_a_shorter_life_in_the_topic_counts_for_the_subscription() -> None:
     assert [d.ttl_ms for d in take(rig, ONE)] == [20_000]
 
 
+@pytest.mark.behaviour("S102")
+def test_an_action_cannot_let_a_copy_live_longer_than_its_topic_allows() -> None:
+    rig = topic_rig(0, TopicProperties(default_message_ttl_ms=10_000))
+    rules = (sql("r", "1=1", "SET sys.TimeToLive = 60"), sql("s", "1=1", "SET sys.TimeToLive = 5"))
+    rig.put_subscription(ONE, rules=rules)
+    publish(rig, "a")
+    assert [d.ttl_ms for d in take(rig, ONE, 2)] == [10_000, 5_000]
+
+
 @pytest.mark.behaviour("S103")
 def test_a_shorter_life_in_a_subscription_counts_for_its_copy_alone() -> None:
     rig = topic_rig(1, TopicProperties(default_message_ttl_ms=60_000))

@@ -356,6 +356,7 @@ class TopicState(QueueState):
         bursts: dict[int, list[Envelope]] = {}
         failed: list[tuple[int, Envelope, dict[str, object]]] = []
         is_shared = False
+        is_changed = False
         shares_rows = False
         for envelope, route, number in zip(messages, routes, numbers, strict=True):
             if not envelope.hop_count or envelope.origin_sequence is None:
@@ -374,6 +375,7 @@ class TopicState(QueueState):
                     burst += envelopes
                 for copy in envelopes:
                     copy.origin_sequence = envelope.origin_sequence
+                    is_changed = is_changed or copy is not envelope
             if count > 1:
                 body_bytes = len(envelope.body)
                 if body_bytes >= COUNT_ONCE_BYTES:
@@ -385,7 +387,8 @@ class TopicState(QueueState):
         for subscription_no, envelopes in bursts.items():
             subscription = self.subscriptions[subscription_no]
             ttl_ms = subscription.default_ttl_ms
-            if ttl_ms is not None and ttl_ms != self.default_ttl_ms:
+            # Publishing lowered them to the topic's default; an action may set any other.
+            if ttl_ms is not None and (is_changed or ttl_ms != self.default_ttl_ms):
                 envelopes = [_with_ttl(envelope, ttl_ms, lowered) for envelope in envelopes]
             self._hand_over(subscription, envelopes, is_shared, enqueued_ms)
         for subscription_no, envelope, reason in failed:
