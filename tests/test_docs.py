@@ -36,6 +36,7 @@ from postbus.contract import (
     LIMITS,
     MAX_DURATION_MS,
     NamespaceLimits,
+    QueueProperties,
     Sku,
     SqlFilter,
     parse_duration_ms,
@@ -390,6 +391,9 @@ def test_limits_of_the_guides_are_those_of_the_bus() -> None:
         assert {name: rows[name][at] for name in expected} == expected
     assert rows["partitions of the bus"][0] == str(LIMITS[Sku.STANDARD].partition_count)
     assert rows["partitioned entities"][0] == str(LIMITS[Sku.STANDARD].max_partitioned_count)
+    for retention in ("PT1M", "P90D"):
+        QueueProperties.model_validate({"historyRetention": retention})
+    assert rows["retention of a history"] == ["1 minute to 90 days"] * 2
     text = words(MESSAGING)
     assert f"lasts {NEXT_SESSION_S:.0f} s unless" in text
     assert transactions.LIFETIME_S == 120

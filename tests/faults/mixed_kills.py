@@ -2,7 +2,8 @@
 
 Plain and session queues, duplicate detection, schedules, a topic with filters, forwarding and
 transactions, driven by the official SDK (transactions by our own client). What clients saw goes
-into a `history`; after the last kill what is left is peeked, and the whole is checked.
+into a `history`; after the last kill what is left is peeked, and the whole is checked. Some queues
+keep what was settled (`kept_rows`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from tests.faults.history import (
     Violation,
     check,
 )
+from tests.faults.kept_rows import BRIEF_HISTORY, HISTORY, check_kept
 from tests.faults.transaction_client import Refused, TransactionClient
 from tests.faults.victims import KEY, Broker, Killer, Kills, Kind, wait_for_port
 
@@ -88,7 +90,11 @@ def manifests() -> str:
         f"owner: {{name: faults}}, lockDuration: PT{LOCK_S:.0f}S,"
         f" maxDeliveryCount: {MAX_DELIVERIES}"
     )
-    extra = {"once": ", requiresDuplicateDetection: true"}
+    extra = {
+        "once": ", requiresDuplicateDetection: true",
+        "plain": HISTORY,
+        "end": BRIEF_HISTORY,
+    }
     documents = [
         f"""apiVersion: v1
 kind: Secret
@@ -101,7 +107,7 @@ spec:
   sku: {{name: Standard}}
   authorizationRules: [{{name: {RULE}, rights: [Manage], secretName: root-key}}]""",
         *(_queue(name, common + extra.get(name, "")) for name in QUEUES),
-        _queue("grouped", common + ", requiresSession: true"),
+        _queue("grouped", common + ", requiresSession: true" + HISTORY),
         _queue("hop-two", common + ", forwardTo: end"),
         _queue("hop-one", common + ", forwardTo: hop-two"),
         """apiVersion: postbus.dev/v1alpha1
@@ -584,6 +590,7 @@ async def run(options: argparse.Namespace, folder: Path) -> tuple[Load, Kills, l
     load.events += [Died(at) for at in (*kills.at, *reload_times(broker))]
     load.events += await peek_all(load)
     violations = check(load.events, TOPOLOGY)
+    violations += await check_kept(postgres.dsn, load.events)
     violations += [
         Violation("error", "", "", f"{entry['message']}: {entry.get('error', '')[-2_000:]}")
         for entry in broker.logged()
