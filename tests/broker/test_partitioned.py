@@ -106,26 +106,6 @@ async def test_messages_without_key_go_round(store: Store) -> None:
         assert len(await bus.peek_all(queue)) == 8 + len(burst)
 
 
-@pytest.mark.behaviour("S182", "S183")
-async def test_what_a_partition_surely_did_not_store_goes_to_another(store: Store) -> None:
-    async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
-        queue = bus.address("q")
-        await bus.load()
-        for n in range(8):
-            answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            command = Enqueue(queue.entity_no, [message(str(n))])
-            bus.router.submit(queue.partition_id, command, answered.set_result)
-            (first,) = [host for host in bus.hosts if host.queued_bytes]
-            first.interrupt(0.01)  # before its commit begins
-            reply = await answered
-            assert isinstance(reply, Enqueued), reply
-            assert partitions_of(reply.sequence_numbers) != [first.partition_id]
-            await bus.load()
-        bodies = [each.envelope.body.decode() for each in await bus.peek_all(queue)]
-        assert sorted(bodies) == [str(n) for n in range(8)]
-
-
 @pytest.mark.behaviour("S166", "S167", "S168", "S170", "S171", "S195", "S222", "S229")
 async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
     keys = keys_for(4)
@@ -224,7 +204,7 @@ for each row execute function partition_0.refuse();
 """
 
 
-@pytest.mark.behaviour("S182", "S184", "S228")
+@pytest.mark.behaviour("S182", "S183", "S184", "S228")
 async def test_what_was_certainly_not_stored_goes_to_another_partition(
     store: Store, database: str
 ) -> None:
@@ -468,6 +448,35 @@ async def test_nothing_waits_for_what_was_sent_before_it_to_another_partition(
             there = [each.sequence for each in door.deliveries if each.sequence >> 48 == place]
             assert there == sorted(there)
             assert len(there) == 3
+
+
+async def test_what_a_partition_was_asked_for_is_free_again_when_it_reloads(
+    store: Store,
+) -> None:
+    async with running(store) as bus:
+        await bus.directory.put_queue("q", spread())
+        queue = bus.address("q")
+        await bus.load()
+        _, door = await bus.consume(queue, 1)
+        (key,) = keys_for(1)
+        host = bus.hosts[0]
+        submit = host.submit
+        asked: list[Command] = []
+
+        def ask_and_fail(command: Command, on_reply: OnReply | None = None) -> None:
+            if isinstance(command, SetDemand) and command.is_drain:
+                host.submit = submit
+                submit(Enqueue(queue.entity_no, [message("unknown", key=key)]))
+                submit(command, on_reply)  # its answer waits for the commit, which fails
+                host.interrupt(0.01)
+                asked.append(command)
+            else:
+                submit(command, on_reply)
+
+        host.submit = ask_and_fail
+        await bus.sent(queue, message("first", key=key))
+        await until(lambda: door.bodies == ["first"])
+        assert len(asked) == 1
 
 
 async def test_a_drain_takes_what_is_there_and_ends(store: Store) -> None:

@@ -102,6 +102,22 @@ def test_scheduled_messages_come_to_their_sessions_when_they_are_due() -> None:
     assert delivery.enqueued_ms == later_ms
 
 
+@pytest.mark.behaviour("S84")
+def test_a_schedule_does_not_come_along_with_one_that_is_due_before() -> None:
+    rig = rig_of()
+    due_ms = rig.now_ms + 1_000
+    rig.send(
+        message("later", session="s", scheduled_ms=due_ms + 500),
+        message("first", session="s", scheduled_ms=due_ms),
+    )
+    rig.accept("A", "s")
+    rig.demand("A", 2)
+    rig.advance(1_499)
+    assert names(rig.inbox("A")) == ["first"]
+    rig.advance(1)
+    assert names(rig.inbox("A")) == ["later"]
+
+
 def test_what_is_cancelled_while_its_row_is_read_does_not_come() -> None:
     rig = rig_of(is_auto=False)
     rig.commit()

@@ -339,6 +339,17 @@ def test_scheduled_messages_wait_in_the_topic_and_are_published_when_due() -> No
     assert rig.tables.due == {}
 
 
+@pytest.mark.behaviour("S84")
+def test_a_schedule_is_not_published_along_with_one_that_is_due_before() -> None:
+    rig = topic_rig(1)
+    due_ms = rig.now_ms + 1_000
+    publish(rig, message("later", scheduled_ms=due_ms + 500), message("first", scheduled_ms=due_ms))
+    rig.advance(1_499)
+    assert names(rig, ONE) == ["first"]
+    rig.advance(1)
+    assert names(rig, ONE) == ["first", "later"]
+
+
 def test_a_scheduled_message_meets_the_rules_of_when_it_is_due() -> None:
     rig = topic_rig(1)
     publish(rig, message("a", scheduled_ms=rig.now_ms + 5_000))
