@@ -33,6 +33,8 @@ _ORIGIN: Final = struct.Struct(">Bq")
 
 _PLAIN: Final = {True: bytes((FORMAT, DURABLE)), False: bytes((FORMAT, 0))}
 
+_NO_OTHER_KEYS: Final = b"\xff" * 4
+
 _SECTION: Final = b"\x00\x53\x73"
 _LIST8: Final = b"\x00\x53\x73\xc0"
 _ID_AT: Final = {0xC0: 6, 0xD0: 12}
@@ -84,10 +86,14 @@ def _pack_fields(envelope: Envelope) -> bytes:
             _U32.pack(len(envelope.annotations)),
             envelope.annotations,
         ]
-    keys = (envelope.session_id, envelope.partition_key, envelope.via_partition_key)
-    if keys != (None, None, None):
+    session_id, partition_key = envelope.session_id, envelope.partition_key
+    via_key = envelope.via_partition_key
+    if session_id is not None and partition_key is None and via_key is None:
         flags |= KEYS
-        for key in keys:
+        parts += [_LENGTH.pack(len(session_id)), session_id, _NO_OTHER_KEYS]
+    elif not (session_id is partition_key is via_key is None):
+        flags |= KEYS
+        for key in (session_id, partition_key, via_key):
             parts.append(_pack_key(key))
     if envelope.message_id != _message_id_of(envelope.properties):
         message_id = envelope.message_id or b""

@@ -328,7 +328,12 @@ def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count:
             _check_utf8(data[pos + 2 : after])
     else:
         after = _read_unusual_id(envelope, data, pos, end)
-    if count > 8 and not (count > 10 and data.startswith(_TEN_NULLS, after)):
+    if count > 10 and data.startswith(_NINE_NULLS, after):
+        pos = after + 9
+        if data[pos] != 0x40:
+            after = pos + 2 + data[pos + 1] if data[pos] == 0xA1 else skip_value(data, pos, end)
+            envelope.session_id = _text(data, pos, after)
+    elif count > 8:
         expiry = creation = None
         index = 1
         while index < count and index < 11:
@@ -357,8 +362,10 @@ def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count:
         raise MalformedMessage("properties are cut off")
 
 
-_TEN_NULLS: Final = b"\x40" * 10
-"""Properties from user-id to group-id, as clients send them that write every field."""
+_NINE_NULLS: Final = b"\x40" * 9
+"""Properties from user-id to creation-time: of most messages with a session id, and of clients that
+write every field.
+"""
 
 
 def _read_unusual_id(envelope: Envelope, data: bytes, pos: int, end: int) -> int:
