@@ -505,6 +505,10 @@ class SessionMachine(RuleBasedStateMachine):
         main = [name_of(peeked.envelope) for peeked in self.rig.peek(limit=10_000)]
         known = self.of("ready", "locked", "deferred", "scheduled")
         assert main == [each.name for each in sorted(known, key=lambda each: each.sequence)]
+        numbers = sorted(each.sequence for each in known)
+        for first in numbers[: len(numbers) : 3]:
+            page = [peeked.sequence for peeked in self.rig.peek(first, 2)]
+            assert page == [number for number in numbers if number >= first][:2]
         assert sorted(self.rig.peek_names(DLQ)) == sorted(k.name for k in self.of("dead"))
         counts = self.rig.state.counts(QUEUE)
         assert counts is not None

@@ -45,7 +45,7 @@ SCAN_KEYS = 1_000
 PEEK_READ_FACTOR = 4
 """A peek reads so much more than fits into its reply, in case the first messages are small ones."""
 
-_row_key = attrgetter("row_key")
+row_key_of = attrgetter("row_key")
 
 Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 """(number, row key, state, the message if it is an object)."""
@@ -111,7 +111,7 @@ def entries_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Ent
     first_key = sub.numbering.key_from(from_sequence)
     entries: list[Entry] = []
     for source in (sub.ready, sub.tail):
-        start = bisect_left(source, first_key, key=_row_key)
+        start = bisect_left(source, first_key, key=row_key_of)
         entries += [
             (message.sequence, message.row_key, active, message)
             for message in islice(source, start, start + limit)
@@ -127,7 +127,7 @@ def entries_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Ent
                 deferred if message.is_deferred else active,
                 message,
             )
-            for message in _objects_out_of_order(sub)
+            for message in objects_out_of_order(sub)
             if message.sequence >= from_sequence
         ),
         (
@@ -152,7 +152,7 @@ def number_of_entry(entry: Entry) -> int:
     return entry[0]
 
 
-def _objects_out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
+def objects_out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
     return chain((message for _, message in sub.returned), sub.locks.values(), sub.doomed.values())
 
 
@@ -166,7 +166,7 @@ def _peek_kept(
         return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
     objects = {
         message.row_key: message
-        for message in chain(sub.ready, sub.tail, _objects_out_of_order(sub))
+        for message in chain(sub.ready, sub.tail, objects_out_of_order(sub))
     }
     deferred = set(sub.deferred.values())
     messages: list[PeekedMessage] = []

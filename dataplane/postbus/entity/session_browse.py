@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from heapq import nsmallest
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from postbus.entity import browse, paging
@@ -50,19 +51,39 @@ def peek(
     else:
         first_key = queue.numbering.key_from(start)
         entries = browse.scheduled_entries(scheduled, start, limit)
-        for lane in queue.lanes.values():
-            entries += browse.entries_from(lane, start, limit)
         heads = [
             (keys[bisect_left(keys, first_key)], session_id)
             for session_id, keys in queue.dormant.items()
             if keys and keys[-1] >= first_key
         ]
+        for session_id, lane in queue.lanes.items():
+            head = _head(lane, first_key)
+            if head is not None:
+                heads.append((head, session_id))
         sessions = {session_id for _, session_id in nsmallest(limit, heads)}
         sessions.update(queue.dormant_deferred)
         for session_id in sessions:
             entries += _entries_of(queue, session_id, start, limit)
     entries.sort(key=browse.number_of_entry)
     return browse.peeked(queue, entries[:limit], command, found)
+
+
+def _head(lane: SessionLane, first_key: int) -> int | None:
+    """Return the lowest key of a lane that is not below `first_key`."""
+    heads: list[int] = []
+    ready = lane.ready
+    if ready and ready[-1].row_key >= first_key:
+        heads.append(ready[bisect_left(ready, first_key, key=browse.row_key_of)].row_key)
+    at = bisect_left(lane.backlog, first_key, lane.backlog_head)
+    if at < len(lane.backlog):
+        heads.append(lane.backlog[at])
+    if lane.locks or lane.returned or lane.deferred or lane.doomed:
+        others = chain(
+            (message.row_key for message in browse.objects_out_of_order(lane)),
+            lane.deferred.values(),
+        )
+        heads += [row_key for row_key in others if row_key >= first_key]
+    return min(heads, default=None)
 
 
 def _entries_of(
