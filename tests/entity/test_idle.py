@@ -383,9 +383,12 @@ def test_only_what_is_frozen_is_held_unless_that_was_decided() -> None:
     assert rig.apply(Hold(99)) == Refused(Refusal.ENTITY_NOT_FOUND)
 
 
-def test_what_waits_in_the_outbox_uses_its_entity() -> None:
+@pytest.mark.parametrize("is_reloaded", [False, True])
+def test_what_waits_in_the_outbox_uses_its_entity(is_reloaded: bool) -> None:
     rig = Rig(PROPERTIES)
     rig.apply(Transact([Enqueue(QUEUE, [message("a")], via="away")]))
+    if is_reloaded:
+        rig.crash()
     rig.advance(3 * PERIOD_MS)
     assert rig.idle == []
     assert rig.apply(Freeze(QUEUE)) == Refused(Refusal.BUSY, "the entity is in use")

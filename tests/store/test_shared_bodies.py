@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import asyncpg
 import pytest
 
@@ -10,6 +12,7 @@ from postbus.entity.outcomes import InsertMessage, MoveMessage, Outcome, Reserve
 from postbus.message.envelope import Envelope
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
+from postbus.store.shared import REMOVED_AT_ONCE, BodyCounts
 from tests.store.driving import (
     HELD_MS,
     NOW_MS,
@@ -123,6 +126,17 @@ async def test_counts_survive_a_reload(store: Store, database: str) -> None:
             assert await look.fetchval("select count(*) from shared") >= 25
     async with driven(store) as it, connected(database) as look:
         await assert_empties(it, look, [*range(SECOND_KEY + 26, SECOND_KEY + 51), DEAD_KEY])
+
+
+def test_many_bodies_at_once_are_removed_by_several_commits() -> None:
+    bodies = BodyCounts()
+    body_ids = list(range(1, 2 * REMOVED_AT_ONCE + 2))
+    for body_id in body_ids:
+        bodies.load(body_id, 1)
+    bodies.release(struct.pack(f">{len(body_ids)}q", *body_ids))
+    parts = [bodies.take_dead() for _ in range(4)]
+    assert [len(part) for part in parts] == [REMOVED_AT_ONCE, REMOVED_AT_ONCE, 1, 0]
+    assert [body_id for part in parts for body_id in part] == body_ids
 
 
 async def test_body_left_by_a_crash_goes_with_the_next_load(store: Store, database: str) -> None:
