@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from azure.servicebus import (
@@ -21,7 +20,7 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
-from postbus.broker.directory import Directory, home_of
+from postbus.broker.directory import home_of
 from postbus.contract import LIMITS, Sku, subscription_path
 from postbus.embedded import EmbeddedPostgres
 from postbus.entity.commands import Tick
@@ -181,7 +180,6 @@ def start_wide(server: EmbeddedPostgres, name: str, count: int, sku: Sku) -> Bus
     limits = replace(LIMITS[sku], partition_count=count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus_thread, "PARTITION_COUNT", count)
-        patch.setattr(bus_thread, "Directory", partial(Directory, limits=limits))
         bus = BusThread(dsn_of(server, name), limits)
         bus.start()
     return bus
