@@ -143,6 +143,7 @@ def names(rules: Sequence[StoredRule]) -> list[str]:
 # --- lost writes --------------------------------------------------------------------------------
 
 
+@pytest.mark.behaviour("S186")
 async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory = Directory(catalog, 4)
