@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from postbus.entity import paging
 from postbus.entity.commands import ReceiveMode, SubQueue
+from postbus.entity.outcomes import Deliver
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.sub_queue import SubQueueState
 
@@ -120,8 +121,29 @@ class SessionLane(SubQueueState):
         if self.waiting:
             if self.session_until_ms <= self.turn.now_ms:
                 self.queue.expire(self)
-            else:
+            elif len(self.ready) == 1 and not (self.backlog or self.returned or self.hinted):
+                self._hand_out_one()
+            elif self.is_available or self.stubs or self.hinted:  # else a completion was the cause
                 SubQueueState.pump(self)
+
+    def _hand_out_one(self) -> None:
+        """Do what `pump` does when there is a single message, as usual with many holders."""
+        turn, consumer = self.turn, self.waiting[0]
+        batch = [self.ready.popleft()]
+        if consumer.mode is ReceiveMode.PEEK_LOCK:
+            deliveries = self._lock(batch)
+        else:
+            deliveries = consumer.take(self, batch)
+        if deliveries:
+            consumer.delivered += 1
+            turn.outcome.effects.append(
+                Deliver(consumer.consumer_id, self.entity.entity_no, self.kind, deliveries)
+            )
+            if consumer.delivered >= consumer.limit:
+                consumer.is_waiting = False
+                self.waiting.popleft()
+        if turn.window.is_over:
+            paging.shed(self)
 
     def take_short_of_room(self, message: QueuedMessage) -> None:
         """Take a new message; keep only its key unless it is wanted at once or has room."""
