@@ -413,3 +413,17 @@ def test_states_that_were_removed_are_not_remembered_for_ever(
     assert isinstance(entity.active, SessionQueue)
     assert len(entity.active.values._held) < 60
     assert rig.apply(GetSessionState(QUEUE, b"first", rig.names["first"])) == SessionState(b"kept")
+
+
+def test_a_state_pushes_out_messages_of_other_entities() -> None:
+    rig = Rig(PROPERTIES, budget_bytes=3_000)
+    rig.put(QueueProperties(), entity_no=QUEUE + 1)
+    rig.accept("A", "s")
+    rig.send("a", "b", "c", "d", entity_no=QUEUE + 1)
+    consumer_id = rig.names["A"]
+    rig.is_auto = False  # a state is kept until it is durable
+    rig.submit(SetSessionState(QUEUE, b"s", consumer_id, b"x" * 1_500))
+    assert rig.budget.used_bytes <= 3_000
+    rig.commit()
+    taken = rig.receive("B", 4, entity_no=QUEUE + 1)
+    assert [name_of(delivery.envelope) for delivery in taken] == ["a", "b", "c", "d"]

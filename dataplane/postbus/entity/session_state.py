@@ -99,7 +99,8 @@ class SessionQueue(SessionPlaces):
             case SetSessionState():
                 reply = self.values.set(command.session_id, command.state)
                 if self.turn.window.is_over:
-                    self.make_room(0)
+                    for sub in self.turn.sub_queues:
+                        sub.make_room(0)
                     lane.shed()
                 return reply
             case _:
