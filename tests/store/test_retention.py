@@ -443,6 +443,35 @@ async def test_a_claim_waits_for_rows_that_are_being_reaped(store: Store, databa
         await reaping.rollback()
 
 
+async def test_a_run_ends_in_time_and_tells_that_more_is_left(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "REAP_S", -1.0)
+    async with driven(store) as it, connected(database) as look:
+        await start(it)
+        await fill_and_settle(it)
+        assert await it.journal.upkeep(LATER_MS + 10)
+        assert len(await settled_keys(look)) == 10
+        monkeypatch.setattr(retention_module, "REAP_S", 5.0)
+        assert not await it.journal.upkeep(LATER_MS + 10)
+        assert await settled_keys(look) == []
+
+
+async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
+    """Sorting what is old for each chunk would cost the square of it."""
+    async with driven(store) as it, connected(database) as look:
+        await start(it)
+        await look.execute("insert into settled select n, 1, 1, n from generate_series(1, 20000) n")
+        sql = retention_module.REAP.replace("{schema}", "partition_0")
+        for number, value in enumerate(("1", "1", "30000", "10"), start=1):
+            sql = sql.replace(f"${number}", value)
+        async with look.transaction():
+            await look.execute(retention_module.BY_INDEX)
+            plan = "\n".join(row[0] for row in await look.fetch(f"explain {sql}"))
+        assert "Index Scan using settled_time" in plan
+        assert "Sort" not in plan
+
+
 async def test_reaped_rows_bring_a_vacuum(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -440,15 +440,17 @@ class Host:
         """Sample database time and let the store look after itself while the journal lives."""
         is_first = True
         while journal is self._journal:
+            is_behind = False
             try:
                 self._clock.observe(await journal.sample_clock_ms())
                 if not is_first or not self._room.is_full:  # receivers first
                     await self._room.look()
-                await journal.upkeep(self._clock())
+                is_behind = await journal.upkeep(self._clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 log_trouble(self.partition_id, "upkeep failed", error)
             is_first = False
-            await asyncio.sleep(ROOM_LOOK_S if self._room.is_full else CLOCK_SAMPLE_S)
+            is_hasty = is_behind or self._room.is_full
+            await asyncio.sleep(ROOM_LOOK_S if is_hasty else CLOCK_SAMPLE_S)
 
     # --- loading --------------------------------------------------------------------------------
 

@@ -260,17 +260,19 @@ class Journal(Generic[P]):
         """Return database time, never below the time this partition persisted last (D16)."""
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
 
-    async def upkeep(self, now_ms: int) -> None:
+    async def upkeep(self, now_ms: int) -> bool:
         """Do what is due (D18): VACUUM, fold acquisitions, remove what nobody needs any more.
 
-        `now_ms` is the time of the entities. Raises StoreUnavailable, Fenced.
+        `now_ms` is the time of the entities. Returns whether there is more to do at once. Raises
+        StoreUnavailable, Fenced.
         """
         await self._upkeep.look_at_age()
         self._is_sweep_due = bool(self._sides.bodies.dead)
         if self._upkeep.is_fold_due or self._is_sweep_due:
             self._kick()
-        await self._upkeep.reap(now_ms)
+        is_left = await self._upkeep.reap(now_ms)
         await self._upkeep.vacuum_if_due()
+        return is_left
 
     def fail(self, error: Exception) -> None:
         """Die of a reason of the host's: a state that broke, a fault for tests."""

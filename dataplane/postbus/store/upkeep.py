@@ -106,14 +106,14 @@ class Upkeep:
         finally:
             self._is_vacuuming = False
 
-    async def reap(self, now_ms: int) -> None:
+    async def reap(self, now_ms: int) -> bool:
         """Delete settled rows that are too old, and what a drop left of an entity.
 
         The commit of a drop removes only so many rows. Numbers of entities are never used again,
-        so that this harms nobody. `now_ms` is the time of the entities. Raises StoreUnavailable,
-        Fenced.
+        so that this harms nobody. `now_ms` is the time of the entities. Returns whether settled
+        rows are left that are too old. Raises StoreUnavailable, Fenced.
         """
-        reaped = await self._settled.reap(now_ms)
+        reaped, is_left = await self._settled.reap(now_ms)
         self._deletes += reaped
         self._rows -= reaped
         while self._dropped:
@@ -125,6 +125,7 @@ class Upkeep:
                         tag = await connection.execute(sql.format(self._schema), entity_no)
                     is_done = tag == "DELETE 0"
             self._dropped.discard(entity_no)
+        return is_left
 
     async def look_at_age(self) -> None:
         """Look now and then how near transaction ids are to wrapping around."""
