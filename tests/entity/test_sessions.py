@@ -390,7 +390,9 @@ def test_messages_of_several_sessions_are_completed_at_once() -> None:
     assert rig.apply(CompleteSessions(QUEUE, parts)) == Settled([2, 4, 5])
     assert rig.results[-1].deletes == [1, 2, 4]  # type: ignore[union-attr]
     assert rig.apply(CompleteSessions(QUEUE, [(b"s", [third])])) == Settled()
-    assert queue_of(rig).live == 0
+    counts = rig.state.counts(QUEUE)
+    assert counts is not None
+    assert (counts.active, counts.size_bytes) == (0, 0)
     assert refusal(rig.apply(CompleteSessions(99, parts))) is Refusal.ENTITY_NOT_FOUND
     assert refusal(Rig().apply(CompleteSessions(QUEUE, parts))) is Refusal.SESSION_NOT_SUPPORTED
 

@@ -145,6 +145,17 @@ class SessionLane(SubQueueState):
         if turn.window.is_over:
             paging.shed(self)
 
+    def take_locked(self, token: bytes) -> QueuedMessage | None:
+        """Take a message with its lock if that is all there is to it: no stub, no shared body."""
+        message = self.locks.get(token)
+        if message is None or message.envelope is None or message.envelope.shared is not None:
+            return None
+        if message.locked_until_ms <= self.turn.now_ms:
+            return None
+        del self.locks[token]
+        message.token = None
+        return message
+
     def take_short_of_room(self, message: QueuedMessage) -> None:
         """Take a new message; keep only its key unless it is wanted at once or has room."""
         if self.backlog_head < len(self.backlog):

@@ -325,15 +325,31 @@ class SessionQueue(SessionPlaces):
 
     def complete(self, command: CompleteSessions) -> Settled:
         """Complete in each lane that is named; the tokens of one that nobody holds are lost."""
+        turn = self.turn
+        deletes = turn.outcome.deletes
         lost: list[int] = []
-        start = 0
+        pumped: list[SessionLane] = []
+        start = count = size_bytes = 0
         for session_id, tokens in command.parts:
             lane = self.held_lane(session_id)
             if lane is None:
                 lost += range(start, start + len(tokens))
+            elif len(tokens) == 1 and (message := lane.take_locked(tokens[0])) is not None:
+                assert message.envelope is not None
+                deletes.append(message.row_key)
+                size_bytes += message.envelope.size_bytes
+                count += 1
+                if lane.waiting and (lane.is_available or lane.stubs):
+                    pumped.append(lane)
             else:
                 lost += [start + index for index in locks.complete(lane, tokens).lost or ()]
             start += len(tokens)
+        if count:
+            self.live -= count
+            self.entity.shrink(size_bytes)
+            turn.window.remove(count, size_bytes)
+        for lane in pumped:
+            lane.pump()
         return Settled(lost or None)
 
     def _settle_anywhere(
