@@ -81,6 +81,12 @@ def names(deliveries: list[Delivery]) -> list[str]:
     return [name_of(delivery.envelope) for delivery in deliveries]
 
 
+def counted(rig: Rig) -> tuple[int, int]:
+    counts = rig.state.counts(QUEUE)
+    assert counts is not None
+    return counts.active, counts.size_bytes
+
+
 def refusal(reply: object) -> Refusal:
     assert isinstance(reply, Refused)
     return reply.refusal
@@ -387,12 +393,12 @@ def test_messages_of_several_sessions_are_completed_at_once() -> None:
     first, second, third = (delivery.lock_token for delivery in rig.receive("A", 3))
     (fourth,) = (delivery.lock_token for delivery in rig.receive("B"))
     parts = [(b"s", [first, second]), (b"u", [third]), (b"t", [fourth, third]), (b"s", [first])]
+    _, size_bytes = counted(rig)
     assert rig.apply(CompleteSessions(QUEUE, parts)) == Settled([2, 4, 5])
+    assert counted(rig) == (1, size_bytes // 4)  # they are of one size
     assert rig.results[-1].deletes == [1, 2, 4]  # type: ignore[union-attr]
     assert rig.apply(CompleteSessions(QUEUE, [(b"s", [third])])) == Settled()
-    counts = rig.state.counts(QUEUE)
-    assert counts is not None
-    assert (counts.active, counts.size_bytes) == (0, 0)
+    assert counted(rig) == (0, 0)
     assert refusal(rig.apply(CompleteSessions(99, parts))) is Refusal.ENTITY_NOT_FOUND
     assert refusal(Rig().apply(CompleteSessions(QUEUE, parts))) is Refusal.SESSION_NOT_SUPPORTED
 
