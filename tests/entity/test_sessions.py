@@ -392,7 +392,13 @@ def test_messages_of_several_sessions_are_completed_at_once() -> None:
     rig.accept("B", "t")
     first, second, third = (delivery.lock_token for delivery in rig.receive("A", 3))
     (fourth,) = (delivery.lock_token for delivery in rig.receive("B"))
-    parts = [(b"s", [first, second]), (b"u", [third]), (b"t", [fourth, third]), (b"s", [first])]
+    parts = [
+        (b"s", [first]),
+        (b"s", [second]),
+        (b"u", [third]),
+        (b"t", [fourth, third]),
+        (b"s", [first]),
+    ]
     _, size_bytes = counted(rig)
     assert rig.apply(CompleteSessions(QUEUE, parts)) == Settled([2, 4, 5])
     assert counted(rig) == (1, size_bytes // 4)  # they are of one size
