@@ -149,8 +149,15 @@ class Tables:
                     pass
         for row_key in outcome.deletes:
             assert row_key not in self.settled
+            assert not self._is_kept(row_key), "an entity with a history settles its rows"
             self._forget(row_key)
         self._check_copies(outcome)
+
+    def _is_kept(self, row_key: int) -> bool:
+        block = self.block_of(row_key)
+        put = self.definitions.get(block.entity_no)
+        retention_ms = getattr(put and put.properties, "history_retention_ms", None)
+        return retention_ms is not None and block.sub_queue is not SubQueue.SCHEDULED
 
     def _check_copies(self, outcome: Outcome) -> None:
         for mutation in outcome.mutations:

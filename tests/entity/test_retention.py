@@ -14,6 +14,7 @@ from postbus.contract import (
 from postbus.entity.commands import (
     CancelScheduled,
     Command,
+    CompleteSessions,
     DeleteMessages,
     Disposition,
     DropEntity,
@@ -255,6 +256,24 @@ def test_messages_of_sessions_are_kept() -> None:
     rig.crash()
     assert rig.peek_names() == []
     assert rig.accept("A") is None
+
+
+def test_messages_of_several_sessions_are_kept_by_one_command() -> None:
+    rig = Rig(with_history(requires_session=True))
+    rig.send(*(message(name, session=name[0]) for name in ("s1", "t1", "t2")))
+    parts: list[tuple[bytes, list[bytes]]] = []
+    for receiver, session in (("A", "s"), ("B", "t")):
+        assert rig.accept(receiver, session) == session
+        rig.demand(receiver, 5)
+        tokens = [delivery.lock_token for delivery in rig.inbox(receiver)]
+        parts.append((session.encode(), tokens))
+    rig.apply(CompleteSessions(QUEUE, parts))
+    assert kept(rig) == [(name, Settling.COMPLETED) for name in ("s1", "t1", "t2")]
+    last = rig.results[-1]
+    assert isinstance(last, Outcome)
+    assert [type(change) for change in last.mutations] == [SettleRows]
+    rig.crash()
+    assert rig.peek_names() == []
 
 
 def test_copies_of_a_subscription_are_kept() -> None:

@@ -34,7 +34,7 @@ from postbus.entity.commands import (
     Settled,
     StoredRow,
 )
-from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted
+from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.session_lane import SessionConsumer, SessionLane
 from postbus.entity.session_places import SessionPlaces
@@ -326,7 +326,8 @@ class SessionQueue(SessionPlaces):
     def complete(self, command: CompleteSessions) -> Settled:
         """Complete in each lane that is named; the tokens of one that nobody holds are lost."""
         turn = self.turn
-        deletes = turn.outcome.deletes
+        keeps = self.entity.keeps_settled
+        gone: list[int] = [] if keeps else turn.outcome.deletes
         lost: list[int] = []
         pumped: list[SessionLane] = []
         start = count = size_bytes = 0
@@ -336,7 +337,7 @@ class SessionQueue(SessionPlaces):
                 lost += range(start, start + len(tokens))
             elif len(tokens) == 1 and (message := lane.take_locked(tokens[0])) is not None:
                 assert message.envelope is not None
-                deletes.append(message.row_key)
+                gone.append(message.row_key)
                 size_bytes += message.envelope.size_bytes
                 count += 1
                 if lane.waiting and (lane.is_available or lane.stubs):
@@ -344,6 +345,8 @@ class SessionQueue(SessionPlaces):
             else:
                 lost += [start + index for index in locks.complete(lane, tokens).lost or ()]
             start += len(tokens)
+        if keeps and gone:
+            turn.settle(self.entity.entity_no, gone, Settling.COMPLETED)
         if count:
             self.live -= count
             self.entity.shrink(size_bytes)
