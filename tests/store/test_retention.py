@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import asyncpg
 import pytest
 
@@ -391,15 +393,59 @@ async def test_without_a_history_all_goes(
         change = DropDefinition(1, 4) if is_dropped else define(None)
         await it.commit(outcome(mutations=[change]))
         if not is_loaded:
-            await it.journal.upkeep(NOW_MS)
+            await it.journal.upkeep(NOW_MS + 10)
             assert await counts(look) == {}
     if is_loaded:
         opened = await open_driven(store)
         async with connected(database) as look:
             assert await counts(look) == {"message": 10, "settled": 10}
-            await opened.journal.upkeep(NOW_MS)
+            await opened.journal.upkeep(NOW_MS + 10)
             assert await counts(look) == {}
         await opened.journal.close()
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_history_that_begins_while_the_old_one_goes_is_kept(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch, is_at_once: bool
+) -> None:
+    """It ends again as well: what it left is found by the next run."""
+    monkeypatch.setattr(retention_module, "REAP_ROWS", 3)
+    async with driven(store) as it, connected(database) as look, connected(database) as other:
+        await start(it)
+        await fill_and_settle(it)
+        await it.commit(outcome([insert(key) for key in range(20, 25)]))
+        await it.commit(outcome(mutations=[define(None)]))
+        async with other.transaction():
+            await other.execute("select from settled where row_key = 1 for update")
+            reaping = asyncio.ensure_future(it.journal.upkeep(NOW_MS + 10))
+
+            async def is_waiting() -> bool:
+                return bool(await look.fetchval("select count(*) from pg_locks where not granted"))
+
+            await wait_until(is_waiting)
+            await it.commit(outcome(mutations=[define()]))
+            await it.commit(outcome(mutations=[settled([*range(20, 25)], settled_ms=NOW_MS + 11)]))
+            if is_at_once:
+                await it.commit(outcome(mutations=[define(None)]))
+        await reaping
+        kept = range(20, 25) if is_at_once else [*range(4, 11), *range(20, 25)]
+        assert await settled_keys(look) == list(kept)
+        await it.journal.upkeep(LATER_MS + 11)
+        assert await counts(look) == {}
+
+
+async def test_what_was_settled_in_the_future_goes_when_it_is_past(
+    store: Store, database: str
+) -> None:
+    """Clocks are corrected now and then."""
+    async with driven(store) as it, connected(database) as look:
+        await start(it)
+        await fill_and_settle(it)
+        await it.commit(outcome(mutations=[define(None)]))
+        await it.journal.upkeep(NOW_MS + 5)
+        assert await settled_keys(look) == [6, 7, 8, 9, 10]
+        await it.journal.upkeep(NOW_MS + 10)
+        assert await counts(look) == {}
 
 
 async def test_a_longer_retention_counts_for_what_is_settled_already(

@@ -20,7 +20,6 @@ from postbus.store.shared import BodyCounts
 REAP_ROWS: Final = 1_000
 REAP_S: Final = 5.0
 """How long one run reaps before other upkeep has its turn. Our choice: half of the usual pause."""
-ALL_TIME_MS: Final = (1 << 63) - 1
 
 
 class SettledRows:
@@ -66,21 +65,31 @@ class SettledRows:
         reaped = 0
         until = time.monotonic() + REAP_S
         for entity_no in list(self._entities):
-            retention_ms = self._retentions.get(entity_no)
-            before_ms = ALL_TIME_MS if retention_ms is None else now_ms - retention_ms
-            count = REAP_ROWS
-            while count == REAP_ROWS:
-                if time.monotonic() > until:
-                    return reaped, True
-                count = await self._reap_chunk(entity_no, before_ms)
-                reaped += count
-            if retention_ms is None and entity_no not in self._retentions:
-                self._entities.discard(entity_no)
+            is_left, has_later = True, False
+            had_history = entity_no in self._retentions
+            self._entities.discard(entity_no)  # what is settled from here on names it again
+            try:
+                count = REAP_ROWS
+                while count == REAP_ROWS:
+                    if time.monotonic() > until:
+                        return reaped, True
+                    count, has_later = await self._reap_chunk(entity_no, now_ms)
+                    reaped += count
+                is_left = had_history or entity_no in self._retentions or has_later
+            finally:
+                if is_left:
+                    self._entities.add(entity_no)
         return reaped, False
 
-    async def _reap_chunk(self, entity_no: int, before_ms: int) -> int:
+    async def _reap_chunk(self, entity_no: int, now_ms: int) -> tuple[int, bool]:
+        """Delete some rows; return how many, and whether there are any that stay.
+
+        Those settled after `now_ms` stay: a history may begin meanwhile.
+        """
         async with self._store.aside() as connection, connection.transaction():
             await connection.execute(BY_INDEX)
+            retention_ms = self._retentions.get(entity_no)
+            before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
             row = await connection.fetchrow(
                 self._reap, self._epoch, entity_no, before_ms, REAP_ROWS
             )
@@ -89,7 +98,7 @@ class SettledRows:
             raise Fenced
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
-        return int(row["count"])
+        return int(row["count"]), bool(row["has_later"])
 
 
 ENTITIES: Final = """
@@ -139,6 +148,9 @@ with fence as materialized (
 )
 select exists (select from fence) as is_owner,
        (select count(*) from old) as count,
+       exists (
+           select from {schema}.settled where entity_no = $2 and settled_ms >= $3
+       ) as has_later,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids
 """
 """The owner's row stays locked until the rows are gone: a claim raises the epoch before or after,
