@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from postbus.broker.host import Host
 from postbus.broker.idle_deletion import freeze
 from postbus.contract import (
     LIMITS,
+    EntityProperties,
     QueueProperties,
     Sku,
     SubscriptionProperties,
@@ -44,7 +46,7 @@ from postbus.entity.commands import (
 )
 from postbus.entity.window import WindowBudget
 from postbus.message.envelope import Envelope
-from postbus.store.catalog import CatalogStore, DeletedReason
+from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.store.driving import wait_until
@@ -283,7 +285,7 @@ async def test_few_entities_are_frozen_at_once(store: Store) -> None:
 
 
 class SlowCatalog(CatalogStore):
-    """The real catalog; deletions wait until they are let go."""
+    """The real catalog; deletions, and changes, wait until they are let go."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -293,6 +295,36 @@ class SlowCatalog(CatalogStore):
         self.has_begun.set()
         await self.may_go.wait()
         return await super().delete(entity_no, reason)
+
+    async def put(self, *, properties: EntityProperties, **others: Any) -> CatalogEntry:
+        if properties != TEMPORARY:
+            self.has_begun.set()
+            await self.may_go.wait()
+        return await super().put(properties=properties, **others)
+
+
+@pytest.mark.parametrize("first", ["idle", "put"])
+async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: str) -> None:
+    """It thaws the entity when it is told: from there on messages are accepted."""
+    catalog = SlowCatalog(store)
+    directory, (partition,) = await open_directory(store, 1, catalog)
+    entry = await directory.put_queue("orders", TEMPORARY)
+    changed = TEMPORARY.model_copy(update={"max_delivery_count": 3})
+    async with directory._changing:
+        put = asyncio.ensure_future(directory.put_queue("orders", changed))
+        await settle()
+        idle = []
+        if first == "idle":
+            idle.append(asyncio.ensure_future(directory.idle(entry.entity_no)))
+        await settle()
+    await catalog.has_begun.wait()
+    idle.append(asyncio.ensure_future(directory.idle(entry.entity_no)))
+    await settle()
+    assert partition.kinds() == [Freeze, Hold]
+    catalog.may_go.set()
+    written = await put
+    assert not any(await asyncio.gather(*idle))
+    assert directory.find("orders") == written
 
 
 async def test_who_comes_while_it_is_deleted_waits_for_that(store: Store) -> None:

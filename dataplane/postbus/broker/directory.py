@@ -104,7 +104,7 @@ class Directory:
         self._on_deleted: Callable[[int], None] = lambda _: None
         self._changing = asyncio.Lock()
         self._is_unsure = False  # a write began whose result nobody learned
-        self._unused: set[int] = set()  # entities whose deletion is considered
+        self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
         self.version = 0
@@ -232,7 +232,7 @@ class Directory:
         if entry is None or entity_no in self._unused:
             return False
         hosts = [self._followers[home] for home in self.homes_of(entry)]
-        self._unused.add(entity_no)
+        self._unused[entity_no] = True
         try:
             async with self._room_for_idle, freeze(hosts, entity_no) as is_frozen:
                 if not is_frozen:
@@ -243,13 +243,13 @@ class Directory:
                 async with self._changing:
                     await self._make_sure()
                     entry = self._entries.numbered(entity_no)
-                    if entry is None or entity_no not in self._unused:
+                    if entry is None or not self._unused[entity_no]:
                         return False
                     logger.info("idle entity is deleted", extra={"entity": entry.name})
                     return await self._delete(entry, DeletedReason.IDLE)
         finally:
             self._condemned.discard(entity_no)
-            self._unused.discard(entity_no)
+            del self._unused[entity_no]
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -299,13 +299,13 @@ class Directory:
         """Check, write, tell. `topic` and `rules` belong to a subscription."""
         known = self._entries.find(name.lower())
         if topic is not None:
-            self._unused.discard(topic.entity_no)
+            self._note_use(topic.entity_no)
         if known is not None and known.kind is not kind:
             raise _refusal(
                 Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
             )
         if known is not None:
-            self._unused.discard(known.entity_no)
+            self._note_use(known.entity_no)
             if (known.properties, known.rules) == (properties, rules):
                 return known
         self._check(Described(known.name if known else name, kind, properties), known)
@@ -383,12 +383,20 @@ class Directory:
             if self._entries.numbered(entry.entity_no) is None:
                 await self._tell_gone(entry)
 
+    def _note_use(self, entity_no: int | None) -> None:
+        """Keep an entity whose deletion is considered."""
+        if entity_no in self._unused:
+            self._unused[entity_no] = False
+
     async def _tell_gone(self, entry: CatalogEntry) -> None:
         await self._tell(entry, DropEntity(entry.entity_no, self.version))
         self._on_deleted(entry.entity_no)
 
     async def _tell(self, entry: CatalogEntry, command: PutEntity | DropEntity) -> None:
         """Let loaded partitions follow; one that is not catches up when it loads."""
+        if isinstance(command, PutEntity):  # thaws what was frozen since the write began
+            self._note_use(entry.entity_no)
+            self._note_use(entry.topic_no)
         if not self._followers:
             return
         homes = [home for home in self.homes_of(entry) if self._followers[home].is_loaded]
