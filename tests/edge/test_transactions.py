@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from postbus.edge import intake, transactions
+from postbus.edge.receiver_links import ReceiverDoor
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
 from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.raw_client import (
@@ -224,6 +225,27 @@ def test_unknown_transactions_are_refused_and_links_live_on(
     (taken,) = client.receive(queue, 1)
     assert condition(client.settle_in(b"nobody", int(taken.fields[1]), complete())) == unknown
     assert bus.counts(queue).active == 1
+
+
+def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
+    bus: BusThread, client: TransactionClient, queue: str
+) -> None:
+    """Nothing is kept of the other deliveries of its link when that goes."""
+    client.attach_sender(queue)
+    client.write(*[client.transfer(client.next_id(), message(b"m")) for _ in range(2)])
+    client.dispositions(2)
+    (taken, _) = client.receive(queue, 2)
+    (connection,) = [each._connection for each in bus.listener._connections]
+    assert connection is not None
+    (door,) = [each for each in connection._doors.values() if isinstance(each, ReceiverDoor)]
+    session = door._link.session
+    state = described(TRANSACTIONAL, b"nobody", complete())
+    first = Uint(taken.fields[1])
+    client.write(frame(DISPOSITION, True, first, first, True, state))
+    client.declare()  # answered next: the outcome was not
+    client.write(frame(DETACH, Uint(1), True))
+    client.expect(DETACH)
+    assert session.unsettled == {}
 
 
 def test_what_is_no_request_is_rejected(client: TransactionClient) -> None:

@@ -160,6 +160,9 @@ class ReceiverDoor:
         ids = event.delivery_ids
         transactions = self.connection.transactions
         transaction = transactions.find(state.transaction_id)
+        if transaction is None and event.is_settled:  # nobody hears an answer; its lock expires
+            self._count_settled(len(ids))
+            return
         if transaction is None:
             error = transactions.unknown(state.transaction_id)
             self._answer(ids, Rejected(error.condition, error.description))
