@@ -37,6 +37,7 @@ from postbus.entity.commands import (
     SessionState,
     SetDemand,
     SetSessionState,
+    Settle,
     Settled,
     Tick,
 )
@@ -311,6 +312,35 @@ def test_many_sessions_expire_in_portions() -> None:
     rig.tick_now()
     assert not queue.held
     assert all(client.ended is Refusal.SESSION_LOCK_LOST for client in rig.clients.values())
+
+
+def test_a_session_with_many_locks_expires_in_portions() -> None:
+    """Nobody uses it meanwhile, and whoever gets it next gets everything in order."""
+    rig = rig_of()
+    rig.checks = False
+    for start in range(0, 3_500, 500):
+        send(rig, "s", *(str(number) for number in range(start, start + 500)))
+    rig.accept("A", "s")
+    taken = [delivery for _ in range(7) for delivery in rig.receive("A", 500)]
+    lane = queue_of(rig).lanes[b"s"]
+    assert len(lane.locks) == 3_500
+    rig.checks = True
+    rig.now_ms += 5_000
+    rig.submit(Tick())
+    assert len(lane.locks) == 2_500
+    complete = Settle(QUEUE, ACTIVE, [taken[-1].lock_token], Disposition.COMPLETE)
+    complete.session_id = b"s"
+    assert rig.apply(complete) == Settled([0])
+    assert len(lane.locks) == 1_500
+    assert rig.accept("B", "s") is Refusal.SESSION_CANNOT_BE_LOCKED
+    assert len(lane.locks) == 500
+    rig.tick_now()
+    send(rig, "s", "last")
+    assert rig.clients[rig.names["A"]].ended is Refusal.SESSION_LOCK_LOST
+    assert rig.accept("C") == "s"
+    again = [d for _ in range(4) for d in rig.receive("C", 1_000)]
+    assert names(again) == [*(str(number) for number in range(3_500)), "last"]
+    assert [d.delivery_count for d in again] == [1] * 3_500 + [0]
 
 
 def test_a_shorter_lock_duration_ends_new_sessions_first() -> None:

@@ -7,6 +7,7 @@ last longer lock is gone (`unsorted_until_ms`) expiry then looks at all of them.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity import expiry, paging
@@ -392,6 +393,12 @@ def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
         put_back(sub, message)
     if row_keys:
         sub.turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+
+
+def expire_first(sub: SubQueueState, count: int) -> None:
+    """Take the first locks of a session's lane away, as failed deliveries."""
+    for token in list(islice(sub.locks, count)):
+        _expire_one(sub, sub.locks.pop(token))
 
 
 def expire(sub: SubQueueState) -> None:

@@ -38,7 +38,7 @@ from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.session_lane import SessionConsumer, SessionLane
 from postbus.entity.session_places import SessionPlaces
-from postbus.entity.turn import DONE
+from postbus.entity.turn import DONE, MAINTENANCE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,7 +125,7 @@ class SessionQueue(SessionPlaces):
                 self.expire(lane)
                 lane = self.lanes.get(session_id)
                 if lane is not None and lane.holder is not None:
-                    return HELD  # it went to one who waited
+                    return HELD  # it went to one who waited, or has much to return
             if lane is None:
                 lane = self.wake(session_id)
             if lane.is_queued:  # its entry in the line is in vain now
@@ -227,17 +227,29 @@ class SessionQueue(SessionPlaces):
             self._serve()
 
     def expire(self, lane: SessionLane) -> None:
-        """End the holder whose lock has run out."""
+        """End the holder whose lock has run out.
+
+        With more locked messages than one turn may touch (D7) some return now, and the session
+        stays as it is, neither used nor granted, until Ticks have returned the others.
+        """
+        turn = self.turn
         consumer = lane.holder
         assert consumer is not None
+        if len(lane.locks) > MAINTENANCE_LIMIT:
+            locks.expire_first(lane, turn.allowance)
+            turn.allowance = 0
+            self.lock_timer_ms = turn.now_ms
+            turn.resumed[self.expire_locks] = None
+            return
+        turn.allowance = max(turn.allowance - 1 - len(lane.locks), 0)
         consumer_id = consumer.consumer_id
         del self.consumers[consumer_id]
-        self.turn.consumers.pop(consumer_id, None)
-        self.turn.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
+        turn.consumers.pop(consumer_id, None)
+        turn.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
         self.release(lane, is_failed=True)
 
     def expire_locks(self) -> None:
-        """Take sessions whose lock has run out, whole ones, until the turn's allowance is used."""
+        """Take sessions whose lock has run out until the turn's allowance is used."""
         turn = self.turn
         now_ms = turn.now_ms
         if self.lock_timer_ms is None or self.lock_timer_ms > now_ms:
@@ -246,20 +258,20 @@ class SessionQueue(SessionPlaces):
         is_sorted = now_ms >= self.unsorted_until_ms
         expired: list[SessionLane] = []
         next_ms: int | None = None
+        left = turn.allowance
         for lane in self.held:
             until_ms = lane.session_until_ms
             if until_ms <= now_ms:
-                if turn.allowance <= 0:
+                if left <= 0:
                     self.lock_timer_ms = now_ms
                     turn.resumed[self.expire_locks] = None
                     break
-                turn.allowance -= 1 + len(lane.locks)
+                left -= 1 + len(lane.locks)
                 expired.append(lane)
             elif until_ms != MAX_DURATION_MS and (next_ms is None or until_ms < next_ms):
                 next_ms = until_ms
                 if is_sorted:
                     break
-        turn.allowance = max(turn.allowance, 0)
         if next_ms is not None:
             locks.watch(self, next_ms)
         for lane in expired:
