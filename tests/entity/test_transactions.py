@@ -203,6 +203,7 @@ def test_the_quota_counts_what_earlier_operations_took_and_freed() -> None:
     assert refused(rig, send("x", "y", size_bytes=600)).refusal is Refusal.QUOTA_EXCEEDED
     freed = Transact([settle(big), send("x", size_bytes=600), send("y", size_bytes=600)])
     assert isinstance(rig.apply(freed), Transacted)
+    rig.state._entities[QUEUE].size_bytes = 1_200  # else these count as huge, to be read singly
     assert rig.peek_names() == ["x", "y"]
 
 
