@@ -63,6 +63,7 @@ class Partition:
 
     answer: Reply | None = field(default_factory=lambda: commands.Frozen(0))
     is_loaded: bool = True
+    reload_count: int = 0
     hold_answer: Reply | None = None
     told: list[Command] = field(default_factory=list)
 
@@ -484,6 +485,44 @@ async def test_nothing_is_accepted_while_the_catalog_deletes(store: Store, what:
         assert reply.refusal is Refusal.BUSY
         catalog.may_go.set()
         await broker.wait_until_gone(entry.entity_no)
+
+
+class LateHost:
+    """A partition that answers when it is let go."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.may_go = asyncio.Event()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._host.is_loaded
+
+    @property
+    def reload_count(self) -> int:
+        return self._host.reload_count
+
+    async def call(self, command: Command) -> Reply:
+        await self.may_go.wait()
+        return await self._host.call(command)
+
+
+async def test_what_was_sent_between_two_reloads_is_a_use(store: Store) -> None:
+    """The partition froze the entity, forgot that, took a message and is not there when asked."""
+    async with running(store) as broker:
+        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        first, late = broker.hosts[0], LateHost(broker.hosts[1])
+        broker.directory.follow([first, late])
+        broker.clock.advance(2 * IDLE_MS)
+        idle = asyncio.ensure_future(broker.directory.idle(entry.entity_no))
+        await settle()
+        assert not await broker.is_sent(entry.entity_no)
+        first.interrupt(0.0)
+        assert await broker.is_sent(entry.entity_no)
+        first.interrupt(0.0)
+        late.may_go.set()
+        assert not await idle
+        assert broker.directory.find("orders") == entry
 
 
 @pytest.mark.behaviour("S129")

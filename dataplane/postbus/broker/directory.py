@@ -68,6 +68,9 @@ class DefinitionFollower(Protocol):
     @property
     def is_loaded(self) -> bool: ...
 
+    @property
+    def reload_count(self) -> int: ...
+
     async def call(self, command: Command) -> Reply: ...
 
 
@@ -232,11 +235,12 @@ class Directory:
         if entry is None or entity_no in self._unused:
             return False
         hosts = [self._followers[home] for home in self.homes_of(entry)]
+        lives = [host.reload_count for host in hosts]
         self._unused[entity_no] = True
         try:
             async with self._room_for_idle, freeze(hosts, entity_no) as is_frozen:
-                if not is_frozen:
-                    return False
+                if not is_frozen or lives != [host.reload_count for host in hosts]:
+                    return False  # what a reload forgot perhaps took a message since
                 self._condemned.add(entity_no)  # from here on a reload changes nothing
                 if not await hold(hosts, entity_no):
                     return False
