@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from postbus.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_o
 from postbus.store.postgres import Store
 
 TEMPLATE = "postbus_template"
+MEMORY_DISK = Path("/dev/shm")
+ROOMY_BYTES = 8 << 30  # a gigabyte a worker, of what is half of a machine's memory
 DATABASE_NUMBERS = itertools.count(1)
 
 
@@ -42,20 +45,36 @@ def run_elsewhere(work: Callable[[], Coroutine[object, object, None]]) -> None:
         raise failures[0]
 
 
-@pytest.fixture(scope="session")
-def enterable_folder() -> Iterator[Path]:
-    """Return a folder that the server's unprivileged user may enter, which pytest's is not."""
-    path = Path(tempfile.mkdtemp(prefix="postbus-test-"))
+@contextmanager
+def folder_below(parent: Path | None) -> Iterator[Path]:
+    """Make a folder that the server's unprivileged user may enter, which pytest's is not."""
+    path = Path(tempfile.mkdtemp(prefix="postbus-test-", dir=parent))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(enterable_folder: Path) -> Iterator[EmbeddedPostgres]:
-    """Run the server of all tests; POSTBUS_TEST_POSTGRES names its major version."""
+def enterable_folder() -> Iterator[Path]:
+    with folder_below(None) as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[EmbeddedPostgres]:
+    """Run the server of all tests; POSTBUS_TEST_POSTGRES names its major version.
+
+    In memory where there is much of it: a disk spends a second on each database that is dropped.
+    Tests that kill servers or fill disks have their own on a disk.
+    """
+    is_roomy = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOMY_BYTES
+    with folder_below(MEMORY_DISK if is_roomy else None) as folder:
+        yield from run_server(folder)
+
+
+def run_server(folder: Path) -> Iterator[EmbeddedPostgres]:
     major = int(os.environ.get("POSTBUS_TEST_POSTGRES", "16"))
-    server = EmbeddedPostgres(enterable_folder / "postgres", major=major)
+    server = EmbeddedPostgres(folder / "postgres", major=major)
     server.start()
     try:
         make_database(server, TEMPLATE)
