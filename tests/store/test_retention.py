@@ -480,7 +480,7 @@ async def test_a_claim_waits_for_rows_that_are_being_reaped(store: Store, databa
         sql = retention_module.REAP.replace("{schema}", "partition_0")
         reaping = look.transaction()
         await reaping.start()
-        row = await look.fetchrow(sql, it.journal.epoch, 1, LATER_MS + 10, 1_000)
+        row = await look.fetchrow(sql, it.journal.epoch, 1, LATER_MS + 10, 1_000, 256)
         assert row is not None
         assert (row["is_owner"], row["count"]) == (True, 10)
         await other.execute("set lock_timeout = '100ms'")
@@ -503,13 +503,42 @@ async def test_a_run_ends_in_time_and_tells_that_more_is_left(
         assert await settled_keys(look) == []
 
 
+async def test_few_large_bodies_go_at_a_time(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat waits for them: hundreds of megabytes would cost the partition."""
+    monkeypatch.setattr(retention_module, "REAP_BODY_CHUNKS", 3)
+    async with driven(store) as it, connected(database) as look:
+        await start(it)
+        for key, body in enumerate([bytes(5), bytes(10_240), bytes(1_572_864)] * 2, start=1):
+            await it.commit(outcome([insert(key, body)]))
+        await it.commit(outcome([insert(7)]))
+        await it.commit(
+            outcome(mutations=[settled([key], settled_ms=NOW_MS + key) for key in range(1, 8)])
+        )
+        reaped: list[int] = []
+        sql = retention_module.REAP.replace("{schema}", "partition_0")
+        for _ in range(3):
+            row = await look.fetchrow(sql, it.journal.epoch, 1, LATER_MS + 10, 1_000, 3)
+            assert row is not None
+            reaped.append(row["count"])
+        assert reaped == [3, 3, 1]
+        assert await counts(look) == {}
+    async with driven(store) as it, connected(database) as look:
+        for key in range(10, 16):
+            await it.commit(outcome([insert(key, bytes(1_572_864))]))
+        await it.commit(settle(list(range(10, 16))))
+        await it.journal.upkeep(LATER_MS)
+        assert await counts(look) == {}
+
+
 async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
     """Sorting what is old for each chunk would cost the square of it."""
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await look.execute("insert into settled select n, 1, 1, n from generate_series(1, 20000) n")
         sql = retention_module.REAP.replace("{schema}", "partition_0")
-        for number, value in enumerate(("1", "1", "30000", "10"), start=1):
+        for number, value in enumerate(("1", "1", "30000", "10", "256"), start=1):
             sql = sql.replace(f"${number}", value)
         async with look.transaction():
             await look.execute(retention_module.BY_INDEX)

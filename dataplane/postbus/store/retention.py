@@ -18,6 +18,9 @@ from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 
 REAP_ROWS: Final = 1_000
+REAP_BODY_CHUNKS: Final = 256
+"""Chunks of large bodies, up to 1 MiB each, that go at a time, or those of one row: the heartbeat
+waits for the owner's row meanwhile. Our choice."""
 REAP_S: Final = 5.0
 """How long one run reaps before other upkeep has its turn. Our choice: half of the usual pause."""
 
@@ -65,15 +68,15 @@ class SettledRows:
         reaped = 0
         until = time.monotonic() + REAP_S
         for entity_no in list(self._entities):
-            is_left, has_later = True, False
+            is_left = is_full = True
+            has_later = False
             had_history = entity_no in self._retentions
             self._entities.discard(entity_no)  # what is settled from here on names it again
             try:
-                count = REAP_ROWS
-                while count == REAP_ROWS:
+                while is_full:
                     if time.monotonic() > until:
                         return reaped, True
-                    count, has_later = await self._reap_chunk(entity_no, now_ms)
+                    count, is_full, has_later = await self._reap_chunk(entity_no, now_ms)
                     reaped += count
                 is_left = had_history or entity_no in self._retentions or has_later
             finally:
@@ -81,8 +84,8 @@ class SettledRows:
                     self._entities.add(entity_no)
         return reaped, False
 
-    async def _reap_chunk(self, entity_no: int, now_ms: int) -> tuple[int, bool]:
-        """Delete some rows; return how many, and whether there are any that stay.
+    async def _reap_chunk(self, entity_no: int, now_ms: int) -> tuple[int, bool, bool]:
+        """Delete some rows; return how many, whether more may be due, and whether any stay.
 
         Those settled after `now_ms` stay: a history may begin meanwhile.
         """
@@ -91,14 +94,15 @@ class SettledRows:
             retention_ms = self._retentions.get(entity_no)
             before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
             row = await connection.fetchrow(
-                self._reap, self._epoch, entity_no, before_ms, REAP_ROWS
+                self._reap, self._epoch, entity_no, before_ms, REAP_ROWS, REAP_BODY_CHUNKS
             )
         assert row is not None
         if not row["is_owner"]:
             raise Fenced
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
-        return int(row["count"]), bool(row["has_later"])
+        is_full = row["due"] == REAP_ROWS or row["count"] < row["due"]
+        return int(row["count"]), is_full, bool(row["has_later"])
 
 
 ENTITIES: Final = """
@@ -121,11 +125,24 @@ BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan =
 REAP: Final = """
 with fence as materialized (
     select epoch from {schema}.owner where epoch = $1 for share
-), old as materialized (
+), due as materialized (
     select row_key from {schema}.settled
     where entity_no = $2 and settled_ms < $3 and exists (select from fence)
     order by settled_ms
     limit $4
+), weighed as (
+    select row_key, (
+        select count(*)
+        from {schema}.message m join {schema}.body b on b.body_id = m.body_id
+        where m.row_key = due.row_key
+          and not exists (select from {schema}.shared s where s.body_id = m.body_id)
+    ) as chunks
+    from due
+), added as (
+    select row_key, sum(chunks) over (rows unbounded preceding) - chunks as chunks_before
+    from weighed
+), old as materialized (
+    select row_key from added where chunks_before < $5
 ), unsettled as (
     delete from {schema}.settled where row_key = any (array(select row_key from old))
 ), gone as (
@@ -148,6 +165,7 @@ with fence as materialized (
 )
 select exists (select from fence) as is_owner,
        (select count(*) from old) as count,
+       (select count(*) from due) as due,
        exists (
            select from {schema}.settled where entity_no = $2 and settled_ms >= $3
        ) as has_later,
