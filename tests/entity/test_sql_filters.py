@@ -117,6 +117,7 @@ TRUE = [
     "color = 'red'\n\tAND\r\n quantity=12",
     "1=1 OR sys.Nothing = 1",
     "1/0 = 1 OR 1=1",
+    "color IN (1/0, 'red') AND symbol IN (1/0, 'sym')",
 ]
 
 FALSE = [
@@ -309,6 +310,8 @@ def test_patterns_that_are_refused() -> None:
         ("EXISTS(sys.Nothing)", "There is no system property 'Nothing'."),
         ("missing = 1 AND sys.Nothing = 1", "There is no system property 'Nothing'."),
         ("quantity / 0 = 1", "Attempted to divide by zero."),
+        ("quantity IN (1/0, 12)", "Attempted to divide by zero."),
+        ("symbol IN ('other', 1/0)", "Attempted to divide by zero."),
         ("quantity % 0 = 1", "Attempted to divide by zero."),
         ("price / 0 = 1", "Attempted to divide by zero."),
         ("9223372036854775807 + 1 = 1", "Arithmetic operation resulted in an overflow."),

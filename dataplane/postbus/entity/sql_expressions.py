@@ -244,7 +244,7 @@ def _is_in(value: Expression, items: tuple[Expression, ...], source: random.Rand
         found = read(fields)
         if found is None:
             return None
-        if found.__class__ is str:
+        if isinstance(found, str):
             if found in texts:
                 return True
             if not others:
