@@ -7,7 +7,7 @@ DEMO_BIN := .venv-demo/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_FLAGS ?=
 # A Postgres for each worker; a file's tests stay together because they share a bus.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane
 CODE := dataplane tests bench examples
 

@@ -49,7 +49,7 @@ def disk(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here")
     try:
-        owner = (enterable_folder / "postgres" / "data").stat()
+        owner = (postgres_server.folder / "data").stat()
         tables = folder / "tables"
         tables.mkdir(mode=0o700)
         os.chown(tables, owner.st_uid, owner.st_gid)
