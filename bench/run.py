@@ -131,7 +131,7 @@ def main(
             selected=_select_rows(rows),
             yard=Yard(work.resolve(), base_port, dsn),
             wanted=_select_brokers(brokers),
-            bench=Bench(LoadClient(_build_client()), scale, rounds),
+            bench=Bench(LoadClient(build_client()), scale, rounds),
             rounds=rounds,
             warm_up=warm_up,
             calm_s=calm,
@@ -318,7 +318,7 @@ def _wait_for_calm(limit_s: float) -> None:
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def _build_client() -> Path:
+def build_client() -> Path:
     built = subprocess.run(
         ["make", "-C", str(HERE), "--silent"], capture_output=True, text=True, check=False
     )

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Compares what a message costs in two checkouts of Postbus, in alternating pairs.
+
+Both buses run at once and take turns, so that a busy hour meets both. CPU is read from the
+scheduler's own accounts, finer than the clock ticks of `run.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from measuring import MAIN_QUEUE, LoadClient, reason_of
+from postbus_server import Postbus
+from procfs import Process
+from run import build_client
+from server import BenchError
+
+BOTH = ("--mode", "both", "--window", 100)
+SEND = ("--mode", "send", "--window", 100)
+RECEIVE = ("--mode", "receive")
+STEPS = {"send": SEND, "receive": RECEIVE, "both": BOTH}
+EPILOG = """
+Example:
+
+  git worktree add /tmp/before v0.1.0 && bench/pairs.py /tmp/before --steps both,send
+"""
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Checkout(Postbus):
+    """A bus of some checkout."""
+
+    def __init__(self, checkout: Path, directory: Path, port: int) -> None:
+        super().__init__(directory, port, [MAIN_QUEUE], dsn=None, tier="Standard")
+        self._source = checkout / "dataplane"
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "PYTHONPATH": str(self._source)}
+
+    def cpu_us(self) -> float:
+        """Return the CPU time of broker and Postgres so far."""
+        own, postgres = self.processes()
+        return sum(map(_run_us, (*own, *postgres)))
+
+
+def _run_us(process: Process) -> float:
+    total_ns = 0
+    for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            total_ns += int(path.read_text().split()[0])
+    return total_ns / 1e3
+
+
+@app.command(epilog=EPILOG)
+def main(
+    before: Annotated[Path, typer.Argument(help="The other checkout; this one comes after.")],
+    steps: Annotated[str, typer.Option(help="Of send, receive, both.")] = ",".join(STEPS),
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of each step.")] = 12,
+    count: Annotated[int, typer.Option(min=1_000, help="Messages of one run.")] = 100_000,
+    base_port: Annotated[int, typer.Option(help="First of 40 ports to use.")] = 25770,
+) -> None:
+    """Print what a message costs here, as a multiple of what it costs in another checkout."""
+    client = LoadClient(build_client())
+    names = steps.split(",")
+    with ExitStack() as cleanup:
+        here = Path(__file__).resolve().parents[1]
+        buses = []
+        for number, checkout in enumerate((before.resolve(), here)):
+            bus = Checkout(checkout, here / f"bench/work/pair-{number}", base_port + 20 * number)
+            cleanup.callback(bus.stop)
+            bus.start()
+            buses.append(bus)
+            _run(client, bus, *BOTH, "--count", count)
+        for name in names:
+            ratios = sorted(_pair(client, buses, name, count, turn) for turn in range(rounds))
+            low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
+            print(f"{name:8} {statistics.median(ratios):.3f}  ({low:.3f} .. {high:.3f})")
+
+
+def _pair(client: LoadClient, buses: list[Checkout], name: str, count: int, turn: int) -> float:
+    """Run a step on both, another one first each time; return after / before."""
+    costs = {}
+    for bus in buses if turn % 2 else reversed(buses):
+        if name == "receive":
+            _run(client, bus, "--mode", "send", "--window", 1000, "--count", count)
+        start_us = bus.cpu_us()
+        _run(client, bus, *STEPS[name], "--count", count)
+        costs[bus] = bus.cpu_us() - start_us
+        if name == "send":
+            _run(client, bus, *RECEIVE, "--count", count)
+    return costs[buses[1]] / costs[buses[0]]
+
+
+def _run(client: LoadClient, bus: Checkout, *options: str | float) -> None:
+    result = client.run(bus, MAIN_QUEUE, *options)
+    if not result["is_complete"]:
+        raise BenchError(reason_of(result))
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except BenchError as error:
+        raise SystemExit(str(error)) from None
