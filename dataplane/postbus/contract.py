@@ -75,7 +75,6 @@ class NamespaceLimits:
     max_message_bytes: int
     max_batch_bytes: int
     max_default_ttl_ms: int
-    max_property_bytes: int = 32_768
     max_header_bytes: int = 65_536
     max_id_chars: int = 128
     max_delete_count: int = 500

@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from postbus.contract import is_subscription_path, topic_of
+from postbus.http_listener import HttpListener
 
 MAX_QUEUE_LABELS: Final = 500
 """Queues, and as many topics and subscriptions, with a label of their own; the rest of each kind is
@@ -257,8 +258,11 @@ class MetricsServer:
         self._registry = registry
         self._is_ready = is_ready
         self._troubles = troubles
-        self._runner: web.AppRunner | None = None
-        self.port = 0
+        self._listener = HttpListener()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def start(self, host: str, port: int) -> None:
         """Listen; raises OSError when the port is taken."""
@@ -266,21 +270,11 @@ class MetricsServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/readyz", self._ready)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        self._runner = runner
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except BaseException:
-            await self.stop()
-            raise
-        self.port = int(runner.addresses[0][1])
+        await self._listener.start(app, host, port)
 
     async def stop(self) -> None:
         """Stop listening; may be called twice."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listener.stop()
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         body = generate_latest(self._registry)

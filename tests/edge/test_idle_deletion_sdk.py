@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError
 from pydantic import ValidationError
 
 from postbus.contract import MAX_DURATION_MS, RuleProperties, SqlFilter
+from postbus.entity.idle import LEAST_GRAIN_MS
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import DETACH, DISPOSITION, RawClient, message
 from tests.edge.sdk_steps import (
@@ -307,9 +308,10 @@ def test_time_of_use_survives_a_restart(bus: BusThread, client: ServiceBusClient
     queue = temporary(bus)
     bus.advance(NEARLY_MS)
     send(client, queue, "m")
+    bus.advance(IDLE_MS // 2)
     bus.reload(queue)
-    decide(bus, IDLE_MS - 60_000 + 60_000)
-    bus.advance(2 * IDLE_MS)
+    bus.counts(queue)  # loads it
+    bus.advance(IDLE_MS // 2 + LEAST_GRAIN_MS + 1_000)
     eventually(bus, lambda: not exists(bus, queue))
 
 

@@ -16,7 +16,6 @@ from urllib.parse import unquote, unquote_plus
 from postbus.contract import Right
 
 SAS_PREFIX: Final = "SharedAccessSignature "
-SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 NEVER_S: Final = float("inf")
 
 

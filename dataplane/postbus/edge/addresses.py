@@ -30,10 +30,6 @@ class NodeAddress:
     path: str
 
     @property
-    def is_sub_queue(self) -> bool:
-        return self.path.lower().endswith(DEAD_LETTER_SUFFIX)
-
-    @property
     def entity_path(self) -> str:
         """The path without its sub-queue."""
         lower = self.path.lower()

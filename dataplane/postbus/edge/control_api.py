@@ -22,6 +22,7 @@ from pydantic.alias_generators import to_camel
 from postbus.broker.clock import ClockMode
 from postbus.broker.controls import Controls
 from postbus.contract import DurationMs
+from postbus.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +113,11 @@ class ControlServer:
 
     def __init__(self, controls: Controls) -> None:
         self._controls = controls
-        self._runner: web.AppRunner | None = None
-        self.port = 0
+        self._listener = HttpListener()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def start(self, port: int) -> None:
         """Listen on loopback, 0 takes any free port; raises OSError when the port is taken."""
@@ -122,21 +126,11 @@ class ControlServer:
         app.router.add_post("/v1/clock/advance", self._advance)
         app.router.add_post("/v1/faults/lose-locks", self._lose_locks)
         app.router.add_post("/v1/faults/store-outage", self._interrupt_store)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        self._runner = runner
-        try:
-            await web.TCPSite(runner, LOOPBACK, port).start()
-        except BaseException:
-            await self.stop()
-            raise
-        self.port = int(runner.addresses[0][1])
+        await self._listener.start(app, LOOPBACK, port)
 
     async def stop(self) -> None:
         """Stop listening; may be called twice."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+        await self._listener.stop()
 
     # --- clock ----------------------------------------------------------------------------------
 

@@ -207,16 +207,16 @@ select * from unnest(
 )
 KEEP_PUBLISH: Final = _named(*PUBLISH_PARTS, SETTLING, BODIES_GONE)
 
-MOVING: Final = """
+MOVES: Final = """
 move as (
     select * from unnest(
         {move_keys}::bigint[], {move_new_keys}::bigint[], {move_enqueued}::bigint[],
         {move_properties}::bytea[]
     ) as m (row_key, new_row_key, enqueued_ms, application_properties)
-), taken as (
-    delete from message where row_key = any ({move_keys}::bigint[])
-    returning row_key, enqueued_ms, envelope, application_properties, body, body_id
-), moved as (
+)
+"""
+MOVED: Final = """
+moved as (
     insert into message (row_key, enqueued_ms, envelope, application_properties, body, body_id)
     select move.new_row_key, coalesce(move.enqueued_ms, taken.enqueued_ms), taken.envelope,
            coalesce(
@@ -229,6 +229,13 @@ move as (
     join taken on taken.row_key = move.row_key
     left join patch on patch.row_key = move.row_key
     order by move.new_row_key
+)
+"""
+"""Of `taken`: what became of the rows that are moved."""
+MOVING: Final = """
+taken as (
+    delete from message where row_key = any ({move_keys}::bigint[])
+    returning row_key, enqueued_ms, envelope, application_properties, body, body_id
 ), carried as (
     insert into embodied (row_key, body_id)
     select move.new_row_key, taken.body_id
@@ -299,10 +306,7 @@ from gone
 where body_id is not null and exists (select from shared s where s.body_id = gone.body_id)
 """
 
-GENERAL_PARTS: Final = (
-    GONE,
-    MOVING,
-    SIDES,
+OTHER_PARTS: Final = (
     RESERVED,
     ATTEMPTED,
     EMBODIED,
@@ -312,6 +316,7 @@ GENERAL_PARTS: Final = (
     SEEING,
     ARRIVED,
 )
+GENERAL_PARTS: Final = (GONE, MOVES, MOVING, MOVED, SIDES, *OTHER_PARTS)
 GENERAL: Final = _named(*GENERAL_PARTS, INSERTED, SHARED_GONE)
 
 DEFINED: Final = """
@@ -393,12 +398,7 @@ stating as (
 FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)
 
 COPYING: Final = """
-move as (
-    select * from unnest(
-        {move_keys}::bigint[], {move_new_keys}::bigint[], {move_enqueued}::bigint[],
-        {move_properties}::bytea[]
-    ) as m (row_key, new_row_key, enqueued_ms, application_properties)
-), lifted as (
+lifted as (
     delete from message where row_key = any ({lifted_keys}::bigint[])
     returning row_key, enqueued_ms, envelope, application_properties, body, body_id
 ), copied as (
@@ -409,19 +409,6 @@ move as (
     select * from lifted
     union all
     select row_key, enqueued_ms, envelope, application_properties, body, body_id from copied
-), moved as (
-    insert into message (row_key, enqueued_ms, envelope, application_properties, body, body_id)
-    select move.new_row_key, coalesce(move.enqueued_ms, taken.enqueued_ms), taken.envelope,
-           coalesce(
-               move.application_properties,
-               patch.application_properties,
-               taken.application_properties
-           ),
-           taken.body, taken.body_id
-    from move
-    join taken on taken.row_key = move.row_key
-    left join patch on patch.row_key = move.row_key
-    order by move.new_row_key
 ), carried as (
     insert into embodied (row_key, body_id)
     select move.new_row_key, taken.body_id
@@ -449,9 +436,11 @@ select (
 """The second column has the bodies that were copied, one id for each copy."""
 RETAIN: Final = _named(
     GONE,
+    MOVES,
     COPYING,
+    MOVED,
     SIDES.replace("{move_keys}", "{lifted_keys}"),
-    *GENERAL_PARTS[3:],
+    *OTHER_PARTS,
     DEFINED,
     REMEMBERING,
     SETTLING,
