@@ -66,6 +66,9 @@ RULE = "RootManageSharedAccessKey"
 MAX_DELIVERIES = 50
 LOCK_S = 5.0
 PAUSE_S = 0.2
+PEEK_RETRIES = 30
+"""Seconds until the last peek gives up on a partition that loads again."""
+
 BACKLOG = 2_000
 """Senders wait while more messages than this are sent and not completed."""
 
@@ -176,8 +179,14 @@ class Load:
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{next(self.numbers)}"
 
-    def client(self) -> ServiceBusClient:
-        return ServiceBusClient.from_connection_string(self.connection_string, retry_total=0)
+    def client(self, retries: int = 0) -> ServiceBusClient:
+        """Return a client that lets each failure be seen, or tries again each second."""
+        return ServiceBusClient.from_connection_string(
+            self.connection_string,
+            retry_total=retries,
+            retry_mode="fixed",
+            retry_backoff_factor=1,
+        )
 
     async def repeat(self, work: Work) -> None:
         """Do a worker's work until the end, whatever the kills do to its connections."""
@@ -647,7 +656,7 @@ FORWARDING = ("news/c", "hop-one", "hop-two")
 async def peek_all(load: Load) -> list[Event]:
     """Peek everything that is left, in every place."""
     left: list[Event] = []
-    async with load.client() as client:
+    async with load.client(PEEK_RETRIES) as client:
         for path in (*READ, *FORWARDING):
             for sub_queue, place in PLACES.items():
                 if sub_queue is not None:
