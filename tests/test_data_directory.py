@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from postbus.broker.sealing import KeySeal
 from postbus.data_directory import DataDirectory, DataDirectoryError, folder_mode, write_private
 
 
@@ -32,6 +33,13 @@ def test_keys_are_made_once_and_kept_for_the_owner_only(tmp_path: Path) -> None:
     assert len({first.primary, first.secondary, other.primary, other.secondary}) == 4
     assert len(first.primary) == 44
     assert mode(tmp_path / "keys.json") == 0o600
+
+
+def test_sealing_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
+    with DataDirectory(tmp_path) as directory:
+        KeySeal.from_text(directory.sealing_key())
+        assert directory.sealing_key() == directory.sealing_key()
+    assert mode(tmp_path / "sealing.key") == 0o600
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"shop/root": 1}', '{"shop/root": ["a"]}'])

@@ -22,14 +22,16 @@ from typing import Final
 import asyncpg
 
 from postbus import __version__
+from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory, DirectoryRefusal
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.router import Router
+from postbus.broker.sealing import KeySeal
 from postbus.contract import EntityKind, Right, subscription_path
-from postbus.data_directory import DataDirectory
+from postbus.data_directory import DataDirectory, new_key
 from postbus.definitions import Described, in_order_of_forwarding
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ensure_certificate, server_context
@@ -46,6 +48,7 @@ from postbus.manifests import (
     TopicDefinition,
 )
 from postbus.settings import Settings
+from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
@@ -110,6 +113,8 @@ class Bus:
         self._partition_count = 0
         self._hosts: list[Host] = []
         self._directory: Directory | None = None
+        self._authorizer = Authorizer()
+        self._rules: AuthorizationRules | None = None
         self._listeners: dict[Door, AmqpListener] = {}
         self._metrics: MetricsServer | None = None
         self._clock: EntityClock = (
@@ -176,6 +181,7 @@ class Bus:
                 on_step("loading partitions")
                 await self._define_entities(self._directory)
                 await self._load_partitions(self._directory)
+                await self._open_rules(stores, self._directory)
                 on_step("opening the doors")
                 try:
                     await self._open_doors(router, tasks)
@@ -288,7 +294,7 @@ class Bus:
     async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
         """Listen; everything is released again when one port cannot be had."""
         settings = self._settings
-        authorizer = Authorizer(self._key_rules())
+        authorizer = self._authorizer
         limits = self._definition.properties.limits
         contexts: list[tuple[Door, int, ssl.SSLContext | None]] = []
         if settings.listens_plain:
@@ -337,6 +343,34 @@ class Bus:
             raise BusError(f"the certificate cannot be used: {error}") from error
 
     # --- keys -----------------------------------------------------------------------------------
+
+    async def _open_rules(self, stores: Stores, directory: Directory) -> None:
+        """Let declared and stored authorization rules count."""
+        file = self._settings.sealing_key_file
+        try:
+            text = self._data.sealing_key() if file is None else file.read_text(encoding="ascii")
+            seal = KeySeal.from_text(text)
+        except (OSError, ValueError) as error:
+            raise BusError(f"the sealing key cannot be used: {error}") from error
+        self._rules = AuthorizationRules(
+            AuthorizationStore(stores.first),
+            seal,
+            directory,
+            self._authorizer,
+            self._key_rules(),
+            new_key,
+        )
+        try:
+            await self._rules.load()
+        except StoreError as error:
+            raise BusError(explain_store_error(error), is_about_store=True) from error
+        except KeysUnreadable as error:
+            raise BusError(str(error)) from error
+        directory.tell_deletions(self._forget_rules_of)
+
+    def _forget_rules_of(self, _entity_no: int) -> None:
+        assert self._rules is not None
+        self._rules.refresh()
 
     def _key_rules(self) -> list[KeyRule]:
         """Return every rule of the bus, its queues and topics with given or generated keys."""

@@ -82,10 +82,20 @@ class DataDirectory:
         """
         known = self._read_keys()
         if rule_path not in known:
-            known[rule_path] = [_new_key(), _new_key()]
+            known[rule_path] = [new_key(), new_key()]
             write_private(self._keys_file, json.dumps(known, indent=1).encode())
         primary, secondary = known[rule_path]
         return RuleKeys(primary, secondary)
+
+    def sealing_key(self) -> str:
+        """Return the generated key that seals other keys in the store; made once."""
+        file = self.path / "sealing.key"
+        try:
+            if not file.exists():
+                write_private(file, new_key().encode())
+            return file.read_text(encoding="ascii")
+        except (OSError, ValueError) as error:
+            raise DataDirectoryError(f"{file} cannot be read: mend it") from error
 
     def _read_keys(self) -> dict[str, list[str]]:
         try:
@@ -110,7 +120,7 @@ def folder_mode() -> int:
     return 0o711 if os.geteuid() == 0 else 0o700
 
 
-def _new_key() -> str:
+def new_key() -> str:
     """Return a key in the form of Azure's: base64 of random bytes."""
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
 

@@ -73,6 +73,11 @@ class Settings(BaseSettings):
     tls_key_file: Path | None = None
     """Private key of that certificate in PEM form. Default: see `tls_certificate_file`."""
 
+    sealing_key_file: Path | None = None
+    """Key that seals the SAS keys in the store: base64 of 32 random bytes, as from `openssl rand
+    -base64 32`. Keep it with the backups: without it rules made at run time cannot be read.
+    Default: one that is made in `data`."""
+
     tls_names: str = ""
     """Further host names and addresses for the generated certificate, separated by commas.
     Default: none; `localhost`, the machine's name and loopback addresses are always in it."""

@@ -107,6 +107,7 @@ class BusThread:
         self._tls = tls
         self.log = KeptLog()
         self.real_shift_s = 0.0
+        self.authorizer = Authorizer(RULES)
         self._dsn = dsn
         self._loop = uvloop.new_event_loop()
         self._ready: Future[None] = Future()
@@ -172,7 +173,7 @@ class BusThread:
             self.router = Router(self._hosts, self._directory, self.clock)
             self._controls = Controls(self._hosts, self.router, self.clock)
             self.listener = AmqpListener(
-                self.router, Authorizer(RULES), self.limits, tasks, "test-bus", self.real_time_s
+                self.router, self.authorizer, self.limits, tasks, "test-bus", self.real_time_s
             )
             await self.listener.start("127.0.0.1", 0)
             if self._tls is not None:
@@ -180,7 +181,7 @@ class BusThread:
                 self.authority_file = files.authority_file
                 context = server_context(files.certificate_file, files.key_file)
                 self.tls_listener = AmqpListener(
-                    self.router, Authorizer(RULES), self.limits, tasks, "test-bus"
+                    self.router, self.authorizer, self.limits, tasks, "test-bus"
                 )
                 await self.tls_listener.start(TLS_HOST, 5671, context)
             self._ready.set_result(None)
@@ -202,6 +203,14 @@ class BusThread:
         """Move the time of tokens and look at them."""
         self.real_shift_s += duration_s
         self.look_in(16)
+
+    def set_rules(self, *rules: KeyRule) -> None:
+        """Let other authorization rules count."""
+
+        async def replace() -> None:
+            self.authorizer.replace(rules)
+
+        self.run(replace())
 
     def look_in(self, duration_s: float) -> None:
         """Look at all connections as if some time had passed for them."""

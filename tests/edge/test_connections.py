@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from azure.core.credentials import AzureSasCredential
@@ -15,17 +16,20 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
+from postbus.broker.authz import KeyRule
+from postbus.contract import Right
 from postbus.edge import amqp_listener, receiver_links
 from postbus.edge.intake import Intake
 from postbus.embedded import EmbeddedPostgres
 from postbus.message.codec import Described, Ulong, encode_value
 from tests.conftest import TEMPLATE, dsn_of, make_database
-from tests.edge.bus_thread import RULES, BusThread, sas_token
+from tests.edge.bus_thread import RULES, BusThread, Keys, sas_token
 from tests.edge.raw_client import (
     ACCEPTED,
     CLOSE,
     DETACH,
     DISPOSITION,
+    END,
     REJECTED,
     TRANSFER,
     RawClient,
@@ -106,6 +110,32 @@ def test_expired_token_detaches_its_links(bus: BusThread, queue: str) -> None:
         bus.age_tokens(3_700)
         with pytest.raises(ServiceBusError):
             receiver.receive_messages(1, max_wait_time=2)
+
+
+@pytest.mark.parametrize("change", ["rule is gone", "key is gone", "right is gone", "other key"])
+def test_change_of_a_rule_detaches_its_links(bus: BusThread, queue: str, change: str) -> None:
+    name = "robot"
+    rule = KeyRule(name, frozenset({Right.SEND, Right.LISTEN}), Keys("one", "two"))
+    bus.set_rules(ROOT, rule)
+    now = {
+        "rule is gone": [],
+        "key is gone": [replace(rule, keys=Keys("new", "two"))],
+        "right is gone": [replace(rule, rights=frozenset({Right.SEND}))],
+        "other key": [replace(rule, keys=Keys("one", "new"))],
+    }[change]
+    with (
+        RawClient(bus.port, name, "one") as robot,
+        RawClient(bus.port, ROOT.name, "other key") as other,
+    ):
+        robot.attach_receiver(queue)
+        other.attach_receiver(queue)
+        bus.set_rules(ROOT, *now)
+        if change == "other key":
+            assert robot.is_silent_until(END, frame(END))
+        else:
+            assert robot.expect(DETACH).fields[2].value[0] == "amqp:unauthorized-access"
+        assert other.is_silent_until(END, frame(END))
+    bus.set_rules(*RULES)
 
 
 def test_stranger_is_closed_after_a_minute(bus: BusThread) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from urllib.parse import unquote, unquote_plus
 
@@ -47,6 +47,8 @@ class Grant:
     rule_name: str
     expires_s: float
     scope: str | None = None
+    key: str = field(default="", repr=False)
+    """The key that was shown; the grant ends when the rule has it no more."""
 
     def covers(self, path: str) -> bool:
         """Say whether a normalised path lies under the grant and in the scope of its rule."""
@@ -57,13 +59,34 @@ class TokenRefused(Exception):
     """A token or password does not grant anything; the text is for the client."""
 
 
+class GrantHolder(Protocol):
+    """Who keeps grants and looks at them again when rules change."""
+
+    def review_grants(self) -> None: ...
+
+
 class Authorizer:
     """Checks tokens and passwords against the rules of one namespace."""
 
-    def __init__(self, rules: Sequence[KeyRule]) -> None:
+    def __init__(self, rules: Sequence[KeyRule] = ()) -> None:
         self._rules: dict[str, list[KeyRule]] = {}
+        self._holders: dict[GrantHolder, None] = {}
+        self.replace(rules)
+
+    def replace(self, rules: Sequence[KeyRule]) -> None:
+        """Take other rules; who holds grants is told."""
+        self._rules = {}
         for rule in rules:
             self._rules.setdefault(rule.name, []).append(rule)
+        for holder in list(self._holders):
+            holder.review_grants()
+
+    def add_holder(self, holder: GrantHolder) -> None:
+        """Tell somebody of each change of rules until `remove_holder`."""
+        self._holders[holder] = None
+
+    def remove_holder(self, holder: GrantHolder) -> None:
+        self._holders.pop(holder, None)
 
     def check_token(self, token: str, audience: str, now_s: float) -> Grant:
         """Return what a SAS token grants on an audience. Raises `TokenRefused`.
@@ -87,20 +110,28 @@ class Authorizer:
         if not covers(scope, path):
             raise TokenRefused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
-            if _is_signed(rule, f"{resource}\n{expiry}", signature):
+            key = _signing_key(rule, resource, expiry, signature)
+            if key is not None:
                 if expires_s <= now_s:
                     raise TokenRefused("The token has expired.")
-                return Grant(path, rule.rights, rule.name, expires_s, rule.scope)
+                return Grant(path, rule.rights, rule.name, expires_s, rule.scope, key)
         raise TokenRefused("The signature does not match a key of the rule.")
 
     def check_password(self, rule_name: str, key: str) -> Grant:
         """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`."""
         for rule in self._rules.get(rule_name, ()):
-            for known in (rule.keys.primary, rule.keys.secondary):
-                if known is not None and hmac.compare_digest(known.encode(), key.encode()):
+            for known in _keys_of(rule):
+                if hmac.compare_digest(known.encode(), key.encode()):
                     path = "" if rule.scope is None else rule.scope.lower()
-                    return Grant(path, rule.rights, rule.name, NEVER_S, rule.scope)
+                    return Grant(path, rule.rights, rule.name, NEVER_S, rule.scope, known)
         raise TokenRefused("The rule name or the key is wrong.")
+
+    def renewed(self, grant: Grant) -> Grant | None:
+        """Return a grant with the rights its rule has now; None when rule or key is gone."""
+        for rule in self._rules.get(grant.rule_name, ()):
+            if rule.scope == grant.scope and grant.key in _keys_of(rule):
+                return grant if rule.rights == grant.rights else replace(grant, rights=rule.rights)
+        return None
 
     def _rules_at(self, rule_name: str, path: str) -> list[KeyRule]:
         return [rule for rule in self._rules.get(rule_name, ()) if _is_in_scope(rule.scope, path)]
@@ -143,10 +174,13 @@ def sign(resource: str, expiry: str, key: str) -> str:
     return base64.b64encode(digest).decode()
 
 
-def _is_signed(rule: KeyRule, text: str, signature: str) -> bool:
-    resource, _, expiry = text.partition("\n")
-    return any(
-        hmac.compare_digest(sign(resource, expiry, key).encode(), signature.encode())
-        for key in (rule.keys.primary, rule.keys.secondary)
-        if key is not None
-    )
+def _signing_key(rule: KeyRule, resource: str, expiry: str, signature: str) -> str | None:
+    """Return the key of a rule that made a signature, None when neither did."""
+    for key in _keys_of(rule):
+        if hmac.compare_digest(sign(resource, expiry, key).encode(), signature.encode()):
+            return key
+    return None
+
+
+def _keys_of(rule: KeyRule) -> list[str]:
+    return [key for key in (rule.keys.primary, rule.keys.secondary) if key is not None]

@@ -104,7 +104,7 @@ class Directory:
         self._limits = limits
         self._entries = Entries()
         self._followers: Sequence[DefinitionFollower] = ()
-        self._on_deleted: Callable[[int], None] = lambda _: None
+        self._on_deleted: list[Callable[[int], None]] = []
         self._changing = asyncio.Lock()
         self._is_unsure = False  # a write began whose result nobody learned
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
@@ -117,8 +117,8 @@ class Directory:
         self._followers = followers
 
     def tell_deletions(self, on_deleted: Callable[[int], None]) -> None:
-        """Name who gets the numbers of deleted entities, when their partitions know of it."""
-        self._on_deleted = on_deleted
+        """Add who gets the numbers of deleted entities, when their partitions know of it."""
+        self._on_deleted.append(on_deleted)
 
     async def load(self) -> None:
         """Read the catalog; raises `StoreUnavailable`."""
@@ -394,7 +394,8 @@ class Directory:
 
     async def _tell_gone(self, entry: CatalogEntry) -> None:
         await self._tell(entry, DropEntity(entry.entity_no, self.version))
-        self._on_deleted(entry.entity_no)
+        for tell in self._on_deleted:
+            tell(entry.entity_no)
 
     async def _tell(self, entry: CatalogEntry, command: PutEntity | DropEntity) -> None:
         """Let loaded partitions follow; one that is not catches up when it loads."""

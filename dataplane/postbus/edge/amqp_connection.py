@@ -104,6 +104,7 @@ class AmqpConnection:
         self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
         self.transactions = Transactions(self)
         self.completions = SessionCompletions(self)
+        authorizer.add_holder(self)
 
     # --- from the transport ---------------------------------------------------------------------
 
@@ -125,7 +126,8 @@ class AmqpConnection:
         """Heartbeats, idle peers and links, expired grants."""
         try:
             self._handle(self.engine.tick(now_ms))
-            self._drop_expired_grants()
+            if self._has_expired_grant():
+                self.review_grants()
             detach_idle(self, self._doors, now_ms)
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
@@ -460,6 +462,7 @@ class AmqpConnection:
     def _end(self) -> None:
         """Nothing may be written any more but what the engine holds already."""
         self.is_ended = True
+        self.authorizer.remove_holder(self)
         for link in list(self._doors):
             self._close_door(link)
         self.transactions.roll_back()
@@ -480,14 +483,19 @@ class AmqpConnection:
             self._starved.clear()
             self.flush_soon()
 
-    def _drop_expired_grants(self) -> None:
-        """Detach the links whose token ran out (D19)."""
+    def _has_expired_grant(self) -> bool:
         now_s = self.real_time_s()
-        expired = [path for path, grant in self._grants.items() if grant.expires_s <= now_s]
-        if not expired:
-            return
-        for path in expired:
-            del self._grants[path]
+        return any(grant.expires_s <= now_s for grant in self._grants.values())
+
+    def review_grants(self) -> None:
+        """Detach the links that are allowed no more: a token ran out or a rule changed (D19)."""
+        now_s = self.real_time_s()
+        renewed = {path: self.authorizer.renewed(grant) for path, grant in self._grants.items()}
+        self._grants = {
+            path: grant
+            for path, grant in renewed.items()
+            if grant is not None and grant.expires_s > now_s
+        }
         for link, door in list(self._doors.items()):
             if isinstance(door, SenderDoor | ReceiverDoor):
                 right, paths = Right.LISTEN, [door.path]

@@ -116,7 +116,7 @@ class CatalogStore:
         await self._store.open()
         definition = properties.model_dump_json(by_alias=True)
         async with self._store.aside() as connection, connection.transaction():
-            version, now_ms = await _raise_version(connection)
+            version, now_ms = await raise_version(connection)
             packed = _pack_rules(rules, now_ms)
             row = await connection.fetchrow(
                 REPLACE, name, kind.value, definition, packed, version, now_ms
@@ -144,7 +144,7 @@ class CatalogStore:
         """
         await self._store.open()
         async with self._store.aside() as connection, connection.transaction():
-            version, now_ms = await _raise_version(connection)
+            version, now_ms = await raise_version(connection)
             await connection.execute(DELETE, entity_no, version, now_ms, reason.value)
         return version
 
@@ -193,7 +193,7 @@ where (entity_no = $1 or topic_no = $1) and not is_deleted
 """
 
 
-async def _raise_version(connection: Connection) -> tuple[int, int]:
+async def raise_version(connection: Connection) -> tuple[int, int]:
     """Return the version of this change and the time it has, in database milliseconds."""
     row = await connection.fetchrow(RAISE_VERSION)
     assert row is not None

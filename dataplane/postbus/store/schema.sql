@@ -49,3 +49,15 @@ create table postbus.catalog (
 );
 
 create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;
+
+-- Authorization rules made at run time; `entity_no` 0 is the namespace. Keys are sealed (D19).
+create table postbus.authorization_rule (
+    entity_no integer not null,
+    name text not null,
+    rights text[] not null,
+    primary_sealed bytea not null,
+    secondary_sealed bytea not null,
+    created_ms bigint not null,
+    updated_ms bigint not null,
+    constraint authorization_rule_pkey primary key (entity_no, name)
+);

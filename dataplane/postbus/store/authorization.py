@@ -1,0 +1,115 @@
+"""Authorization rules made at run time: names, rights and sealed keys, beside the catalog (D19).
+
+A change is one commit that raises the catalog's version, so that whoever follows it learns of it.
+Called by `broker/authorization_rules.py` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import asyncpg
+
+from postbus.contract import Right
+from postbus.store.catalog import LOCK_MS, LOCK_VERSION, raise_version
+from postbus.store.postgres import Store
+
+NAMESPACE_NO: Final = 0
+"""Stands for the namespace where rules name their entity; entities count from 1."""
+
+
+class SealedRule(NamedTuple):
+    """A rule as it is stored. `entity_no` may be `NAMESPACE_NO`; times in database milliseconds."""
+
+    entity_no: int
+    name: str
+    rights: frozenset[Right]
+    primary_sealed: bytes
+    secondary_sealed: bytes
+    created_ms: int = 0
+    updated_ms: int = 0
+
+
+class AuthorizationStore:
+    """Reads and writes the table of rules. Every method may raise StoreUnavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def load(self) -> list[SealedRule]:
+        """Return all rules, after removing those of entities that can never come back.
+
+        Waits for a writer that is under way, so that what a lost connection left is known.
+        """
+        await self._store.open()
+        async with self._store.aside() as connection, connection.transaction():
+            await connection.execute(f"set local lock_timeout = {LOCK_MS}")
+            await connection.fetchval(LOCK_VERSION)
+            await connection.execute(FORGET, KEPT_MS)
+            rows = await connection.fetch(LOAD)
+        return [_rule(row) for row in rows]
+
+    async def replace(
+        self, entity_no: int, rules: Sequence[SealedRule], kept: Sequence[str]
+    ) -> list[SealedRule]:
+        """Give an entity, or the namespace, these rules and those of `kept` names, no others.
+
+        Return all of them; a rule that was there keeps the time it was created.
+        """
+        await self._store.open()
+        async with self._store.aside() as connection, connection.transaction():
+            _, now_ms = await raise_version(connection)
+            names = [*kept, *(rule.name for rule in rules)]
+            await connection.execute(REMOVE, entity_no, names)
+            for rule in rules:
+                await connection.execute(
+                    PUT,
+                    entity_no,
+                    rule.name,
+                    sorted(right.value for right in rule.rights),
+                    rule.primary_sealed,
+                    rule.secondary_sealed,
+                    now_ms,
+                )
+            rows = await connection.fetch(LOAD_ONE, entity_no)
+        return [_rule(row) for row in rows]
+
+
+KEPT_MS: Final = 90 * 86_400_000
+"""Rules outlive their entity as long as it may be restored at most."""
+
+COLUMNS: Final = "entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms"
+LOAD: Final = f"select {COLUMNS} from postbus.authorization_rule order by entity_no, name"
+LOAD_ONE: Final = f"""
+select {COLUMNS} from postbus.authorization_rule where entity_no = $1 order by name
+"""
+FORGET: Final = """
+delete from postbus.authorization_rule rule using postbus.catalog entity
+where entity.entity_no = rule.entity_no and entity.is_deleted
+  and entity.updated_ms < (extract(epoch from clock_timestamp()) * 1000)::bigint - $1::bigint
+"""
+REMOVE: Final = """
+delete from postbus.authorization_rule where entity_no = $1 and not name = any($2::text[])
+"""
+PUT: Final = """
+insert into postbus.authorization_rule (
+    entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms
+)
+values ($1, $2, $3, $4, $5, $6, $6)
+on conflict (entity_no, name) do update
+set rights = excluded.rights, primary_sealed = excluded.primary_sealed,
+    secondary_sealed = excluded.secondary_sealed, updated_ms = excluded.updated_ms
+"""
+
+
+def _rule(row: asyncpg.Record) -> SealedRule:
+    return SealedRule(
+        row["entity_no"],
+        row["name"],
+        frozenset(map(Right, row["rights"])),
+        row["primary_sealed"],
+        row["secondary_sealed"],
+        row["created_ms"],
+        row["updated_ms"],
+    )
