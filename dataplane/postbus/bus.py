@@ -22,11 +22,12 @@ from typing import Final
 import asyncpg
 
 from postbus import __version__
+from postbus.broker.administration import Administration, AdministrationRefused, PutMode
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
-from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.directory import Directory
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
@@ -115,6 +116,7 @@ class Bus:
         self._directory: Directory | None = None
         self._authorizer = Authorizer()
         self._rules: AuthorizationRules | None = None
+        self._administration: Administration | None = None
         self._listeners: dict[Door, AmqpListener] = {}
         self._metrics: MetricsServer | None = None
         self._clock: EntityClock = (
@@ -178,8 +180,15 @@ class Bus:
             self._directory = await self._open_catalog(stores)
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
+                self._administration = Administration(
+                    self._directory,
+                    self._hosts,
+                    namespace=self._definition.name,
+                    properties=self._definition.properties,
+                    start=tasks.create_task,
+                )
                 on_step("loading partitions")
-                await self._define_entities(self._directory)
+                await self._define_entities(self._administration)
                 await self._load_partitions(self._directory)
                 await self._open_rules(stores, self._directory)
                 on_step("opening the doors")
@@ -247,7 +256,7 @@ class Bus:
         directory.follow(self._hosts)
         return Router(self._hosts, directory, self._clock)
 
-    async def _define_entities(self, directory: Directory) -> None:
+    async def _define_entities(self, administration: Administration) -> None:
         """Create or change what the manifests say; what they do not say stays.
 
         What is new is made first and forwards nowhere yet, since a target must exist; then all get
@@ -262,14 +271,11 @@ class Bus:
         described = [
             Described(name, KIND_OF[type(each)], each.properties) for name, each in wanted.items()
         ]
-        try:
-            for name, each in wanted.items():
-                if directory.find(name.lower()) is None:
-                    await _put(directory, each, is_forwarding=False)
-            for one in in_order_of_forwarding(described):
-                await _put(directory, wanted[one.name])
-        except StoreError as error:
-            raise BusError(explain_store_error(error), is_about_store=True) from error
+        for name, each in wanted.items():
+            if administration.find(name) is None:
+                await _put(administration, each, is_forwarding=False)
+        for one in in_order_of_forwarding(described):
+            await _put(administration, wanted[one.name])
 
     async def _load_partitions(self, directory: Directory) -> None:
         """Claim what holds entities, so that the first client need not wait for it."""
@@ -391,6 +397,12 @@ class Bus:
 
     # --- what it tells --------------------------------------------------------------------------
 
+    @property
+    def administration(self) -> Administration:
+        """Definitions at run time; only while the bus runs."""
+        assert self._administration is not None
+        return self._administration
+
     def doors(self) -> dict[Door, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""
         host = self._settings.host
@@ -500,23 +512,27 @@ KIND_OF: Final[dict[type, EntityKind]] = {
 
 
 async def _put(
-    directory: Directory,
+    administration: Administration,
     wanted: QueueDefinition | TopicDefinition | SubscriptionDefinition,
     *,
     is_forwarding: bool = True,
 ) -> None:
-    """Give an entity its definition; raises `BusError` when the directory refuses it."""
-    nowhere = {} if is_forwarding else NOWHERE
+    """Give an entity its definition; raises `BusError` when that is refused."""
+    nowhere, mode = {} if is_forwarding else NOWHERE, PutMode.ANY
     try:
         match wanted:
             case QueueDefinition(name, properties):
-                await directory.put_queue(name, properties.model_copy(update=nowhere))
+                there = properties.model_copy(update=nowhere)
+                await administration.put_queue(name, there, mode=mode)
             case TopicDefinition(name, properties):
-                await directory.put_topic(name, properties)
+                await administration.put_topic(name, properties, mode=mode)
             case SubscriptionDefinition(topic, name, properties, rules):
                 forwarding = properties.model_copy(update=nowhere)
-                await directory.put_subscription(topic, name, forwarding, rules)
-    except DirectoryRefusal as refusal:
+                await administration.put_subscription(topic, name, forwarding, rules, mode=mode)
+    except AdministrationRefused as refusal:
+        if isinstance(refusal.__cause__, StoreError):
+            text = explain_store_error(refusal.__cause__)
+            raise BusError(text, is_about_store=True) from refusal
         kind = KIND_OF[type(wanted)].value
         raise BusError(f"the {kind} {wanted.name} cannot be so: {refusal}") from refusal
 

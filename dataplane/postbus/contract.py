@@ -359,6 +359,9 @@ class NamespaceProperties(Model):
 
 
 EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]
+UserMetadata = Annotated[str, StringConstraints(max_length=1_024)]
+"""A note of the owner's. It is kept and given back; nothing here reads it."""
+
 LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
 TtlDuration = Annotated[DurationMs, _duration_between(1, MAX_DURATION_MS)]
 DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
@@ -400,6 +403,7 @@ class QueueFields(Model):
     forward_dead_lettered_messages_to: EntityPath | None = Field(
         None, alias="forwardDeadLetteredMessagesTo"
     )
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
 
 
 class QueueProperties(QueueFields):
@@ -433,6 +437,7 @@ class TopicProperties(Model):
     """Accepted for the sake of templates; every subscription keeps the order of its topic."""
 
     auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
 
 
 class SubscriptionFields(Model):
@@ -455,6 +460,7 @@ class SubscriptionFields(Model):
     forward_dead_lettered_messages_to: EntityPath | None = Field(
         None, alias="forwardDeadLetteredMessagesTo"
     )
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
 
 
 class SubscriptionProperties(SubscriptionFields):

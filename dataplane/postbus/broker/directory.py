@@ -16,6 +16,19 @@ from typing import Protocol
 
 from postbus.broker.entries import Entries, put_of, puts_in_order
 from postbus.broker.idle_deletion import freeze, hold
+from postbus.broker.preconditions import (
+    ANYHOW,
+    DirectoryRefusal,
+    Precondition,
+    PutMode,
+    check_count,
+    check_definition,
+    check_name,
+    check_rules,
+    refusal,
+    rule_named,
+    to_store,
+)
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract import (
     DEFAULT_RULE,
@@ -32,15 +45,7 @@ from postbus.contract import (
     check_subscription_name,
     subscription_path,
 )
-from postbus.definitions import (
-    Described,
-    change_problems,
-    complete,
-    doubled_rule,
-    forwarding_problems,
-    rule_count_problem,
-    tier_problems,
-)
+from postbus.definitions import Described, complete
 from postbus.entity.commands import (
     Command,
     DropEntity,
@@ -50,10 +55,10 @@ from postbus.entity.commands import (
     Refused,
     Reply,
 )
-from postbus.entity.rules import check_rule
-from postbus.entity.sql_grammar import RuleError
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
 from postbus.store.errors import StoreError
+
+__all__ = ["Directory", "DirectoryRefusal", "home_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +77,6 @@ class DefinitionFollower(Protocol):
     def reload_count(self) -> int: ...
 
     async def call(self, command: Command) -> Reply: ...
-
-
-class DirectoryRefusal(Exception):
-    """A change of the catalog that is refused; nothing changed."""
-
-    def __init__(self, refused: Refused) -> None:
-        self.refused = refused
-        super().__init__(refused.detail)
-
-
-def _refusal(refusal: Refusal, detail: str) -> DirectoryRefusal:
-    return DirectoryRefusal(Refused(refusal, detail))
 
 
 class Directory:
@@ -110,6 +103,7 @@ class Directory:
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
+        self._told: dict[int, int] = {}  # partition that is being told -> what it has until then
         self.version = 0
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
@@ -137,6 +131,13 @@ class Directory:
 
     def entries(self) -> list[CatalogEntry]:
         return sorted(self._entries.all(), key=lambda entry: entry.name)
+
+    def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
+        """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
+        return self._entries.page(of, skip, top)
+
+    def subscription_count(self, topic_no: int) -> int:
+        return len(self._entries.subscriptions_of(topic_no))
 
     def entries_of(self, partition_id: int) -> list[CatalogEntry]:
         """Return what lives in a partition."""
@@ -166,25 +167,41 @@ class Directory:
             if entry.entity_no in self._condemned
         ]
 
+    def acknowledged(self) -> dict[int, int]:
+        """Return partition -> the version of the catalog it has.
+
+        One that is not loaded counts as having the latest: it takes nothing before it caught up.
+        """
+        return {
+            partition_id: self._told.get(partition_id, self.version)
+            for partition_id in range(self._partition_count)
+        }
+
     def rules_of(self, path: str) -> tuple[StoredRule, ...]:
         """Return the rules of a subscription; raises `DirectoryRefusal`."""
         return self._subscription(path).rules
 
     # --- definitions ----------------------------------------------------------------------------
 
-    async def put_queue(self, name: str, properties: QueueProperties) -> CatalogEntry:
+    async def put_queue(
+        self, name: str, properties: QueueProperties, condition: Precondition = ANYHOW
+    ) -> CatalogEntry:
         """Create a queue or change its definition; an equal definition changes nothing."""
         async with self._changing:
             await self._make_sure()
-            _check_name(check_entity_name, name)
-            return await self._put(name, EntityKind.QUEUE, complete(properties, self._limits))
+            check_name(check_entity_name, name)
+            completed = complete(properties, self._limits)
+            return await self._put(name, EntityKind.QUEUE, completed, condition=condition)
 
-    async def put_topic(self, name: str, properties: TopicProperties) -> CatalogEntry:
+    async def put_topic(
+        self, name: str, properties: TopicProperties, condition: Precondition = ANYHOW
+    ) -> CatalogEntry:
         """Create a topic or change its definition."""
         async with self._changing:
             await self._make_sure()
-            _check_name(check_entity_name, name)
-            return await self._put(name, EntityKind.TOPIC, complete(properties, self._limits))
+            check_name(check_entity_name, name)
+            completed = complete(properties, self._limits)
+            return await self._put(name, EntityKind.TOPIC, completed, condition=condition)
 
     async def put_subscription(
         self,
@@ -192,6 +209,7 @@ class Directory:
         name: str,
         properties: SubscriptionProperties,
         rules: Sequence[RuleProperties] | None = None,
+        condition: Precondition = ANYHOW,
     ) -> CatalogEntry:
         """Create a subscription or change its definition.
 
@@ -199,32 +217,37 @@ class Directory:
         """
         async with self._changing:
             await self._make_sure()
-            _check_name(check_subscription_name, name)
+            check_name(check_subscription_name, name)
             owner = self._entries.find(topic.lower())
             if owner is None or owner.kind is not EntityKind.TOPIC:
-                raise _refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
             path = subscription_path(owner.name, name)
             known = self._entries.find(path.lower())
             if rules is not None:
-                stored = _stored(rules, known.rules if known else ())
+                stored = to_store(rules, known.rules if known else ())
             else:
                 stored = known.rules if known else (StoredRule(DEFAULT_RULE),)
             completed = complete(properties, self._limits)
-            return await self._put(path, EntityKind.SUBSCRIPTION, completed, owner, stored)
+            return await self._put(
+                path, EntityKind.SUBSCRIPTION, completed, owner, stored, condition=condition
+            )
 
-    async def delete(self, name: str) -> bool:
+    async def delete(self, name: str, version: int | None = None) -> bool:
         """Free a name at once; its messages go with it. False when there was none.
 
-        A topic takes its subscriptions along.
+        A topic takes its subscriptions along. `version`: that of the definition, if it matters.
         """
         async with self._changing:
             await self._make_sure()
             if "$" in name:
-                raise _refusal(
+                raise refusal(
                     Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
                 )
             entry = self._entries.find(name.lower())
-            return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
+            if entry is None:
+                return False
+            Precondition(version=version).check(entry.kind, name, entry)
+            return await self._delete(entry, DeletedReason.REQUESTED)
 
     async def idle(self, entity_no: int) -> bool:
         """Delete an entity if none of its partitions has used it for its period (D14).
@@ -257,38 +280,48 @@ class Directory:
 
     # --- rules ----------------------------------------------------------------------------------
 
-    async def add_rule(self, path: str, rule: RuleProperties) -> None:
-        """Add a rule to a subscription; one of that name must not exist."""
+    async def add_rule(
+        self, path: str, rule: RuleProperties, mode: PutMode = PutMode.CREATE
+    ) -> CatalogEntry:
+        """Add a rule to a subscription, or change the one of its name where `mode` allows it."""
         async with self._changing:
             await self._make_sure()
             entry = self._subscription(path)
-            if _named(entry.rules, rule.name) is not None:
-                raise _refusal(
+            known = rule_named(entry.rules, rule.name)
+            if known is None and mode is PutMode.UPDATE:
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"{entry.name} has no rule {rule.name}")
+            if known is not None and mode is PutMode.CREATE:
+                raise refusal(
                     Refusal.ALREADY_EXISTS, f"{entry.name} has a rule {rule.name} already"
                 )
-            await self._put_rules(entry, (*entry.rules, StoredRule(rule)))
+            if known is None:
+                return await self._put_rules(entry, (*entry.rules, StoredRule(rule)))
+            changed = StoredRule(rule, known.created_ms)
+            return await self._put_rules(
+                entry, tuple(changed if each is known else each for each in entry.rules)
+            )
 
     async def remove_rule(self, path: str, rule_name: str) -> None:
         """Remove a rule of a subscription; one without rules gets nothing."""
         async with self._changing:
             await self._make_sure()
             entry = self._subscription(path)
-            found = _named(entry.rules, rule_name)
+            found = rule_named(entry.rules, rule_name)
             if found is None:
-                raise _refusal(Refusal.ENTITY_NOT_FOUND, f"{entry.name} has no rule {rule_name}")
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"{entry.name} has no rule {rule_name}")
             await self._put_rules(entry, tuple(rule for rule in entry.rules if rule is not found))
 
     def _subscription(self, path: str) -> CatalogEntry:
         entry = self._entries.find(path.strip("/").lower())
         if entry is None or entry.kind is not EntityKind.SUBSCRIPTION:
-            raise _refusal(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
         return entry
 
-    async def _put_rules(self, entry: CatalogEntry, rules: tuple[StoredRule, ...]) -> None:
+    async def _put_rules(self, entry: CatalogEntry, rules: tuple[StoredRule, ...]) -> CatalogEntry:
         assert entry.topic_no is not None
         topic = self._entries.numbered(entry.topic_no)
         assert topic is not None
-        await self._put(entry.name, entry.kind, entry.properties, topic, rules)
+        return await self._put(entry.name, entry.kind, entry.properties, topic, rules)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -299,22 +332,25 @@ class Directory:
         properties: EntityProperties,
         topic: CatalogEntry | None = None,
         rules: tuple[StoredRule, ...] = (),
+        *,
+        condition: Precondition = ANYHOW,
     ) -> CatalogEntry:
         """Check, write, tell. `topic` and `rules` belong to a subscription."""
         known = self._entries.find(name.lower())
         if topic is not None:
             self._note_use(topic.entity_no)
-        if known is not None and known.kind is not kind:
-            raise _refusal(
-                Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
-            )
+        condition.check(kind, name, known)
         if known is not None:
             self._note_use(known.entity_no)
             if (known.properties, known.rules) == (properties, rules):
                 return known
-        self._check(Described(known.name if known else name, kind, properties), known)
-        self._check_count(kind, properties, known, topic)
-        self._check_rules(rules, known, topic)
+        entries, limits = self._entries, self._limits
+        wanted = Described(known.name if known else name, kind, properties)
+        check_definition(entries, limits, wanted, known)
+        if known is None:
+            check_count(entries, limits, kind, properties, topic)
+        if topic is not None:
+            check_rules(entries, limits, rules, known, topic)
         if topic is not None:
             home, is_partitioned = topic.home_partition, topic.is_partitioned
         else:
@@ -405,124 +441,19 @@ class Directory:
         if not self._followers:
             return
         homes = [home for home in self.homes_of(entry) if self._followers[home].is_loaded]
-        replies = await asyncio.gather(*(self._followers[home].call(command) for home in homes))
+        for home in homes:
+            self._told.setdefault(home, command.catalog_version - 1)
+        try:
+            replies = await asyncio.gather(*(self._followers[home].call(command) for home in homes))
+        finally:
+            for home in homes:
+                self._told.pop(home, None)
         for home, reply in zip(homes, replies, strict=True):
             if isinstance(reply, Refused):  # whatever the store said, the reload catches up
                 logger.warning(
                     "partition did not take a definition",
                     extra={"partition": home, "refusal": reply.refusal.value},
                 )
-
-    # --- checks ---------------------------------------------------------------------------------
-
-    def _check(self, wanted: Described, known: CatalogEntry | None) -> None:
-        """Refuse what the tier, the past or the rest of the namespace does not allow."""
-        if known is not None:
-            changed = change_problems(known.properties, wanted.properties)
-            if changed:
-                raise _refusal(Refusal.NOT_ALLOWED, _shown(changed))
-        problems = tier_problems(wanted.properties, self._limits)
-        if known is not None and known.is_partitioned:  # it may come from another tier (S146)
-            problems.pop("enablePartitioning", None)
-        if known is None or _forwards_of(known.properties) != _forwards_of(wanted.properties):
-            problems |= forwarding_problems(
-                wanted, self._entries.find, self._entries.subscriptions_named
-            )
-        if problems:
-            raise _refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
-
-    def _check_count(
-        self,
-        kind: EntityKind,
-        properties: EntityProperties,
-        known: CatalogEntry | None,
-        topic: CatalogEntry | None,
-    ) -> None:
-        if known is not None:
-            return
-        limits = self._limits
-        if topic is not None:
-            if (
-                len(self._entries.subscriptions_of(topic.entity_no))
-                >= limits.max_subscription_count
-            ):
-                most = limits.max_subscription_count
-                raise _refusal(
-                    Refusal.QUOTA_EXCEEDED, f"{topic.name} has {most} subscriptions, no more may be"
-                )
-            return
-        if self._entries.count >= limits.max_entity_count:
-            raise _refusal(
-                Refusal.QUOTA_EXCEEDED,
-                f"the namespace has {limits.max_entity_count} queues and topics, no more may be",
-            )
-        most_partitioned = limits.max_partitioned_count
-        is_partitioned = getattr(properties, "enable_partitioning", False)
-        if (
-            is_partitioned
-            and most_partitioned is not None
-            and self._entries.partitioned_count >= most_partitioned
-        ):
-            raise _refusal(
-                Refusal.QUOTA_EXCEEDED,
-                f"the namespace has {most_partitioned} partitioned {kind.value}s and the like,"
-                " no more may be",
-            )
-
-    def _check_rules(
-        self,
-        rules: tuple[StoredRule, ...],
-        known: CatalogEntry | None,
-        topic: CatalogEntry | None,
-    ) -> None:
-        if topic is None or (known is not None and known.rules == rules):
-            return
-        wanted = [rule.properties for rule in rules]
-        name = doubled_rule(wanted)
-        if name is not None:
-            raise _refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"the rule {name} is named twice")
-        for rule in rules:
-            if rule.created_ms == 0:
-                try:
-                    check_rule(rule.properties)
-                except RuleError as error:
-                    detail = f"rule {rule.properties.name}: {error}"
-                    raise _refusal(Refusal.ARGUMENT_OUT_OF_RANGE, detail) from error
-        others = self._entries.rules_of_topic(topic.entity_no, known.entity_no if known else None)
-        problem = rule_count_problem([*others, *wanted], self._limits)
-        if problem is not None:
-            raise _refusal(Refusal.QUOTA_EXCEEDED, problem)
-
-
-def _check_name(check: Callable[[str], str], name: str) -> None:
-    try:
-        check(name)
-    except ValueError as error:
-        raise _refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"{name!r}: {error}") from error
-
-
-def _shown(problems: dict[str, str]) -> str:
-    return "; ".join(f"{where}: {text}" if where else text for where, text in problems.items())
-
-
-def _forwards_of(properties: EntityProperties) -> tuple[str | None, str | None]:
-    if isinstance(properties, TopicProperties):
-        return None, None
-    return properties.forward_to, properties.forward_dead_lettered_messages_to
-
-
-def _named(rules: Sequence[StoredRule], name: str) -> StoredRule | None:
-    return next((rule for rule in rules if rule.properties.name.lower() == name.lower()), None)
-
-
-def _stored(rules: Sequence[RuleProperties], known: Sequence[StoredRule]) -> tuple[StoredRule, ...]:
-    """Return rules to store; what was there before and did not change keeps its time."""
-    stored = []
-    for rule in rules:
-        before = _named(known, rule.name)
-        is_same = before is not None and before.properties == rule
-        stored.append(before if before is not None and is_same else StoredRule(rule))
-    return tuple(stored)
 
 
 def _is_what_was_asked(

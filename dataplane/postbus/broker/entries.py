@@ -5,6 +5,7 @@ Only `directory` changes it. Names are in lower case here; an entry keeps the ca
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from postbus.contract import EntityKind, RuleProperties
@@ -13,12 +14,15 @@ from postbus.store.catalog import CatalogEntry
 
 
 class Entries:
-    """What exists. Counts are kept, so that ten thousand creations cost no square."""
+    """What exists. Counts and orders are kept: ten thousand creations cost no square, a page of a
+    list no sort.
+    """
 
     def __init__(self, entries: Iterable[CatalogEntry] = ()) -> None:
         self._by_name: dict[str, CatalogEntry] = {}
         self._by_number: dict[int, CatalogEntry] = {}
         self._subscriptions: dict[int, dict[int, CatalogEntry]] = {}
+        self._orders: dict[EntityKind | int, list[str]] = {}  # of a kind, or a topic's number
         self.partitioned_count = 0
         """Queues and topics that are partitioned."""
         self.count = 0
@@ -27,10 +31,16 @@ class Entries:
             self.put(entry)
 
     def put(self, entry: CatalogEntry) -> None:
+        name = entry.name.lower()
         known = self._by_number.get(entry.entity_no)
         if known is not None:
             self.remove(known)
-        self._by_name[entry.name.lower()] = entry
+        for order in self._orders_of(entry):
+            if order and order[-1] < name:  # as they come from the tables
+                order.append(name)
+            else:
+                insort(order, name)
+        self._by_name[name] = entry
         self._by_number[entry.entity_no] = entry
         if entry.kind is not EntityKind.SUBSCRIPTION:
             self.count += 1
@@ -39,13 +49,25 @@ class Entries:
             self._subscriptions.setdefault(entry.topic_no, {})[entry.entity_no] = entry
 
     def remove(self, entry: CatalogEntry) -> None:
-        del self._by_name[entry.name.lower()]
+        name = entry.name.lower()
+        for order in self._orders_of(entry):
+            del order[bisect_left(order, name)]
+        del self._by_name[name]
         del self._by_number[entry.entity_no]
         if entry.kind is not EntityKind.SUBSCRIPTION:
             self.count -= 1
             self.partitioned_count -= entry.is_partitioned
+            if not self._orders.get(entry.entity_no):  # else its subscriptions are still there
+                self._orders.pop(entry.entity_no, None)
         elif entry.topic_no is not None:
             del self._subscriptions[entry.topic_no][entry.entity_no]
+
+    def _orders_of(self, entry: CatalogEntry) -> list[list[str]]:
+        """Return the ordered names an entry is among."""
+        orders = [self._orders.setdefault(entry.kind, [])]
+        if entry.topic_no is not None:
+            orders.append(self._orders.setdefault(entry.topic_no, []))
+        return orders
 
     def find(self, name: str) -> CatalogEntry | None:
         return self._by_name.get(name)
@@ -55,6 +77,11 @@ class Entries:
 
     def all(self) -> list[CatalogEntry]:
         return list(self._by_number.values())
+
+    def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
+        """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
+        names = self._orders.get(of, [])[skip : skip + top]
+        return [self._by_name[name] for name in names]
 
     def subscriptions_of(self, topic_no: int) -> list[CatalogEntry]:
         return list(self._subscriptions.get(topic_no, {}).values())

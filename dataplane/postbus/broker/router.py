@@ -37,7 +37,7 @@ from postbus.entity.commands import (
     SubQueue,
     Transact,
 )
-from postbus.entity.partition_state import Counts
+from postbus.entity.counts import Counts, sum_of
 from postbus.store.catalog import CatalogEntry, StoredRule
 from postbus.store.errors import StoreError
 
@@ -269,13 +269,7 @@ class Router:
         known = [each for each in found if each is not None]
         if not known:
             return None
-        return Counts(
-            sum(each.active for each in known),
-            sum(each.dead_letter for each in known),
-            sum(each.scheduled for each in known),
-            sum(each.transfer_dead_letter for each in known),
-            sum(each.size_bytes for each in known),
-        )
+        return sum_of(known)
 
     def availability(self, address: Address) -> Availability:
         """Say whether every partition of an entity can be used (S187)."""
@@ -291,7 +285,7 @@ class Router:
         return self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
 
 
-async def _done(work: Awaitable[None]) -> Done:
+async def _done(work: Awaitable[object]) -> Done:
     await work
     return Done()
 

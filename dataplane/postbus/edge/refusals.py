@@ -130,6 +130,16 @@ REFUSALS: Final = {
         400,
         "The operation is not allowed on '{path}'.",
     ),
+    Refusal.CONFLICT: (
+        conditions.NOT_ALLOWED,
+        409,
+        "The definition of '{path}' was changed since it was read. Read it again.",
+    ),
+    Refusal.NOT_EMPTY: (
+        conditions.NOT_ALLOWED,
+        409,
+        "The entity '{path}' holds messages or is in use.",
+    ),
     Refusal.NOT_APPLIED: (
         conditions.SERVER_BUSY,
         503,

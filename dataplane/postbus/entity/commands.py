@@ -73,6 +73,8 @@ class Refusal(Enum):
     ALREADY_EXISTS = "already-exists"
     MESSAGE_NOT_FOUND = "message-not-found"
     NOT_ALLOWED = "not-allowed"
+    CONFLICT = "conflict"  # the definition is not of the version that was expected
+    NOT_EMPTY = "not-empty"  # an entity that is to be deleted if empty
     NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (D10)
     UNKNOWN = "unknown"  # the commit's result is not known (D10)
     BUSY = "busy"

@@ -82,6 +82,8 @@ _TRANSFER_REASONS: Final[dict[Refusal, tuple[str, str | None] | None]] = {
     Refusal.ALREADY_EXISTS: ("TransferFailed", None),
     Refusal.MESSAGE_NOT_FOUND: ("TransferFailed", None),
     Refusal.NOT_ALLOWED: ("TransferFailed", None),
+    Refusal.CONFLICT: ("TransferFailed", None),
+    Refusal.NOT_EMPTY: ("TransferFailed", None),
     Refusal.STORE_FULL: None,
     Refusal.NOT_APPLIED: None,
     Refusal.UNKNOWN: None,

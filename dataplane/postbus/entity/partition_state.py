@@ -12,7 +12,6 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
@@ -56,6 +55,7 @@ from postbus.entity.commands import (
     Tick,
     Transact,
 )
+from postbus.entity.counts import Counts
 from postbus.entity.forwarding import Inbox
 from postbus.entity.idle import IdleEntities
 from postbus.entity.outbox import OUTBOX_NO, Outbox
@@ -88,20 +88,6 @@ NUMBER_BITS: Final = 48
 PARTITION_BYTES: Final = 2
 EPOCH_BYTES: Final = 6
 """Shape of a lock token after its 8 random bytes (D11)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Exact counts of one entity; `size_bytes` is an estimate after a load (D18).
-
-    `active` includes locked and deferred messages.
-    """
-
-    active: int
-    dead_letter: int
-    scheduled: int
-    transfer_dead_letter: int
-    size_bytes: int
 
 
 class PartitionState:
@@ -179,6 +165,8 @@ class PartitionState:
             len(entity.scheduled),
             entity.live_count(SubQueue.TRANSFER_DEAD_LETTER),
             entity.total_bytes,
+            entity.outbound,
+            entity.accessed_ms,
         )
 
     def entity_by_no(self, entity_no: int) -> QueueState | None:
@@ -190,8 +178,7 @@ class PartitionState:
     def _dispatch(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
         match command:
             case Enqueue():
-                entity = self._entities.get(command.entity_no)
-                return _not_found() if entity is None else entity.enqueue(command, found)
+                return self._enqueue(command, found)
             case Settle():
                 entity = self._entities.get(command.entity_no)
                 if entity is None:
@@ -268,6 +255,13 @@ class PartitionState:
             idle.note(used, self._turn.outcome)
         return reply
 
+    def _enqueue(self, command: Enqueue, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        entity = self._entities.get(command.entity_no)
+        if entity is None:
+            return _not_found()
+        entity.accessed_ms = self._turn.now_ms
+        return entity.enqueue(command, found)
+
     def _add_consumer(self, command: AddConsumer) -> Reply:
         entity = self._entities.get(command.entity_no)
         if entity is None:
@@ -289,6 +283,7 @@ class PartitionState:
         if registered is None:
             return _not_found()
         sub, consumer = registered
+        sub.entity.accessed_ms = self._turn.now_ms
         needs = sub.set_demand(consumer, command.limit, is_drain=command.is_drain, found=found)
         if needs is not None:
             return needs

@@ -55,6 +55,7 @@ class QueueState:
 
     __slots__ = (
         "_subs",
+        "accessed_ms",
         "active",
         "dead_letters_expired",
         "default_ttl_ms",
@@ -107,6 +108,7 @@ class QueueState:
         self.share = share
         self.seen: SeenIds | None = None
         self.outbound = 0  # messages of this entity that wait in the outbox
+        self.accessed_ms = 0  # when somebody sent or received last, as far as this life knows
         self._define(properties)
         self.active: SubQueueState
         if not isinstance(properties, TopicProperties) and properties.requires_session:

@@ -1,0 +1,367 @@
+"""Every change of a definition at run time, and every question about entities.
+
+Doors (ATOM, the control API) and the manifests of a start come through here; what the AMQP doors
+need on the way of a message they ask `router`. A change runs in a task of the bus: a client that
+hangs up does not stop it half-way. The directory decides and serialises; counts are the hosts'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeVar
+
+from postbus.broker.directory import Directory
+from postbus.broker.host import Host
+from postbus.broker.preconditions import DirectoryRefusal, Precondition, PutMode, rule_named
+from postbus.broker.router import Availability
+from postbus.contract import (
+    EntityKind,
+    EntityProperties,
+    NamespaceLimits,
+    NamespaceProperties,
+    QueueProperties,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import Refusal, Refused, Tick
+from postbus.entity.counts import Counts, sum_of
+from postbus.store.catalog import CatalogEntry
+from postbus.store.errors import StoreError
+
+__all__ = [
+    "Administration",
+    "AdministrationRefused",
+    "DeletePolicy",
+    "EntityDescription",
+    "PutMode",
+    "RuleDescription",
+    "RuntimeInformation",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOADING_S: Final = 10.0
+"""How long a question waits for partitions. Our choice: twice the silence after which a partition
+may be taken over, and less than a client waits."""
+
+
+class DeletePolicy(Enum):
+    """What becomes of the messages of an entity that is deleted."""
+
+    DELETE = "Delete"
+    DELETE_IF_EMPTY = "DeleteIfEmpty"
+    RETAIN = "Retain"
+
+
+class AdministrationRefused(Exception):
+    """A change or a question that is refused; nothing changed."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        super().__init__(refused.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDescription:
+    """A rule of a subscription and when it was made."""
+
+    properties: RuleProperties
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntityDescription:
+    """An entity as the catalog has it. `version`: the catalog's when it was changed last, its ETag.
+
+    `name` is in the case it was created with; of a subscription it is the path
+    `topic/Subscriptions/name`. `partitions`: those it lives in.
+    """
+
+    entity_no: int
+    name: str
+    kind: EntityKind
+    properties: EntityProperties
+    rules: tuple[RuleDescription, ...]
+    version: int
+    created_ms: int
+    updated_ms: int
+    is_partitioned: bool
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeInformation:
+    """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
+
+    `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
+    `accessed_ms`: when somebody sent or received last; None when nobody did since the broker
+    started. `subscription_count` is a topic's.
+    """
+
+    active: int
+    dead_letter: int
+    scheduled: int
+    transfer: int
+    transfer_dead_letter: int
+    size_bytes: int
+    accessed_ms: int | None
+    availability: Availability
+    subscription_count: int
+
+
+class Administration:
+    """See the module's docstring. Whatever is refused raises `AdministrationRefused`."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        hosts: Sequence[Host],
+        *,
+        namespace: str,
+        properties: NamespaceProperties,
+        start: Callable[[Coroutine[object, object, None]], object],
+        loading_s: float = LOADING_S,
+    ) -> None:
+        """`start` runs a coroutine in a task of the bus."""
+        self._directory = directory
+        self._hosts = hosts
+        self._start = start
+        self._loading_s = loading_s
+        self.namespace = namespace
+        self.properties = properties
+
+    # --- questions ------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> NamespaceLimits:
+        """What the namespace's tier allows."""
+        return self.properties.limits
+
+    @property
+    def version(self) -> int:
+        """The catalog's version: each change of a definition raises it."""
+        return self._directory.version
+
+    def find(self, path: str) -> EntityDescription | None:
+        """Return an entity by its path, whatever its case; None when there is none."""
+        entry = self._directory.find(_key(path))
+        return None if entry is None else self._described(entry)
+
+    def listed(
+        self, kind: EntityKind, topic: str | None = None, skip: int = 0, top: int = 100
+    ) -> list[EntityDescription]:
+        """Return a page in order of name; of subscriptions those of `topic`, None: of all.
+
+        Raises ENTITY_NOT_FOUND for a topic that is not there.
+        """
+        of: EntityKind | int = kind
+        if topic is not None:
+            owner = self._directory.find(_key(topic))
+            if owner is None or owner.kind is not EntityKind.TOPIC:
+                raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
+            of = owner.entity_no
+        page = self._directory.page(of, max(skip, 0), max(top, 0))
+        return [self._described(entry) for entry in page]
+
+    def acknowledged(self) -> dict[int, int]:
+        """Return partition -> the version of the catalog it has.
+
+        One that is not loaded counts as having the latest: it takes nothing before it caught up.
+        """
+        return self._directory.acknowledged()
+
+    async def runtime(self, path: str) -> RuntimeInformation:
+        """Return counts of an entity; loads its partitions.
+
+        Raises ENTITY_NOT_FOUND, or NOT_APPLIED while a partition cannot be loaded.
+        """
+        entry = self._directory.find(_key(path))
+        if entry is None:
+            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+        hosts = [self._hosts[home] for home in self._directory.homes_of(entry)]
+        await self._load(hosts)
+        found = [host.counts(entry.entity_no) for host in hosts]
+        known = [each for each in found if each is not None]
+        if len(known) < len(hosts):  # reloaded since, or deleted
+            if self._directory.numbered(entry.entity_no) is None:
+                raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+            raise _refused(Refusal.NOT_APPLIED, "a partition is being loaded; try again")
+        is_limited = any(host.trouble is not None for host in hosts)
+        return _runtime(
+            sum_of(known),
+            Availability.LIMITED if is_limited else Availability.AVAILABLE,
+            self._directory.subscription_count(entry.entity_no),
+        )
+
+    async def _load(self, hosts: Sequence[Host]) -> None:
+        """Return when these are loaded; raises NOT_APPLIED when that takes too long."""
+        calls = [asyncio.ensure_future(host.call(Tick())) for host in hosts if not host.is_loaded]
+        if not calls:
+            return
+        try:
+            done, late = await asyncio.wait(calls, timeout=self._loading_s)
+        finally:
+            for call in calls:
+                call.cancel()
+        if late or any(isinstance(call.result(), Refused) for call in done):
+            troubles = [host.trouble for host in hosts if host.trouble is not None]
+            why = f": {troubles[0]}" if troubles else ""
+            raise _refused(Refusal.NOT_APPLIED, f"the store is away{why}; try again")
+
+    # --- definitions ----------------------------------------------------------------------------
+
+    async def put_queue(
+        self,
+        name: str,
+        properties: QueueProperties,
+        *,
+        mode: PutMode,
+        expected_version: int | None = None,
+    ) -> EntityDescription:
+        """Create a queue or replace its definition; returns when its partitions follow it."""
+        condition = Precondition(mode, expected_version)
+        return self._described(
+            await self._change(self._directory.put_queue(name, properties, condition))
+        )
+
+    async def put_topic(
+        self,
+        name: str,
+        properties: TopicProperties,
+        *,
+        mode: PutMode,
+        expected_version: int | None = None,
+    ) -> EntityDescription:
+        """Create a topic or replace its definition."""
+        condition = Precondition(mode, expected_version)
+        return self._described(
+            await self._change(self._directory.put_topic(name, properties, condition))
+        )
+
+    async def put_subscription(
+        self,
+        topic: str,
+        name: str,
+        properties: SubscriptionProperties,
+        rules: Sequence[RuleProperties] | None = None,
+        *,
+        mode: PutMode,
+        expected_version: int | None = None,
+    ) -> EntityDescription:
+        """Create a subscription or replace its definition.
+
+        `rules` replace those it has; None keeps them, or gives a new one `$Default`.
+        """
+        condition = Precondition(mode, expected_version)
+        work = self._directory.put_subscription(topic, name, properties, rules, condition)
+        return self._described(await self._change(work))
+
+    async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
+        """Give a subscription a rule or change the one of that name, which keeps its time."""
+        entry = await self._change(self._directory.add_rule(_key(path), rule, mode))
+        stored = rule_named(entry.rules, rule.name)
+        assert stored is not None
+        return RuleDescription(stored.properties, stored.created_ms)
+
+    async def delete_rule(self, path: str, name: str) -> None:
+        """Take a rule from a subscription; one without rules gets nothing."""
+        await self._change(self._directory.remove_rule(_key(path), name))
+
+    async def delete(
+        self,
+        path: str,
+        *,
+        policy: DeletePolicy = DeletePolicy.DELETE,
+        expected_version: int | None = None,
+    ) -> None:
+        """Free a name at once; a topic takes its subscriptions along."""
+        if policy is not DeletePolicy.DELETE:
+            raise _refused(Refusal.NOT_ALLOWED, f"the policy {policy.value} is not there yet")
+        if not await self._change(self._directory.delete(_key(path), expected_version)):
+            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+
+    # --- how a change runs ----------------------------------------------------------------------
+
+    async def _change(self, work: Coroutine[object, object, T]) -> T:
+        """Run a change to its end, whatever becomes of who asked for it."""
+        answered: asyncio.Future[T | AdministrationRefused] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+        async def run() -> None:
+            answer = await _outcome(work)
+            if not answered.done():
+                answered.set_result(answer)
+
+        running = run()
+        try:
+            self._start(running)
+        except RuntimeError:  # the bus's tasks have ended
+            running.close()
+            work.close()
+            raise _refused(Refusal.NOT_APPLIED, "the broker is stopping") from None
+        answer = await answered
+        if isinstance(answer, AdministrationRefused):
+            raise answer
+        return answer
+
+    def _described(self, entry: CatalogEntry) -> EntityDescription:
+        return EntityDescription(
+            entry.entity_no,
+            entry.name,
+            entry.kind,
+            entry.properties,
+            tuple(RuleDescription(rule.properties, rule.created_ms) for rule in entry.rules),
+            entry.version,
+            entry.created_ms,
+            entry.updated_ms,
+            entry.is_partitioned,
+            tuple(self._directory.homes_of(entry)),
+        )
+
+
+async def _outcome(work: Coroutine[object, object, T]) -> T | AdministrationRefused:
+    """Return what a change returns, or why it did not happen."""
+    try:
+        return await work
+    except DirectoryRefusal as error:
+        return AdministrationRefused(error.refused)
+    except StoreError as error:
+        refused = _refused(Refusal.NOT_APPLIED, f"the store is away: {error}; try again")
+        refused.__cause__ = error
+        return refused
+    except Exception:  # a definition of a client's may not end the bus
+        logger.exception("a change of a definition broke")
+        return _refused(Refusal.NOT_APPLIED, "it could not be stored; the broker's log says why")
+
+
+def _refused(refusal: Refusal, detail: str) -> AdministrationRefused:
+    return AdministrationRefused(Refused(refusal, detail))
+
+
+def _key(path: str) -> str:
+    """Return the name by which the catalog finds a path."""
+    return path.strip("/").lower()
+
+
+def _runtime(
+    counts: Counts, availability: Availability, subscription_count: int
+) -> RuntimeInformation:
+    return RuntimeInformation(
+        counts.active,
+        counts.dead_letter,
+        counts.scheduled,
+        counts.transfer,
+        counts.transfer_dead_letter,
+        counts.size_bytes,
+        counts.accessed_ms or None,
+        availability,
+        subscription_count,
+    )

@@ -1,0 +1,194 @@
+"""What must be true of an entity when a change of its definition comes: its name, what it is now,
+its tier and the rest of the namespace.
+
+Questions only; the directory asks them under its lock, so that what is true stays so until the
+change is written. Whatever is wrong is raised as `DirectoryRefusal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from postbus.broker.entries import Entries
+from postbus.contract import (
+    EntityKind,
+    EntityProperties,
+    NamespaceLimits,
+    RuleProperties,
+    TopicProperties,
+)
+from postbus.definitions import (
+    Described,
+    change_problems,
+    doubled_rule,
+    forwarding_problems,
+    rule_count_problem,
+    tier_problems,
+)
+from postbus.entity.commands import Refusal, Refused
+from postbus.entity.rules import check_rule
+from postbus.entity.sql_grammar import RuleError
+from postbus.store.catalog import CatalogEntry, StoredRule
+
+
+class DirectoryRefusal(Exception):
+    """A change of the catalog that is refused; nothing changed."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        super().__init__(refused.detail)
+
+
+def refusal(why: Refusal, detail: str) -> DirectoryRefusal:
+    return DirectoryRefusal(Refused(why, detail))
+
+
+class PutMode(Enum):
+    """Whether what is put must be there before."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What a client takes an entity for. `version` None: any."""
+
+    mode: PutMode = PutMode.ANY
+    version: int | None = None
+
+    def check(self, kind: EntityKind, name: str, known: CatalogEntry | None) -> None:
+        """Refuse when the entity of this name, None if there is none, is another."""
+        if known is None:
+            if self.mode is PutMode.UPDATE or self.version is not None:
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no {kind.value} {name}")
+        elif known.kind is not kind or self.mode is PutMode.CREATE:
+            raise refusal(
+                Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
+            )
+        elif self.version is not None and self.version != known.version:
+            raise refusal(
+                Refusal.CONFLICT,
+                f"{known.name} has version {known.version} and not {self.version}",
+            )
+
+
+ANYHOW: Final = Precondition()
+
+
+def check_name(check: Callable[[str], str], name: str) -> None:
+    """Refuse a name that `check` raises ValueError for."""
+    try:
+        check(name)
+    except ValueError as error:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"{name!r}: {error}") from error
+
+
+def check_definition(
+    entries: Entries, limits: NamespaceLimits, wanted: Described, known: CatalogEntry | None
+) -> None:
+    """Refuse what the tier, the past or the rest of the namespace does not allow."""
+    if known is not None:
+        changed = change_problems(known.properties, wanted.properties)
+        if changed:
+            raise refusal(Refusal.NOT_ALLOWED, _shown(changed))
+    problems = tier_problems(wanted.properties, limits)
+    if known is not None and known.is_partitioned:  # it may come from another tier (S146)
+        problems.pop("enablePartitioning", None)
+    if known is None or _forwards_of(known.properties) != _forwards_of(wanted.properties):
+        problems |= forwarding_problems(wanted, entries.find, entries.subscriptions_named)
+    if problems:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
+
+
+def check_count(
+    entries: Entries,
+    limits: NamespaceLimits,
+    kind: EntityKind,
+    properties: EntityProperties,
+    topic: CatalogEntry | None,
+) -> None:
+    """Refuse a new entity for which there is no room; `topic` is that of a subscription."""
+    if topic is not None:
+        most = limits.max_subscription_count
+        if len(entries.subscriptions_of(topic.entity_no)) >= most:
+            raise refusal(
+                Refusal.QUOTA_EXCEEDED, f"{topic.name} has {most} subscriptions, no more may be"
+            )
+        return
+    if entries.count >= limits.max_entity_count:
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"the namespace has {limits.max_entity_count} queues and topics, no more may be",
+        )
+    most_partitioned = limits.max_partitioned_count
+    is_partitioned = getattr(properties, "enable_partitioning", False)
+    if (
+        is_partitioned
+        and most_partitioned is not None
+        and entries.partitioned_count >= most_partitioned
+    ):
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"the namespace has {most_partitioned} partitioned {kind.value}s and the like,"
+            " no more may be",
+        )
+
+
+def check_rules(
+    entries: Entries,
+    limits: NamespaceLimits,
+    rules: Sequence[StoredRule],
+    known: CatalogEntry | None,
+    topic: CatalogEntry,
+) -> None:
+    """Refuse rules that cannot be read, are named twice or are too many for their topic."""
+    before = {} if known is None else {_key(rule): rule for rule in known.rules}
+    if known is not None and tuple(rules) == known.rules:
+        return
+    wanted = [rule.properties for rule in rules]
+    name = doubled_rule(wanted)
+    if name is not None:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"the rule {name} is named twice")
+    for rule in rules:
+        if before.get(_key(rule)) != rule:
+            try:
+                check_rule(rule.properties)
+            except RuleError as error:
+                detail = f"rule {rule.properties.name}: {error}"
+                raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, detail) from error
+    others = entries.rules_of_topic(topic.entity_no, known.entity_no if known else None)
+    problem = rule_count_problem([*others, *wanted], limits)
+    if problem is not None:
+        raise refusal(Refusal.QUOTA_EXCEEDED, problem)
+
+
+def rule_named(rules: Sequence[StoredRule], name: str) -> StoredRule | None:
+    """Return the rule of a name, whatever its case."""
+    return next((rule for rule in rules if _key(rule) == name.lower()), None)
+
+
+def to_store(
+    rules: Sequence[RuleProperties], known: Sequence[StoredRule]
+) -> tuple[StoredRule, ...]:
+    """Return rules to store; one that was there before keeps its time, also when it changes."""
+    times = {_key(rule): rule.created_ms for rule in known}
+    return tuple(StoredRule(rule, times.get(rule.name.lower(), 0)) for rule in rules)
+
+
+def _key(rule: StoredRule) -> str:
+    return rule.properties.name.lower()
+
+
+def _shown(problems: dict[str, str]) -> str:
+    return "; ".join(f"{where}: {text}" if where else text for where, text in problems.items())
+
+
+def _forwards_of(properties: EntityProperties) -> tuple[str | None, str | None]:
+    if isinstance(properties, TopicProperties):
+        return None, None
+    return properties.forward_to, properties.forward_dead_lettered_messages_to

@@ -1,0 +1,36 @@
+"""What is counted of an entity; plain data, made by `partition_state` and told by doors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Exact counts of one entity; `size_bytes` is an estimate after a load (D18).
+
+    `active` includes locked and deferred messages, `transfer` is what waits in the outbox.
+    `accessed_ms`: when somebody sent or received last, 0 when that is not known.
+    """
+
+    active: int
+    dead_letter: int
+    scheduled: int
+    transfer_dead_letter: int
+    size_bytes: int
+    transfer: int = 0
+    accessed_ms: int = 0
+
+
+def sum_of(parts: Sequence[Counts]) -> Counts:
+    """Return the counts of an entity whose parts lie in several partitions."""
+    return Counts(
+        sum(each.active for each in parts),
+        sum(each.dead_letter for each in parts),
+        sum(each.scheduled for each in parts),
+        sum(each.transfer_dead_letter for each in parts),
+        sum(each.size_bytes for each in parts),
+        sum(each.transfer for each in parts),
+        max((each.accessed_ms for each in parts), default=0),
+    )

@@ -1,0 +1,363 @@
+"""Definitions at run time: what doors ask and change, and what they are told (ATOM, control)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+    PutMode,
+)
+from postbus.broker.router import Availability
+from postbus.contract import (
+    EntityKind,
+    EntityStatus,
+    NamespaceProperties,
+    QueueProperties,
+    RuleProperties,
+    SqlFilter,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import Refusal
+from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreUnavailable
+from postbus.store.postgres import Store
+from tests.broker.partition_rig import Bus, message, running, spread
+
+pytestmark = pytest.mark.slow
+
+CREATE, UPDATE, ANY = PutMode.CREATE, PutMode.UPDATE, PutMode.ANY
+QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
+
+
+def administration_of(bus: Bus, **options: Any) -> Administration:
+    return Administration(
+        bus.directory,
+        bus.hosts,
+        namespace="test-bus",
+        properties=NamespaceProperties(),
+        start=bus.hosts[0].start,
+        **options,
+    )
+
+
+@asynccontextmanager
+async def administered(
+    store: Store, partition_count: int = 4, **options: Any
+) -> AsyncIterator[tuple[Administration, Bus]]:
+    async with running(store, partition_count=partition_count) as bus:
+        yield administration_of(bus, **options), bus
+
+
+async def refusal_of(work: Any) -> Refusal:
+    with pytest.raises(AdministrationRefused) as caught:
+        await work
+    assert str(caught.value), "a refusal says why"
+    return caught.value.refused.refusal
+
+
+def rule(name: str, text: str = "1=1") -> RuleProperties:
+    return RuleProperties(name=name, sql_filter=SqlFilter(sql_expression=text))
+
+
+# --- definitions --------------------------------------------------------------------------------
+
+
+async def test_modes_say_whether_an_entity_must_be_there(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        assert await refusal_of(administration.put_queue("q", QUEUE, mode=UPDATE)) is (
+            Refusal.ENTITY_NOT_FOUND
+        )
+        made = await administration.put_queue("Orders", QUEUE, mode=CREATE)
+        assert (made.name, made.kind, made.version) == ("Orders", EntityKind.QUEUE, 1)
+        assert made.created_ms == made.updated_ms > 0
+        assert administration.version == 1
+        for taken in (
+            administration.put_queue("orders", QUEUE, mode=CREATE),
+            administration.put_topic("orders", TOPIC, mode=ANY),
+            administration.put_topic("orders", TOPIC, mode=UPDATE),
+        ):
+            assert await refusal_of(taken) is Refusal.ALREADY_EXISTS
+        changed = await administration.put_queue(
+            "ORDERS", QueueProperties(lock_duration_ms=5_000, user_metadata="a note"), mode=UPDATE
+        )
+        assert (changed.name, changed.entity_no, changed.version) == ("Orders", made.entity_no, 2)
+        found = administration.find("/oRDERs")
+        assert found == changed
+        assert isinstance(found.properties, QueueProperties)
+        assert found.properties.user_metadata == "a note"
+        assert (await administration.put_queue("orders", QUEUE, mode=ANY)).version == 3
+        assert (await administration.put_queue("orders", QUEUE, mode=ANY)).version == 3
+
+
+async def test_a_change_of_another_version_is_a_conflict(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        made = await administration.put_queue("q", QUEUE, mode=CREATE)
+        first = await administration.put_queue(
+            "q",
+            QueueProperties(max_delivery_count=3),
+            mode=UPDATE,
+            expected_version=made.version,
+        )
+        late = administration.put_queue(
+            "q",
+            QueueProperties(max_delivery_count=4),
+            mode=UPDATE,
+            expected_version=made.version,
+        )
+        assert await refusal_of(late) is Refusal.CONFLICT
+        deleted = administration.delete("q", expected_version=made.version)
+        assert await refusal_of(deleted) is Refusal.CONFLICT
+        assert administration.find("q") == first
+        await administration.delete("q", expected_version=first.version)
+        assert administration.find("q") is None
+        gone = administration.put_queue("q", QUEUE, mode=ANY, expected_version=first.version)
+        assert await refusal_of(gone) is Refusal.ENTITY_NOT_FOUND
+
+
+async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        made = await administration.put_queue("q", QUEUE, mode=CREATE)
+        changes = [
+            administration.put_queue(
+                "q",
+                QueueProperties(max_delivery_count=count),
+                mode=UPDATE,
+                expected_version=made.version,
+            )
+            for count in range(2, 10)
+        ]
+        results = await asyncio.gather(*changes, return_exceptions=True)
+        refused = [each for each in results if isinstance(each, AdministrationRefused)]
+        assert len(refused) == 7
+        assert {each.refused.refusal for each in refused} == {Refusal.CONFLICT}
+
+
+async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        for name, work in (
+            ("enablePartitioning", administration.put_queue("q", spread(), mode=UPDATE)),
+            (
+                "requiresSession",
+                administration.put_queue("q", QueueProperties(requires_session=True), mode=ANY),
+            ),
+            (
+                "requiresDuplicateDetection",
+                administration.put_topic(
+                    "t", TopicProperties(requires_duplicate_detection=True), mode=UPDATE
+                ),
+            ),
+            (
+                "requiresSession",
+                administration.put_subscription(
+                    "t", "s", SubscriptionProperties(requires_session=True), mode=UPDATE
+                ),
+            ),
+        ):
+            with pytest.raises(AdministrationRefused, match=name) as caught:
+                await work
+            assert caught.value.refused.refusal is Refusal.NOT_ALLOWED
+        assert administration.version == 3
+
+
+async def test_rules_are_put_and_deleted_and_keep_their_time(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        path = "T/subscriptions/S"
+        made = await administration.put_rule(path, rule("red", "color = 'red'"), mode=CREATE)
+        assert made.created_ms > 0
+        again = administration.put_rule(path, rule("RED"), mode=CREATE)
+        assert await refusal_of(again) is Refusal.ALREADY_EXISTS
+        missing = administration.put_rule(path, rule("blue"), mode=UPDATE)
+        assert await refusal_of(missing) is Refusal.ENTITY_NOT_FOUND
+        broken = administration.put_rule(path, rule("red", "color =="), mode=UPDATE)
+        assert await refusal_of(broken) is Refusal.ARGUMENT_OUT_OF_RANGE
+        changed = await administration.put_rule(path, rule("red", "color = 'r'"), mode=UPDATE)
+        assert changed.created_ms == made.created_ms
+        await administration.delete_rule(path, "$default")
+        assert await refusal_of(administration.delete_rule(path, "$Default")) is (
+            Refusal.ENTITY_NOT_FOUND
+        )
+        found = administration.find(path)
+        assert found is not None
+        assert found.rules == (changed,)
+        assert found.name == "t/Subscriptions/s"
+        whole = await administration.put_subscription(
+            "t", "s", SUBSCRIPTION, [rule("red", "1=0"), rule("new")], mode=UPDATE
+        )
+        assert [each.created_ms == made.created_ms for each in whole.rules] == [True, False]
+
+
+async def test_pages_are_in_order_of_name(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        for name in ("b", "A", "c", "B2"):
+            await administration.put_queue(name, QUEUE, mode=CREATE)
+        for topic in ("t", "u"):
+            await administration.put_topic(topic, TOPIC, mode=CREATE)
+            for name in ("two", "One"):
+                await administration.put_subscription(topic, name, SUBSCRIPTION, mode=CREATE)
+
+        def names(*asked: Any, **page: int) -> list[str]:
+            return [each.name for each in administration.listed(*asked, **page)]
+
+        assert names(EntityKind.QUEUE) == ["A", "b", "B2", "c"]
+        assert names(EntityKind.QUEUE, skip=1, top=2) == ["b", "B2"]
+        assert names(EntityKind.QUEUE, skip=4) == []
+        assert names(EntityKind.TOPIC) == ["t", "u"]
+        subscriptions = ["u/Subscriptions/One", "u/Subscriptions/two"]
+        assert names(EntityKind.SUBSCRIPTION, "U") == subscriptions
+        assert names(EntityKind.SUBSCRIPTION)[2:] == subscriptions
+        with pytest.raises(AdministrationRefused, match="no topic"):
+            administration.listed(EntityKind.SUBSCRIPTION, "b")
+        await administration.delete("b")
+        await administration.delete("u")
+        assert names(EntityKind.QUEUE) == ["A", "B2", "c"]
+        assert len(names(EntityKind.SUBSCRIPTION)) == 2
+        await administration.put_topic("u", TOPIC, mode=CREATE)
+        assert names(EntityKind.SUBSCRIPTION, "u") == []
+
+
+# --- who hangs up, what the store does ------------------------------------------------------------
+
+
+class SlowCatalog(CatalogStore):
+    """The real catalog; a write waits until it is let go."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def put(self, **given: Any) -> Any:
+        self.begun.set()
+        await self.goes_on.wait()
+        return await super().put(**given)
+
+
+async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        catalog = SlowCatalog(store)
+        bus.directory._catalog = catalog
+        await bus.load()
+        asked = asyncio.create_task(administration.put_queue("q", QUEUE, mode=CREATE))
+        await catalog.begun.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        catalog.goes_on.set()
+        while administration.find("q") is None:
+            await asyncio.sleep(0)
+        assert await refusal_of(administration.put_queue("q", QUEUE, mode=CREATE)) is (
+            Refusal.ALREADY_EXISTS
+        )
+        assert (await bus.sent(bus.address("q"), message("x"))) == [1]
+
+
+class AwayCatalog(CatalogStore):
+    async def put(self, **given: Any) -> Any:
+        raise StoreUnavailable("no route")
+
+
+async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        bus.directory._catalog = AwayCatalog(store)
+        assert await refusal_of(administration.put_queue("q", QUEUE, mode=CREATE)) is (
+            Refusal.NOT_APPLIED
+        )
+        assert administration.find("q") is None
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("properties", [QUEUE, spread()])
+async def test_counts_are_exact_and_load_what_is_not_loaded(
+    store: Store, properties: QueueProperties
+) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("q", properties, mode=CREATE)
+        await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(10)))
+        used = await administration.runtime("q")
+        assert used.accessed_ms is not None
+    async with administered(store) as (administration, bus):
+        assert not any(host.is_loaded for host in bus.hosts)
+        found = await administration.runtime("Q")
+        assert (found.active, found.dead_letter, found.scheduled) == (10, 0, 0)
+        assert found.size_bytes > 0
+        assert found.availability is Availability.AVAILABLE
+        loaded = sum(host.is_loaded for host in bus.hosts)
+        assert loaded == (4 if properties.enable_partitioning else 1)
+        assert await refusal_of(administration.runtime("r")) is Refusal.ENTITY_NOT_FOUND
+
+
+async def test_a_topic_counts_its_subscriptions(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        for name in ("a", "b"):
+            await administration.put_subscription("t", name, SUBSCRIPTION, mode=CREATE)
+        await bus.sent(bus.address("t"), message("x"))
+        assert (await administration.runtime("t")).subscription_count == 2
+        assert (await administration.runtime("t")).active == 0
+        assert (await administration.runtime("t/Subscriptions/a")).active == 1
+
+
+async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> None:
+    async with administered(store, partition_count=2) as (administration, bus):
+        names = {bus.directory.homes_of(entry)[0]: entry.name for entry in [
+            await bus.directory.put_queue(f"q{n}", QUEUE) for n in range(8)
+        ]}  # fmt: skip
+        source, target = names[0], names[1]
+        await administration.put_queue(
+            source, QueueProperties(forward_to=target, status=EntityStatus.ACTIVE), mode=UPDATE
+        )
+        await bus.load()
+        bus.hosts[1].interrupt(30)
+        await bus.sent(bus.address(source), *(message(f"{n}") for n in range(5)))
+        found = await administration.runtime(source)
+        assert (found.active, found.transfer) == (0, 5)
+
+
+async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) -> None:
+    async with administered(store, loading_s=0.2) as (administration, bus):
+        await administration.put_queue("q", QUEUE, mode=CREATE)
+        for host in bus.hosts:
+            host.interrupt(60)
+        assert await refusal_of(administration.runtime("q")) is Refusal.NOT_APPLIED
+
+
+# --- who has what -------------------------------------------------------------------------------
+
+
+async def test_partitions_acknowledge_a_version(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await bus.load()
+        made = await administration.put_queue("q", spread(), mode=CREATE)
+        assert administration.acknowledged() == dict.fromkeys(range(4), made.version)
+        gate = asyncio.Event()
+        home = bus.hosts[2]
+        call = home.call
+
+        async def late(command: Any) -> Any:
+            await gate.wait()
+            return await call(command)
+
+        home.call = late  # type: ignore[method-assign]
+        changing = asyncio.create_task(
+            administration.put_queue("q", spread(max_delivery_count=3), mode=UPDATE)
+        )
+        while administration.version == made.version:
+            await asyncio.sleep(0)
+        assert administration.acknowledged()[2] == made.version
+        gate.set()
+        await changing
+        assert administration.acknowledged() == dict.fromkeys(range(4), made.version + 1)
