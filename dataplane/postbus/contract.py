@@ -485,10 +485,14 @@ PropertyValue = Annotated[bool | int | float | str, BeforeValidator(_check_prope
 
 
 class SqlFilter(Model):
-    """Selects messages by an expression. The level is kept for clients and means nothing."""
+    """Selects messages by an expression. The level is kept for clients and means nothing.
+
+    `parameters` are what `@name` stands for in the expression, under its name with or without `@`.
+    """
 
     sql_expression: SqlText = Field(alias="sqlExpression")
     compatibility_level: int = Field(20, alias="compatibilityLevel")
+    parameters: dict[str, PropertyValue] = Field(default_factory=dict)
 
 
 class CorrelationFilter(Model):
@@ -516,10 +520,11 @@ class CorrelationFilter(Model):
 
 
 class SqlAction(Model):
-    """Changes a copy of the message that its rule selected."""
+    """Changes a copy of the message that its rule selected. `parameters` as of a filter."""
 
     sql_expression: SqlText = Field(alias="sqlExpression")
     compatibility_level: int = Field(20, alias="compatibilityLevel")
+    parameters: dict[str, PropertyValue] = Field(default_factory=dict)
 
 
 class RuleProperties(Model):

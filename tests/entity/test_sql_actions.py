@@ -321,7 +321,7 @@ def test_the_name_of_the_rule_fits_into_full_properties() -> None:
         ("SET a = 1,\nb = 2", "line 1, column 10: expected SET, REMOVE or the end, found ','"),
         ("SET a = 1\nREMOVE 1", "line 2, column 8: expected a name, found '1'"),
         ("SET p('a') = 1", "line 1, column 6: expected '=', found '('"),
-        ("SET a = @x", "line 1, column 9: expected a value, found the parameter @x;"),
+        ("SET a = @x", "line 1, column 9: the parameter @x has no value;"),
         ("REMOVE sys.Label", "sys.Label cannot be removed; set it to NULL instead"),
         ("SET sys.EnqueuedTimeUtc = NULL", "sys.EnqueuedTimeUtc cannot be set"),
         ("SET sys.SequenceNumber = 1", "sys.SequenceNumber cannot be set"),

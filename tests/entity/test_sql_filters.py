@@ -404,7 +404,10 @@ def test_broken_properties_fail_only_the_rules_that_read_them() -> None:
         ("p() = 1", "line 1, column 1: p() takes the name of a property"),
         (
             "a = @b",
-            "line 1, column 5: expected a value, found the parameter @b; write its value instead",
+            (
+                "line 1, column 5: the parameter @b has no value;"
+                " give it one or write the value instead"
+            ),
         ),
         (
             "a = 9223372036854775809",

@@ -79,13 +79,14 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
     source = random.Random(0) if source is None else source
     action = None
     if properties.action is not None:
-        statements = parse_action(properties.action.sql_expression)
+        statements = parse_action(properties.action.sql_expression, properties.action.parameters)
         action = compile_action(properties.name, statements, source)
     if properties.correlation_filter is not None:
         criteria = correlation_criteria(properties.correlation_filter)
         return CompiledRule(properties, criteria, _correlation_test(criteria), action)
     assert properties.sql_filter is not None
-    test = compile_test(parse_filter(properties.sql_filter.sql_expression), source)
+    given = properties.sql_filter
+    test = compile_test(parse_filter(given.sql_expression, given.parameters), source)
     return CompiledRule(properties, None, test, action)
 
 
@@ -101,6 +102,8 @@ def _texts(properties: RuleProperties) -> Iterator[str]:
     for given in (properties.sql_filter, properties.action):
         if given is not None:
             yield given.sql_expression
+            yield from given.parameters
+            yield from (value for value in given.parameters.values() if isinstance(value, str))
     correlation = properties.correlation_filter
     if correlation is not None:
         yield from correlation.properties

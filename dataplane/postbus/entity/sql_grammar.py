@@ -8,7 +8,8 @@ and "SQL action syntax" of Azure Service Bus; its quotas for the limits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Final, NoReturn, TypeAlias, assert_never
 
@@ -213,26 +214,39 @@ class Remove:
 
 Statement: TypeAlias = Assign | Remove
 
+Values: TypeAlias = Mapping[str, bool | int | float | str]
+"""What parameters stand for. Names ignore case and may begin with `@`."""
+
+NOTHING: Final[Values] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter, before its value takes its place."""
+
+    name: str
+    line: int
+    column: int
+
 
 # --- text to nodes --------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4_096)
-def parse_filter(text: str) -> Predicate:
-    """Return the condition of a filter. Raises `RuleError`."""
+def parse_filter(text: str, values: Values = NOTHING) -> Predicate:
+    """Return the condition of a filter, with values for its parameters. Raises `RuleError`."""
     predicate: Predicate = _parse(text, "filter", "a filter")
-    return predicate
+    return _bound(predicate, _named(values)) if "@" in text else predicate
 
 
-@lru_cache(maxsize=4_096)
-def parse_action(text: str) -> tuple[Statement, ...]:
-    """Return the statements of an action. Raises `RuleError`."""
+def parse_action(text: str, values: Values = NOTHING) -> tuple[Statement, ...]:
+    """Return the statements of an action, as of a filter. Raises `RuleError`."""
     statements: tuple[Statement, ...] = _parse(text, "action", "an action")
     if len(statements) > MAX_STATEMENTS:
         raise RuleError(f"an action has at most {MAX_STATEMENTS} statements")
-    return statements
+    return _bound(statements, _named(values)) if "@" in text else statements
 
 
+@lru_cache(maxsize=8_192)
 def _parse(text: str, start: str, noun: str) -> Any:
     if len(text) > MAX_CHARS:
         raise RuleError(f"the text of {noun} has at most {MAX_CHARS} characters")
@@ -374,8 +388,8 @@ class _Nodes(Transformer[Token, Any]):
     def null(self) -> Constant:
         return Constant(None)
 
-    def parameter(self, token: Token) -> NoReturn:
-        _fail(token, f"expected a value, found the parameter {token}; write its value instead")
+    def parameter(self, token: Token) -> _Parameter:
+        return _Parameter(str(token), token.line or 1, token.column or 1)
 
 
 def _unquoted(token: Token) -> str:
@@ -387,13 +401,41 @@ def _unquoted(token: Token) -> str:
 _CLOSING: Final = {"'": "'", '"': '"', "[": "]"}
 
 
+# --- parameters -----------------------------------------------------------------------------------
+
+
+def _named(values: Values) -> Values:
+    return {name.removeprefix("@").lower(): value for name, value in values.items()}
+
+
+def _bound(node: Any, values: Values) -> Any:
+    """Return a node with constants for parameters; its depth was checked."""
+    if isinstance(node, _Parameter):
+        name = node.name.removeprefix("@").lower()
+        if name not in values:
+            raise RuleError(
+                f"line {node.line}, column {node.column}: the parameter {node.name} has no value;"
+                " give it one or write the value instead"
+            )
+        value = values[name]
+        if type(value) is int and not -MAX_INTEGER - 1 <= value <= MAX_INTEGER:
+            raise RuleError(f"the number {value} of the parameter {node.name} is too large")
+        return Constant(value)
+    if isinstance(node, tuple):
+        return tuple(_bound(part, values) for part in node)
+    if not is_dataclass(node):
+        return node
+    changes = {field.name: _bound(getattr(node, field.name), values) for field in fields(node)}
+    return replace(node, **changes)  # type: ignore[type-var]  # an instance, not a class
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 
-def _check_size(root: Predicate | Expression) -> None:
+def _check_size(root: Predicate | Expression | _Parameter) -> None:
     """Refuse what evaluating could not bear; walks without recursion."""
     comparisons = 0
-    pending: list[tuple[Predicate | Expression, int]] = [(root, 1)]
+    pending: list[tuple[Predicate | Expression | _Parameter, int]] = [(root, 1)]
     while pending:
         node, depth = pending.pop()
         if depth > MAX_DEPTH:
@@ -409,9 +451,9 @@ def _check_size(root: Predicate | Expression) -> None:
         )
 
 
-def _parts(node: Predicate | Expression) -> tuple[Predicate | Expression, ...]:
+def _parts(node: Predicate | Expression | _Parameter) -> tuple[Predicate | Expression, ...]:
     match node:
-        case Constant() | Property() | NewId() | IsNull() | Exists():
+        case Constant() | Property() | NewId() | IsNull() | Exists() | _Parameter():
             return ()
         case PropertyCall(operand) | Negative(operand) | Positive(operand) | Not(operand):
             return (operand,)

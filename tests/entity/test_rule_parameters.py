@@ -1,0 +1,89 @@
+"""Parameters of filters and actions: a value takes the place of a name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postbus.contract import RuleProperties, SqlAction, SqlFilter
+from postbus.entity.rules import RuleError, check_rule, compile_rule
+from postbus.entity.sql_grammar import Comparison, Constant, Property, parse_filter
+from postbus.message.codec import Value
+from postbus.message.fields import MessageFields
+from tests.entity.published import fields_of, published
+
+
+def rule(text: str, values: dict[str, object], action: str | None = None) -> RuleProperties:
+    return RuleProperties(
+        name="r",
+        sql_filter=SqlFilter(sql_expression=text, parameters=values),
+        action=None if action is None else SqlAction(sql_expression=action, parameters=values),
+    )
+
+
+def matches(text: str, values: dict[str, object], application: dict[str, Value]) -> bool:
+    return compile_rule(rule(text, values)).matches(fields_of(published(application)))
+
+
+@pytest.mark.parametrize("name", ["@p", "p", "@P"])
+def test_a_parameter_stands_for_its_value_whatever_the_case(name: str) -> None:
+    assert matches("a = @p", {name: "x"}, {"a": "x"})
+    assert not matches("a = @p", {name: "x"}, {"a": "y"})
+
+
+def test_parameters_may_stand_wherever_a_value_does() -> None:
+    values = {"@one": 1, "@two": 2.5, "@text": "x%", "@yes": True, "@name": "b"}
+    assert matches("-@one + a * @two = 4", values, {"a": 2})
+    assert matches("a IN (@one, @text)", values, {"a": "x%"})
+    assert matches("a LIKE @text AND c = @yes", values, {"a": "xyz", "c": True})
+    assert matches("p(@name) = @one", values, {"b": 1})
+
+
+def test_equal_values_of_other_types_stay_apart() -> None:
+    assert matches("a = @p", {"@p": 1}, {"a": 1})
+    assert matches("a = @p", {"@p": True}, {"a": True})
+    assert not matches("a = @p", {"@p": 1}, {"a": True})
+
+
+def test_an_action_has_parameters_of_its_own() -> None:
+    acted = compile_rule(rule("@yes = TRUE", {"@yes": True, "@v": 7}, "SET a = @v; SET b = @yes"))
+    fields = fields_of(published({"c": 1}))
+    assert acted.is_always
+    assert MessageFields(acted.act(fields), 0).application == {
+        "c": 1,
+        "a": 7,
+        "b": True,
+        "RuleName": "r",
+    }
+
+
+def test_a_parameter_in_a_text_is_text() -> None:
+    assert matches("a = '@p'", {}, {"a": "@p"})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "line 1, column 5: the parameter @p has no value"),
+        ({"q": 1}, "line 1, column 5: the parameter @p has no value"),
+        ({"p": 2**63}, "the number 9223372036854775808 of the parameter @p is too large"),
+        ({"p": "\0"}, "a rule cannot hold the character NUL"),
+        ({"p": 1, "\0": 1}, "a rule cannot hold the character NUL"),
+    ],
+)
+def test_a_missing_or_impossible_value_is_told(values: dict[str, object], message: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        check_rule(rule("a = @p", values))
+    assert str(caught.value).startswith(message)
+
+
+def test_values_cannot_make_an_expression_deeper() -> None:
+    with pytest.raises(RuleError, match="nested more than 64 levels"):
+        parse_filter("a = " + "-" * 900 + "@p", {"p": 1})
+
+
+@given(st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text())
+def test_a_value_is_never_read_as_an_expression(value: bool | int | str) -> None:
+    found = parse_filter("a = @p", {"p": value})
+    assert found == Comparison("=", Property("a", is_system=False), Constant(value))
