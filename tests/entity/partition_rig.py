@@ -57,6 +57,7 @@ from postbus.entity.outcomes import (
     Ship,
 )
 from postbus.entity.partition_state import PartitionState, WindowBudget
+from postbus.entity.traffic import Traffic
 from postbus.message.codec import Described, decode_value
 from postbus.message.envelope import Envelope
 from tests.entity.partition_checks import check_partition
@@ -147,6 +148,7 @@ class Rig:
         self.hints: list[Available] = []
         self.idle: list[int] = []
         self.checks = True
+        self.traffic: dict[int, Traffic] = {}
         self.state = self._start()
         self.put(properties or QueueProperties())
 
@@ -158,6 +160,7 @@ class Rig:
             seed=self.seed,
             budget=self.budget,
             limits=self.limits,
+            traffic=self.traffic,
         )
 
     # --- the host's part ----------------------------------------------------------------------

@@ -53,7 +53,9 @@ from postbus.entity.outcomes import (
     Ship,
 )
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
-from postbus.store.errors import StoreUnavailable
+from postbus.entity.traffic import Traffic
+from postbus.store.counters import StoreCounters
+from postbus.store.errors import Fenced, StoreUnavailable
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
 
@@ -100,6 +102,9 @@ class Host:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
         self.reload_count = 0
+        self.fence_count = 0
+        self.counters = StoreCounters()
+        self._traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
         self._store = store
         self._directory = directory
@@ -209,6 +214,14 @@ class Host:
     def counts(self, entity_no: int) -> Counts | None:
         """Return exact message counts, None while the partition is not loaded."""
         return None if self._state is None else self._state.counts(entity_no)
+
+    def traffic(self, entity_no: int) -> Traffic | None:
+        """Return what went through an entity here, None when nothing did."""
+        return self._traffic.get(entity_no)
+
+    def locked_count(self, entity_no: int) -> int:
+        """Return how many active messages of an entity are locked here."""
+        return 0 if self._state is None else self._state.locked_count(entity_no)
 
     @property
     def is_due(self) -> bool:
@@ -467,6 +480,7 @@ class Host:
         self._refuse_untold()
         self._recovery.failed(error)
         self.reload_count += 1
+        self.fence_count += isinstance(error, Fenced)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -499,6 +513,7 @@ class Host:
                     seed=self._new_seed(),
                     budget=self._budget,
                     limits=self._limits,
+                    traffic=self._traffic,
                 )
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 if journal is not None:
@@ -519,6 +534,7 @@ class Host:
             on_committed=self._committed,
             on_failed=self._failed,
             one_by_one=self._recovery.is_one_by_one,
+            counters=self.counters,
         )
 
     def _enter(

@@ -55,6 +55,7 @@ def expire(sub: SubQueueState, message: QueuedMessage) -> None:
     """Drop or dead-letter an expired message that is in no place of the order any more."""
     if not sub.entity.dead_letters_expired:
         sub.remove(message, Settling.EXPIRED)
+        sub.entity.traffic.expired += 1
     else:
         dead_letter(sub, message, EXPIRED)
 
@@ -98,6 +99,7 @@ def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
     """
     assert message.envelope is not None
     entity = sub.entity
+    entity.traffic.dead_lettered += 1
     if entity.keeps_settled:
         sub.turn.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
     if entity.forward_dead_letters_to is not None:

@@ -124,6 +124,8 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
         turn.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
     count = len(tokens) - (0 if lost is None else len(lost))
     sub.live -= count
+    if sub.is_main:
+        sub.entity.traffic.completed += count
     sub.entity.shrink(size_bytes + stub_bytes)
     turn.window.remove(count - stubs, size_bytes)
     if sub.waiting:

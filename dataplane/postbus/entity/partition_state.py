@@ -74,6 +74,7 @@ from postbus.entity.queue_state import QueueState
 from postbus.entity.queued import Consumer
 from postbus.entity.session_state import SessionCommand
 from postbus.entity.topic_state import TopicState
+from postbus.entity.traffic import Traffic
 from postbus.entity.turn import DONE, Turn
 from postbus.entity.window import Window, WindowBudget
 
@@ -101,7 +102,9 @@ class PartitionState:
         seed: int,
         budget: WindowBudget,
         limits: NamespaceLimits,
+        traffic: dict[int, Traffic] | None = None,
     ) -> None:
+        """`traffic` is counted into; the caller keeps it for the next life of the partition."""
         self.partition_id = partition_id
         self.catalog_version = loaded.catalog_version
         self._turn = Turn(
@@ -111,6 +114,7 @@ class PartitionState:
             first_key=loaded.next_row_key,
             window=Window(budget),
             limits=limits,
+            traffic={} if traffic is None else traffic,
         )
         self._entities: dict[int, QueueState] = {}  # topics too, and subscriptions
         self._turn.outbox = self._outbox = Outbox(self._turn, self._entities)
@@ -168,6 +172,11 @@ class PartitionState:
             entity.outbound,
             entity.accessed_ms,
         )
+
+    def locked_count(self, entity_no: int) -> int:
+        """Return how many active messages of an entity are locked."""
+        entity = self._entities.get(entity_no)
+        return 0 if entity is None else entity.active.locked_count
 
     def entity_by_no(self, entity_no: int) -> QueueState | None:
         """Return an entity for reading only."""
@@ -448,6 +457,7 @@ class PartitionState:
             del self._consumers[consumer_id]
         self._inbox.drop(command.entity_no)
         self._idle.forget(command.entity_no)
+        self._turn.forget_traffic(command.entity_no)
         keys = self._outbox.drop(command.entity_no)
         keys.extend(entity.scheduled.row_keys())
         entity.scheduled.clear()

@@ -75,6 +75,7 @@ class QueueState:
         "share",
         "size_bytes",
         "topic",
+        "traffic",
         "turn",
     )
 
@@ -105,6 +106,7 @@ class QueueState:
         self.turn = turn
         self.size_bytes = size_bytes
         self.topic = topic
+        self.traffic = turn.traffic_of(entity_no)
         self.share = share
         self.seen: SeenIds | None = None
         self.outbound = 0  # messages of this entity that wait in the outbox
@@ -332,6 +334,7 @@ class QueueState:
         enqueued_ms: int | None = None,
     ) -> list[int]:
         """Store messages that passed all checks, or forward them; return their numbers."""
+        self.traffic.accepted += len(envelopes)
         if self.forward_to is not None and not forwarding.has_backlog(self.active):
             return self.turn.outbox.send(self, envelopes, self.forward_to)
         return self.active.append(

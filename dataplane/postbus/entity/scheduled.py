@@ -120,6 +120,7 @@ class ScheduledMessages:
         self._numbers.append(sequence)
         heappush(self._by_time, due)
         self._active.entity.size_bytes += envelope.size_bytes
+        self._active.entity.traffic.accepted += 1
         self._watch()
         return sequence
 

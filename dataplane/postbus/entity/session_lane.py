@@ -136,6 +136,7 @@ class SessionLane(SubQueueState):
             deliveries = consumer.take(self, batch)
         if deliveries:
             consumer.delivered += 1
+            self.entity.traffic.delivered += 1
             turn.outcome.effects.append(
                 Deliver(consumer.consumer_id, self.entity.entity_no, self.kind, deliveries)
             )

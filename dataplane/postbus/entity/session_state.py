@@ -361,6 +361,7 @@ class SessionQueue(SessionPlaces):
             turn.settle(self.entity.entity_no, gone, Settling.COMPLETED)
         if count:
             self.live -= count
+            self.entity.traffic.completed += count
             self.entity.shrink(size_bytes)
             turn.window.remove(count, size_bytes)
         for lane in pumped:

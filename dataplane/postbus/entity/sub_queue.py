@@ -135,6 +135,12 @@ class SubQueueState:
     def backlog_count(self) -> int:
         return len(self.backlog) - self.backlog_head
 
+    @property
+    def locked_count(self) -> int:
+        """How many messages are locked; in a session entity those of all its lanes."""
+        lanes = () if self.sessions is None else self.sessions.held
+        return len(self.locks) + sum(len(lane.locks) for lane in lanes)
+
     # --- arrivals ---------------------------------------------------------------------------------
 
     def append(
@@ -331,6 +337,8 @@ class SubQueueState:
             return
         consumer_id = consumer.consumer_id
         consumer.delivered += len(deliveries)
+        if self.is_main:
+            self.entity.traffic.delivered += len(deliveries)
         burst = bursts.get(consumer_id)
         if burst is None:
             bursts[consumer_id] = burst = Deliver(
@@ -437,6 +445,7 @@ class SubQueueState:
                     expiry.exhaust(self, message)
                     continue
             self.remove(message, Settling.RECEIVED)
+            self.entity.traffic.completed += self.is_main
             deliveries.append(
                 Delivery(
                     b"",

@@ -197,6 +197,7 @@ class TopicState(QueueState):
         self._room_bytes -= judged.size_bytes
         now_ms = self.turn.now_ms
         if judged.is_plain:
+            self.traffic.accepted += len(messages)
             numbers = self._take_numbers(len(messages))
             self._publish(messages, judged.routes, numbers, now_ms)
             return Enqueued(numbers)
@@ -210,6 +211,7 @@ class TopicState(QueueState):
                 (numbers[index],) = self._take_numbers(1)
         published = [messages[index] for index in judged.by_index]
         origins = [numbers[index] for index in judged.by_index]
+        self.traffic.accepted += len(published)
         self._publish(published, list(judged.by_index.values()), origins, now_ms)
         return Enqueued(numbers, judged.refusals or None)
 

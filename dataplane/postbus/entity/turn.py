@@ -16,6 +16,7 @@ from postbus.contract import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
 from postbus.entity.queued import Consumer, QueuedMessage
+from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Turn:
 
     __slots__ = (
         "_timer_count",
+        "_traffic",
         "allowance",
         "backdated_ms",
         "committed_ms",
@@ -69,6 +71,7 @@ class Turn:
         first_key: int,
         window: Window,
         limits: NamespaceLimits,
+        traffic: dict[int, Traffic],
     ) -> None:
         self.random = random
         self.token_suffix = token_suffix
@@ -76,6 +79,7 @@ class Turn:
         self.next_key = first_key
         self.window = window
         self.limits = limits
+        self._traffic = traffic
         self.now_ms = 0
         self.committed_ms = 0
         self.backdated_ms = 0  # when a message was stored last that counts as enqueued before
@@ -99,6 +103,13 @@ class Turn:
         if self.settled:
             self.settled = {}
         return outcome
+
+    def traffic_of(self, entity_no: int) -> Traffic:
+        """Return the counters of an entity."""
+        return self._traffic.setdefault(entity_no, Traffic())
+
+    def forget_traffic(self, entity_no: int) -> None:
+        self._traffic.pop(entity_no, None)
 
     def settle(self, entity_no: int, row_keys: list[int], how: Settling) -> None:
         """Keep rows of an entity with a history; one mutation for each reason."""

@@ -30,6 +30,7 @@ from postbus.store.batch import (
     is_barrier,
 )
 from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
+from postbus.store.counters import StoreCounters
 from postbus.store.errors import (
     CONNECTION_ERRORS,
     StoreError,
@@ -107,6 +108,7 @@ class Journal(Generic[P]):
         one_by_one: bool,
         epoch: int,
         sides: SideRows,
+        counters: StoreCounters,
     ) -> None:
         """Only `open` calls this."""
         self.partition_id = partition_id
@@ -119,6 +121,7 @@ class Journal(Generic[P]):
         self._on_failed = on_failed
         self._alone_until = self.confirmed_at + ALONE_S if one_by_one else 0.0
         self._loop = asyncio.get_running_loop()
+        self._counters = counters
         self._reader = Reader(store, partition_id)
         self._sides = sides
         self._upkeep = Upkeep(store, partition_id, epoch, sides)
@@ -149,12 +152,14 @@ class Journal(Generic[P]):
         on_committed: OnCommitted[P],
         on_failed: OnFailed[P],
         one_by_one: bool = False,
+        counters: StoreCounters | None = None,
     ) -> tuple[Journal[P], LoadedPartition]:
         """Claim the partition (D9), load it, start committing.
 
         Creates the partition's tables at first use. `one_by_one` commits outcomes singly, so that
-        one the server refuses fails alone. Raises StoreUnavailable (retry), its kind Fenced
-        (another broker holds the partition), or StoreMisconfigured and its kind SchemaTooNew.
+        one the server refuses fails alone; commits and reads are counted in `counters`. Raises
+        StoreUnavailable (retry), its kind Fenced (another broker holds the partition), or
+        StoreMisconfigured and its kind SchemaTooNew.
         """
         await store.create_partition(partition_id)
         connection = await store.connect_writer(partition_id)
@@ -170,6 +175,7 @@ class Journal(Generic[P]):
                 one_by_one=one_by_one,
                 epoch=claim.epoch,
                 sides=sides,
+                counters=counters or StoreCounters(),
             )
             journal._persisted_ms = claim.persisted_ms
             await journal._upkeep.note_load(loaded, connection)
@@ -221,17 +227,23 @@ class Journal(Generic[P]):
 
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
         """Return the rows of these keys in key order; raises StoreUnavailable."""
-        return await self._reader.read_rows(row_keys)
+        return self._noted(await self._reader.read_rows(row_keys))
 
     async def read_range(self, first_key: int, end_key: int, limit: int) -> list[StoredRow]:
         """Return up to `limit` rows with keys in [first_key, end_key), in key order."""
-        return await self._reader.read_range(first_key, end_key, limit)
+        return self._noted(await self._reader.read_range(first_key, end_key, limit))
 
     async def read_numbers(
         self, entity_no: int, sub_queue: SubQueue, from_sequence: int, limit: int
     ) -> list[StoredRow]:
         """Return up to `limit` rows of a sub-queue in order of their kept number."""
-        return await self._reader.read_numbers(entity_no, sub_queue, from_sequence, limit)
+        return self._noted(
+            await self._reader.read_numbers(entity_no, sub_queue, from_sequence, limit)
+        )
+
+    def _noted(self, rows: list[StoredRow]) -> list[StoredRow]:
+        self._counters.note_read(len(rows))
+        return rows
 
     async def read_states(self, names: list[tuple[int, bytes]]) -> dict[tuple[int, bytes], bytes]:
         """Return (entity_no, session_id) -> state of those sessions that have one."""
@@ -426,6 +438,7 @@ class Journal(Generic[P]):
         if self._is_dead:
             return
         batch.is_done = True
+        self._counters.note_commit(time.monotonic() - batch.started, batch.row_count)
         if batch.is_sent or batch.is_fold:  # replies without a write prove nothing
             self.confirmed_at = max(self.confirmed_at, batch.started)
         self._tell()
