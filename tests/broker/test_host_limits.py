@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.broker import host as host_module
+from postbus.broker import waiting
 from postbus.broker.host import Host
 from postbus.entity.commands import (
     Delivery,
@@ -52,7 +52,7 @@ def numbered(number: int) -> Envelope:
 async def test_waiting_commands_are_bounded_and_run_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "WAITING_LIMIT", 3)
+    monkeypatch.setattr(waiting, "WAITING_LIMIT", 3)
     replies: list[Reply] = []
     async with served(store) as (host, entity_no):
         for count in range(1, 5):  # of different sizes, so that the replies tell them apart

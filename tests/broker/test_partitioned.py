@@ -541,13 +541,13 @@ async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database
 async def test_a_partition_too_busy_to_give_hints_is_asked_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postbus.broker.host.WAITING_LIMIT", 1)  # no place for the wish for hints
+    monkeypatch.setattr("postbus.broker.waiting.WAITING_LIMIT", 1)  # none for hints
     monkeypatch.setattr("postbus.broker.partitioned_consumers.RETRY_S", 0.05)
     async with running(store) as bus:
         await bus.directory.put_queue("q", spread())
         queue = bus.address("q")
         _, door = await bus.consume(queue, 10)
-        monkeypatch.setattr("postbus.broker.host.WAITING_LIMIT", 100)
+        monkeypatch.setattr("postbus.broker.waiting.WAITING_LIMIT", 100)
         await bus.load()
         await bus.sent(queue, *[message(str(n)) for n in range(4)])
         await until(lambda: len(door.deliveries) == 4)

@@ -20,13 +20,13 @@ from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
 from postbus.broker.room import NO_ROOM, ROOM_LOOK_S, Room
-from postbus.broker.sends import BEHIND, SendOrder, brings_messages
+from postbus.broker.sends import BEHIND, SendOrder, Waiting, brings_messages
 from postbus.broker.shipper import Shipper
 from postbus.broker.sinks import DeliverySink, Sinks
 from postbus.broker.trouble import log_trouble
+from postbus.broker.waiting import WaitingCommands
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
-    AcceptSession,
     AddConsumer,
     Command,
     Done,
@@ -64,10 +64,6 @@ logger = logging.getLogger(__name__)
 OnReply: TypeAlias = Callable[[Reply], None]
 PartitionJournal: TypeAlias = Journal[OnReply | None]
 
-WAITING_LIMIT = 10_000
-"""Commands held while a partition loads; more are refused. Our choice: a second of sends."""
-
-OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
 CLOCK_SAMPLE_S = 10.0
 CONFIRMATION_S = 3.0  # so long ownership counts as confirmed after a commit or a beat (D9)
 CONFIRM_LOOK_S = 0.1
@@ -122,13 +118,12 @@ class Host:
         self._state: PartitionState | None = None
         self._journal: PartitionJournal | None = None
         self._sinks = Sinks(partition_id, self.submit)
-        self._waiting: deque[tuple[Command, OnReply | None]] = deque()
+        self._waiting = WaitingCommands()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._recovery = Recovery(monotonic_s)
         self._room = Room(store, partition_id)
         self._send_order = SendOrder()
-        self._removed: set[int] = set()  # consumers that left while the partition loads
         self._early_error: Exception | None = None
         self._stop_asked = asyncio.Event()
         self._stopping = False
@@ -144,13 +139,12 @@ class Host:
         elif self.status is HostStatus.CLOSED:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
         elif type(command) is RemoveConsumer:  # no consumer outlives a reload
-            if self._waiting:
-                self._removed.add(command.consumer_id)
+            self._waiting.forget_consumer(command.consumer_id)
             self._reply(on_reply, Done())
-        elif len(self._waiting) >= WAITING_LIMIT:
+        elif self._waiting.is_full:
             self._reply(on_reply, Refused(Refusal.BUSY, "the partition is loading"))
         else:
-            self._waiting.append((command, on_reply))
+            self._waiting.add((command, on_reply))
             self.claim()
 
     def claim(self) -> None:
@@ -584,20 +578,14 @@ class Host:
         """Answer whoever waits; consumers stay, they have nobody to repeat them."""
         for command, on_reply in self._take_waiting():
             if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
-                self._waiting.append((command, on_reply))
+                self._waiting.add((command, on_reply))
             else:
                 self._reply(on_reply, reply)
 
-    def _take_waiting(self) -> list[tuple[Command, OnReply | None]]:
-        """Return what waits, without what belongs to consumers that left meanwhile."""
-        waiting, self._waiting = self._waiting, deque()
-        removed, self._removed = self._removed, set()
-        kept: list[tuple[Command, OnReply | None]] = []
-        for command, on_reply in waiting:
-            if isinstance(command, OF_CONSUMER) and command.consumer_id in removed:
-                self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
-            else:
-                kept.append((command, on_reply))
+    def _take_waiting(self) -> list[Waiting]:
+        kept, gone = self._waiting.take()
+        for _, on_reply in gone:
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
         return kept
 
     def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:

@@ -12,6 +12,8 @@ from typing import Final, TypeAlias
 
 import asyncpg
 
+from postbus.entity.commands import Refusal
+
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 COMMIT_MS: Final = 4_500
@@ -90,3 +92,18 @@ def translated() -> Iterator[None]:
         if meaning is None or meaning is error:
             raise
         raise meaning from error
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Return what a failed commit means to those who wait for it (D10).
+
+    An error the server reports is a rollback; one that ends the session may have come after the
+    commit. What the driver refuses to encode was never sent. Whatever else is unknown.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)
+        if severity not in ("ERROR", None) or (error.sqlstate or "")[:2] == "08":
+            return Refusal.UNKNOWN
+        is_full = isinstance(as_store_error(error), StoreFull)
+        return Refusal.STORE_FULL if is_full else Refusal.NOT_APPLIED
+    return Refusal.NOT_APPLIED if isinstance(error, asyncpg.DataError) else Refusal.UNKNOWN

@@ -34,9 +34,9 @@ from postbus.store.counters import StoreCounters
 from postbus.store.errors import (
     CONNECTION_ERRORS,
     StoreError,
-    StoreFull,
     StoreUnavailable,
     as_store_error,
+    refusal_of,
 )
 from postbus.store.load import load_partition
 from postbus.store.postgres import Store
@@ -594,18 +594,3 @@ class Journal(Generic[P]):
             if lane.wake is not None and not lane.wake.done():
                 lane.wake.set_result(None)
         await asyncio.wait(self._tasks | set(lanes), timeout=ANSWER_S)
-
-
-def refusal_of(error: Exception) -> Refusal:
-    """Return what a failed commit means to those who wait for it (D10).
-
-    An error the server reports is a rollback; one that ends the session may have come after the
-    commit. What the driver refuses to encode was never sent. Whatever else is unknown.
-    """
-    if isinstance(error, asyncpg.PostgresError):
-        severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)
-        if severity not in ("ERROR", None) or (error.sqlstate or "")[:2] == "08":
-            return Refusal.UNKNOWN
-        is_full = isinstance(as_store_error(error), StoreFull)
-        return Refusal.STORE_FULL if is_full else Refusal.NOT_APPLIED
-    return Refusal.NOT_APPLIED if isinstance(error, asyncpg.DataError) else Refusal.UNKNOWN
