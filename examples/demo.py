@@ -71,7 +71,7 @@ def own_folder() -> str:
 def running_bus(folder: Path, port: int) -> Iterator[str]:
     """Run `postbus dev` until the block ends; yields the connection string that it prints."""
     command = [sys.executable, "-m", "postbus", "dev", str(EXAMPLES), "--data", str(folder)]
-    command += ["--port", str(port), "--tls-port", "0", "--metrics-port", "0"]
+    command += ["--port", str(port), "--tls-port", "0", "--http-port", "0", "--metrics-port", "0"]
     command += ["--control-port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=EXAMPLES.parent

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60.0
-FREE_PORTS = ("--port", "0", "--tls-port", "0", "--metrics-port", "0")
+FREE_PORTS = ("--port", "0", "--tls-port", "0", "--http-port", "0", "--metrics-port", "0")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -68,7 +68,14 @@ def folder() -> Iterator[Path]:
 async def client_of_bus(folder: Path, stores: str) -> AsyncIterator[ServiceBusClient]:
     """Run a bus on a Postgres and lend a client of it."""
     settings = Settings.model_validate(
-        {"stores": stores, "port": 0, "tls_port": 0, "metrics_port": 0, "grace_s": 1.0}
+        {
+            "stores": stores,
+            "port": 0,
+            "tls_port": 0,
+            "http_port": 0,
+            "metrics_port": 0,
+            "grace_s": 1.0,
+        }
     )
     with DataDirectory(folder) as data:
         bus = Bus(settings, DEFINITION, data, is_embedded=False)

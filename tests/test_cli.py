@@ -154,7 +154,7 @@ def test_ephemeral_bus_leaves_nothing(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["--port", "--tls-port", "--metrics-port"])
+@pytest.mark.parametrize("option", ["--port", "--tls-port", "--http-port", "--metrics-port"])
 def test_port_in_use(option: str, folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -72,7 +72,7 @@ def test_contradictions_are_refused(said: dict[str, object], words: str) -> None
 
 
 def test_free_ports_do_not_clash() -> None:
-    assert load_settings(port=0, tls_port=0, metrics_port=0).port == 0
+    assert load_settings(port=0, tls_port=0, http_port=0, metrics_port=0).port == 0
 
 
 def test_variables_close_to_a_setting_are_remarked() -> None:

@@ -1,4 +1,4 @@
-"""Assembles and runs one bus: store, partitions, catalog, doors, metrics.
+"""Assembles and runs one bus: store, partitions, catalog; `doors` has the ways in.
 
 The command line and tests start it and stop it. All wiring is here and nothing else: no room
 imports this module, and it decides nothing about messages.
@@ -7,15 +7,10 @@ imports this module, and it decides nothing about messages.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import secrets
-import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import Enum
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +29,7 @@ from postbus.broker.sealing import KeySeal
 from postbus.contract import EntityKind, Right, subscription_path
 from postbus.data_directory import DataDirectory, new_key
 from postbus.definitions import Described, in_order_of_forwarding
-from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.certificates import ensure_certificate, server_context
-from postbus.edge.control_api import LOOPBACK, ControlServer
+from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
 from postbus.entity.commands import Tick
 from postbus.entity.window import WindowBudget
@@ -53,7 +46,7 @@ from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
-from postbus.telemetry import BusSample, MetricsServer, PartitionSample, QueueSample, make_registry
+from postbus.telemetry import BusSample, PartitionSample, QueueSample
 
 logger = logging.getLogger(__name__)
 
@@ -68,16 +61,6 @@ AHEAD_MS = 60_000
 
 STOP_S = 20.0
 """What closing connections, commits and Postgres may take beyond the grace period."""
-
-
-ANY_ADDRESS = ("0.0.0.0", "::")
-
-
-class Door(Enum):
-    """Ways in."""
-
-    PLAIN = "amqp"
-    TLS = "amqps"
 
 
 class BusError(Exception):
@@ -117,20 +100,16 @@ class Bus:
         self._authorizer = Authorizer()
         self._rules: AuthorizationRules | None = None
         self._administration: Administration | None = None
-        self._listeners: dict[Door, AmqpListener] = {}
-        self._metrics: MetricsServer | None = None
+        self._doors: Doors | None = None
         self._clock: EntityClock = (
             ManualClock(_wall_ms)
             if dev_clock is ClockMode.MANUAL
             else EntityClock(lambda: time.monotonic_ns() // 1_000_000, _wall_ms)
         )
-        self._control: ControlServer | None = None
         self._stopping = asyncio.Event()
         self._is_ready = False
         self._grace_s = settings.grace_s
         self._task: asyncio.Task[None] | None = None
-        self.authority_file: Path | None = None
-        """What clients have to trust, when the certificate was made here."""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -166,8 +145,8 @@ class Bus:
 
     def cut_short(self) -> None:
         """Do not wait for clients any longer."""
-        for listener in self._listeners.values():
-            listener.abort()
+        if self._doors is not None:
+            self._doors.abort()
 
     async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
         stores: Stores | None = None
@@ -199,7 +178,8 @@ class Bus:
                     await self._stopping.wait()
                 finally:
                     self._is_ready = False
-                    await self._close_doors()
+                    if self._doors is not None:
+                        await self._doors.close(self._grace_s)
                     for host in self._hosts:
                         await host.stop()
         finally:
@@ -298,55 +278,22 @@ class Bus:
     # --- doors ----------------------------------------------------------------------------------
 
     async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
-        """Listen; everything is released again when one port cannot be had."""
-        settings = self._settings
-        authorizer = self._authorizer
-        limits = self._definition.properties.limits
-        contexts: list[tuple[Door, int, ssl.SSLContext | None]] = []
-        if settings.listens_plain:
-            contexts.append((Door.PLAIN, settings.port, None))
-        if settings.is_tls_enabled:
-            contexts.append((Door.TLS, settings.tls_port, self._tls_context()))
-        for door, port, context in contexts:
-            listener = AmqpListener(router, authorizer, limits, tasks, self._definition.name)
-            with _port_errors(settings.host, port):
-                await listener.start(settings.host, port, context)
-            self._listeners[door] = listener
-        if settings.is_metrics_enabled:
-            self._metrics = MetricsServer(
-                make_registry(self.sample), lambda: self._is_ready, self._troubles
-            )
-            with _port_errors(settings.metrics_host, settings.metrics_port):
-                await self._metrics.start(settings.metrics_host, settings.metrics_port)
-        if self._dev_clock is not None:
-            self._control = ControlServer(Controls(self._hosts, router, self._clock))
-            with _port_errors(LOOPBACK, settings.control_port):
-                await self._control.start(settings.control_port)
-
-    async def _close_doors(self) -> None:
-        if self._control is not None:
-            await self._control.stop()
-        await asyncio.gather(
-            *(listener.stop(self._grace_s) for listener in self._listeners.values())
+        self._doors = Doors(self._settings, self._definition, self._data)
+        inside = Inside(
+            router=router,
+            administration=self.administration,
+            authorizer=self._authorizer,
+            is_ready=lambda: self._is_ready,
+            troubles=self._troubles,
+            sample=self.sample,
+            controls=None
+            if self._dev_clock is None
+            else Controls(self._hosts, router, self._clock),
         )
-        if self._metrics is not None:
-            await self._metrics.stop()
-
-    def _tls_context(self) -> ssl.SSLContext:
-        settings = self._settings
-        certificate, key = settings.tls_certificate_file, settings.tls_key_file
         try:
-            if certificate is None or key is None:
-                names = [name.strip() for name in settings.tls_names.split(",") if name.strip()]
-                if settings.host not in ANY_ADDRESS:
-                    names.append(settings.host)
-                files = ensure_certificate(self._data.certificates, [socket.gethostname(), *names])
-                self.authority_file = files.authority_file
-                certificate, key = files.certificate_file, files.key_file
-            minimum = self._definition.properties.minimum_tls_version
-            return server_context(certificate, key, minimum)
-        except (OSError, ValueError) as error:
-            raise BusError(f"the certificate cannot be used: {error}") from error
+            await self._doors.open(inside, tasks)
+        except DoorsError as error:
+            raise BusError(str(error)) from error
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -405,9 +352,12 @@ class Bus:
 
     def doors(self) -> dict[Door, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""
-        host = self._settings.host
-        shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
-        return {door: (shown, listener.port) for door, listener in self._listeners.items()}
+        return {} if self._doors is None else self._doors.addresses()
+
+    @property
+    def authority_file(self) -> Path | None:
+        """What clients have to trust, when the certificate was made here."""
+        return None if self._doors is None else self._doors.authority_file
 
     def connection_strings(self) -> list[tuple[str, str]]:
         """Return a title and a connection string for the first rule that may do everything."""
@@ -442,14 +392,9 @@ class Bus:
             ),
             ("data", str(self._data.path)),
         ]
-        lines += [
-            (door.value, f"{door.value}://{host}:{port}")
-            for door, (host, port) in self.doors().items()
-        ]
-        if self._metrics is not None:
-            lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
-        if self._control is not None:
-            lines.append(("control", f"http://localhost:{self._control.port}"))
+        if self._doors is not None:
+            lines += self._doors.summary()
+        if self._dev_clock is not None:
             lines.append(("clock", self._clock.mode.value))
         return lines
 
@@ -462,7 +407,7 @@ class Bus:
         """Return what metrics tell, as of now."""
         sample = BusSample(
             __version__,
-            connections=sum(listener.connection_count for listener in self._listeners.values()),
+            connections=0 if self._doors is None else self._doors.connection_count,
             window_bytes=self._budget.used_bytes,
         )
         sample.partitions = [
@@ -544,21 +489,6 @@ def _shown(names: list[str]) -> str:
     """Return names for people, the first few of many."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(sorted(names)[:8]) + more or "none"
-
-
-@contextmanager
-def _port_errors(host: str, port: int) -> Iterator[None]:
-    """Say which port cannot be had, and why."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            reason = "is in use by another program: choose another, 0 takes any free one"
-        elif error.errno == errno.EACCES:
-            reason = "needs more rights than this user has"
-        else:
-            reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
-        raise BusError(f"port {port} on {host} {reason}") from error
 
 
 def _wall_ms() -> int:

@@ -53,16 +53,16 @@ class Settings(BaseSettings):
     """Address to listen on. Default: loopback only; `0.0.0.0` is everybody on IPv4."""
 
     port: int = Field(5672, ge=0, le=65_535)
-    """Port of AMQP without TLS, which the SDKs use with `UseDevelopmentEmulator=true`. 0 takes any
-    free port. Default: 5672, the registered one."""
+    """Port without TLS, which the SDKs use with `UseDevelopmentEmulator=true`: AMQP, and HTTP as on
+    `http_port`. 0 takes any free port. Default: 5672, the registered one of AMQP."""
 
     is_plain_enabled: bool | None = None
     """Whether to listen without TLS. Default: only when `host` is loopback, since keys would cross
     the network in clear."""
 
     tls_port: int = Field(5671, ge=0, le=65_535)
-    """Port of AMQP over TLS. 0 takes any free port. Default: 5671, the registered one and the only
-    one that all SDKs accept with TLS."""
+    """Port of TLS: AMQP, and HTTP as on `http_port`. 0 takes any free port. Default: 5671, the
+    registered one of AMQP and the only one that all SDKs accept with TLS."""
 
     is_tls_enabled: bool = True
     """Whether to listen with TLS. Default: yes."""
@@ -81,6 +81,11 @@ class Settings(BaseSettings):
     tls_names: str = ""
     """Further host names and addresses for the generated certificate, separated by commas.
     Default: none; `localhost`, the machine's name and loopback addresses are always in it."""
+
+    http_port: int = Field(5300, ge=0, le=65_535)
+    """Port of HTTP: administration, messages, `/health`, AMQP over WebSocket. The first byte tells
+    TLS from plain; plain only where `port` is open too. 0 takes any free port. Default: 5300, the
+    one of the official emulator."""
 
     metrics_port: int = Field(9464, ge=0, le=65_535)
     """Port of `/metrics`, `/healthz` and `/readyz`. 0 takes any free port. Default: 9464, the one
@@ -138,6 +143,7 @@ class Settings(BaseSettings):
             )
         ports = [("port", self.port)] if self.listens_plain else []
         ports += [("tls_port", self.tls_port)] if self.is_tls_enabled else []
+        ports += [("http_port", self.http_port)]
         ports += [("metrics_port", self.metrics_port)] if self.is_metrics_enabled else []
         for at, (name, port) in enumerate(ports):
             for other, taken in ports[:at]:

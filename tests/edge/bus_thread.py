@@ -45,6 +45,8 @@ from postbus.contract import (
 )
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_door import HttpDoor
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
@@ -116,7 +118,9 @@ class BusThread:
         self.clock: ManualClock
         self.router: Router
         self.listener: AmqpListener
-        self.tls_listener: AmqpListener
+        self.http: HttpDoor
+        self.front: FrontDoor
+        self.port: int
         self.authority_file: Path
         self._hosts: list[Host] = []
         self._directory: Directory
@@ -175,20 +179,20 @@ class BusThread:
             self.listener = AmqpListener(
                 self.router, self.authorizer, self.limits, tasks, "test-bus", self.real_time_s
             )
-            await self.listener.start("127.0.0.1", 0)
+            self.http = HttpDoor("test-bus")
+            self.front = FrontDoor(self.listener, self.http, tasks)
             if self._tls is not None:
                 files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
                 self.authority_file = files.authority_file
                 context = server_context(files.certificate_file, files.key_file)
-                self.tls_listener = AmqpListener(
-                    self.router, self.authorizer, self.limits, tasks, "test-bus"
-                )
-                await self.tls_listener.start(TLS_HOST, 5671, context)
+                await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
+                self.port = await self.front.listen("127.0.0.1", 0, tls=context)
+            else:
+                self.port = await self.front.listen("127.0.0.1", 0)
             self._ready.set_result(None)
             await self._stop.wait()
-            await self.listener.stop(1.0)
-            if self._tls is not None:
-                await self.tls_listener.stop(1.0)
+            await self.front.close()
+            await asyncio.gather(self.listener.stop(1.0), self.http.stop(1.0))
             for host in self._hosts:
                 await host.stop()
         await store.close()
@@ -325,10 +329,6 @@ class BusThread:
         return self._hosts[entry.home_partition].reload_count
 
     # --- how clients reach it -------------------------------------------------------------------
-
-    @property
-    def port(self) -> int:
-        return self.listener.port
 
     def connection_string(self, rule: str = RULES[0].name, key: str | None = None) -> str:
         if key is None:

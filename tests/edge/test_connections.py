@@ -189,7 +189,7 @@ def test_too_many_wrong_tokens_end_the_connection(bus: BusThread, queue: str) ->
 def test_connection_beyond_the_limit_is_cut(
     bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp_listener, "MAX_CONNECTIONS", bus.listener.connection_count + 1)
+    monkeypatch.setattr(bus.front, "_max_connections", bus.front.connection_count + 1)
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary):  # noqa: SIM117
         with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as surplus:
             with contextlib.suppress(ConnectionResetError):

@@ -62,7 +62,7 @@ def run_bus(tmp_path: Path, database: str) -> RunBus:
     async def run(
         clock: ClockMode | None = ClockMode.MANUAL, **properties: object
     ) -> AsyncIterator[Bus]:
-        ports = {"port": 0, "tls_port": 0, "metrics_port": 0, "control_port": 0}
+        ports = {"port": 0, "tls_port": 0, "http_port": 0, "metrics_port": 0, "control_port": 0}
         settings = Settings.model_validate({**ports, "grace_s": 1.0, "stores": database})
         with DataDirectory(tmp_path / "bus") as data:
             said = definition(**properties)
@@ -271,7 +271,8 @@ async def test_time_of_the_wall_is_not_moved(run_bus: RunBus) -> None:
 async def test_bus_that_is_not_for_development_has_no_control_api(run_bus: RunBus) -> None:
     async with run_bus(None) as bus:
         assert not {"control", "clock"} & {name for name, _ in bus.summary()}
-        assert bus._control is None
+        assert bus._doors is not None
+        assert bus._doors._control is None
 
 
 async def test_time_goes_on_after_a_restart_where_messages_left_it(

@@ -103,8 +103,9 @@ Stores = Annotated[
     typer.Option("--stores", help="Addresses of Postgres; safer in POSTBUS_STORES.", metavar="URL"),
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on [127.0.0.1].")]
-Port = Annotated[int | None, typer.Option("--port", help="AMQP without TLS [5672]; 0: any free.")]
-TlsPort = Annotated[int | None, typer.Option("--tls-port", help="AMQP over TLS [5671]; 0: any.")]
+Port = Annotated[int | None, typer.Option("--port", help="Port without TLS [5672]; 0: any free.")]
+TlsPort = Annotated[int | None, typer.Option("--tls-port", help="Port of TLS [5671]; 0: any free.")]
+HttpPort = Annotated[int | None, typer.Option("--http-port", help="HTTP [5300]; 0: any free.")]
 MetricsPort = Annotated[
     int | None, typer.Option("--metrics-port", help="Metrics and health [9464]; 0: any.")
 ]
@@ -134,6 +135,7 @@ def dev(
     host: Host = None,
     port: Port = None,
     tls_port: TlsPort = None,
+    http_port: HttpPort = None,
     metrics_port: MetricsPort = None,
     control_port: ControlPort = None,
     ephemeral: Annotated[
@@ -159,6 +161,7 @@ def dev(
             host=host,
             port=port,
             tls_port=tls_port,
+            http_port=http_port,
             metrics_port=metrics_port,
             control_port=control_port,
             is_unsafe=unsafe or None,
@@ -182,6 +185,7 @@ def serve(
     host: Host = None,
     port: Port = None,
     tls_port: TlsPort = None,
+    http_port: HttpPort = None,
     metrics_port: MetricsPort = None,
     unsafe: Unsafe = False,
     log_format: LogFormat = None,
@@ -195,6 +199,7 @@ def serve(
             host=host,
             port=port,
             tls_port=tls_port,
+            http_port=http_port,
             metrics_port=metrics_port,
             is_unsafe=unsafe or None,
             log_format=log_format,
@@ -238,6 +243,7 @@ def with_free_ports(settings: Settings) -> Settings:
     changes: dict[str, int] = {}
     for name, host in (
         ("tls_port", settings.host),
+        ("http_port", settings.host),
         ("metrics_port", settings.metrics_host),
         ("control_port", "127.0.0.1"),
     ):

@@ -1,8 +1,9 @@
-"""Sockets of the AMQP door, plain and TLS: bytes to connections and back.
+"""The AMQP connections of all ports: bytes to connections and back.
 
-Reads come in steps, so that other clients and commits have their turn between them. Writes are
-gathered and flushed once an event loop round. A client that does not read is bounded:
-its demand is withheld while the transport is full, and it is cut off above a hard bound.
+`front_door` accepts them and hands them over, with what it read already. Reads come in steps, so
+that other clients and commits have their turn between them. Writes are gathered and flushed once an
+event loop round. A client that does not read is bounded: its demand is withheld while the transport
+is full, and it is cut off above a hard bound.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import ssl
 import time
 from collections.abc import Callable
 from typing import Final, cast
@@ -26,9 +26,6 @@ from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
 
 logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS: Final = 5_000
-"""Connections of a namespace; the quota of Service Bus."""
 
 READ_BYTES: Final = 64 << 10
 """Bytes taken from one client in one go. Of a burst that fills it the commit begins while the next
@@ -52,7 +49,7 @@ words."""
 
 
 class AmqpListener:
-    """Listens on one port. `stop` lets clients finish what is under way."""
+    """All AMQP clients of this broker. `stop` lets them finish what is under way."""
 
     def __init__(
         self,
@@ -75,39 +72,22 @@ class AmqpListener:
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
-        self.read_buffer = bytearray(READ_BYTES)  # one for all: it is emptied before the next read
-        self._server: asyncio.Server | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        # One for all: it is emptied before the next read. A view, since asyncio's TLS slices it.
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._ticking = tasks.create_task(self._tick_forever(), name="amqp-ticks")
         self.accepted_count = 0
-
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
-        """Bind and listen. Raises `OSError`."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._connect, host, port, ssl=context, backlog=1024
-        )
-        self._ticking = self._tasks.create_task(self._tick_forever(), name="amqp-ticks")
-
-    @property
-    def port(self) -> int:
-        """The port that was bound."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def connection_count(self) -> int:
         return len(self._connections)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new clients, answer what was taken, detach the others, wait until they are gone.
+        """Answer what was taken, detach the clients, wait until they are gone.
 
         `grace_s` bounds all of it; whoever is left is cut off.
         """
         deadline_s = asyncio.get_running_loop().time() + grace_s
-        if self._server is not None:
-            self._server.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
+        self._ticking.cancel()
         for connection in self._connections:
             connection.stop_reading()
         await self._wait_for(
@@ -133,8 +113,12 @@ class AmqpListener:
         for connection in list(self._connections):
             connection.abort()
 
-    def _connect(self) -> asyncio.BufferedProtocol:
-        return AmqpTransport(self)
+    def welcome(self, transport: asyncio.Transport, first: bytes) -> None:
+        """Take over a connection that began with `first`."""
+        protocol = AmqpTransport(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.receive(first)
 
     # --- for transports -------------------------------------------------------------------------
 
@@ -162,10 +146,6 @@ class AmqpListener:
     def note_written(self) -> None:
         """Something was answered; whoever waits for that looks again."""
         self._has_changed.set()
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._connections) > MAX_CONNECTIONS
 
     async def _tick_forever(self) -> None:
         while True:
@@ -196,16 +176,18 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._connection = self._listener.add(self)
-        if self._listener.is_full:
-            logger.warning("too many connections", extra={"limit": MAX_CONNECTIONS})
-            self._transport.abort()
 
-    def get_buffer(self, _sizehint: int) -> bytearray:
+    def receive(self, data: bytes) -> None:
+        """Take bytes that were read before."""
+        assert self._connection is not None
+        self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
         return self._listener.read_buffer
 
     def buffer_updated(self, size_bytes: int) -> None:
         assert self._connection is not None
-        data = bytes(memoryview(self._listener.read_buffer)[:size_bytes])
+        data = bytes(self._listener.read_buffer[:size_bytes])
         self._connection.receive(data, time.monotonic_ns() // 1_000_000)
         if size_bytes == READ_BYTES and not self._is_reading_stopped:
             self._rest()

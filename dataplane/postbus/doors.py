@@ -1,0 +1,184 @@
+"""Assembles the ways into one bus: AMQP and HTTP for clients, metrics, the control API.
+
+`bus` opens them when the bus is ready and closes them first. All wiring of `edge` is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from postbus.broker.administration import Administration
+from postbus.broker.authz import Authorizer
+from postbus.broker.controls import Controls
+from postbus.broker.router import Router
+from postbus.data_directory import DataDirectory
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.control_api import LOOPBACK, ControlServer
+from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_door import HttpDoor
+from postbus.manifests import BusDefinition
+from postbus.settings import Settings
+from postbus.telemetry import BusSample, MetricsServer, make_registry
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+class Door(Enum):
+    """Ways in for clients; the value is the scheme of its addresses."""
+
+    PLAIN = "amqp"
+    TLS = "amqps"
+    HTTP = "http"
+
+
+class DoorsError(Exception):
+    """A door cannot be opened; the text is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What is behind the doors. `controls` is None but in a bus for development."""
+
+    router: Router
+    administration: Administration
+    authorizer: Authorizer
+    is_ready: Callable[[], bool]
+    troubles: Callable[[], list[str]]
+    sample: Callable[[], BusSample]
+    controls: Controls | None
+
+
+class Doors:
+    """The ways into one bus; open them once."""
+
+    def __init__(self, settings: Settings, definition: BusDefinition, data: DataDirectory) -> None:
+        self._settings = settings
+        self._definition = definition
+        self._data = data
+        self._amqp: AmqpListener | None = None
+        self._http: HttpDoor | None = None
+        self._front: FrontDoor | None = None
+        self._metrics: MetricsServer | None = None
+        self._control: ControlServer | None = None
+        self._ports: dict[Door, int] = {}
+        self.authority_file: Path | None = None
+        """What clients have to trust, when the certificate was made here."""
+
+    async def open(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        """Listen; raises `DoorsError` when one port cannot be had. Close what is open then."""
+        await self._open_front(inside, tasks)
+        settings = self._settings
+        if settings.is_metrics_enabled:
+            registry = make_registry(inside.sample)
+            self._metrics = MetricsServer(registry, inside.is_ready, inside.troubles)
+            with _port_errors(settings.metrics_host, settings.metrics_port):
+                await self._metrics.start(settings.metrics_host, settings.metrics_port)
+        if inside.controls is not None:
+            self._control = ControlServer(inside.controls)
+            with _port_errors(LOOPBACK, settings.control_port):
+                await self._control.start(settings.control_port)
+
+    async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        settings, name = self._settings, self._definition.name
+        limits = self._definition.properties.limits
+        tls = self._tls_context() if settings.is_tls_enabled else None
+        self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
+        self._http = HttpDoor(name, is_healthy=inside.is_ready)
+        self._front = FrontDoor(self._amqp, self._http, tasks)
+        wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
+        if settings.listens_plain:
+            wanted.append((Door.PLAIN, settings.port, True, None))
+        if tls is not None:
+            wanted.append((Door.TLS, settings.tls_port, False, tls))
+        wanted.append((Door.HTTP, settings.http_port, settings.listens_plain, tls))
+        for door, port, is_plain, context in wanted:
+            with _port_errors(settings.host, port):
+                self._ports[door] = await self._front.listen(
+                    settings.host, port, is_plain=is_plain, tls=context
+                )
+
+    async def close(self, grace_s: float) -> None:
+        """Take nobody in any more; who is inside has `grace_s` to finish."""
+        if self._control is not None:
+            await self._control.stop()
+        if self._front is not None:
+            await self._front.close()
+        if self._amqp is not None and self._http is not None:
+            await asyncio.gather(self._amqp.stop(grace_s), self._http.stop(grace_s))
+        if self._metrics is not None:
+            await self._metrics.stop()
+
+    def abort(self) -> None:
+        """Do not wait for clients any longer."""
+        if self._amqp is not None:
+            self._amqp.abort()
+        if self._http is not None:
+            self._http.abort()
+
+    # --- TLS ------------------------------------------------------------------------------------
+
+    def _tls_context(self) -> ssl.SSLContext:
+        settings = self._settings
+        certificate, key = settings.tls_certificate_file, settings.tls_key_file
+        try:
+            if certificate is None or key is None:
+                names = [name.strip() for name in settings.tls_names.split(",") if name.strip()]
+                if settings.host not in ANY_ADDRESS:
+                    names.append(settings.host)
+                files = ensure_certificate(self._data.certificates, [socket.gethostname(), *names])
+                self.authority_file = files.authority_file
+                certificate, key = files.certificate_file, files.key_file
+            minimum = self._definition.properties.minimum_tls_version
+            return server_context(certificate, key, minimum)
+        except (OSError, ValueError) as error:
+            raise DoorsError(f"the certificate cannot be used: {error}") from error
+
+    # --- what it tells --------------------------------------------------------------------------
+
+    @property
+    def connection_count(self) -> int:
+        """Return how many AMQP clients are connected."""
+        return 0 if self._amqp is None else self._amqp.connection_count
+
+    def addresses(self) -> dict[Door, tuple[str, int]]:
+        """Return where clients of this machine connect, by door."""
+        host = self._settings.host
+        shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
+        return {door: (shown, port) for door, port in self._ports.items()}
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return a title and an address for each door, for people."""
+        lines = []
+        for door, (host, port) in self.addresses().items():
+            is_secret = door is Door.HTTP and not self._settings.listens_plain
+            scheme = "https" if is_secret else door.value
+            lines.append((door.value, f"{scheme}://{host}:{port}"))
+        if self._metrics is not None:
+            lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
+        if self._control is not None:
+            lines.append(("control", f"http://localhost:{self._control.port}"))
+        return lines
+
+
+@contextmanager
+def _port_errors(host: str, port: int) -> Iterator[None]:
+    """Say which port cannot be had, and why."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "is in use by another program: choose another, 0 takes any free one"
+        elif error.errno == errno.EACCES:
+            reason = "needs more rights than this user has"
+        else:
+            reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
+        raise DoorsError(f"port {port} on {host} {reason}") from error

@@ -1,0 +1,104 @@
+"""Who may do what over HTTP: the shared access signature of a request, and how one is refused.
+
+The same rules and keys as over AMQP. Every error of the doors for HTTP has one body, the one that
+the SDKs for administration read (wire: ATOM, error bodies).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+from aiohttp import web
+
+from postbus.broker.authz import SAS_PREFIX, Authorizer, Grant, TokenRefused, has_right
+from postbus.contract import Right
+
+logger = logging.getLogger(__name__)
+
+XML: Final = "application/xml"
+CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
+
+
+class HttpRefused(Exception):
+    """A request is refused; the text is for the client and says what to do."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        self.status = status
+        self.text = text
+        self.headers = dict(headers or {})
+        super().__init__(text)
+
+
+class HttpAuthorizer:
+    """Checks the `Authorization` of requests to one namespace."""
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        namespace: str,
+        real_time_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._authorizer = authorizer
+        self._namespace = namespace
+        self._real_time_s = real_time_s
+
+    def authorize(self, request: web.BaseRequest, path: str, needed: Right) -> Grant:
+        """Return what the request may do on an entity's path, "" is the namespace.
+
+        Raises `HttpRefused` 401 without a token that is good, or without the right.
+        """
+        token = request.headers.get("Authorization", "")
+        if not token:
+            text = "MissingToken: Send a shared access signature in the header Authorization."
+            raise HttpRefused(401, text, CHALLENGE)
+        if not token.startswith(SAS_PREFIX):
+            text = "MalformedToken: Only shared access signatures are accepted: use a SAS key."
+            raise HttpRefused(401, text, CHALLENGE)
+        try:
+            grant = self._authorizer.check_token(token, quote(path), self._real_time_s())
+        except TokenRefused as error:
+            logger.warning("token refused", extra={"entity": path, "why": str(error)})
+            raise HttpRefused(401, f"InvalidSignature: {error}", CHALLENGE) from None
+        if not has_right(grant.rights, needed):
+            raise HttpRefused(
+                401,
+                f"Unauthorized access. '{needed.value}' claim(s) are required to perform this"
+                f" operation. Resource: 'sb://{self._namespace}/{path}'.",
+                CHALLENGE,
+            )
+        return grant
+
+
+def error_answer(refused: HttpRefused, namespace: str, path: str) -> web.Response:
+    """Return the answer of a refused request: `<Error><Code>401</Code><Detail>…</Detail></Error>`.
+
+    The text gets a tracking id that the log has too.
+    """
+    tracking_id = f"{uuid.uuid4()}_G0"
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    logger.info(
+        "refused", extra={"tracking_id": tracking_id, "status": refused.status, "path": path}
+    )
+    detail = _printable(
+        f"{refused.text} TrackingId:{tracking_id}, SystemTracker:{namespace}:{path.strip('/')},"
+        f" Timestamp:{now}"
+    )
+    return web.Response(
+        status=refused.status,
+        text=f"<Error><Code>{refused.status}</Code><Detail>{escape(detail)}</Detail></Error>",
+        content_type=XML,
+        charset="utf-8",
+        headers=refused.headers,
+    )
+
+
+def _printable(text: str) -> str:
+    """Return text without what XML cannot hold."""
+    return "".join(each if each.isprintable() else "?" for each in text)

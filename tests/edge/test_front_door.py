@@ -1,0 +1,298 @@
+"""One port for every protocol: who is told apart, who has to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+import pytest
+import uvloop
+from aiohttp import web
+
+from postbus.broker.authz import Authorizer
+from postbus.broker.router import Router
+from postbus.contract import LIMITS, Sku
+from postbus.edge import front_door
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.front_door import FrontDoor, speaks_http
+from postbus.edge.http_door import HttpDoor, HttpHandler, read_limited
+from tests.edge.bus_thread import RULES
+
+HOST = "127.0.0.1"
+AMQP_HEADER = b"AMQP\x03\x01\x00\x00"
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Both event loops: they switch protocols in different ways."""
+    with asyncio.Runner(loop_factory=request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the context of the server and one of its clients."""
+    files = ensure_certificate(tmp_path_factory.mktemp("tls"))
+    client = ssl.create_default_context(cafile=files.authority_file)
+    return server_context(files.certificate_file, files.key_file), client
+
+
+class Echo:
+    """Answers with the body."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await read_limited(request, 1 << 20)
+        return web.Response(body=body, headers={"Asked": f"{request.method} {request.path}"})
+
+
+@asynccontextmanager
+async def front(
+    *, max_connections: int = 100, runtime: HttpHandler | None = None
+) -> AsyncIterator[FrontDoor]:
+    """The doors without a bus: nothing here gets as far as the router."""
+    async with asyncio.TaskGroup() as tasks:
+        router = cast(Router, None)
+        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
+        http = HttpDoor("test-bus", runtime=runtime)
+        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections)
+        yield opened
+        await opened.close()
+        await amqp.stop(1.0)
+        await http.stop(1.0)
+        assert opened.connection_count == 0
+
+
+async def wait_a_moment() -> None:
+    """Let what was written arrive on its own."""
+    await asyncio.sleep(0.01)
+
+
+async def wait_until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def answers_amqp(port: int, tls: ssl.SSLContext | None = None, *, step: int = 8) -> bool:
+    """Say hello in pieces of a size and tell whether the broker says hello too."""
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
+    for start in range(0, 8, step):
+        writer.write(AMQP_HEADER[start : start + step])
+        await wait_a_moment()
+    async with asyncio.timeout(5):
+        found = await reader.readexactly(8)
+    writer.close()
+    return found == AMQP_HEADER
+
+
+async def answers_http(
+    port: int, tls: ssl.SSLContext | None = None, *, step: int = len(GET_HEALTH)
+) -> bool:
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
+    for start in range(0, len(GET_HEALTH), step):
+        writer.write(GET_HEALTH[start : start + step])
+        await wait_a_moment()
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read(1_000)
+    writer.close()
+    healthy = {"status": "healthy", "message": "Service is healthy."}
+    return head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == healthy
+
+
+async def hangs_up(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(5):
+        try:
+            while await reader.read(65_536):
+                pass
+        except (ConnectionError, ssl.SSLError):
+            pass
+    return True
+
+
+def test_first_bytes_tell_who_speaks() -> None:
+    assert speaks_http(b"A") is None
+    assert speaks_http(b"AMQ") is None
+    assert speaks_http(AMQP_HEADER) is False
+    assert speaks_http(b"AMEN / HTTP/1.1\r\n") is None
+    assert speaks_http(GET_HEALTH[:-1]) is None
+    assert speaks_http(GET_HEALTH) is True
+    assert speaks_http(b"G" * 100_000) is True  # the parser says what is wrong with it
+    assert speaks_http(b"\x16\x03\x01") is False
+    assert speaks_http(b"get / HTTP/1.1\r\n") is False
+
+
+def test_one_port_speaks_all(
+    runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    server, client = contexts
+
+    async def run() -> None:
+        async with front() as doors:
+            both = await doors.listen(HOST, 0, tls=server)
+            secret = await doors.listen(HOST, 0, is_plain=False, tls=server)
+            plain = await doors.listen(HOST, 0)
+            for port, tls in ((both, None), (both, client), (secret, client), (plain, None)):
+                assert await answers_amqp(port, tls)
+                assert await answers_amqp(port, tls, step=3)
+                assert await answers_http(port, tls)
+                assert await answers_http(port, tls, step=10)
+
+    runner.run(run())
+
+
+def test_tls_door_turns_plain_clients_away(
+    runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen(HOST, 0, is_plain=False, tls=contexts[0])
+            for first in (AMQP_HEADER, GET_HEALTH):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(first)
+                assert await hangs_up(reader)
+                writer.close()
+            assert await answers_http(port, contexts[1])
+
+    runner.run(run())
+
+
+def test_bodies_larger_than_the_buffers_come_and_go(
+    runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    async def run() -> None:
+        body = bytes(range(256)) * 3_000
+        async with front(runtime=Echo()) as doors, aiohttp.ClientSession() as session:
+            port = await doors.listen(HOST, 0, tls=contexts[0])
+            for scheme, tls in (("http", True), ("https", contexts[1])):
+                url = f"{scheme}://{HOST}:{port}/orders/messages"
+                for _ in range(3):
+                    async with session.post(url, data=body, ssl=tls) as answer:
+                        assert await answer.read() == body
+                        assert answer.headers["Asked"] == "POST /orders/messages"
+                async with session.post(url, data=bytes(1 << 21), ssl=tls) as answer:
+                    assert answer.status == 413
+                    assert "larger than 1048576 bytes" in await answer.text()
+
+    runner.run(run())
+
+
+def test_connections_of_all_doors_count_together(
+    runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with front(max_connections=3) as doors:
+            one, other = await doors.listen(HOST, 0), await doors.listen(HOST, 0)
+            _, amqp = await asyncio.open_connection(HOST, one)
+            amqp.write(AMQP_HEADER)
+            _, http = await asyncio.open_connection(HOST, other)
+            http.write(GET_HEALTH)
+            _, silent = await asyncio.open_connection(HOST, one)
+            await wait_until(lambda: doors.connection_count == 3 and doors.http.connection_count)
+            for port in (one, other, one):
+                reader, surplus = await asyncio.open_connection(HOST, port)
+                assert await hangs_up(reader)
+                surplus.close()
+            http.close()
+            await wait_until(lambda: doors.connection_count < 3)
+            assert await answers_http(other)
+            amqp.close()
+            silent.close()
+
+    with caplog.at_level(logging.WARNING):
+        runner.run(run())
+    assert [record.message for record in caplog.records].count("too many connections") == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"AM", GET_HEALTH[:-2], b"\x16\x03\x01"])
+def test_who_does_not_say_what_it_wants_is_cut_off(
+    runner: asyncio.Runner,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    monkeypatch: pytest.MonkeyPatch,
+    first: bytes,
+) -> None:
+    monkeypatch.setattr(front_door, "ARRIVAL_S", 0.2)
+
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen(HOST, 0, tls=contexts[0])
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(first)
+            assert await hangs_up(reader)
+            writer.close()
+
+    runner.run(run())
+
+
+def test_close_does_not_wait_for_arrivals(
+    runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(5), front() as doors:
+            port = await doors.listen(HOST, 0, tls=contexts[0])
+            kept = [await asyncio.open_connection(HOST, port) for _ in range(3)]
+            for (_, writer), first in zip(kept, (b"", b"AM", b"\x16"), strict=True):
+                writer.write(first)
+            await wait_until(lambda: doors.connection_count == 3)
+
+    runner.run(run())
+
+
+def test_port_that_is_taken_is_an_error(runner: asyncio.Runner) -> None:
+    async def run() -> None:
+        async with front() as doors:
+            with (
+                socket.create_server((HOST, 0)) as taken,
+                pytest.raises(OSError, match="in use"),
+            ):
+                await doors.listen(HOST, taken.getsockname()[1])
+
+    runner.run(run())
+
+
+def test_addresses_of_a_name_share_a_port(runner: asyncio.Runner) -> None:
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen("localhost", 0)
+            for each in doors._sockets:
+                assert each.getsockname()[1] == port
+
+    runner.run(run())
+
+
+def test_descriptors_are_given_back(
+    runner: asyncio.Runner,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    open_descriptors: Callable[[], int],
+) -> None:
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen(HOST, 0, tls=contexts[0])
+            assert await answers_http(port)
+            await wait_until(lambda: not doors.connection_count)
+            before = open_descriptors()
+            for first in (AMQP_HEADER, GET_HEALTH, b"\x16\x03\x01\x00\x05hello", b"", b"POST"):
+                for _ in range(5):
+                    _, writer = await asyncio.open_connection(HOST, port)
+                    writer.write(first)
+                    await wait_a_moment()
+                    writer.transport.abort()
+            await wait_until(lambda: not doors.connection_count)
+            await wait_until(lambda: open_descriptors() <= before)
+
+    runner.run(run())
+
+
+@pytest.fixture
+def open_descriptors() -> Callable[[], int]:
+    return lambda: len(list(Path("/proc/self/fd").iterdir()))

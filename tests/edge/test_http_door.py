@@ -1,0 +1,274 @@
+"""HTTP of the data ports: who answers, what is refused and how that looks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from typing import cast
+from urllib.parse import quote_plus
+from xml.etree import ElementTree
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from postbus.broker.authz import Authorizer
+from postbus.broker.router import Router
+from postbus.contract import LIMITS, Right, Sku
+from postbus.edge import http_door
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_authorization import HttpAuthorizer, HttpRefused
+from postbus.edge.http_door import HttpDoor, read_limited
+from tests.edge.bus_thread import RULES, sas_token
+
+HOST = "127.0.0.1"
+ROOT = RULES[0]
+NOW_S = 1_800_000_000
+
+
+class Named:
+    """Answers with its name; does what the query asks for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if "refuse" in request.query:
+            raise HttpRefused(409, "Taken <here> & \x00there.")
+        if "break" in request.query:
+            raise ZeroDivisionError("secret of ours")
+        await read_limited(request, 100)
+        return web.Response(text=self._name)
+
+
+class Rig:
+    """The door on a port, in the loop of the test."""
+
+    is_healthy = True
+
+    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
+        self.port = port
+        self._session = session
+
+    async def ask(self, method: str, path: str, **said: object) -> tuple[int, str]:
+        url = f"http://{HOST}:{self.port}{path}"
+        async with self._session.request(method, url, **said) as answer:  # type: ignore[arg-type]
+            return answer.status, await answer.text()
+
+    async def raw(self, data: bytes) -> bytes:
+        """Send bytes and return all that comes until the broker hangs up."""
+        reader, writer = await asyncio.open_connection(HOST, self.port)
+        writer.write(data)
+        async with asyncio.timeout(10):
+            found = await reader.read()
+        writer.close()
+        return found
+
+
+@pytest.fixture
+async def rig() -> Iterator[Rig]:
+    async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
+        router = cast(Router, None)  # nobody here speaks AMQP
+        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
+        http = HttpDoor(
+            "test-bus",
+            administration=Named("administration"),
+            runtime=Named("runtime"),
+            is_healthy=lambda: made.is_healthy,
+        )
+        doors = FrontDoor(amqp, http, tasks)
+        made = Rig(await doors.listen(HOST, 0), session)
+        yield made
+        await session.close()
+        await doors.close()
+        await amqp.stop(1.0)
+        await http.stop(1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "/orders/messages", "runtime"),
+        ("POST", "/orders/messages/?timeout=5", "runtime"),
+        ("POST", "/orders/messages/head", "runtime"),
+        ("DELETE", "/a/b/Messages/Head?timeout=5", "runtime"),
+        ("PUT", "/t/Subscriptions/s/messages/7/5e1f", "runtime"),
+        ("DELETE", "/orders/$DeadLetterQueue/messages/7/5e1f", "runtime"),
+        ("PUT", "/orders/messages", "administration"),
+        ("DELETE", "/orders/messages", "administration"),
+        ("GET", "/orders/messages", "administration"),
+        ("PUT", "/messages", "administration"),
+        ("POST", "/messages", "administration"),
+        ("GET", "/$Resources/queues?$skip=0&$top=100", "administration"),
+        ("GET", "/", "administration"),
+    ],
+)
+async def test_path_and_method_say_who_answers(
+    rig: Rig, method: str, path: str, expected: str
+) -> None:
+    assert await rig.ask(method, path) == (200, expected)
+
+
+async def test_health_is_told_without_a_key(rig: Rig) -> None:
+    status, text = await rig.ask("GET", "/health")
+    assert (status, text) == (200, '{"status": "healthy", "message": "Service is healthy."}')
+    rig.is_healthy = False
+    status, text = await rig.ask("GET", "/health")
+    assert status == 503
+    assert '"unhealthy"' in text
+
+
+async def test_entity_called_health_can_be_administered(rig: Rig) -> None:
+    found = await rig.ask("GET", "/health", headers={"Authorization": "some"})
+    assert found == (200, "administration")
+
+
+async def test_refusal_is_the_xml_that_sdks_read(rig: Rig) -> None:
+    status, text = await rig.ask("PUT", "/orders?refuse")
+    assert status == 409
+    error = ElementTree.fromstring(text)
+    assert (error.tag, error.findtext("Code")) == ("Error", "409")
+    detail = error.findtext("Detail") or ""
+    assert re.fullmatch(
+        r"Taken <here> & \?there\. TrackingId:[\w-]+_G0, SystemTracker:test-bus:orders,"
+        r" Timestamp:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
+        detail,
+    )
+
+
+async def test_error_of_ours_says_nothing_of_the_inside(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    status, text = await rig.ask("PUT", "/orders?break")
+    assert status == 500
+    assert "secret" not in text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_door_without_a_handler_says_what_it_has(rig: Rig) -> None:
+    status, text = await rig.ask("GET", "/$servicebus/websocket")
+    assert status == 404
+    assert "GET /health" in text
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+
+async def test_body_is_limited(rig: Rig) -> None:
+    assert (await rig.ask("POST", "/orders/messages", data=b"x" * 100))[0] == 200
+    status, text = await rig.ask("POST", "/orders/messages", data=b"x" * 101)
+    assert status == 413
+    assert "larger than 100 bytes" in text
+
+    async def pieces() -> Iterator[bytes]:
+        for _ in range(3):
+            yield b"x" * 50
+
+    assert (await rig.ask("POST", "/orders/messages", data=pieces()))[0] == 413
+
+
+async def test_compressed_body_is_not_unpacked(rig: Rig) -> None:
+    said = {"data": b"\x1f\x8b", "headers": {"Content-Encoding": "gzip"}}
+    assert (await rig.ask("POST", "/orders/messages", **said))[0] == 415
+
+
+async def test_body_that_does_not_come_is_not_awaited(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_door, "BODY_S", 0.1)
+    head = b"POST /orders/messages HTTP/1.1\r\nHost: here\r\nContent-Length: 5\r\n\r\nab"
+    assert (await rig.raw(head)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: here\r\nName: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: here\r\n" + b"Name: x\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"Name" * 30_000,
+        b"GET / HTTP/9.1\r\nHost: here\r\n\r\n",
+        b"GARBAGE\r\n\r\n",
+    ],
+)
+async def test_bad_heads_are_answered_and_not_logged(
+    rig: Rig, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (await rig.raw(head)).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_headers_are_limited_together(rig: Rig) -> None:
+    fields = b"".join(b"Name-%d: %s\r\n" % (n, b"x" * 14_000) for n in range(5))
+    head = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n" + fields + b"\r\n"
+    assert (await rig.raw(head)).startswith(b"HTTP/1.1 431 ")
+
+
+# --- authorization ------------------------------------------------------------------------------
+
+
+def authorize(token: str | None, path: str = "orders", needed: Right = Right.MANAGE) -> str:
+    headers = {} if token is None else {"Authorization": token}
+    authorizer = HttpAuthorizer(Authorizer(RULES), "test-bus", lambda: NOW_S)
+    request = make_mocked_request("GET", f"/{path}", headers=headers)
+    return authorizer.authorize(request, path, needed).rule_name
+
+
+def refusal(*said: object) -> str:
+    with pytest.raises(HttpRefused) as caught:
+        authorize(*said)  # type: ignore[arg-type]
+    assert caught.value.status == 401
+    assert "WWW-Authenticate" in caught.value.headers
+    return caught.value.text
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        "https://localhost:5300",
+        "http://localhost:5300/orders",
+        "https://localhost/orders?api-version=2021-05",
+        "sb://localhost/ORDERS/",
+        "https://localhost/orders/messages",
+    ],
+)
+def test_token_of_every_sdk_is_good(resource: str) -> None:
+    token = sas_token(resource, ROOT.name, ROOT.keys.primary, NOW_S + 60)
+    path = "orders/messages" if resource.endswith("messages") else "orders"
+    assert authorize(token, path) == ROOT.name
+
+
+def test_fields_of_a_token_come_in_any_order() -> None:
+    token = sas_token("https://here", ROOT.name, ROOT.keys.primary, NOW_S + 60)
+    fields = token.removeprefix("SharedAccessSignature ").split("&")
+    assert authorize("SharedAccessSignature " + "&".join(reversed(fields))) == ROOT.name
+
+
+def test_names_with_odd_characters_are_paths_as_they_are() -> None:
+    path = "a b%41?c"
+    resource = f"https://here/{quote_plus(path).replace('+', '%20')}"
+    assert authorize(sas_token(resource, ROOT.name, ROOT.keys.primary, NOW_S + 9), path)
+
+
+def test_refused_tokens_say_why() -> None:
+    key, expiry = ROOT.keys.primary, NOW_S + 60
+    assert "MissingToken" in refusal(None)
+    assert "MalformedToken" in refusal("Bearer ey")
+    assert "malformed" in refusal("SharedAccessSignature sr=x")
+    assert "another resource" in refusal(sas_token("sb://h/other", ROOT.name, key, expiry))
+    assert "does not match" in refusal(sas_token("sb://h", ROOT.name, "wrong", expiry))
+    assert "does not match" in refusal(sas_token("sb://h", "nobody", key, expiry))
+    assert "expired" in refusal(sas_token("sb://h", ROOT.name, key, NOW_S))
+    token = sas_token("sb://h", "sender", RULES[1].keys.primary, expiry)
+    assert "'Manage' claim(s) are required" in refusal(token)
+    assert authorize(token, "orders", Right.SEND) == "sender"
+
+
+def test_real_time_is_the_default() -> None:
+    token = sas_token("sb://h", ROOT.name, ROOT.keys.primary, int(time.time()) + 60)
+    request = make_mocked_request("GET", "/orders", headers={"Authorization": token})
+    assert HttpAuthorizer(Authorizer(RULES), "n").authorize(request, "orders", Right.SEND)
