@@ -21,7 +21,7 @@ from postbus.broker.controls import Controls
 from postbus.broker.router import Router
 from postbus.data_directory import DataDirectory
 from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
 from postbus.edge.control_api import LOOPBACK, ControlServer
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_door import HttpDoor
@@ -69,6 +69,7 @@ class Doors:
         self._front: FrontDoor | None = None
         self._metrics: MetricsServer | None = None
         self._control: ControlServer | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._ports: dict[Door, int] = {}
         self.authority_file: Path | None = None
         """What clients have to trust, when the certificate was made here."""
@@ -90,7 +91,11 @@ class Doors:
     async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, name = self._settings, self._definition.name
         limits = self._definition.properties.limits
-        tls = self._tls_context() if settings.is_tls_enabled else None
+        tls: ssl.SSLContext | None = None
+        if settings.is_tls_enabled:
+            reloading = self._tls_context()
+            self._reloading = tasks.create_task(reloading.watch(), name="certificates")
+            tls = reloading.context
         self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
         self._http = HttpDoor(name, is_healthy=inside.is_ready)
         self._front = FrontDoor(self._amqp, self._http, tasks)
@@ -110,6 +115,8 @@ class Doors:
         """Take nobody in any more; who is inside has `grace_s` to finish."""
         if self._control is not None:
             await self._control.stop()
+        if self._reloading is not None:
+            self._reloading.cancel()
         if self._front is not None:
             await self._front.close()
         if self._amqp is not None and self._http is not None:
@@ -126,7 +133,7 @@ class Doors:
 
     # --- TLS ------------------------------------------------------------------------------------
 
-    def _tls_context(self) -> ssl.SSLContext:
+    def _tls_context(self) -> ReloadingContext:
         settings = self._settings
         certificate, key = settings.tls_certificate_file, settings.tls_key_file
         try:
@@ -138,7 +145,7 @@ class Doors:
                 self.authority_file = files.authority_file
                 certificate, key = files.certificate_file, files.key_file
             minimum = self._definition.properties.minimum_tls_version
-            return server_context(certificate, key, minimum)
+            return ReloadingContext(TlsFiles(certificate, key, minimum))
         except (OSError, ValueError) as error:
             raise DoorsError(f"the certificate cannot be used: {error}") from error
 

@@ -68,7 +68,8 @@ class Settings(BaseSettings):
     """Whether to listen with TLS. Default: yes."""
 
     tls_certificate_file: Path | None = None
-    """Certificate chain in PEM form. Default: one signed by the authority in `data`."""
+    """Certificate chain in PEM form; a new one is used within seconds. Default: one signed by the
+    authority in `data`."""
 
     tls_key_file: Path | None = None
     """Private key of that certificate in PEM form. Default: see `tls_certificate_file`."""

@@ -44,7 +44,7 @@ from postbus.contract import (
     TopicProperties,
 )
 from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.certificates import ensure_certificate, server_context
+from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_door import HttpDoor
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
@@ -184,7 +184,7 @@ class BusThread:
             if self._tls is not None:
                 files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
                 self.authority_file = files.authority_file
-                context = server_context(files.certificate_file, files.key_file)
+                context = server_context(TlsFiles(files.certificate_file, files.key_file))
                 await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
                 self.port = await self.front.listen("127.0.0.1", 0, tls=context)
             else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 from azure.servicebus import ServiceBusClient
 
 from postbus.contract import LIMITS, Sku
@@ -52,3 +54,10 @@ def queue(bus: BusThread) -> str:
 def client(bus: BusThread) -> Iterator[ServiceBusClient]:
     with bus.client() as opened:
         yield opened
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Both event loops: they switch protocols and speak TLS in different ways."""
+    with asyncio.Runner(loop_factory=request.param) as made:
+        yield made

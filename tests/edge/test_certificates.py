@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from postbus.edge.certificates import ServerCertificate, ensure_certificate, server_context
+from postbus.edge.certificates import (
+    ServerCertificate,
+    TlsFiles,
+    ensure_certificate,
+    server_context,
+)
 
 
 async def greet(files: ServerCertificate, name: str, trusted: Path) -> str:
@@ -17,7 +22,7 @@ async def greet(files: ServerCertificate, name: str, trusted: Path) -> str:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
-    context = server_context(files.certificate_file, files.key_file)
+    context = server_context(TlsFiles(files.certificate_file, files.key_file))
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
         port = server.sockets[0].getsockname()[1]

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import aiohttp
 import pytest
-import uvloop
 from aiohttp import web
 
-from postbus.broker.authz import Authorizer
-from postbus.broker.router import Router
-from postbus.contract import LIMITS, Sku
 from postbus.edge import front_door
-from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.certificates import ensure_certificate, server_context
-from postbus.edge.front_door import FrontDoor, speaks_http
-from postbus.edge.http_door import HttpDoor, HttpHandler, read_limited
-from tests.edge.bus_thread import RULES
-
-HOST = "127.0.0.1"
-AMQP_HEADER = b"AMQP\x03\x01\x00\x00"
-GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    """Both event loops: they switch protocols in different ways."""
-    with asyncio.Runner(loop_factory=request.param) as made:
-        yield made
+from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
+from postbus.edge.front_door import speaks_http
+from postbus.edge.http_door import read_limited
+from tests.edge.front_rig import (
+    AMQP_HEADER,
+    GET_HEALTH,
+    HOST,
+    answers_amqp,
+    answers_http,
+    front,
+    hangs_up,
+    wait_a_moment,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +35,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
     """Return the context of the server and one of its clients."""
     files = ensure_certificate(tmp_path_factory.mktemp("tls"))
     client = ssl.create_default_context(cafile=files.authority_file)
-    return server_context(files.certificate_file, files.key_file), client
+    return server_context(TlsFiles(files.certificate_file, files.key_file)), client
 
 
 class Echo:
@@ -53,71 +44,6 @@ class Echo:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await read_limited(request, 1 << 20)
         return web.Response(body=body, headers={"Asked": f"{request.method} {request.path}"})
-
-
-@asynccontextmanager
-async def front(
-    *, max_connections: int = 100, runtime: HttpHandler | None = None
-) -> AsyncIterator[FrontDoor]:
-    """The doors without a bus: nothing here gets as far as the router."""
-    async with asyncio.TaskGroup() as tasks:
-        router = cast(Router, None)
-        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
-        http = HttpDoor("test-bus", runtime=runtime)
-        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections)
-        yield opened
-        await opened.close()
-        await amqp.stop(1.0)
-        await http.stop(1.0)
-        assert opened.connection_count == 0
-
-
-async def wait_a_moment() -> None:
-    """Let what was written arrive on its own."""
-    await asyncio.sleep(0.01)
-
-
-async def wait_until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-
-async def answers_amqp(port: int, tls: ssl.SSLContext | None = None, *, step: int = 8) -> bool:
-    """Say hello in pieces of a size and tell whether the broker says hello too."""
-    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
-    for start in range(0, 8, step):
-        writer.write(AMQP_HEADER[start : start + step])
-        await wait_a_moment()
-    async with asyncio.timeout(5):
-        found = await reader.readexactly(8)
-    writer.close()
-    return found == AMQP_HEADER
-
-
-async def answers_http(
-    port: int, tls: ssl.SSLContext | None = None, *, step: int = len(GET_HEALTH)
-) -> bool:
-    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
-    for start in range(0, len(GET_HEALTH), step):
-        writer.write(GET_HEALTH[start : start + step])
-        await wait_a_moment()
-    async with asyncio.timeout(5):
-        head = await reader.readuntil(b"\r\n\r\n")
-        body = await reader.read(1_000)
-    writer.close()
-    healthy = {"status": "healthy", "message": "Service is healthy."}
-    return head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == healthy
-
-
-async def hangs_up(reader: asyncio.StreamReader) -> bool:
-    async with asyncio.timeout(5):
-        try:
-            while await reader.read(65_536):
-                pass
-        except (ConnectionError, ssl.SSLError):
-            pass
-    return True
 
 
 def test_first_bytes_tell_who_speaks() -> None:

@@ -1,11 +1,14 @@
-"""A certificate authority for one data directory, and a server certificate signed by it.
+"""TLS of servers: contexts that follow their files, and certificates where none are given.
 
-For buses on a developer's machine: `postbus dev` calls it before it listens with TLS. A bus that
-others use gets its certificate from the settings. Private keys are written for the owner only.
+A bus that others use gets its certificate from the settings; whoever renews it writes the files
+anew. On a developer's machine the bus makes an authority for its data directory and signs its
+certificate with that. Private keys are written for the owner only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import ssl
 import tempfile
@@ -14,12 +17,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+logger = logging.getLogger(__name__)
+
+RELOAD_S: Final = 5.0
+"""How often files are looked at."""
 
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 397  # the longest that browsers and Apple's TLS accept
@@ -60,12 +69,95 @@ def ensure_certificate(
     return files
 
 
-def server_context(certificate_file: Path, key_file: Path, minimum: str = "1.2") -> ssl.SSLContext:
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What the TLS of a server is made of, PEM files.
+
+    With a `client_authority_file` clients may show a certificate, which one of these authorities
+    must have signed; with `requires_client` they have to.
+    """
+
+    certificate_file: Path
+    key_file: Path
+    minimum: str = "1.2"
+    client_authority_file: Path | None = None
+    requires_client: bool = False
+
+    def paths(self) -> list[Path]:
+        """Return the files."""
+        found = [self.certificate_file, self.key_file, self.client_authority_file]
+        return [path for path in found if path is not None]
+
+
+class ReloadingContext:
+    """The TLS context of a server that follows its files.
+
+    `context` stays the same object: each handshake is moved to what was loaded last. Connections
+    keep what they began with.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Load the files; raises OSError (ssl.SSLError is one) when they cannot be used."""
+        self._files = files
+        self._seen = self._stamps()
+        self.context = self._latest = server_context(files)
+        self.context.sni_callback = self._use_latest
+
+    async def watch(self) -> None:
+        """Look at the files for ever."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Load files that have changed and say so. Files that cannot be used change nothing."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return False
+        self._seen = stamps
+        file = str(self._files.certificate_file)
+        try:
+            self._latest = server_context(self._files)
+        except OSError as error:
+            logger.error(
+                "the new certificate cannot be used, the old one stays",
+                extra={"file": file, "why": str(error)},
+            )
+            return False
+        logger.info("certificate loaded", extra={"file": file})
+        return True
+
+    def _use_latest(
+        self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
+    ) -> None:
+        if self._latest is not self.context:
+            handshake.context = self._latest
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return what changes when a file is written or replaced; None for one that is away."""
+        return [_stamp(path) for path in self._files.paths()]
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the TLS context of a server; raises OSError or ssl.SSLError for unusable files."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3 if minimum == "1.3" else ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate_file, key_file)
+    is_newest = files.minimum == "1.3"
+    context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_newest else ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
+    # An encrypted key is an error; without a password OpenSSL would ask for one on the terminal.
+    context.load_cert_chain(files.certificate_file, files.key_file, password="")
+    if files.client_authority_file is not None:
+        context.load_verify_locations(files.client_authority_file)
+        context.verify_mode = ssl.CERT_REQUIRED if files.requires_client else ssl.CERT_OPTIONAL
     return context
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _ensure_authority(

@@ -1,0 +1,87 @@
+"""The doors without a bus, for what does not get as far as the router; on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+from postbus.broker.authz import Authorizer
+from postbus.broker.router import Router
+from postbus.contract import LIMITS, Sku
+from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_door import HttpDoor, HttpHandler
+from tests.edge.bus_thread import RULES
+
+HOST = "127.0.0.1"
+AMQP_HEADER = b"AMQP\x03\x01\x00\x00"
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@asynccontextmanager
+async def front(
+    *, max_connections: int = 100, runtime: HttpHandler | None = None
+) -> AsyncIterator[FrontDoor]:
+    """The doors without a bus: nothing here gets as far as the router."""
+    async with asyncio.TaskGroup() as tasks:
+        router = cast(Router, None)
+        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
+        http = HttpDoor("test-bus", runtime=runtime)
+        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections)
+        yield opened
+        await opened.close()
+        await amqp.stop(1.0)
+        await http.stop(1.0)
+        assert opened.connection_count == 0
+
+
+async def wait_a_moment() -> None:
+    """Let what was written arrive on its own."""
+    await asyncio.sleep(0.01)
+
+
+async def wait_until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def answers_amqp(port: int, tls: ssl.SSLContext | None = None, *, step: int = 8) -> bool:
+    """Say hello in pieces of a size and tell whether the broker says hello too."""
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
+    for start in range(0, 8, step):
+        writer.write(AMQP_HEADER[start : start + step])
+        await wait_a_moment()
+    async with asyncio.timeout(5):
+        found = await reader.readexactly(8)
+    writer.close()
+    return found == AMQP_HEADER
+
+
+async def answers_http(
+    port: int, tls: ssl.SSLContext | None = None, *, step: int = len(GET_HEALTH)
+) -> bool:
+    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
+    for start in range(0, len(GET_HEALTH), step):
+        writer.write(GET_HEALTH[start : start + step])
+        await wait_a_moment()
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.read(1_000)
+    writer.close()
+    healthy = {"status": "healthy", "message": "Service is healthy."}
+    return head.startswith(b"HTTP/1.1 200 ") and json.loads(body) == healthy
+
+
+async def hangs_up(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(5):
+        try:
+            while await reader.read(65_536):
+                pass
+        except (ConnectionError, ssl.SSLError):
+            pass
+    return True
