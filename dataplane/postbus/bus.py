@@ -26,6 +26,7 @@ from postbus.broker.directory import Directory
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
+from postbus.broker.triage import Triage
 from postbus.contract import EntityKind, Right, subscription_path
 from postbus.data_directory import DataDirectory, new_key
 from postbus.definitions import Described, in_order_of_forwarding
@@ -100,6 +101,7 @@ class Bus:
         self._authorizer = Authorizer()
         self._rules: AuthorizationRules | None = None
         self._administration: Administration | None = None
+        self._triage: Triage | None = None
         self._doors: Doors | None = None
         self._clock: EntityClock = (
             ManualClock(_wall_ms)
@@ -159,6 +161,7 @@ class Bus:
             self._directory = await self._open_catalog(stores)
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
+                self._triage = Triage(router, self._hosts)
                 self._administration = Administration(
                     self._directory,
                     self._hosts,
@@ -349,6 +352,12 @@ class Bus:
         """Definitions at run time; only while the bus runs."""
         assert self._administration is not None
         return self._administration
+
+    @property
+    def triage(self) -> Triage:
+        """Messages by hand; only while the bus runs."""
+        assert self._triage is not None
+        return self._triage
 
     def doors(self) -> dict[Door, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""

@@ -18,10 +18,10 @@ from tests.entity.partition_rig import Rig, name_of
 REPEATED = (Refusal.BUSY, Refusal.UNKNOWN, Refusal.NOT_APPLIED, Refusal.STORE_FULL)
 
 
-def forwarded(envelope: Envelope, source: bytes | None) -> Envelope:
+def forwarded(envelope: Envelope, source: bytes | None, is_hop: bool = True) -> Envelope:
     """Copy an envelope as the shipper does."""
     fields = {slot: getattr(envelope, slot) for slot in Envelope.__slots__}
-    fields["hop_count"] += 1
+    fields["hop_count"] += is_hop
     if source is not None and "dead_letter_source" in fields:
         fields["dead_letter_source"] = source
     return Envelope(**fields)
@@ -76,12 +76,13 @@ class Bus:
         hop.epochs = (hop.epochs[0], self.epoch(hop.target))
         rows = {row.row_key: row for row in self.rigs[hop.source].tables.read(hop.ship.numbers)}
         envelopes = [
-            forwarded(envelope or rows[number].envelope, source)
+            forwarded(envelope or rows[number].envelope, source, number not in hop.ship.resent)
             for number, envelope, source in zip(
                 hop.ship.numbers, hop.ship.envelopes, hop.ship.sources, strict=True
             )
         ]
-        command = Arrive(hop.source, hop.entity_no, hop.ship.numbers, envelopes)
+        ship = hop.ship
+        command = Arrive(hop.source, hop.entity_no, ship.numbers, envelopes, ship.resent)
         hop.replies = self.rigs[hop.target].submit(command)
 
     def answer(self, hop: Hop) -> bool:

@@ -183,6 +183,8 @@ class Rig:
             found.seen = self.tables.read_ids(result.ids)
             for numbers in result.numbers:
                 found += self.tables.read_numbers(*numbers)
+            for named in result.named:
+                found += self.tables.read_named(*named)
         if self.checks:
             check_partition(self.state)
         self._check_overlap(result)

@@ -278,6 +278,12 @@ class Tables:
         ]
         return [self._stored(row_key) for _, row_key in sorted(found)[:limit]]
 
+    def read_named(
+        self, entity_no: int, sub_queue: SubQueue, numbers: list[int]
+    ) -> list[StoredRow]:
+        found = self.read_numbers(entity_no, sub_queue, 0, len(self.rows))
+        return [row for row in found if row.sequence in numbers]
+
     def _stored(self, row_key: int) -> StoredRow:
         enqueued_ms, envelope = self.rows[row_key]
         patch = self.patches.get(row_key, Patch())

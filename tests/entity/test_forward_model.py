@@ -13,13 +13,16 @@ from postbus.entity.commands import (
     Enqueue,
     Enqueued,
     Reply,
+    ResendChosen,
     SetDemand,
     Settle,
     Settled,
+    SubQueue,
 )
 from tests.entity.forward_rig import Bus
 from tests.entity.partition_rig import ACTIVE, QUEUE, Rig, message, name_of
 
+TRANSFER = SubQueue.TRANSFER_DEAD_LETTER
 FIRST, SECOND, END = QUEUE, 8, 9
 """queue-7 and queue-9 lie in partition 1, queue-8 in partition 2: 7 -> 8 -> 9, dead letters of 9
 -> 8."""
@@ -125,6 +128,21 @@ class ForwardMachine(RuleBasedStateMachine):
             replies = rig.submit(Settle(END, ACTIVE, [delivery.lock_token], disposition))
             if disposition is Disposition.COMPLETE:
                 self.completed[name_of(delivery.envelope)] = replies
+
+    @rule(count=st.integers(1, 3), to=st.sampled_from(["queue-8", "QUEUE-9", "gone", ""]))
+    def resend(self, count: int, to: str) -> None:
+        """Send on what came back: through the outbox, or at once into the queue itself."""
+        for number, entity_no in ((1, FIRST), (2, SECOND)):
+            tables = self.rigs[number].tables
+            numbers = [
+                sequence
+                for key, (sequence, _) in tables.kept.items()
+                if (block := tables.block_of(key)).entity_no == entity_no
+                and block.sub_queue is TRANSFER
+            ]
+            target_no, target = (None, to) if to else (entity_no, None)
+            command = ResendChosen(entity_no, TRANSFER, numbers[:count], target_no, target)
+            self.rigs[number].submit(command)
 
     def teardown(self) -> None:
         if not hasattr(self, "bus"):

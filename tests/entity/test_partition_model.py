@@ -19,14 +19,18 @@ from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
     DeferredReceived,
+    DeleteChosen,
     DeleteMessages,
     Delivery,
     Disposition,
+    Handled,
     LocksRenewed,
     MessagesDeleted,
     ReceiveDeferred,
+    Refusal,
     Refused,
     RenewLocks,
+    ResendChosen,
     Settled,
 )
 from postbus.entity.outcomes import Settling
@@ -288,6 +292,41 @@ class PartitionMachine(RuleBasedStateMachine):
         assert reply == MessagesDeleted(len(expected))
         for known in expected:
             self.leave(known, Settling.PURGED)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def delete_chosen(self, data: st.DataObject) -> None:
+        known = data.draw(st.sampled_from(sorted(self.known.values(), key=lambda k: k.name)))
+        sub_queue = DLQ if known.state == "dead" else ACTIVE
+        reply = self.rig.apply(DeleteChosen(QUEUE, sub_queue, [known.sequence]))
+        assert isinstance(reply, Handled)
+        if known.state in ("ready", "deferred", "dead", "scheduled"):
+            assert reply == Handled({known.sequence: 0}, {}, [])
+            if known.state == "scheduled":
+                known.state = "gone"
+            else:
+                self.leave(known, Settling.PURGED)
+        else:
+            expected = {"locked": Refusal.MESSAGE_LOCKED, "gone": Refusal.MESSAGE_NOT_FOUND}
+            assert reply.refused[known.sequence].refusal is expected[known.state]
+
+    @precondition(lambda self: self.of("dead"))
+    @rule(data=st.data(), is_crashed=st.booleans())
+    def resend(self, data: st.DataObject, is_crashed: bool) -> None:
+        dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
+        numbers = [known.sequence for known in dead]
+        reply = self.rig.apply(ResendChosen(QUEUE, DLQ, numbers, QUEUE))
+        assert isinstance(reply, Handled)
+        assert list(reply.done) == numbers
+        for known in dead:
+            self.remember(known, Settling.RESENT)
+            known.sequence, known.place = reply.done[known.sequence], self.next_place()
+            known.state, known.failures, known.is_deferred = "ready", 0, False
+            known.enqueued_ms, known.reason = self.rig.now_ms, None
+            if known.ttl_ms is not None and self.default_ttl_ms is not None:
+                known.ttl_ms = min(known.ttl_ms, self.default_ttl_ms)
+        if is_crashed:
+            self.crash()
 
     @rule(ms=st.sampled_from([1, 60, 150, 1_000, 2_999, 5_000, 12_000]))
     def advance(self, ms: int) -> None:

@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from postbus.entity.commands import Arrive, Command, Enqueue, Refusal, Refused, Reply, Transact
+from postbus.entity.commands import (
+    Arrive,
+    Command,
+    Enqueue,
+    Refusal,
+    Refused,
+    Reply,
+    ResendChosen,
+    Transact,
+)
 
 OnReply: TypeAlias = Callable[[Reply], None]
 Waiting: TypeAlias = tuple[Command, OnReply | None]
@@ -20,12 +29,12 @@ BEHIND: Final = Refused(Refusal.BUSY, "the store is behind; send again later")
 
 
 def brings_messages(command: Command) -> bool:
-    """Say whether a command makes messages that were not there."""
+    """Say whether a command stores messages that somebody may send later instead."""
     kind = type(command)
     if kind is Transact:
         assert isinstance(command, Transact)
         return any(type(each) is Enqueue for each in command.operations)
-    return kind is Enqueue or kind is Arrive
+    return kind is Enqueue or kind is Arrive or kind is ResendChosen
 
 
 class SendOrder:

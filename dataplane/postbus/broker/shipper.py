@@ -111,9 +111,15 @@ class Shipper:
         return number % count if key is None else partition_of_key(key, count)
 
     async def arrive(
-        self, partition_id: int, target: Target, numbers: list[int], messages: list[Envelope]
+        self,
+        partition_id: int,
+        target: Target,
+        numbers: list[int],
+        messages: list[Envelope],
+        resent: frozenset[int],
     ) -> Reply:
-        command = Arrive(self._source.partition_id, target.entity_no, numbers, messages)
+        source = self._source.partition_id
+        command = Arrive(source, target.entity_no, numbers, messages, resent)
         return await self._harbours[partition_id].call(command)
 
     async def read(self, row_keys: list[int]) -> dict[int, Envelope]:
@@ -189,7 +195,8 @@ class _Shipment:
                 self._arrived.add(number)
                 continue
             message = copy.copy(envelope)  # the outbox may have to hand it out again
-            message.hop_count += 1
+            if number not in ship.resent:  # which is no hop, but a beginning
+                message.hop_count += 1
             if source is not None:
                 message.dead_letter_source = source
             messages[number] = message
@@ -223,7 +230,8 @@ class _Shipment:
         """Send what goes to one partition; what is decided leaves `messages`. False: nothing is."""
         # A copy each time: a target that is to fail writes into what it gets.
         copies = [copy.copy(messages[number]) for number in numbers]
-        reply = await self._shipper.arrive(partition_id, target, numbers, copies)
+        resent = self._ship.resent.intersection(numbers)
+        reply = await self._shipper.arrive(partition_id, target, numbers, copies, resent)
         refused: Refused | None
         if isinstance(reply, Arrived):
             count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one

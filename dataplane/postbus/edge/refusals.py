@@ -125,6 +125,11 @@ REFUSALS: Final = {
         404,
         "No message with the given number is there in the needed state.",
     ),
+    Refusal.MESSAGE_LOCKED: (
+        conditions.NOT_ALLOWED,
+        409,
+        "A receiver of '{path}' has the message.",
+    ),
     Refusal.NOT_ALLOWED: (
         conditions.NOT_ALLOWED,
         400,

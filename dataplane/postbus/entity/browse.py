@@ -61,13 +61,14 @@ def peek(
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
     """List messages of any state by number. Nothing is removed, nothing computed (N5)."""
-    if not sub.is_main:
+    if not sub.is_main and command.state is not MessageState.DEFERRED:
         return _peek_kept(sub, command, found)
     if sub.sessions is not None:
         return sub.sessions.peek(scheduled, command, found)
     limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
-    entries = entries_from(sub, command.from_sequence, limit)
-    entries += scheduled_entries(scheduled, command.from_sequence, limit)
+    entries = entries_from(sub, command.from_sequence, limit, command.state)
+    if sub.is_main:
+        entries += scheduled_entries(scheduled, command.from_sequence, limit, command.state)
     entries.sort(key=number_of_entry)
     return peeked(sub, entries[:limit], command, found)
 
@@ -105,9 +106,25 @@ def peeked(
     return Peeked(messages)
 
 
-def entries_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
-    """Return at least the first `limit` messages of the main queue, in no order."""
-    active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
+def entries_from(
+    sub: SubQueueState, from_sequence: int, limit: int, state: MessageState | None = None
+) -> list[Entry]:
+    """Return at least the first `limit` messages of the main queue, in no order.
+
+    `state` None is any. Deferred ones alone may be asked for in every sub-queue.
+    """
+    entries: list[Entry] = []
+    if state is None or state is MessageState.ACTIVE:
+        entries += _in_order_from(sub, from_sequence, limit)
+    if state is not MessageState.SCHEDULED:
+        unordered = (entry for entry in _out_of_order(sub) if entry[0] >= from_sequence)
+        wanted = (entry for entry in unordered if state is None or entry[2] is state)
+        entries += nsmallest(limit, wanted, key=number_of_entry)
+    return entries
+
+
+def _in_order_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
+    active = MessageState.ACTIVE
     first_key = sub.numbering.key_from(from_sequence)
     entries: list[Entry] = []
     for source in (sub.ready, sub.tail):
@@ -119,29 +136,27 @@ def entries_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Ent
     start = bisect_left(sub.backlog, first_key, sub.backlog_head)
     number_of = sub.numbering.number_of
     entries += [(number_of(key), key, active, None) for key in sub.backlog[start : start + limit]]
-    unordered: Iterator[Entry] = chain(
-        (
-            (
-                message.sequence,
-                message.row_key,
-                deferred if message.is_deferred else active,
-                message,
-            )
-            for message in objects_out_of_order(sub)
-            if message.sequence >= from_sequence
-        ),
-        (
-            (sequence, row_key, deferred, None)
-            for sequence, row_key in sub.deferred.items()
-            if sequence >= from_sequence
-        ),
-    )
-    entries += nsmallest(limit, unordered, key=number_of_entry)
     return entries
 
 
-def scheduled_entries(scheduled: ScheduledMessages, from_sequence: int, limit: int) -> list[Entry]:
-    """Return the first `limit` scheduled messages in order of number."""
+def _out_of_order(sub: SubQueueState) -> Iterator[Entry]:
+    active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
+    for message in objects_out_of_order(sub):
+        state = deferred if message.is_deferred else active
+        yield message.sequence, message.row_key, state, message
+    for sequence, row_key in sub.deferred.items():
+        yield sequence, row_key, deferred, None
+
+
+def scheduled_entries(
+    scheduled: ScheduledMessages,
+    from_sequence: int,
+    limit: int,
+    state: MessageState | None = None,
+) -> list[Entry]:
+    """Return the first `limit` scheduled messages in order of number, none of another state."""
+    if state is not None and state is not MessageState.SCHEDULED:
+        return []
     return [
         (sequence, row_key, MessageState.SCHEDULED, None)
         for sequence, row_key in islice(scheduled.from_number(from_sequence), limit)
@@ -160,6 +175,8 @@ def _peek_kept(
     sub: SubQueueState, command: Peek, found: Sequence[StoredRow] | None
 ) -> Peeked | Needs:
     """Peek where the number is kept beside the row: the tables have the order."""
+    if command.state is MessageState.SCHEDULED:
+        return Peeked([])
     entity_no = sub.entity.entity_no
     limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     if found is None:
@@ -176,13 +193,16 @@ def _peek_kept(
         is_deferred = row.row_key in deferred
         if message is None and not is_deferred and not _is_in_backlog(sub, row.row_key):
             continue
+        if message is not None:
+            is_deferred = message.is_deferred
+        if is_deferred and command.state is MessageState.ACTIVE:
+            continue
         total_bytes += row.envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
         count = sub.attempts.get(row.row_key, row.delivery_count)
         if message is not None:
             count = message.failures
-            is_deferred = message.is_deferred
         state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
         assert row.sequence is not None
         messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, row.envelope))

@@ -7,7 +7,8 @@ are vectors where the message path needs it: one `Enqueue` or `Settle` holds a b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
 
@@ -72,6 +73,7 @@ class Refusal(Enum):
     PUBLISH_TOO_LARGE = "publish-too-large"
     ALREADY_EXISTS = "already-exists"
     MESSAGE_NOT_FOUND = "message-not-found"
+    MESSAGE_LOCKED = "message-locked"  # chosen by hand while a receiver has it
     NOT_ALLOWED = "not-allowed"
     CONFLICT = "conflict"  # the definition is not of the version that was expected
     NOT_EMPTY = "not-empty"  # an entity that is to be deleted if empty
@@ -88,13 +90,15 @@ class Enqueue:
     """Store messages in order. `is_atomic`: all or none (a batch); else each for itself.
 
     `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
-    stores them here. Only inside a `Transact`.
+    stores them here. Only inside a `Transact`. `is_resent`: they were here before and are sent
+    again by hand, so that none of them is a duplicate, and a subscription takes its own.
     """
 
     entity_no: int
     messages: list[Envelope]
     is_atomic: bool = False
     via: str | None = None
+    is_resent: bool = False
 
 
 @dataclass(slots=True)
@@ -202,7 +206,7 @@ class LoseLocks:
 class Peek:
     """Browse from a number upward, any state. Reply `Peeked`; may hold fewer than `limit`.
 
-    `session_id` limits it to one session; it needs no lock.
+    `session_id` limits it to one session, `state` to one state; it needs no lock.
     """
 
     entity_no: int
@@ -211,6 +215,7 @@ class Peek:
     limit: int
     max_bytes: int
     session_id: bytes | None = None
+    state: MessageState | None = None
 
 
 @dataclass(slots=True)
@@ -237,6 +242,45 @@ class DeleteMessages:
     limit: int
     enqueued_before_ms: int
     session_id: bytes | None = None
+
+
+@dataclass(slots=True)
+class DeleteChosen:
+    """Delete messages by number, in any state but locked. Reply `Handled`."""
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEdit:
+    """What is changed in messages that are sent again; the rest stays as it is.
+
+    `body` becomes one data section. `fields`: name as in `triage.EDITABLE` -> text, None removes.
+    `properties` are application properties to be set, values as `message.codec` decodes them.
+    """
+
+    body: bytes | None = None
+    fields: Mapping[str, str | None] = field(default_factory=dict)
+    properties: Mapping[str, object] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class ResendChosen:
+    """Send dead letters again, by number, in this order; each leaves its queue in that commit.
+
+    `target_no` names an entity of this partition, `target` one that is reached through the outbox.
+    What a target here refuses stays where it is. Reply `Handled`.
+    """
+
+    entity_no: int
+    sub_queue: SubQueue
+    sequence_numbers: list[int]
+    target_no: int | None
+    target: str | None = None
+    edit: MessageEdit | None = None
 
 
 @dataclass(slots=True)
@@ -306,13 +350,15 @@ class Arrive:
     """Store what the outbox of a partition sends to an entity here, each number once.
 
     `numbers` rise and belong to `messages`; numbers at or below the last one stored from that
-    source are skipped. Stops before the first message that is refused. Reply `Arrived`.
+    source are skipped. Stops before the first message that is refused. `resent`: those numbers that
+    were sent again by hand. Reply `Arrived`.
     """
 
     source_partition: int
     entity_no: int
     numbers: list[int]
     messages: list[Envelope]
+    resent: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -410,6 +456,8 @@ Command: TypeAlias = (
     | Peek
     | ReceiveDeferred
     | DeleteMessages
+    | DeleteChosen
+    | ResendChosen
     | AcceptSession
     | RenewSession
     | GetSessionState
@@ -503,6 +551,19 @@ class MessagesDeleted:
 
 
 @dataclass(slots=True)
+class Handled:
+    """What became of messages chosen by number.
+
+    `done`: number -> the one it has where it went, 0 where it has none yet or no more. `left`: not
+    looked at, to be asked for again, because they are large.
+    """
+
+    done: dict[int, int]
+    refused: dict[int, Refused]
+    left: list[int]
+
+
+@dataclass(slots=True)
 class Cancelled:
     pass
 
@@ -558,6 +619,7 @@ Reply: TypeAlias = (
     | Peeked
     | DeferredReceived
     | MessagesDeleted
+    | Handled
     | Cancelled
     | SessionRenewed
     | SessionState

@@ -163,6 +163,7 @@ class Inbox:
         last_number = self._last_numbers.get(place, 0)
         known = sum(number <= last_number for number in command.numbers)
         fresh = command.messages[known:]
+        resent = [number in command.resent for number in command.numbers[known:]]
         entity = self._entities.get(command.entity_no)
         if entity is None:
             return Arrived(0, Refused(Refusal.ENTITY_NOT_FOUND))
@@ -173,7 +174,7 @@ class Inbox:
             envelope.shared = None  # its body belongs to the accounts of where it comes from
         count = 0
         if fresh:
-            answer = self._store(entity, fresh, found)
+            answer = self._store(entity, fresh, resent, found)
             if isinstance(answer, Needs):
                 return answer
             count, earlier = answer
@@ -186,20 +187,31 @@ class Inbox:
 
     @staticmethod
     def _store(
-        entity: QueueState, messages: list[Envelope], found: Sequence[StoredRow] | None
+        entity: QueueState,
+        messages: list[Envelope],
+        resent: list[bool],
+        found: Sequence[StoredRow] | None,
     ) -> tuple[int, Refused | None] | Needs:
         """Store messages up to the first that is refused; return how many, and the refusal."""
         entity_no = entity.entity_no
-        reply = entity.enqueue(Enqueue(entity_no, messages, is_atomic=True), found)
-        if isinstance(reply, Needs):
-            return reply
-        if isinstance(reply, Enqueued):
-            return len(messages), None
+        ids = [each for each, is_resent in zip(messages, resent, strict=False) if not is_resent]
+        if entity.seen is None or not ids or len(ids) == len(messages):
+            together = Enqueue(entity_no, messages, is_atomic=True, is_resent=not ids)
+            reply = entity.enqueue(together, found)
+            if isinstance(reply, Needs):
+                return reply
+            if isinstance(reply, Enqueued):
+                return len(messages), None
+        else:  # whether the ids of some were seen is known before anything is stored
+            screened = entity.seen.screen(ids, found)
+            if isinstance(screened, Needs):
+                return screened
         inserts = entity.turn.outcome.inserts
         for count, envelope in enumerate(messages):
             if len(inserts) >= ARRIVAL_ROWS:
                 return count, Refused(Refusal.BUSY, "the messages before it make enough copies")
-            reply = entity.enqueue(Enqueue(entity_no, [envelope], is_atomic=True), found)
+            one = Enqueue(entity_no, [envelope], is_atomic=True, is_resent=resent[count])
+            reply = entity.enqueue(one, found)
             assert not isinstance(reply, Needs), "the ids are known by now"
             if isinstance(reply, Refused):
                 return count, reply

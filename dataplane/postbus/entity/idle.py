@@ -30,6 +30,7 @@ from postbus.entity.commands import (
     Refused,
     RemoveConsumer,
     Reply,
+    ResendChosen,
     SetDemand,
     Shipped,
     SupplyRows,
@@ -205,6 +206,8 @@ class IdleEntities:
             return []
         if isinstance(command, Transact):
             return [operation.entity_no for operation in command.operations]
+        if isinstance(command, ResendChosen) and command.target_no is not None:
+            return [command.entity_no, command.target_no]
         if isinstance(command, SetDemand | RemoveConsumer):
             registered = self._turn.consumers.get(command.consumer_id)
             return [] if registered is None else [registered[0].entity.entity_no]

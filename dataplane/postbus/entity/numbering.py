@@ -86,6 +86,16 @@ class Numbering:
         """Return the sequence number of a key in ACTIVE."""
         return row_key + self._offsets[bisect_right(self._first_keys, row_key) - 1]
 
+    def key_of(self, sequence: int) -> int | None:
+        """Return the key in ACTIVE that had or would have this number; whether it is there is
+        another matter: a number beyond a block names a key of somebody else's.
+        """
+        keys = self._first_keys
+        if not keys or not keys[0] + self._offsets[0] <= sequence < self.next_sequence:
+            return None
+        key = self.key_from(sequence)
+        return key if self.number_of(key) == sequence else None
+
     def key_from(self, sequence: int) -> int:
         """Return the lowest key in ACTIVE whose number may be `sequence` or above."""
         keys, offsets = self._first_keys, self._offsets

@@ -38,6 +38,10 @@ LOADED_BYTES: Final = 1 << 20
 """What a partition keeps of messages not offered yet, on top of the window; other rows are read by
 the shipper."""
 
+DEAD: Final = 1
+RESENT: Final = 2
+"""Marks of a message in a lane: it was dead-lettered before; it was sent again by hand."""
+
 RETRY_MS: Final = 1_000
 """Time until a target is tried again that decided nothing. Our choice."""
 
@@ -81,6 +85,7 @@ _TRANSFER_REASONS: Final[dict[Refusal, tuple[str, str | None] | None]] = {
     Refusal.SESSION_NOT_SUPPORTED: ("TransferFailed", None),
     Refusal.ALREADY_EXISTS: ("TransferFailed", None),
     Refusal.MESSAGE_NOT_FOUND: ("TransferFailed", None),
+    Refusal.MESSAGE_LOCKED: ("TransferFailed", None),
     Refusal.NOT_ALLOWED: ("TransferFailed", None),
     Refusal.CONFLICT: ("TransferFailed", None),
     Refusal.NOT_EMPTY: ("TransferFailed", None),
@@ -97,8 +102,8 @@ class _Lane:
     """The messages for one target, as parallel arrays; the first `open_count` are on their way."""
 
     __slots__ = (
-        "dead",
         "head",
+        "marks",
         "numbers",
         "open_count",
         "retry_ms",
@@ -114,7 +119,7 @@ class _Lane:
         self.sources = array("q")
         self.sequences = array("q")
         self.sizes = array("q")  # 0: an earlier life took it in, its size is not accounted for
-        self.dead = bytearray()
+        self.marks = bytearray()
         self.head = 0
         self.open_count = 0
         self.retry_ms = 0
@@ -127,14 +132,14 @@ class _Lane:
         self.sources.append(put.source_no)
         self.sequences.append(put.sequence)
         self.sizes.append(size_bytes)
-        self.dead.append(put.is_dead_letter)
+        self.marks.append(DEAD * put.is_dead_letter | RESENT * put.is_resent)
 
     def close(self, kept: list[int]) -> None:
         """Remove what was open except the entries at these indexes, which stay first."""
         end = write = self.head + self.open_count
         for index in reversed(kept):
             write -= 1
-            for column in (self.numbers, self.sources, self.sequences, self.sizes, self.dead):
+            for column in (self.numbers, self.sources, self.sequences, self.sizes, self.marks):
                 column[write] = column[index]
         self.head = write
         self.open_count = 0
@@ -165,7 +170,7 @@ class _Lane:
         self.sources = array("q", (self.sources[index] for index in indexes))
         self.sequences = array("q", (self.sequences[index] for index in indexes))
         self.sizes = array("q", (self.sizes[index] for index in indexes))
-        self.dead = bytearray(self.dead[index] for index in indexes)
+        self.marks = bytearray(self.marks[index] for index in indexes)
         self.head = 0
 
 
@@ -215,16 +220,30 @@ class Outbox:
 
     # --- coming in --------------------------------------------------------------------------------
 
-    def send(self, entity: QueueState, envelopes: list[Envelope], target: str) -> list[int]:
-        """Take new messages of an entity; return the sequence numbers they have there."""
+    def send(
+        self,
+        entity: QueueState,
+        envelopes: list[Envelope],
+        target: str,
+        resent: list[int] | None = None,
+    ) -> list[int]:
+        """Take new messages of an entity; return the sequence numbers they have there.
+
+        `resent`: the numbers of messages that are sent again by hand; they keep them.
+        """
         turn = self._turn
         inserts = turn.outcome.inserts
         numbers: list[int] = []
-        for envelope in envelopes:
-            _, sequence = entity.active.numbering.take_one(turn)
+        for index, envelope in enumerate(envelopes):
+            if resent is None:
+                _, sequence = entity.active.numbering.take_one(turn)
+            else:
+                sequence = resent[index]
             row_key, _ = self._numbering.take_one(turn)
             inserts.append(InsertMessage(row_key, turn.now_ms, envelope))
-            put = PutOutbound(row_key, entity.entity_no, target, sequence, False)
+            put = PutOutbound(
+                row_key, entity.entity_no, target, sequence, False, resent is not None
+            )
             entity.size_bytes += envelope.size_bytes
             self._put(entity, put, envelope.size_bytes, envelope)
             numbers.append(sequence)
@@ -331,6 +350,7 @@ class Outbox:
         numbers: list[int] = []
         envelopes: list[Envelope | None] = []
         sources: list[bytes | None] = []
+        resent: list[int] = []
         total_bytes = 0
         for index in range(lane.head, min(lane.head + SHIP_MESSAGES, len(lane.numbers))):
             entity = self._entities.get(lane.sources[index])
@@ -341,10 +361,14 @@ class Outbox:
             number = lane.numbers[index]
             numbers.append(number)
             envelopes.append(self._unload(number))
-            is_named = lane.dead[index] and entity is not None
+            if lane.marks[index] & RESENT:
+                resent.append(number)
+            is_named = lane.marks[index] & DEAD and entity is not None
             sources.append(entity.name.encode() if is_named and entity is not None else None)
         lane.open_count = len(numbers)
-        self._turn.outcome.effects.append(Ship(lane.target, numbers, envelopes, sources))
+        self._turn.outcome.effects.append(
+            Ship(lane.target, numbers, envelopes, sources, frozenset(resent))
+        )
 
     def _unload(self, number: int) -> Envelope | None:
         envelope = self._loaded.pop(number, None)
@@ -402,7 +426,7 @@ class Outbox:
         return (
             refused is not None
             and _TRANSFER_REASONS[refused.refusal] is not None
-            and not lane.dead[index]
+            and not lane.marks[index] & DEAD
             and lane.sources[index] in self._entities
         )
 
@@ -418,7 +442,7 @@ class Outbox:
         turn = self._turn
         size_bytes = lane.sizes[index]
         section: bytes | None = None
-        if not lane.dead[index]:
+        if not lane.marks[index] & DEAD:
             assert row is not None, f"row {lane.numbers[index]} of the outbox is not stored"
             section = _with_reason(row.envelope.application_properties, refused, turn)
             grown_bytes = len(section) - len(row.envelope.application_properties)

@@ -68,13 +68,14 @@ class Ship:
 
     At most one a target is open; names that differ in case only are one target. `envelopes[i]`
     None: its row must be read. `sources[i]`: name (UTF-8) of the entity that dead-lettered the
-    message, None when it was not.
+    message, None when it was not. `resent`: those numbers that were sent again by hand.
     """
 
     target: str
     numbers: list[int]
     envelopes: list[Envelope | None]
     sources: list[bytes | None]
+    resent: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -152,6 +153,7 @@ class Settling(IntEnum):
     EXPIRED = 3
     PURGED = 4
     DEAD_LETTERED = 5
+    RESENT = 6
 
 
 class SettleRows(NamedTuple):
@@ -260,7 +262,8 @@ class PutOutbound(NamedTuple):
     """A row of the outbox: where it goes and where it came from.
 
     The row's key is its number. `source_no` and `sequence` name it in the transfer dead-letter
-    queue; `is_dead_letter`: it was dead-lettered in its source before.
+    queue; `is_dead_letter`: it was dead-lettered in its source before. `is_resent`: it was sent
+    again by hand, and is no duplicate of itself.
     """
 
     row_key: int
@@ -268,6 +271,7 @@ class PutOutbound(NamedTuple):
     target: str
     sequence: int
     is_dead_letter: bool
+    is_resent: bool = False
 
 
 class PutInbound(NamedTuple):
@@ -329,14 +333,16 @@ class Needs:
 
     The host reads them on the read connection and applies the same command again, the rows as
     `found`. `row_keys`: exactly these. `ranges`: (first_key, end_key, limit) in key order.
-    `numbers`: (entity_no, sub_queue, from_sequence, limit) in order of the kept number. What is not
-    a row comes in `Found`: `states`: (entity_no, session_id); `ids`: (entity_no, digest) that may
-    have been seen between two times in milliseconds.
+    `numbers`: (entity_no, sub_queue, from_sequence, limit) in order of the kept number. `named`:
+    (entity_no, sub_queue, numbers), exactly these. What is not a row comes in `Found`: `states`:
+    (entity_no, session_id); `ids`: (entity_no, digest) that may have been seen between two times in
+    milliseconds.
     """
 
     row_keys: list[int] = field(default_factory=list)
     ranges: list[tuple[int, int, int]] = field(default_factory=list)
     numbers: list[tuple[int, SubQueue, int, int]] = field(default_factory=list)
+    named: list[tuple[int, SubQueue, list[int]]] = field(default_factory=list)
     states: list[tuple[int, bytes]] = field(default_factory=list)
     ids: list[tuple[int, bytes, int, int]] = field(default_factory=list)
 

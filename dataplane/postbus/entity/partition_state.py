@@ -16,7 +16,7 @@ from random import Random
 from typing import Final, assert_never
 
 from postbus.contract import EntityStatus, NamespaceLimits, TopicProperties
-from postbus.entity import browse, hints, locks, own_rows, paging, transactions
+from postbus.entity import browse, hints, locks, own_rows, paging, transactions, triage
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
@@ -25,6 +25,7 @@ from postbus.entity.commands import (
     CheckLocks,
     Command,
     CompleteSessions,
+    DeleteChosen,
     DeleteMessages,
     DemandSet,
     DropEntity,
@@ -44,6 +45,7 @@ from postbus.entity.commands import (
     RenewLocks,
     RenewSession,
     Reply,
+    ResendChosen,
     SetDemand,
     SetSessionState,
     Settle,
@@ -221,6 +223,8 @@ class PartitionState:
                 return self._cancel(command)
             case DeleteMessages():
                 return self._delete_messages(command, found)
+            case DeleteChosen() | ResendChosen():
+                return triage.handle(self._entities, self._outbox, command, found)
             case AddConsumer():
                 return self._add_consumer(command)
             case PutEntity():

@@ -143,6 +143,9 @@ class QueueState:
         if self.topic is not None:
             ttl_ms = min(ttl_ms, self.topic.default_ttl_ms or MAX_DURATION_MS)
         self.default_ttl_ms = None if ttl_ms >= MAX_DURATION_MS else ttl_ms
+        if self.topic is not None:
+            self.max_size_bytes = self.topic.max_size_bytes
+            self.max_message_bytes = self.topic.max_message_bytes
         if isinstance(properties, SubscriptionProperties):
             return
         self.max_size_bytes = properties.max_size_in_megabytes * 1024 * 1024 // self.share
@@ -240,14 +243,14 @@ class QueueState:
             return Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
         return None
 
-    def send_refusal(self) -> Refused | None:
+    def send_refusal(self, *, is_resent: bool = False) -> Refused | None:
         """Say why nothing may be sent, or None."""
         status = self.properties.status
         if status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, self.name)
         if status is EntityStatus.SEND_DISABLED:
             return Refused(Refusal.SEND_DISABLED, self.name)
-        return None if self.topic is None else NOT_SENT_TO
+        return None if self.topic is None or is_resent else NOT_SENT_TO
 
     def _size_refusal(self, envelope: Envelope) -> Refused | None:
         size_bytes = envelope.size_bytes
@@ -267,9 +270,15 @@ class QueueState:
             return refused
         if envelope.session_id is None and self.active.sessions is not None:
             return SESSION_ID_MISSING
-        if self.size_bytes + pending_bytes + envelope.size_bytes > self.max_size_bytes:
-            return None if self.turn.is_checked else QUOTA_EXCEEDED
-        return None
+        return None if self._has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        """Say whether the limit allows so much more; that of a subscription is its topic's."""
+        if self.turn.is_checked:
+            return True
+        if self.topic is not None:
+            return self.topic.has_room(wanted_bytes)
+        return self.size_bytes + wanted_bytes <= self.max_size_bytes
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -277,13 +286,13 @@ class QueueState:
         self, command: Enqueue, pending_bytes: int, found: Sequence[StoredRow] | None
     ) -> Refused | Needs | None:
         """Say why not all of it could be stored behind `pending_bytes` more; changes nothing."""
-        if self.seen is not None:
+        if self.seen is not None and not command.is_resent:
             screened = self.seen.screen(command.messages, found)
             if isinstance(screened, Needs):
                 return screened
         if not self.message_count:
             self.size_bytes = 0
-        refused = self.send_refusal()
+        refused = self.send_refusal(is_resent=command.is_resent)
         for envelope in command.messages:
             refused = refused or self._message_refusal(envelope, pending_bytes)
             pending_bytes += envelope.size_bytes
@@ -293,14 +302,14 @@ class QueueState:
         self, command: Enqueue, found: Sequence[StoredRow] | None = None
     ) -> Enqueued | Refused | Needs:
         """Check, then store. The usual burst (nothing refused, nothing scheduled) goes at once."""
-        refused = self.send_refusal()
+        refused = self.send_refusal(is_resent=command.is_resent)
         if refused is not None:
             return refused
         messages = command.messages
         if self.default_ttl_ms is not None:
             self._lower_ttls(messages, self.default_ttl_ms)
         digests: list[bytes | None] | None = None
-        if self.seen is not None:
+        if self.seen is not None and not command.is_resent:
             screened = self.seen.screen(messages, found)
             if isinstance(screened, Needs):
                 return screened

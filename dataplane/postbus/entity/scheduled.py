@@ -76,6 +76,9 @@ class ScheduledMessages:
     def __len__(self) -> int:
         return len(self._due)
 
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._due
+
     def load(self, rows: Iterable[PutDue]) -> None:
         """Take over the due rows of an earlier life."""
         for row in sorted(rows, key=lambda row: row.sequence):

@@ -18,6 +18,7 @@ from postbus.entity.commands import (
     DeleteMessages,
     ListSessions,
     MessagesDeleted,
+    MessageState,
     Peek,
     Peeked,
     SessionsListed,
@@ -47,29 +48,42 @@ def peek(
     most_bytes = browse.PEEK_READ_FACTOR * command.max_bytes
     limit = paging.readable(queue, command.limit, most_bytes)
     if command.session_id is not None:
-        entries = _entries_of(queue, command.session_id, start, limit)
+        entries = _entries_of(queue, command.session_id, command, limit)
     else:
-        first_key = queue.numbering.key_from(start)
-        entries = browse.scheduled_entries(scheduled, start, limit)
-        heads = [
-            (keys[bisect_left(keys, first_key)], session_id)
-            for session_id, keys in queue.dormant.items()
-            if keys and keys[-1] >= first_key
-        ]
-        for session_id, lane in queue.lanes.items():
-            head = _head(lane, first_key)
-            if head is not None:
-                heads.append((head, session_id))
-        sessions = {session_id for _, session_id in nsmallest(limit, heads)}
-        sessions.update(queue.dormant_deferred)
-        for session_id in sessions:
-            entries += _entries_of(queue, session_id, start, limit)
+        entries = browse.scheduled_entries(scheduled, start, limit, command.state)
+        for session_id in _first_sessions(queue, command, limit):
+            entries += _entries_of(queue, session_id, command, limit)
     entries.sort(key=browse.number_of_entry)
     return browse.peeked(queue, entries[:limit], command, found)
 
 
-def _head(lane: SessionLane, first_key: int) -> int | None:
-    """Return the lowest key of a lane that is not below `first_key`."""
+def _first_sessions(queue: SessionQueue, command: Peek, limit: int) -> set[bytes]:
+    """Return the sessions among which the first `limit` messages of the wanted state are."""
+    state = command.state
+    sessions: set[bytes] = set()
+    if state is MessageState.SCHEDULED:
+        return sessions
+    if state is not MessageState.ACTIVE:
+        sessions.update(queue.dormant_deferred)
+    if state is MessageState.DEFERRED:
+        sessions.update(name for name, lane in queue.lanes.items() if lane.deferred or lane.locks)
+        return sessions
+    first_key = queue.numbering.key_from(command.from_sequence)
+    heads = [
+        (keys[bisect_left(keys, first_key)], session_id)
+        for session_id, keys in queue.dormant.items()
+        if keys and keys[-1] >= first_key
+    ]
+    for session_id, lane in queue.lanes.items():
+        head = _head(lane, first_key, has_deferred=state is None)
+        if head is not None:
+            heads.append((head, session_id))
+    sessions.update(session_id for _, session_id in nsmallest(limit, heads))
+    return sessions
+
+
+def _head(lane: SessionLane, first_key: int, *, has_deferred: bool) -> int | None:
+    """Return the lowest key of a lane that is not below `first_key`, deferred ones or not."""
     heads: list[int] = []
     ready = lane.ready
     if ready and ready[-1].row_key >= first_key:
@@ -79,23 +93,28 @@ def _head(lane: SessionLane, first_key: int) -> int | None:
         heads.append(lane.backlog[at])
     if lane.locks or lane.returned or lane.deferred or lane.doomed:
         others = chain(
-            (message.row_key for message in browse.objects_out_of_order(lane)),
-            lane.deferred.values(),
+            (
+                message.row_key
+                for message in browse.objects_out_of_order(lane)
+                if has_deferred or not message.is_deferred
+            ),
+            lane.deferred.values() if has_deferred else (),
         )
         heads += [row_key for row_key in others if row_key >= first_key]
     return min(heads, default=None)
 
 
 def _entries_of(
-    queue: SessionQueue, session_id: bytes, from_sequence: int, limit: int
+    queue: SessionQueue, session_id: bytes, command: Peek, limit: int
 ) -> list[browse.Entry]:
+    from_sequence, state = command.from_sequence, command.state
     lane = queue.lanes.get(session_id)
     if lane is not None:
-        return browse.entries_from(lane, from_sequence, limit)
+        return browse.entries_from(lane, from_sequence, limit, state)
     if session_id not in queue.dormant:
         return []
     lane = queue.wake(session_id)
-    entries = browse.entries_from(lane, from_sequence, limit)
+    entries = browse.entries_from(lane, from_sequence, limit, state)
     queue.rest(lane)
     return entries
 

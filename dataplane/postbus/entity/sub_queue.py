@@ -536,15 +536,20 @@ class SubQueueState:
         self.settle_row(message.row_key, message.enqueued_ms, how)
         self.forget(message)
 
-    def settle_row(self, row_key: int, enqueued_ms: int, how: Settling) -> None:
-        """Delete a row, or keep it where the entity has a history (D5)."""
+    def settle_row(
+        self, row_key: int, enqueued_ms: int, how: Settling, *, is_stored: bool = False
+    ) -> None:
+        """Delete a row, or keep it where the entity has a history (D5).
+
+        `is_stored`: it was read, and so the commit that made it is over.
+        """
         turn = self.turn
         if self.entity.keeps_settled:
             turn.settle(self.entity.entity_no, [row_key], how)
             return
         outcome = turn.outcome
         outcome.deletes.append(row_key)
-        if turn.may_be_uncommitted(row_key, enqueued_ms):
+        if not is_stored and turn.may_be_uncommitted(row_key, enqueued_ms):
             outcome.touches_uncommitted = True
 
     def forget(self, message: QueuedMessage) -> None:

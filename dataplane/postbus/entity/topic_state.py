@@ -151,7 +151,7 @@ class TopicState(QueueState):
         """Say what is wrong with a message as such, or None."""
         return self._size_refusal(envelope) or properties_refusal(envelope)
 
-    def _has_room(self, wanted_bytes: int) -> bool:
+    def has_room(self, wanted_bytes: int) -> bool:
         """Say whether the limit allows so much more; sizes are summed up now and then only."""
         if self.turn.is_checked:
             return True
@@ -168,7 +168,7 @@ class TopicState(QueueState):
         refused = self.send_refusal()
         if refused is not None:
             return refused
-        judged = self._judge(command.messages, found, is_atomic=True, pending_bytes=pending_bytes)
+        judged = self._judge(command, found, is_atomic=True, pending_bytes=pending_bytes)
         if isinstance(judged, Refused | Needs):
             return judged
         routes = [*judged.routes, *judged.by_index.values()]
@@ -189,7 +189,7 @@ class TopicState(QueueState):
             return Enqueued([])
         if self.default_ttl_ms is not None:
             self._lower_ttls(messages, self.default_ttl_ms)
-        judged = self._judge(messages, found, is_atomic=command.is_atomic)
+        judged = self._judge(command, found, is_atomic=command.is_atomic)
         if isinstance(judged, Refused | Needs):
             return judged
         if self.seen is not None:
@@ -217,16 +217,17 @@ class TopicState(QueueState):
 
     def _judge(
         self,
-        messages: list[Envelope],
+        command: Enqueue,
         found: Sequence[StoredRow] | None,
         *,
         is_atomic: bool,
         pending_bytes: int = 0,
     ) -> _Judged | Refused | Needs:
         """Decide about each message and route what is published; nothing changes."""
+        messages = command.messages
         digests: list[bytes | None] | None = None
         is_new = True
-        if self.seen is not None:
+        if self.seen is not None and not command.is_resent:
             screened = self.seen.screen(messages, found)
             if isinstance(screened, Needs):
                 return screened
@@ -262,7 +263,7 @@ class TopicState(QueueState):
             routes.append(routed)
         if copies > MAX_COPIES or total_bytes > MAX_ROW_BYTES:
             return None
-        if not self._has_room(pending_bytes + total_bytes):
+        if not self.has_room(pending_bytes + total_bytes):
             return None
         named = [digest for digest in digests if digest is not None] if digests else []
         return _Judged(routes, named, total_bytes)
@@ -308,7 +309,7 @@ class TopicState(QueueState):
                     refused = TOO_LARGE
                 elif is_over:
                     refused = TOO_LARGE if is_atomic else LATER
-            if refused is None and not self._has_room(
+            if refused is None and not self.has_room(
                 pending_bytes + judged.size_bytes + size_bytes
             ):
                 refused = QUOTA_EXCEEDED

@@ -21,6 +21,7 @@ from postbus.message.envelope import Envelope
 
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
+DEAD_LETTER_SOURCE: Final = "DeadLetterSource"
 
 MAX_PROPERTY_BYTES: Final = 32 * 1024
 MAX_PROPERTIES_BYTES: Final = 64 * 1024

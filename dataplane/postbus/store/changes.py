@@ -243,6 +243,7 @@ class Changes:
             "out_targets": [row.target for row in self._outbound],
             "out_sequences": [row.sequence for row in self._outbound],
             "out_dead": [row.is_dead_letter for row in self._outbound],
+            "out_resent": [row.is_resent for row in self._outbound],
         }
 
     def entity_columns(self) -> dict[str, object]:

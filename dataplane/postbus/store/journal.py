@@ -262,6 +262,8 @@ class Journal(Generic[P]):
             found += await self.read_range(first_key, end_key, limit)
         for entity_no, sub_queue, from_sequence, limit in needs.numbers:
             found += await self.read_numbers(entity_no, sub_queue, from_sequence, limit)
+        for entity_no, sub_queue, numbers in needs.named:
+            found += await self._reader.read_named(entity_no, sub_queue, numbers)
         if needs.states:
             found.states = await self.read_states(needs.states)
         if needs.ids:

@@ -52,7 +52,8 @@ delete from inbound i where not exists (select from entity e where e.entity_no =
 STATES: Final = "select entity_no, session_id, updated_ms from session"
 SEEN: Final = "select entity_no, last_ms, digests from seen order by last_ms, first_ms"
 OUTBOUND: Final = """
-select row_key, source_no, target, sequence, is_dead_letter from outbound order by row_key
+select row_key, source_no, target, sequence, is_dead_letter, is_resent
+from outbound order by row_key
 """
 INBOUND: Final = "select source_partition, entity_no, last_number from inbound order by 2, 1"
 

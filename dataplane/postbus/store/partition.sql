@@ -148,6 +148,7 @@ create table outbound (
     target text not null,
     sequence bigint not null,
     is_dead_letter boolean not null,
+    is_resent boolean not null default false,
     constraint outbound_pkey primary key (row_key)
 );
 

@@ -33,6 +33,7 @@ class Reader:
         self._by_key = _qualified(BY_KEY, partition_id)
         self._by_range = _qualified(BY_RANGE, partition_id)
         self._by_number = _qualified(BY_NUMBER, partition_id)
+        self._by_name = _qualified(BY_NAME, partition_id)
         self._bodies = _qualified(BODIES, partition_id)
         self._states = _qualified(STATES, partition_id)
         self._seen = _qualified(SEEN, partition_id)
@@ -75,6 +76,18 @@ class Reader:
                 if len(found) < wanted:
                     break
                 from_sequence = found[-1]["sequence"] + 1
+        return rows
+
+    async def read_named(
+        self, entity_no: int, sub_queue: SubQueue, numbers: list[int]
+    ) -> list[StoredRow]:
+        """Return the rows of these kept numbers, in their order; what is gone is left out."""
+        rows: list[StoredRow] = []
+        async with self._store.reading() as connection:
+            for start in range(0, len(numbers), PAGE_ROWS):
+                page = numbers[start : start + PAGE_ROWS]
+                found = await connection.fetch(self._by_name, entity_no, int(sub_queue), page)
+                rows += await self._stored(connection, found)
         return rows
 
     async def read_states(self, names: list[tuple[int, bytes]]) -> dict[tuple[int, bytes], bytes]:
@@ -170,6 +183,12 @@ from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES
 where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence >= $3 {IS_LIVE}
 order by k.sequence
 limit $4
+"""
+BY_NAME: Final = f"""
+select {COLUMNS}
+from {{schema}}.kept k join {{schema}}.message m on m.row_key = k.row_key {SIDES}
+where k.entity_no = $1 and k.sub_queue = $2::smallint and k.sequence = any ($3::bigint[]) {IS_LIVE}
+order by k.sequence
 """
 BODIES: Final = """
 select body_id, data from {schema}.body where body_id = any ($1::bigint[]) order by body_id, chunk

@@ -279,10 +279,10 @@ uncarried as (
 ), unbound as (
     delete from outbound where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
 ), outgoing as (
-    insert into outbound (row_key, source_no, target, sequence, is_dead_letter)
+    insert into outbound (row_key, source_no, target, sequence, is_dead_letter, is_resent)
     select * from unnest(
         {out_keys}::bigint[], {out_nos}::int[], {out_targets}::text[], {out_sequences}::bigint[],
-        {out_dead}::boolean[]
+        {out_dead}::boolean[], {out_resent}::boolean[]
     )
 ), unstaged as (
     delete from staged where body_id = any ({staged_ids}::bigint[])
