@@ -24,7 +24,9 @@ from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
 from postbus.edge.control_api import LOOPBACK, ControlServer
 from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
+from postbus.edge.http_runtime import RuntimeHandler
 from postbus.manifests import BusDefinition
 from postbus.settings import Settings
 from postbus.telemetry import BusSample, MetricsServer, make_registry
@@ -97,7 +99,9 @@ class Doors:
             self._reloading = tasks.create_task(reloading.watch(), name="certificates")
             tls = reloading.context
         self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
-        self._http = HttpDoor(name, is_healthy=inside.is_ready)
+        http_authorizer = HttpAuthorizer(inside.authorizer, name)
+        runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
+        self._http = HttpDoor(name, runtime=runtime, is_healthy=inside.is_ready)
         self._front = FrontDoor(self._amqp, self._http, tasks)
         wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:

@@ -46,7 +46,10 @@ from postbus.contract import (
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.front_door import FrontDoor
+from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
+from postbus.edge.http_runtime import RuntimeHandler
+from postbus.edge.http_runtime_receives import Receives
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
@@ -61,6 +64,8 @@ TLS_HOST = f"127.{os.getpid() >> 16 & 255}.{os.getpid() >> 8 & 255}.{os.getpid()
 """A loopback address of this process: with TLS the SDK insists on the registered port."""
 
 WAIT_S = 30.0
+MAX_RECEIVES = 20
+"""How many HTTP receives may wait at one entity here."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class BusThread:
         self.clock: ManualClock
         self.router: Router
         self.listener: AmqpListener
+        self.receives: Receives
         self.http: HttpDoor
         self.front: FrontDoor
         self.port: int
@@ -179,7 +185,12 @@ class BusThread:
             self.listener = AmqpListener(
                 self.router, self.authorizer, self.limits, tasks, "test-bus", self.real_time_s
             )
-            self.http = HttpDoor("test-bus")
+            self.receives = Receives(self.router, MAX_RECEIVES)
+            http_authorizer = HttpAuthorizer(self.authorizer, "test-bus", self.real_time_s)
+            runtime = RuntimeHandler(
+                self.router, http_authorizer, self.limits, self.listener.intake, self.receives
+            )
+            self.http = HttpDoor("test-bus", runtime=runtime)
             self.front = FrontDoor(self.listener, self.http, tasks)
             if self._tls is not None:
                 files = ensure_certificate(self._tls, ["localhost", TLS_HOST])

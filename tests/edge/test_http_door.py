@@ -188,7 +188,7 @@ async def test_body_that_does_not_come_is_not_awaited(
     "head",
     [
         b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: here\r\nName: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: here\r\nName: " + b"x" * 70_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: here\r\n" + b"Name: x\r\n" * 200 + b"\r\n",
         b"GET / HTTP/1.1\r\n" + b"Name" * 30_000,
         b"GET / HTTP/9.1\r\nHost: here\r\n\r\n",

@@ -296,7 +296,7 @@ def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) ->
 
 
 def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) -> None:
-    account = bus.listener._intake
+    account = bus.listener.intake
     with TransactionClient(bus) as client:
         client.attach_sender(queue)
         transaction = client.declare()
@@ -442,7 +442,7 @@ def test_open_transactions_hold_nobody_up(
     bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "WAITING_BYTES", 100_000)
-    account = bus.listener._intake
+    account = bus.listener.intake
     client.attach_sender(queue)
     rolled_back, committed = client.declare(), client.declare()
     assert accepts(client.send_in(rolled_back, message(b"x" * 50_000)), rolled_back)
@@ -501,7 +501,7 @@ def test_one_bad_message_through_an_entity_fails_alone(
         ]
     )
     assert client.dispositions(3) == dict(zip(ids, [ACCEPTED, REJECTED, ACCEPTED], strict=True))
-    assert bus.listener._intake.used_bytes == 0
+    assert bus.listener.intake.used_bytes == 0
 
 
 def test_nothing_is_sent_on_to_what_cannot_be_sent_to(

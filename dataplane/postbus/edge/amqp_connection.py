@@ -34,8 +34,9 @@ from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
 from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right, resource_path
 from postbus.broker.router import Address, Router
-from postbus.contract import EntityKind, EntityStatus, NamespaceLimits, Right
+from postbus.contract import NamespaceLimits, Right
 from postbus.edge.addresses import Node, NodeAddress, parse_address
+from postbus.edge.attaching import attach_refusal, target_refusal
 from postbus.edge.cbs import TokenNode
 from postbus.edge.idleness import detach_idle
 from postbus.edge.intake import Intake
@@ -383,7 +384,7 @@ class AmqpConnection:
             if link.is_gone or self.is_ended:
                 return
             absent = Refused(Refusal.ENTITY_NOT_FOUND)
-            refused = absent if address is None else _target_refusal(address)
+            refused = absent if address is None else target_refusal(address)
             if refused is not None or address is None:
                 link.refuse(self.explainer.refused(refused or absent, destination.path))
                 return
@@ -411,7 +412,7 @@ class AmqpConnection:
         if address is None:
             refused = Refused(Refusal.ENTITY_NOT_FOUND)
         elif node.node is Node.ENTITY:
-            refused = _attach_refusal(address, is_sender=link.is_incoming)
+            refused = attach_refusal(address, is_sender=link.is_incoming)
         if refused is not None or address is None:
             link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
         elif node.node is Node.MANAGEMENT:
@@ -505,31 +506,3 @@ class AmqpConnection:
                 lost = [each for each in paths if not self.is_allowed(each, right)]
                 if lost:
                     self.detach(link, self.explainer.missing_right(right, lost[0]))
-
-
-def _attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
-    """Return why a link may not be attached to what an address names."""
-    refused = _target_refusal(address) if is_sender else None
-    if refused is not None:
-        return refused
-    is_own = address.sub_queue is SubQueue.TRANSFER_DEAD_LETTER
-    if not is_sender and address.kind is EntityKind.TOPIC and not is_own:
-        return Refused(Refusal.NOT_ALLOWED, "Receive from a subscription of the topic.")
-    match address.properties.status:
-        case EntityStatus.ACTIVE:
-            return None
-        case EntityStatus.DISABLED:
-            return Refused(Refusal.ENTITY_DISABLED)
-        case EntityStatus.SEND_DISABLED:
-            return Refused(Refusal.SEND_DISABLED) if is_sender else None
-        case EntityStatus.RECEIVE_DISABLED:
-            return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
-
-
-def _target_refusal(address: Address) -> Refused | None:
-    """Return why nothing can ever be sent to what an address names."""
-    if address.sub_queue is not SubQueue.ACTIVE:
-        return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
-    if address.kind is EntityKind.SUBSCRIPTION:
-        return Refused(Refusal.NOT_ALLOWED, "Send to the topic of a subscription.")
-    return None

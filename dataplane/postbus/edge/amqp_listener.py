@@ -65,7 +65,8 @@ class AmqpListener:
         self._limits = limits
         self._tasks = tasks
         self._explainer = Explainer(namespace)
-        self._intake = Intake()
+        self.intake = Intake()
+        """What all doors of this broker share."""
         self._real_time_s = real_time_s
         self._has_changed = asyncio.Event()
         self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
@@ -132,7 +133,7 @@ class AmqpListener:
             self._authorizer,
             self._limits,
             self._explainer,
-            self._intake,
+            self.intake,
             connection_id=next(self._ids),
             real_time_s=self._real_time_s,
             flush_soon=transport.flush_soon,

@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 64 << 10
 """Request line and headers together; custom properties of a message are headers."""
 
-MAX_FIELD_BYTES: Final = 16 << 10
+MAX_LINE_BYTES: Final = 16 << 10
+MAX_FIELD_BYTES: Final = 64 << 10
+"""A header. A custom property may have 32 KiB, BrokerProperties all the rest."""
+
 MAX_FIELDS: Final = 128
 
 BODY_S: Final = 60.0
@@ -75,10 +78,11 @@ class HttpDoor:
             logger=_protocol_log,
             keepalive_timeout=QUIET_S,
             lingering_time=LINGER_S,
-            max_line_size=MAX_FIELD_BYTES,
+            max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_FIELDS,
             auto_decompress=False,
+            handler_cancellation=True,  # a receive that waits ends with its client
         )
 
     @property
@@ -154,6 +158,8 @@ async def read_limited(request: web.BaseRequest, max_bytes: int) -> bytes:
     too_large = HttpRefused(413, f"The body is larger than {max_bytes} bytes.")
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts: list[bytes] = []
     size_bytes = 0
     try:
@@ -177,9 +183,10 @@ def _check_head(request: web.BaseRequest) -> None:
 def _is_about_messages(request: web.BaseRequest) -> bool:
     """Say whether a request is for messages of an entity, not for its definition.
 
-    `PUT /orders/messages` makes an entity of that name: only a POST sends.
+    `PUT /orders/messages` makes an entity of that name: only a POST sends. A message id may hold
+    slashes, percent-encoded: the path is looked at as it came.
     """
-    found = MESSAGES.search(request.path)
+    found = MESSAGES.search(request.raw_path.partition("?")[0])
     if found is None or found.start() == 0 or request.method == "GET":
         return False
     return bool(found[1]) or request.method == "POST"
