@@ -157,9 +157,7 @@ def test_no_bus_listens(command: tuple[str, ...]) -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         done = postbus(*command, "--control-port", str(bound.getsockname()[1]))
-    assert_fails(
-        done, 7, r"no bus listens on control port \d+: start one with `postbus dev --clock"
-    )
+    assert_fails(done, 7, r"no bus answers at http://127\.0\.0\.1:\d+: start one with postbus dev")
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -178,7 +176,7 @@ def test_something_else_listens() -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         done = postbus("clock", "--control-port", str(server.server_port))
         server.shutdown()
-    assert_fails(done, 7, r"what listens on port \d+ is no control API of a bus")
+    assert_fails(done, 7, r"what listens at http://127\.0\.0\.1:\d+ is no control API of a bus")
 
 
 @pytest.mark.slow

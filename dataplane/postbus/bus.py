@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Final
 import asyncpg
 
 from postbus import __version__
+from postbus.announcement import Announcement
 from postbus.broker.administration import Administration, AdministrationRefused, PutMode
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
@@ -385,6 +387,17 @@ class Bus:
             text = f"Endpoint=sb://{host}:{port};{credentials}"
             strings.append((f"of {rule.name}, with TLS", text))
         return strings
+
+    def announcement(self) -> Announcement:
+        """Return how the commands of this machine reach the bus; it holds a key."""
+        strings = self.connection_strings()
+        return Announcement(
+            bus=self._definition.name,
+            pid=os.getpid(),
+            control=self._doors.control_url if self._doors else None,
+            connection_string=strings[0][1] if strings else None,
+            ca_file=str(self.authority_file) if self.authority_file else None,
+        )
 
     def summary(self) -> list[tuple[str, str]]:
         """Return lines about the bus, for people."""

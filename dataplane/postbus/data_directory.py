@@ -7,6 +7,7 @@ only. It must never be shared: two processes on one embedded Postgres would figh
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from postbus.announcement import FILE_NAME, Announcement
 from postbus.manifests import RuleKeys
 
 KEY_BYTES = 32  # as long as the keys that Azure makes
@@ -32,6 +34,7 @@ class DataDirectory:
         self.postgres = self.path / "postgres"
         self.certificates = self.path / "tls"
         self._keys_file = self.path / "keys.json"
+        self._announcement_file = self.path / FILE_NAME
         self._lock_fd: int | None = None
 
     def open(self) -> None:
@@ -56,10 +59,12 @@ class DataDirectory:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._lock_fd = descriptor
+        self._withdraw()  # what a bus left that was killed
 
     def close(self) -> None:
         """Give the lock back."""
         if self._lock_fd is not None:
+            self._withdraw()
             os.close(self._lock_fd)
             self._lock_fd = None
 
@@ -74,6 +79,14 @@ class DataDirectory:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def announce(self, announcement: Announcement) -> None:
+        """Tell the commands of this folder where the bus is reached, until it is closed."""
+        write_private(self._announcement_file, announcement.text().encode())
+
+    def _withdraw(self) -> None:
+        with contextlib.suppress(OSError):
+            self._announcement_file.unlink(missing_ok=True)
 
     def keys_of(self, rule_path: str) -> RuleKeys:
         """Return the generated keys of a rule such as `shop-bus/orders/reader`; made once.

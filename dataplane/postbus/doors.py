@@ -166,6 +166,11 @@ class Doors:
         shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
         return {door: (shown, port) for door, port in self._ports.items()}
 
+    @property
+    def control_url(self) -> str | None:
+        """Where the control API is reached from this machine."""
+        return f"http://localhost:{self._control.port}" if self._control is not None else None
+
     def summary(self) -> list[tuple[str, str]]:
         """Return a title and an address for each door, for people."""
         lines = []
@@ -176,7 +181,7 @@ class Doors:
         if self._metrics is not None:
             lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
         if self._control is not None:
-            lines.append(("control", f"http://localhost:{self._control.port}"))
+            lines.append(("control", str(self.control_url)))
         return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -11,12 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from postbus.cli.contexts import ContextName, find_target
 from postbus.cli.failures import RefusedError, expected_failures, out
-from postbus.contract import format_duration, parse_duration_ms
-from postbus.settings import load_settings
-
-ANSWER_S: Final = 90.0
-"""Longer than a bus itself waits for what it was asked to do."""
 
 SHORT_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d{1,3})?)s)?")
 
@@ -66,6 +61,8 @@ fault = typer.Typer(
 
 def read_duration(text: str) -> str:
     """Return the ISO 8601 form of `90s`, `5m`, `2h`, `7d`, `1h30m`, or of one that has it."""
+    from postbus.contract import format_duration, parse_duration_ms
+
     short = SHORT_DURATION.fullmatch(text)
     try:
         if short is None or not any(short.groups()):
@@ -88,22 +85,33 @@ Duration = Annotated[
 
 
 @clock.callback(invoke_without_command=True)
-def _show(context: typer.Context, control_port: ControlPort = None) -> None:
-    context.obj = control_port
-    if context.invoked_subcommand is None:
+def _show(
+    invoked: typer.Context, control_port: ControlPort = None, context: ContextName = None
+) -> None:
+    invoked.obj = control_port, context
+    if invoked.invoked_subcommand is None:
         with expected_failures():
-            _print_clock(_call("GET", "/v1/clock", None, control_port))
+            _print_clock(_call("GET", "/v1/clock", None, control_port, context))
 
 
 @clock.command(epilog=CLOCK_EPILOG)
-def advance(context: typer.Context, duration: Duration, control_port: ControlPort = None) -> None:
+def advance(
+    invoked: typer.Context,
+    duration: Duration,
+    control_port: ControlPort = None,
+    context: ContextName = None,
+) -> None:
     """Let time pass at once; what is due by then has happened when the command ends."""
     with expected_failures():
-        port = context.obj if control_port is None else control_port
-        _print_clock(_call("POST", "/v1/clock/advance", {"duration": duration}, port))
+        port, named = invoked.obj
+        port = port if control_port is None else control_port
+        body = {"duration": duration}
+        _print_clock(_call("POST", "/v1/clock/advance", body, port, context or named))
 
 
 def _print_clock(told: dict[str, Any]) -> None:
+    from postbus.contract import format_duration
+
     table = Table.grid(padding=(0, 2))
     table.add_row("[bold]clock[/bold]", told["mode"])
     table.add_row("[bold]now[/bold]", told["now"])
@@ -118,10 +126,11 @@ def _print_clock(told: dict[str, Any]) -> None:
 def lose_locks(
     entity: Annotated[str, typer.Argument(help="Name of a queue.")],
     control_port: ControlPort = None,
+    context: ContextName = None,
 ) -> None:
     """Take all locks of an entity away: its messages are available again."""
     with expected_failures():
-        told = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port)
+        told = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port, context)
         out.print(f"all locks of {escape(told['entity'])} are lost")
 
 
@@ -132,11 +141,12 @@ def store_outage(
         int | None, typer.Option("--partition", help="Only this one [all].")
     ] = None,
     control_port: ControlPort = None,
+    context: ContextName = None,
 ) -> None:
     """Let the store be away for a real while; then the bus recovers by itself."""
     with expected_failures():
         body = {"duration": duration, "partition": partition}
-        told = _call("POST", "/v1/faults/store-outage", body, control_port)
+        told = _call("POST", "/v1/faults/store-outage", body, control_port, context)
         which = f"partition {partition}" if partition is not None else "all partitions"
         out.print(f"the store is away from {which} for {told['duration']}")
 
@@ -145,36 +155,19 @@ def store_outage(
 
 
 def _call(
-    method: str, path: str, body: Mapping[str, object] | None, control_port: int | None
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None,
+    control_port: int | None,
+    context: str | None,
 ) -> dict[str, Any]:
     """Return what the bus answers; raises `RefusedError`."""
-    port = load_settings(control_port=control_port).control_port
-    return asyncio.run(_exchange(method, path, body, port))
+    from postbus.cli.control_client import ControlClient, run_with
 
+    async def ask(control: ControlClient) -> dict[str, Any]:
+        told: dict[str, Any] = await control.ask(method, path, body)
+        if not isinstance(told, dict):
+            raise RefusedError("what answers is no control API of a bus")
+        return told
 
-async def _exchange(
-    method: str, path: str, body: Mapping[str, object] | None, port: int
-) -> dict[str, Any]:
-    import aiohttp  # it takes a third of a second, too long for --help
-
-    timeout = aiohttp.ClientTimeout(ANSWER_S)
-    try:
-        async with (
-            aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout) as session,
-            session.request(method, path, json=body) as response,
-        ):
-            told: dict[str, Any] = await response.json()
-            if response.status != 200:
-                raise RefusedError(told["error"])
-            return told
-    except aiohttp.ClientConnectorError:
-        raise RefusedError(
-            f"no bus listens on control port {port}: start one with `postbus dev --clock manual`,"
-            " or name its port with --control-port or POSTBUS_CONTROL_PORT"
-        ) from None
-    except TimeoutError:
-        raise RefusedError(
-            f"the bus on control port {port} did not answer within {ANSWER_S:.0f} s"
-        ) from None
-    except (aiohttp.ClientError, ValueError, TypeError, KeyError):
-        raise RefusedError(f"what listens on port {port} is no control API of a bus") from None
+    return run_with(find_target(context, control_port=control_port), ask)

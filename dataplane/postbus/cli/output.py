@@ -1,0 +1,115 @@
+"""How commands show what they found: tables for people, JSON and YAML for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from postbus.cli.failures import out
+
+
+class Format(StrEnum):
+    """What `--output` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Form of what is printed.")]
+
+Row = Mapping[str, Any]
+MAX_CELL: Final = 80
+
+
+def print_objects(
+    found: Sequence[Row] | Row,
+    output: Format,
+    columns: Mapping[str, str] | None = None,
+    empty: str = "none",
+) -> None:
+    """Print rows, or one object.
+
+    `columns`: key of a row -> heading, for tables of several; one object is a list of its fields.
+    """
+    if output is Format.JSON:
+        write_line(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+    elif output is Format.YAML:
+        write_line(as_yaml(found).rstrip("\n"))
+    elif isinstance(found, Mapping):
+        table = Table.grid(padding=(0, 2))
+        for key, value in found.items():
+            table.add_row(f"[bold]{escape(key)}[/bold]", escape(cell(value)))
+        out.print(table)
+    elif not found:
+        out.print(empty, markup=False)
+    else:
+        headings = columns or {key: key for key in found[0]}
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for key, heading in headings.items():
+            is_number = isinstance(found[0].get(key), int | float) and heading != ""
+            table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+        for row in found:
+            table.add_row(*(escape(cell(row.get(key))) for key in headings))
+        out.print(table)
+
+
+def cell(value: object) -> str:
+    """Return a value as people read it; control characters are shown, not obeyed."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "*" if value else ""
+    if isinstance(value, Mapping | list | tuple):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    text = printable(str(value))
+    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """Return text whose control characters, escape sequences of terminals too, are spelt out."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def write_line(text: str) -> None:
+    """Write a line for programs, whole and at once: no markup, no wrapping."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def as_yaml(value: object) -> str:
+    """Return YAML of plain values in the order they come."""
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False)
+
+
+def as_yaml_documents(values: Sequence[object]) -> str:
+    """Return several documents as one text."""
+    return "---\n".join(as_yaml(each) for each in values)
+
+
+def asks_yes(question: str, *, is_sure: bool) -> None:
+    """Ask before something is lost; raises `typer.Exit` for a no.
+
+    `is_sure`: `--yes` was given. Where nobody can be asked, that is needed.
+    """
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: add --yes")
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

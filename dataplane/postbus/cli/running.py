@@ -1,0 +1,170 @@
+"""Runs a bus in this process until a signal comes, for `dev` and `serve`.
+
+Imported when a bus is to run, never for help: the bus takes most of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import uvloop
+from rich.markup import escape
+from rich.table import Table
+
+from postbus.allocator import keep_memory
+from postbus.broker.clock import ClockMode
+from postbus.bus import Bus, BusError
+from postbus.cli.failures import Exit, err, fail, out
+from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
+from postbus.data_directory import DataDirectory
+from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
+from postbus.settings import Settings, unknown_variables
+from postbus.telemetry import configure_logging
+
+logger = logging.getLogger(__name__)
+
+GC_THRESHOLDS: Final = (50_000, 20, 100)
+"""Collections of a broker's memory find next to nothing, and each one is a pause."""
+
+DEFAULT_BUS: Final = BusDefinition(
+    "local-bus",
+    NamespaceProperties(),
+    (RuleDefinition(ROOT_RULE_NAME, frozenset(Right), None),),
+    (QueueDefinition("queue.1", QueueProperties(), ()),),
+)
+"""Without manifests: the queue that examples for the official emulator use."""
+
+
+def with_free_ports(settings: Settings) -> Settings:
+    """Let a second bus on this machine have other ports where nobody chose one.
+
+    Not the plain port: connection strings are made for it.
+    """
+    changes: dict[str, int] = {}
+    for name, host in (
+        ("tls_port", settings.host),
+        ("http_port", settings.host),
+        ("metrics_port", settings.metrics_host),
+        ("control_port", "127.0.0.1"),
+    ):
+        port = getattr(settings, name)
+        chosen = [getattr(settings, each) for each in settings.model_fields_set]
+        if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
+            continue
+        err.print(f"[yellow]postbus:[/yellow] port {port} is taken, using another as {name}")
+        changes[name] = 0
+    return settings.model_copy(update=changes)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def run_bus(
+    settings: Settings,
+    definition: BusDefinition,
+    *,
+    is_embedded: bool,
+    dev_clock: ClockMode | None = None,
+    is_quiet: bool = False,
+) -> None:
+    """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
+
+    `dev_clock`: the bus is for development; show connection strings, which hold a key. `is_quiet`:
+    log warnings only, since what is printed says the rest.
+    """
+    keep_memory()
+    configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
+    for remark in unknown_variables():
+        logger.warning("unknown setting", extra={"remark": remark})
+    with DataDirectory(settings.data) as data:
+        bus = Bus(settings, definition, data, is_embedded=is_embedded, dev_clock=dev_clock)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(_run_until_signal(bus, data, settings.grace_s, dev_clock is not None))
+            except BusError as error:
+                fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
+
+
+async def _run_until_signal(bus: Bus, data: DataDirectory, grace_s: float, is_dev: bool) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        nonlocal grace_s
+        if asked.is_set():
+            grace_s = 0.0
+            bus.cut_short()
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    stopping = asyncio.ensure_future(asked.wait())
+    try:
+        with _progress() as step:
+            is_started = await _unless(stopping, bus.start(step))
+        if is_started:
+            if is_dev:
+                data.announce(bus.announcement())
+            announce(bus, with_keys=is_dev)
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            await _unless(stopping, bus.wait())
+    finally:
+        stopping.cancel()
+        with _progress() as step:
+            step("stopping")
+            await bus.stop(grace_s)
+
+
+async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]) -> bool:
+    """Await work unless a signal comes first; whether the work was done."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return False
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Yield what tells a step: a spinner on a terminal, log lines elsewhere."""
+    if not err.is_terminal:
+        yield lambda step: logger.info("step", extra={"step": step})
+        return
+    with err.status("starting") as status:
+        yield lambda step: status.update(f"{escape(step)} …")
+
+
+def announce(bus: Bus, *, with_keys: bool) -> None:
+    """Print how to reach the bus, and a line that scripts may wait for."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in bus.summary():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
+    out.print(table)
+    for title, connection_string in bus.connection_strings() if with_keys else []:
+        out.print(f"\n[bold]connection string[/bold] {escape(title)}:")
+        out.print(escape(connection_string))
+    if bus.authority_file is not None:
+        out.print(
+            "\nTLS clients trust this file (connection_verify=…, SSL_CERT_FILE=…):\n"
+            + escape(str(bus.authority_file))
+        )
+    out.print("\n[green]ready[/green]; Ctrl-C stops the bus")
+    sys.stdout.flush()

@@ -1,0 +1,113 @@
+"""The command line as a user has it: a folder of their own, a bus that runs there, no settings."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from postbus.data_directory import folder_mode
+from tests.dev_bus import FREE_PORTS, LIMIT_S, environment
+
+READY_S = 60.0
+CONTROL = ("--control-port", "0")
+
+
+@dataclass
+class CommandLine:
+    """Runs `postbus` in a folder. Tests look at what it says and at its exit code."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict)
+    announced: str = ""
+    """What the bus of the folder printed when it was ready."""
+
+    def environment(self) -> dict[str, str]:
+        config = str(self.folder / "config")
+        return environment(XDG_CONFIG_HOME=config, COLUMNS="200", **self.variables)
+
+    def run(
+        self, *arguments: str, stdin: str | bytes = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; bytes are given as they are."""
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        done = subprocess.run(
+            [sys.executable, "-m", "postbus", *arguments],
+            cwd=self.folder,
+            env={**self.environment(), **variables},
+            input=content,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
+    def ok(self, *arguments: str, stdin: str | bytes = "", **variables: str) -> str:
+        """Run a command that must succeed; return what it printed."""
+        done = self.run(*arguments, stdin=stdin, **variables)
+        assert done.returncode == 0, (arguments, done.stderr, done.stdout)
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """Run a command and return the JSON that it printed."""
+        return json.loads(self.ok(*arguments, "-o", "json"))
+
+    def lines(self, *arguments: str) -> list[dict[str, Any]]:
+        """Run a command and return its lines of JSON; none is an exit code of 1 and no message."""
+        done = self.run(*arguments)
+        assert (done.returncode, done.stderr) == (0 if done.stdout else 1, "")
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def fails(self, *arguments: str, code: int, says: str, stdin: str = "", **more: str) -> str:
+        """Check for one clear message, the exit code, and no traceback; return the message."""
+        done = self.run(*arguments, stdin=stdin, **more)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done
+        assert re.search(says, " ".join(done.stderr.split())), done.stderr
+        return done.stderr
+
+
+@contextmanager
+def user_folder() -> Iterator[Path]:
+    """Make a folder that the account of an embedded Postgres can reach."""
+    with tempfile.TemporaryDirectory(prefix="postbus-user-") as name:
+        Path(name).chmod(folder_mode())
+        yield Path(name)
+
+
+@contextmanager
+def folder_with_bus(*arguments: str) -> Iterator[CommandLine]:
+    """Run `postbus dev` in a folder of its own; it must end in order when asked to."""
+    with user_folder() as folder:
+        user = CommandLine(folder)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "postbus", "dev", *arguments, *FREE_PORTS, *CONTROL],
+            cwd=folder,
+            env=user.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                user.announced += line
+                if line.startswith("ready"):
+                    break
+            else:
+                raise AssertionError(user.announced)
+            yield user
+            process.terminate()
+            assert process.wait(READY_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
