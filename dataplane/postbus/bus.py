@@ -101,6 +101,7 @@ class Bus:
         self._hosts: list[Host] = []
         self._directory: Directory | None = None
         self._authorizer = Authorizer()
+        self._created_ms = 0
         self._rules: AuthorizationRules | None = None
         self._administration: Administration | None = None
         self._triage: Triage | None = None
@@ -217,6 +218,7 @@ class Bus:
             await catalog.record_shape(properties.sku.name.value, self._partition_count)
             directory = Directory(catalog, self._partition_count, properties.limits)
             await directory.load()
+            self._created_ms = await catalog.created_ms()
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
         return directory
@@ -284,10 +286,13 @@ class Bus:
 
     async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
         self._doors = Doors(self._settings, self._definition, self._data)
+        assert self._rules is not None
         inside = Inside(
             router=router,
             administration=self.administration,
             authorizer=self._authorizer,
+            rules=self._rules,
+            created_ms=self._created_ms,
             is_ready=lambda: self._is_ready,
             troubles=self._troubles,
             sample=self.sample,

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from enum import Enum
 from pathlib import Path
 
 from postbus.broker.administration import Administration
+from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
 from postbus.broker.controls import Controls
 from postbus.broker.router import Router
 from postbus.data_directory import DataDirectory
 from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.atom_handler import AtomHandler
 from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
 from postbus.edge.control_api import LOOPBACK, ControlServer
 from postbus.edge.front_door import FrontDoor
@@ -48,11 +51,16 @@ class DoorsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What is behind the doors. `controls` is None but in a bus for development."""
+    """What is behind the doors. `controls` is None but in a bus for development.
+
+    `created_ms` is when the namespace was made, in real time.
+    """
 
     router: Router
     administration: Administration
     authorizer: Authorizer
+    rules: AuthorizationRules
+    created_ms: int
     is_ready: Callable[[], bool]
     troubles: Callable[[], list[str]]
     sample: Callable[[], BusSample]
@@ -100,8 +108,17 @@ class Doors:
             tls = reloading.context
         self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
         http_authorizer = HttpAuthorizer(inside.authorizer, name)
+        administration = AtomHandler(
+            inside.administration,
+            inside.rules,
+            http_authorizer,
+            lambda: time.time_ns() // 1_000_000,
+            inside.created_ms,
+        )
         runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
-        self._http = HttpDoor(name, runtime=runtime, is_healthy=inside.is_ready)
+        self._http = HttpDoor(
+            name, administration=administration, runtime=runtime, is_healthy=inside.is_ready
+        )
         self._front = FrontDoor(self._amqp, self._http, tasks)
         wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:

@@ -27,23 +27,30 @@ import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
+from postbus.broker.administration import Administration
+from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.clock import ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.router import Router
+from postbus.broker.sealing import KeySeal
 from postbus.contract import (
     LIMITS,
     NamespaceLimits,
+    NamespaceProperties,
     QueueProperties,
     Right,
     RuleProperties,
     Sku,
+    SkuProperties,
     SubscriptionProperties,
     TopicProperties,
 )
+from postbus.data_directory import new_key
 from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.atom_handler import AtomHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_authorization import HttpAuthorizer
@@ -53,6 +60,7 @@ from postbus.edge.http_runtime_receives import Receives
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
+from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
@@ -187,10 +195,18 @@ class BusThread:
             )
             self.receives = Receives(self.router, MAX_RECEIVES)
             http_authorizer = HttpAuthorizer(self.authorizer, "test-bus", self.real_time_s)
+            await self._administer(store, tasks)
+            administration = AtomHandler(
+                self.administration,
+                self.authorization_rules,
+                http_authorizer,
+                lambda: time.time_ns() // 1_000_000,
+                created_ms=1_700_000_000_000,
+            )
             runtime = RuntimeHandler(
                 self.router, http_authorizer, self.limits, self.listener.intake, self.receives
             )
-            self.http = HttpDoor("test-bus", runtime=runtime)
+            self.http = HttpDoor("test-bus", administration=administration, runtime=runtime)
             self.front = FrontDoor(self.listener, self.http, tasks)
             if self._tls is not None:
                 files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
@@ -207,6 +223,27 @@ class BusThread:
             for host in self._hosts:
                 await host.stop()
         await store.close()
+
+    async def _administer(self, store: Store, tasks: asyncio.TaskGroup) -> None:
+        """Let definitions and authorization rules be changed while it runs."""
+        sku = next((sku for sku, limits in LIMITS.items() if limits == self.limits), Sku.STANDARD)
+        self.administration = Administration(
+            self._directory,
+            self._hosts,
+            namespace="test-bus",
+            properties=NamespaceProperties(sku=SkuProperties(name=sku)),
+            start=tasks.create_task,
+        )
+        self.authorization_rules = AuthorizationRules(
+            AuthorizationStore(store),
+            KeySeal(bytes(32)),
+            self._directory,
+            self.authorizer,
+            RULES,
+            new_key,
+        )
+        await self.authorization_rules.load()
+        self._directory.tell_deletions(lambda _: self.authorization_rules.refresh())
 
     # --- what a test does to it -----------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from postbus.contract import Right
 logger = logging.getLogger(__name__)
 
 XML: Final = "application/xml"
+AUTHORIZATION: Final = "Authorization"
 CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 
 
@@ -49,14 +50,17 @@ class HttpAuthorizer:
         self._namespace = namespace
         self._real_time_s = real_time_s
 
-    def authorize(self, request: web.BaseRequest, path: str, needed: Right) -> Grant:
+    def authorize(
+        self, request: web.BaseRequest, path: str, needed: Right, header: str = AUTHORIZATION
+    ) -> Grant:
         """Return what the request may do on an entity's path, "" is the namespace.
 
-        Raises `HttpRefused` 401 without a token that is good, or without the right.
+        Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
+        the token.
         """
-        token = request.headers.get("Authorization", "")
+        token = request.headers.get(header, "")
         if not token:
-            text = "MissingToken: Send a shared access signature in the header Authorization."
+            text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, text, CHALLENGE)
         if not token.startswith(SAS_PREFIX):
             text = "MalformedToken: Only shared access signatures are accepted: use a SAS key."

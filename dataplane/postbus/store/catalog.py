@@ -97,6 +97,12 @@ class CatalogStore:
             if (row["sku"], count) != (sku, partition_count):
                 await connection.execute(WRITE_SHAPE, sku, partition_count)
 
+    async def created_ms(self) -> int:
+        """Return when the store was made, by the database's clock: the age of the namespace."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            return int(await connection.fetchval(READ_AGE))
+
     async def put(
         self,
         *,
@@ -152,6 +158,8 @@ class CatalogStore:
 PREMIUM: Final = "Premium"
 LOCK_MS: Final = 4_500
 LOCK_VERSION: Final = "select version from postbus.catalog_version for share"
+READ_AGE: Final = "select (extract(epoch from created_at) * 1000)::bigint from postbus.store"
+
 READ_SHAPE: Final = """
 select sku, partition_count,
        (select coalesce(max(home_partition) + 1, 0) from postbus.catalog where not is_deleted)

@@ -1,0 +1,110 @@
+"""What a path of the administration door names: greedy, because names of entities have slashes.
+
+`/a/b/Subscriptions/s/Rules/r` is the rule `r` of the subscription `s` of the topic `a/b`. Case,
+double slashes and slashes at the end mean nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from postbus.contract import EntityKind, subscription_path
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The namespace's root, which tells that something is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """What kind of namespace this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entities:
+    """All queues or all topics."""
+
+    kind: EntityKind
+
+
+@dataclass(frozen=True, slots=True)
+class EntityAt:
+    """A queue or a topic."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """The subscriptions of a topic."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionAt:
+    topic: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return subscription_path(self.topic, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a subscription."""
+
+    subscription: SubscriptionAt
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAt:
+    subscription: SubscriptionAt
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A path with a `$` that nothing is known of."""
+
+
+Target: TypeAlias = (
+    Root
+    | NamespaceInfo
+    | Entities
+    | EntityAt
+    | Subscriptions
+    | SubscriptionAt
+    | Rules
+    | RuleAt
+    | Unknown
+)
+
+_RESOURCES: Final = {
+    "queues": Entities(EntityKind.QUEUE),
+    "topics": Entities(EntityKind.TOPIC),
+}
+
+
+def target_of(path: str) -> Target:
+    """Return what a decoded path names; whether it exists is another question."""
+    parts = [part for part in path.split("/") if part]
+    if not parts:
+        return Root()
+    low = [part.lower() for part in parts]
+    if low == ["$namespaceinfo"]:
+        return NamespaceInfo()
+    if low[0] == "$resources":
+        return _RESOURCES.get("/".join(low[1:]), Unknown())
+    if len(low) > 3 and low[-1] == "rules" and low[-3] == "subscriptions":
+        return Rules(SubscriptionAt("/".join(parts[:-3]), parts[-2]))
+    if len(low) > 4 and low[-2] == "rules" and low[-4] == "subscriptions":
+        return RuleAt(SubscriptionAt("/".join(parts[:-4]), parts[-3]), parts[-1])
+    if len(low) > 2 and low[-2] == "subscriptions":
+        return SubscriptionAt("/".join(parts[:-2]), parts[-1])
+    if len(low) > 1 and low[-1] == "subscriptions":
+        return Subscriptions("/".join(parts[:-1]))
+    return Unknown() if any("$" in part for part in parts) else EntityAt("/".join(parts))
