@@ -49,6 +49,7 @@ from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
+from postbus.store.tombstones import TombstoneStore
 from postbus.telemetry import BusSample, PartitionSample, QueueSample
 
 logger = logging.getLogger(__name__)
@@ -168,15 +169,19 @@ class Bus:
                 self._administration = Administration(
                     self._directory,
                     self._hosts,
+                    TombstoneStore(stores.first),
                     namespace=self._definition.name,
                     properties=self._definition.properties,
+                    now_ms=self._clock,
                     start=tasks.create_task,
+                    retention_ms=self._definition.deleted_retention_ms,
                 )
                 on_step("loading partitions")
                 await self._define_entities(self._administration)
                 await self._load_partitions(self._directory)
                 await self._open_rules(stores, self._directory)
                 on_step("opening the doors")
+                tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
                     await self._open_doors(router, tasks)
                     self._is_ready = True
@@ -184,6 +189,7 @@ class Bus:
                     await self._stopping.wait()
                 finally:
                     self._is_ready = False
+                    self._administration.stop()
                     if self._doors is not None:
                         await self._doors.close(self._grace_s)
                     for host in self._hosts:
@@ -329,9 +335,10 @@ class Bus:
             raise BusError(explain_store_error(error), is_about_store=True) from error
         except KeysUnreadable as error:
             raise BusError(str(error)) from error
-        directory.tell_deletions(self._forget_rules_of)
+        directory.tell_deletions(self._refresh_rules)
+        directory.tell_restores(self._refresh_rules)
 
-    def _forget_rules_of(self, _entity_no: int) -> None:
+    def _refresh_rules(self, _entity_no: int) -> None:
         assert self._rules is not None
         self._rules.refresh()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from postbus.contract import (
+    DAY_MS,
     Model,
     NamespaceProperties,
     QueueFields,
@@ -46,8 +47,14 @@ class AllowedNamespaces(Model):
     selector: dict[str, Any] | None = None
 
 
+class SoftDelete(Model):
+    """How long deleted entities are kept that are to be kept, so that they can be restored."""
+
+    retention_ms: Retention = Field(7 * DAY_MS, alias="retention")
+
+
 class NamespaceOperatorSpec(Model):
-    """For the operator. Without it only `allowedNamespaces` means something."""
+    """For the operator. Without it only `allowedNamespaces` and `softDelete` mean something."""
 
     allowed_namespaces: AllowedNamespaces = Field(AllowedNamespaces(), alias="allowedNamespaces")
     image: Any = None
@@ -58,7 +65,7 @@ class NamespaceOperatorSpec(Model):
     tls: Any = None
     network_policy: Any = Field(None, alias="networkPolicy")
     pod_disruption_budget: Any = Field(None, alias="podDisruptionBudget")
-    soft_delete: Any = Field(None, alias="softDelete")
+    soft_delete: SoftDelete = Field(SoftDelete(), alias="softDelete")
     deletion_policy: Literal["Delete", "DeleteIfEmpty", "Retain"] | None = Field(
         None, alias="deletionPolicy"
     )

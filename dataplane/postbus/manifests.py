@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from postbus.contract import (
+    DAY_MS,
     AuthorizationRule,
     EntityKind,
     EntityProperties,
@@ -112,6 +113,7 @@ class BusDefinition:
     queues: tuple[QueueDefinition, ...]
     topics: tuple[TopicDefinition, ...] = ()
     subscriptions: tuple[SubscriptionDefinition, ...] = ()
+    deleted_retention_ms: int = 7 * DAY_MS
 
 
 # --- checking -----------------------------------------------------------------------------------
@@ -286,6 +288,7 @@ class _BusReader:
             tuple(self._queues()),
             tuple(self._topics()),
             tuple(self._subscribed()),
+            spec.operator_spec.soft_delete.retention_ms,
         )
         self._check_forwarding()
         self._check_counts()

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from postbus.broker.administration import (
-    Administration,
-    AdministrationRefused,
-    PutMode,
-)
+from postbus.broker.administration import AdministrationRefused, PutMode
 from postbus.broker.router import Availability
 from postbus.contract import (
     EntityKind,
     EntityStatus,
-    NamespaceProperties,
     QueueProperties,
     RuleProperties,
     SqlFilter,
@@ -29,38 +22,13 @@ from postbus.entity.commands import Refusal
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
-from tests.broker.partition_rig import Bus, message, running, spread
+from tests.broker.administration_rig import administered, refusal_of
+from tests.broker.partition_rig import message, spread
 
 pytestmark = pytest.mark.slow
 
 CREATE, UPDATE, ANY = PutMode.CREATE, PutMode.UPDATE, PutMode.ANY
 QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
-
-
-def administration_of(bus: Bus, **options: Any) -> Administration:
-    return Administration(
-        bus.directory,
-        bus.hosts,
-        namespace="test-bus",
-        properties=NamespaceProperties(),
-        start=bus.hosts[0].start,
-        **options,
-    )
-
-
-@asynccontextmanager
-async def administered(
-    store: Store, partition_count: int = 4, **options: Any
-) -> AsyncIterator[tuple[Administration, Bus]]:
-    async with running(store, partition_count=partition_count) as bus:
-        yield administration_of(bus, **options), bus
-
-
-async def refusal_of(work: Any) -> Refusal:
-    with pytest.raises(AdministrationRefused) as caught:
-        await work
-    assert str(caught.value), "a refusal says why"
-    return caught.value.refused.refusal
 
 
 def rule(name: str, text: str = "1=1") -> RuleProperties:

@@ -120,8 +120,8 @@ async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
     ]
     for answers, expected in cases:
         hosts = [Partition(answer) for answer in answers]
-        async with freeze(hosts, 7, answer_s=0.05) as frozen:
-            assert frozen is expected
+        async with freeze(hosts, 7, answer_s=0.05) as why_not:
+            assert (why_not is None) is expected
         await settle()
         assert [host.kinds() for host in hosts] == [[Freeze, Thaw]] * 2
 

@@ -19,6 +19,7 @@ from postbus.contract import (
 )
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
 from postbus.store.postgres import Store, StoreMisconfigured
+from postbus.store.tombstones import TombstoneStore
 
 PLAIN = QueueProperties()
 
@@ -207,3 +208,71 @@ async def test_older_store_with_more_partitions_is_refused(catalog: CatalogStore
     with pytest.raises(StoreMisconfigured, match="in 12 partitions, the manifest asks for 4"):
         await catalog.record_shape("Premium", 4)
     await catalog.record_shape("Standard", 16)
+
+
+# --- deleted and kept -----------------------------------------------------------------------------
+
+
+async def test_what_is_retained_has_versions_of_its_own_and_comes_back(
+    catalog: CatalogStore,
+) -> None:
+    topic = await put_topic(catalog, "t")
+    first = await put_subscription(catalog, topic, "first")
+    second = await put_subscription(catalog, topic, "second")
+    (alone,) = await catalog.retain(first.entity_no, 1_000)
+    assert (alone.version, alone.deleted_with) == (4, None)
+    gone = await catalog.retain(topic.entity_no, 2_000)
+    assert [(each.entity_no, each.version) for each in gone] == [
+        (topic.entity_no, 5),
+        (second.entity_no, 6),
+    ]
+    assert [each.deleted_with for each in gone] == [None, topic.entity_no]
+    assert all(each.restorable_until_ms == each.updated_ms + 2_000 for each in gone)
+    version, stored = await catalog.load()
+    assert version == 6
+    assert {each.entity_no for each in stored if each.is_retained} == {
+        topic.entity_no,
+        first.entity_no,
+        second.entity_no,
+    }
+    again = await put_topic(catalog, "T")  # the name is free
+    assert again.entity_no > second.entity_no
+    await catalog.delete(again.entity_no)
+    back = await catalog.restore(topic.entity_no)
+    assert [(each.entity_no, each.version) for each in back] == [
+        (topic.entity_no, 9),
+        (second.entity_no, 10),
+    ]
+    assert back[0]._replace(version=1, updated_ms=topic.updated_ms) == topic
+    assert back[1].rules == second.rules
+    assert (await catalog.load())[0] == 10
+    assert await catalog.restore(topic.entity_no) == []
+
+
+async def test_tombstones_are_told_in_order_and_forgotten(
+    catalog: CatalogStore, store: Store
+) -> None:
+    tombstones = TombstoneStore(store)
+    topic = await put_topic(catalog, "t")
+    for name in ("a", "b"):
+        await put_subscription(catalog, topic, name)
+    kept = await put_queue(catalog, "kept")
+    await catalog.delete(topic.entity_no, DeletedReason.IDLE)
+    await catalog.retain(kept.entity_no, 1_000)
+    forgotten, found = await tombstones.after(0, 1)
+    assert forgotten == 0
+    assert [(each.name, each.version) for each in found] == [  # one change is not torn apart
+        ("t", 5),
+        ("t/Subscriptions/a", 5),
+        ("t/Subscriptions/b", 5),
+    ]
+    assert {each.reason for each in found} == {DeletedReason.IDLE}
+    _, (last,) = await tombstones.after(5, 10)
+    assert (last.name, last.restorable_until_ms) == ("kept", last.deleted_ms + 1_000)
+    assert await tombstones.forget(0) == 0
+    assert await tombstones.forget(last.deleted_ms + 10_000) == 3
+    assert await tombstones.after(0, 10) == (5, [last])
+    await catalog.delete(kept.entity_no)
+    assert (await tombstones.after(6, 10))[1] == [
+        last._replace(version=7, restorable_until_ms=None)
+    ]

@@ -12,13 +12,15 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final, TypeVar, assert_never
 
-from postbus.broker.directory import Directory
+from postbus.broker.change_feed import MOST, Change, ChangeFeed
+from postbus.broker.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.host import Host
 from postbus.broker.preconditions import DirectoryRefusal, Precondition, PutMode, rule_named
 from postbus.broker.router import Availability
 from postbus.contract import (
+    DAY_MS,
     EntityKind,
     EntityProperties,
     NamespaceLimits,
@@ -32,15 +34,18 @@ from postbus.entity.commands import Refusal, Refused, Tick
 from postbus.entity.counts import Counts, sum_of
 from postbus.store.catalog import CatalogEntry
 from postbus.store.errors import StoreError
+from postbus.store.tombstones import Tombstone, TombstoneStore
 
 __all__ = [
     "Administration",
     "AdministrationRefused",
+    "Change",
     "DeletePolicy",
     "EntityDescription",
     "PutMode",
     "RuleDescription",
     "RuntimeInformation",
+    "Tombstone",
 ]
 
 logger = logging.getLogger(__name__)
@@ -51,9 +56,22 @@ LOADING_S: Final = 10.0
 """How long a question waits for partitions. Our choice: twice the silence after which a partition
 may be taken over, and less than a client waits."""
 
+RETENTION_MS: Final = 7 * DAY_MS
+"""How long a deleted entity is kept where its namespace does not say. Our choice."""
+
+TOMBSTONES_MS: Final = 100 * DAY_MS
+"""How long it is known that an entity was deleted; longer than any retention. Our choice."""
+
+REAP_S: Final = 60.0
+"""How often is looked for deleted entities that need not be kept any longer. Our choice."""
+
 
 class DeletePolicy(Enum):
-    """What becomes of the messages of an entity that is deleted."""
+    """What becomes of the messages of an entity that is deleted.
+
+    DELETE: they go. DELETE_IF_EMPTY: there must be none. RETAIN: they are kept for the retention of
+    the namespace, and so long the entity can be restored.
+    """
 
     DELETE = "Delete"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -123,17 +141,25 @@ class Administration:
         self,
         directory: Directory,
         hosts: Sequence[Host],
+        tombstones: TombstoneStore,
         *,
         namespace: str,
         properties: NamespaceProperties,
+        now_ms: Callable[[], int],
         start: Callable[[Coroutine[object, object, None]], object],
+        retention_ms: int = RETENTION_MS,
         loading_s: float = LOADING_S,
     ) -> None:
-        """`start` runs a coroutine in a task of the bus."""
+        """`now_ms` is entity time, `start` runs a coroutine in a task of the bus."""
         self._directory = directory
         self._hosts = hosts
+        self._tombstones = tombstones
+        self._feed = ChangeFeed(directory, tombstones)
+        self._now_ms = now_ms
         self._start = start
+        self._retention_ms = retention_ms
         self._loading_s = loading_s
+        self._stopping = asyncio.Event()
         self.namespace = namespace
         self.properties = properties
 
@@ -281,11 +307,80 @@ class Administration:
         policy: DeletePolicy = DeletePolicy.DELETE,
         expected_version: int | None = None,
     ) -> None:
-        """Free a name at once; a topic takes its subscriptions along."""
-        if policy is not DeletePolicy.DELETE:
-            raise _refused(Refusal.NOT_ALLOWED, f"the policy {policy.value} is not there yet")
-        if not await self._change(self._directory.delete(_key(path), expected_version)):
+        """Free a name at once; a topic takes its subscriptions along.
+
+        Raises NOT_EMPTY with `DeletePolicy.DELETE_IF_EMPTY`, and BUSY when the entity changed while
+        that was found out.
+        """
+        name, directory = _key(path), self._directory
+        match policy:
+            case DeletePolicy.DELETE:
+                work = directory.delete(name, expected_version)
+            case DeletePolicy.DELETE_IF_EMPTY:
+                entry = directory.find(name)
+                if entry is not None:
+                    await self._load([self._hosts[home] for home in directory.homes_of(entry)])
+                work = directory.delete_if_empty(name, expected_version)
+            case DeletePolicy.RETAIN:
+                work = directory.retain(name, self._retention_ms, expected_version)
+            case _:
+                assert_never(policy)
+        if not await self._change(work):
             raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+
+    # --- deleted and kept -----------------------------------------------------------------------
+
+    async def restore(self, entity_no: int) -> EntityDescription:
+        """Bring back what `DeletePolicy.RETAIN` kept, a topic with its subscriptions.
+
+        Its name must be free.
+        """
+        return self._described(await self._change(self._directory.restore(entity_no)))
+
+    async def tombstones(self, since_version: int, top: int = MOST) -> list[Tombstone]:
+        """Return what was deleted after a version of the catalog, in order of version.
+
+        0 asks for all that is known. They are `top` or a few more; the rest follows after the
+        version of the last. Raises ARGUMENT_OUT_OF_RANGE where not all are known any more.
+        """
+        return await self._asked(self._feed.tombstones(max(since_version, 0), max(top, 1)))
+
+    async def changes(self, since_version: int, wait_s: float = 0.0) -> tuple[int, list[Change]]:
+        """Return what changed after a version, and the version up to which this is all.
+
+        Waits so long for the first change. An entity that changed twice is there once. Raises
+        ARGUMENT_OUT_OF_RANGE where not all is known any more: list everything then.
+        """
+        return await self._asked(self._feed.changes(max(since_version, 0), wait_s))
+
+    async def _asked(self, work: Coroutine[object, object, T]) -> T:
+        answer = await _outcome(work)
+        if isinstance(answer, AdministrationRefused):
+            raise answer
+        return answer
+
+    async def reap(self) -> None:
+        """Let go of what need not be kept any longer."""
+        while await self._directory.purge(self._now_ms()) > PURGED_AT_ONCE:
+            pass
+        await self._tombstones.forget(self._now_ms() - TOMBSTONES_MS)
+
+    async def keep_reaping(self) -> None:
+        """Reap now and then until `stop`; a failure is tried again."""
+        while not self._stopping.is_set():
+            try:
+                await self.reap()
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                logger.warning("deleted entities could not be reaped", extra={"error": repr(error)})
+            try:
+                async with asyncio.timeout(REAP_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pass
+
+    def stop(self) -> None:
+        """End `keep_reaping`."""
+        self._stopping.set()
 
     # --- how a change runs ----------------------------------------------------------------------
 
@@ -339,7 +434,7 @@ async def _outcome(work: Coroutine[object, object, T]) -> T | AdministrationRefu
         return refused
     except Exception:  # a definition of a client's may not end the bus
         logger.exception("a change of a definition broke")
-        return _refused(Refusal.NOT_APPLIED, "it could not be stored; the broker's log says why")
+        return _refused(Refusal.NOT_APPLIED, "it could not be done; the broker's log says why")
 
 
 def _refused(refusal: Refusal, detail: str) -> AdministrationRefused:

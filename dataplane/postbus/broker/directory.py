@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Final, TypeVar
 
 from postbus.broker.entries import Entries, put_of, puts_in_order
+from postbus.broker.followers import DefinitionFollower, Followers
 from postbus.broker.idle_deletion import freeze, hold
 from postbus.broker.preconditions import (
     ANYHOW,
@@ -24,6 +25,8 @@ from postbus.broker.preconditions import (
     check_count,
     check_definition,
     check_name,
+    check_restore,
+    check_retained_count,
     check_rules,
     refusal,
     rule_named,
@@ -47,13 +50,11 @@ from postbus.contract import (
 )
 from postbus.definitions import Described, complete
 from postbus.entity.commands import (
-    Command,
     DropEntity,
     Hold,
     PutEntity,
     Refusal,
     Refused,
-    Reply,
 )
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
 from postbus.store.errors import StoreError
@@ -67,16 +68,13 @@ IDLE_AT_ONCE = 8
 """Idle entities whose partitions are asked at once: each refuses its clients for as long."""
 
 
-class DefinitionFollower(Protocol):
-    """A partition's host, as far as the directory knows it."""
+PURGED_AT_ONCE = 100
+"""Retained entities that one purge lets go: no other definition changes meanwhile."""
 
-    @property
-    def is_loaded(self) -> bool: ...
+T = TypeVar("T")
 
-    @property
-    def reload_count(self) -> int: ...
-
-    async def call(self, command: Command) -> Reply: ...
+CONSIDERED: Final = Refused(Refusal.BUSY, "its deletion is being considered; try again")
+USED: Final = Refused(Refusal.BUSY, "it was used or changed meanwhile; try again")
 
 
 class Directory:
@@ -96,23 +94,42 @@ class Directory:
         self._partition_count = partition_count
         self._limits = limits
         self._entries = Entries()
-        self._followers: Sequence[DefinitionFollower] = ()
-        self._on_deleted: list[Callable[[int], None]] = []
+        self._followers = Followers(partition_count)
         self._changing = asyncio.Lock()
         self._is_unsure = False  # a write began whose result nobody learned
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
-        self._told: dict[int, int] = {}  # partition that is being told -> what it has until then
-        self.version = 0
+        self._version = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The catalog's version: each change raises it."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_beyond(self, version: int) -> None:
+        """Return when the catalog has a later version."""
+        while self._version <= version:
+            await self._changed.wait()
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
         """Name the hosts of the partitions, in order of partition id."""
-        self._followers = followers
+        self._followers.hosts = followers
 
     def tell_deletions(self, on_deleted: Callable[[int], None]) -> None:
         """Add who gets the numbers of deleted entities, when their partitions know of it."""
-        self._on_deleted.append(on_deleted)
+        self._followers.on_deleted.append(on_deleted)
+
+    def tell_restores(self, on_restored: Callable[[int], None]) -> None:
+        """Add who gets the numbers of entities that came back."""
+        self._followers.on_restored.append(on_restored)
 
     async def load(self) -> None:
         """Read the catalog; raises `StoreUnavailable`."""
@@ -132,6 +149,11 @@ class Directory:
     def entries(self) -> list[CatalogEntry]:
         return sorted(self._entries.all(), key=lambda entry: entry.name)
 
+    def changed_since(self, version: int) -> list[CatalogEntry]:
+        """Return what exists and was changed after a version, in order of version."""
+        found = [entry for entry in self._entries.all() if entry.version > version]
+        return sorted(found, key=lambda entry: entry.version)
+
     def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
         """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
         return self._entries.page(of, skip, top)
@@ -140,12 +162,12 @@ class Directory:
         return len(self._entries.subscriptions_of(topic_no))
 
     def entries_of(self, partition_id: int) -> list[CatalogEntry]:
-        """Return what lives in a partition."""
-        return [entry for entry in self._entries.all() if partition_id in self.homes_of(entry)]
+        """Return what lives in a partition, retained entities included."""
+        return [entry for entry in self._entries.stored() if partition_id in self.homes_of(entry)]
 
     def homes_of(self, entry: CatalogEntry) -> Collection[int]:
         """Return the partitions that an entity lives in."""
-        return range(self._partition_count) if entry.is_partitioned else (entry.home_partition,)
+        return self._followers.homes_of(entry)
 
     def missing(
         self, partition_id: int, known: set[int], version: int
@@ -172,10 +194,7 @@ class Directory:
 
         One that is not loaded counts as having the latest: it takes nothing before it caught up.
         """
-        return {
-            partition_id: self._told.get(partition_id, self.version)
-            for partition_id in range(self._partition_count)
-        }
+        return self._followers.acknowledged(self.version)
 
     def rules_of(self, path: str) -> tuple[StoredRule, ...]:
         """Return the rules of a subscription; raises `DirectoryRefusal`."""
@@ -232,51 +251,134 @@ class Directory:
                 path, EntityKind.SUBSCRIPTION, completed, owner, stored, condition=condition
             )
 
+    # --- deletions ------------------------------------------------------------------------------
+
     async def delete(self, name: str, version: int | None = None) -> bool:
         """Free a name at once; its messages go with it. False when there was none.
 
         A topic takes its subscriptions along. `version`: that of the definition, if it matters.
         """
         async with self._changing:
-            await self._make_sure()
-            if "$" in name:
-                raise refusal(
-                    Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
-                )
-            entry = self._entries.find(name.lower())
-            if entry is None:
-                return False
-            Precondition(version=version).check(entry.kind, name, entry)
-            return await self._delete(entry, DeletedReason.REQUESTED)
+            entry = await self._to_delete(name, version)
+            return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
+
+    async def delete_if_empty(self, name: str, version: int | None = None) -> bool:
+        """Delete an entity that holds no message, decided in step with traffic.
+
+        Raises `DirectoryRefusal`, NOT_EMPTY among others; its partitions should be loaded.
+        """
+        async with self._changing:
+            entry = await self._to_delete(name, version)
+        if entry is None:
+            return False
+        why_not = await self._delete_frozen(entry, DeletedReason.REQUESTED)
+        if why_not is not None:
+            raise DirectoryRefusal(why_not)
+        return True
 
     async def idle(self, entity_no: int) -> bool:
-        """Delete an entity if none of its partitions has used it for its period (D14).
+        """Delete an entity if none of its partitions has used it for its period (D14)."""
+        entry = self._entries.numbered(entity_no)
+        return entry is not None and await self._delete_frozen(entry, DeletedReason.IDLE) is None
+
+    async def _delete_frozen(self, entry: CatalogEntry, reason: DeletedReason) -> Refused | None:
+        """Delete what all its partitions agree to freeze; else say why not.
 
         Definitions may change while the partitions are asked; one of the entity is a use of it.
         """
-        entry = self._entries.numbered(entity_no)
-        if entry is None or entity_no in self._unused:
-            return False
-        hosts = [self._followers[home] for home in self.homes_of(entry)]
+        entity_no = entry.entity_no
+        if entity_no in self._unused:
+            return CONSIDERED
+        hosts = self._followers.hosts_of(entry)
         lives = [host.reload_count for host in hosts]
+        if_empty = reason is DeletedReason.REQUESTED
         self._unused[entity_no] = True
         try:
-            async with self._room_for_idle, freeze(hosts, entity_no) as is_frozen:
-                if not is_frozen or lives != [host.reload_count for host in hosts]:
-                    return False  # what a reload forgot perhaps took a message since
+            async with self._room_for_idle, freeze(hosts, entity_no, if_empty=if_empty) as why_not:
+                if why_not is not None:
+                    return why_not
+                if lives != [host.reload_count for host in hosts]:
+                    return USED  # what a reload forgot perhaps took a message since
                 self._condemned.add(entity_no)  # from here on a reload changes nothing
-                if not await hold(hosts, entity_no):
-                    return False
+                why_not = await hold(hosts, entity_no)
+                if why_not is not None:
+                    return why_not
                 async with self._changing:
                     await self._make_sure()
-                    entry = self._entries.numbered(entity_no)
-                    if entry is None or not self._unused[entity_no]:
-                        return False
-                    logger.info("idle entity is deleted", extra={"entity": entry.name})
-                    return await self._delete(entry, DeletedReason.IDLE)
+                    found = self._entries.numbered(entity_no)
+                    if found is None or not self._unused[entity_no]:
+                        return USED
+                    logger.info(f"{reason.value} entity is deleted", extra={"entity": found.name})
+                    return None if await self._delete(found, reason) else USED
         finally:
             self._condemned.discard(entity_no)
             del self._unused[entity_no]
+
+    async def _to_delete(self, name: str, version: int | None) -> CatalogEntry | None:
+        await self._make_sure()
+        if "$" in name:
+            raise refusal(
+                Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
+            )
+        entry = self._entries.find(name.lower())
+        if entry is not None:
+            Precondition(version=version).check(entry.kind, name, entry)
+        return entry
+
+    # --- deleted and kept -----------------------------------------------------------------------
+
+    async def retain(self, name: str, retention_ms: int, version: int | None = None) -> bool:
+        """Free a name at once, but keep messages, rules and numbers for a time (D14).
+
+        A topic takes its subscriptions along. False when there was none.
+        """
+        async with self._changing:
+            entry = await self._to_delete(name, version)
+            if entry is None:
+                return False
+            number = entry.entity_no
+            check_retained_count(self._entries, self._limits, number)
+            moved = await self._written(
+                self._catalog.retain(number, retention_ms),
+                lambda: self._entries.numbered(number) is None,
+            )
+            await self._follow(moved or ())
+            return True
+
+    async def restore(self, entity_no: int) -> CatalogEntry:
+        """Bring back what was retained, a topic with the subscriptions that went with it."""
+        async with self._changing:
+            await self._make_sure()
+            entry = check_restore(self._entries, self._limits, entity_no)
+            moved = await self._written(
+                self._catalog.restore(entity_no),
+                lambda: self._entries.numbered(entity_no) is not None,
+            )
+            await self._follow(moved or ())
+            return self._entries.numbered(entity_no) or entry
+
+    async def purge(self, now_ms: int) -> int:
+        """Let the messages go of some that could be restored until now; return how many."""
+        async with self._changing:
+            await self._make_sure()
+            due = [
+                entry
+                for entry in self._entries.retained()
+                if entry.restorable_until_ms is not None and entry.restorable_until_ms <= now_ms
+            ]
+            for entry in sorted(due, key=lambda each: each.entity_no)[:PURGED_AT_ONCE]:
+                if self._entries.stored_numbered(entry.entity_no) is not None:  # not with its topic
+                    await self._delete(entry, DeletedReason.REQUESTED)
+            return len(due)
+
+    async def _follow(self, moved: Sequence[CatalogEntry]) -> None:
+        """Take over what was retained or came back, a topic first, and tell."""
+        for entry in moved:
+            self._entries.put(entry)
+            self.version = entry.version
+        for entry in moved:
+            await self._tell(entry, put_of(entry))
+            self._followers.tell_move(entry)
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -356,45 +458,62 @@ class Directory:
         else:
             home = home_of(name, self._partition_count)
             is_partitioned = getattr(properties, "enable_partitioning", False)
-        self._is_unsure = True
-        try:
-            entry = await self._catalog.put(
-                name=known.name if known else name,
-                kind=kind,
-                properties=properties,
-                home_partition=home,
-                topic_no=topic.entity_no if topic else None,
-                rules=rules,
-                is_partitioned=is_partitioned,
-            )
-        except Exception:
-            await self._make_sure()
+        work = self._catalog.put(
+            name=known.name if known else name,
+            kind=kind,
+            properties=properties,
+            home_partition=home,
+            topic_no=topic.entity_no if topic else None,
+            rules=rules,
+            is_partitioned=is_partitioned,
+        )
+
+        def is_written() -> bool:
             found = self._entries.find(name.lower())
-            if found is None or not _is_what_was_asked(found, properties, rules):
-                raise
+            return found is not None and _is_what_was_asked(found, properties, rules)
+
+        entry = await self._written(work, is_written)
+        if entry is None:
+            found = self._entries.find(name.lower())
+            assert found is not None
             return found
-        self._is_unsure = False
         self._entries.put(entry)
         self.version = entry.version
         await self._tell(entry, put_of(entry))
         return entry
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
+        """Delete what exists or was retained, for good."""
+        number = entry.entity_no
+        version = await self._written(
+            self._catalog.delete(number, reason),
+            lambda: self._entries.stored_numbered(number) is None,
+        )
+        if version is None:
+            return True
+        below = (*self._entries.subscriptions_of(number), *self._entries.retained_below(number))
+        self.version = version
+        for gone in (*below, entry):
+            self._entries.remove(gone)
+        for gone in (*below, entry):
+            await self._followers.tell_gone(gone, version)
+        return True
+
+    async def _written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
+        """Write to the catalog. None: the answer was lost, but the tables say that it is written.
+
+        Then the partitions know of it already. Raises what the store did when it is not.
+        """
         self._is_unsure = True
         try:
-            self.version = await self._catalog.delete(entry.entity_no, reason)
+            result = await work
         except Exception:
             await self._make_sure()
-            if self._entries.numbered(entry.entity_no) is not None:
+            if not is_written():
                 raise
-            return True
+            return None
         self._is_unsure = False
-        all_gone = (*self._entries.subscriptions_of(entry.entity_no), entry)
-        for gone in all_gone:
-            self._entries.remove(gone)
-        for gone in all_gone:
-            await self._tell_gone(gone)
-        return True
+        return result
 
     async def _make_sure(self) -> None:
         """Read the catalog again if a write's result is unknown; repeated until it works."""
@@ -407,53 +526,35 @@ class Directory:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
                 continue
-            known, self._entries = self._entries.all(), Entries(entries)
+            known, self._entries = self._entries.stored(), Entries(entries)
             known_version, self.version = self.version, version
             self._is_unsure = False
             await self._tell_changes(known, known_version)
 
     async def _tell_changes(self, known: list[CatalogEntry], known_version: int) -> None:
         """Let partitions follow what the tables turned out to say, in order of version (D14)."""
-        numbers = {entry.entity_no for entry in known}
-        for put in puts_in_order(self._entries.all(), numbers, known_version):
-            entry = self._entries.numbered(put.entity_no)
+        before = {entry.entity_no: entry for entry in known}
+        for put in puts_in_order(self._entries.stored(), set(before), known_version):
+            entry = self._entries.stored_numbered(put.entity_no)
             assert entry is not None
             await self._tell(entry, put)
+            was = before.get(put.entity_no)
+            if was is not None and was.is_retained is not entry.is_retained:
+                self._followers.tell_move(entry)
         for entry in sorted(known, key=lambda each: each.entity_no, reverse=True):
-            if self._entries.numbered(entry.entity_no) is None:
-                await self._tell_gone(entry)
+            if self._entries.stored_numbered(entry.entity_no) is None:
+                await self._followers.tell_gone(entry, self.version)
 
     def _note_use(self, entity_no: int | None) -> None:
         """Keep an entity whose deletion is considered."""
         if entity_no in self._unused:
             self._unused[entity_no] = False
 
-    async def _tell_gone(self, entry: CatalogEntry) -> None:
-        await self._tell(entry, DropEntity(entry.entity_no, self.version))
-        for tell in self._on_deleted:
-            tell(entry.entity_no)
-
-    async def _tell(self, entry: CatalogEntry, command: PutEntity | DropEntity) -> None:
-        """Let loaded partitions follow; one that is not catches up when it loads."""
-        if isinstance(command, PutEntity):  # thaws what was frozen since the write began
-            self._note_use(entry.entity_no)
-            self._note_use(entry.topic_no)
-        if not self._followers:
-            return
-        homes = [home for home in self.homes_of(entry) if self._followers[home].is_loaded]
-        for home in homes:
-            self._told.setdefault(home, command.catalog_version - 1)
-        try:
-            replies = await asyncio.gather(*(self._followers[home].call(command) for home in homes))
-        finally:
-            for home in homes:
-                self._told.pop(home, None)
-        for home, reply in zip(homes, replies, strict=True):
-            if isinstance(reply, Refused):  # whatever the store said, the reload catches up
-                logger.warning(
-                    "partition did not take a definition",
-                    extra={"partition": home, "refusal": reply.refusal.value},
-                )
+    async def _tell(self, entry: CatalogEntry, put: PutEntity) -> None:
+        """Let partitions follow; that thaws what was frozen since the write began."""
+        self._note_use(entry.entity_no)
+        self._note_use(entry.topic_no)
+        await self._followers.tell(entry, put)
 
 
 def _is_what_was_asked(

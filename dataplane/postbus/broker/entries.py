@@ -8,7 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from postbus.contract import EntityKind, RuleProperties
+from postbus.contract import (
+    MAX_DURATION_MS,
+    EntityKind,
+    EntityProperties,
+    EntityStatus,
+    RuleProperties,
+)
 from postbus.entity.commands import PutEntity
 from postbus.store.catalog import CatalogEntry
 
@@ -23,6 +29,7 @@ class Entries:
         self._by_number: dict[int, CatalogEntry] = {}
         self._subscriptions: dict[int, dict[int, CatalogEntry]] = {}
         self._orders: dict[EntityKind | int, list[str]] = {}  # of a kind, or a topic's number
+        self._retained: dict[int, CatalogEntry] = {}
         self.partitioned_count = 0
         """Queues and topics that are partitioned."""
         self.count = 0
@@ -32,9 +39,12 @@ class Entries:
 
     def put(self, entry: CatalogEntry) -> None:
         name = entry.name.lower()
-        known = self._by_number.get(entry.entity_no)
+        known = self._by_number.get(entry.entity_no) or self._retained.get(entry.entity_no)
         if known is not None:
             self.remove(known)
+        if entry.is_retained:
+            self._retained[entry.entity_no] = entry
+            return
         for order in self._orders_of(entry):
             if order and order[-1] < name:  # as they come from the tables
                 order.append(name)
@@ -49,6 +59,8 @@ class Entries:
             self._subscriptions.setdefault(entry.topic_no, {})[entry.entity_no] = entry
 
     def remove(self, entry: CatalogEntry) -> None:
+        if self._retained.pop(entry.entity_no, None) is not None:
+            return
         name = entry.name.lower()
         for order in self._orders_of(entry):
             del order[bisect_left(order, name)]
@@ -77,6 +89,21 @@ class Entries:
 
     def all(self) -> list[CatalogEntry]:
         return list(self._by_number.values())
+
+    def retained(self) -> list[CatalogEntry]:
+        """Return what is deleted and can come back."""
+        return list(self._retained.values())
+
+    def stored(self) -> list[CatalogEntry]:
+        """Return whatever partitions keep: what exists and what can come back."""
+        return [*self._by_number.values(), *self._retained.values()]
+
+    def stored_numbered(self, entity_no: int) -> CatalogEntry | None:
+        return self._by_number.get(entity_no) or self._retained.get(entity_no)
+
+    def retained_below(self, topic_no: int) -> list[CatalogEntry]:
+        """Return the retained subscriptions of a topic, deleted with it or before it."""
+        return [entry for entry in self._retained.values() if entry.topic_no == topic_no]
 
     def page(self, of: EntityKind | int, skip: int, top: int) -> list[CatalogEntry]:
         """Return some of a kind, or of the subscriptions of a topic's number, in order of name."""
@@ -107,12 +134,28 @@ def put_of(entry: CatalogEntry, version: int | None = None) -> PutEntity:
         entry.entity_no,
         entry.name,
         entry.kind,
-        entry.properties,
+        _sleeping(entry) if entry.is_retained else entry.properties,
         entry.version if version is None else version,
         entry.topic_no,
         tuple(rule.properties for rule in entry.rules),
         entry.is_partitioned,
+        entry.is_retained,
     )
+
+
+def _sleeping(entry: CatalogEntry) -> EntityProperties:
+    """Return how an entity is while it can only come back: it takes and gives nothing.
+
+    What a topic has scheduled still becomes copies in the subscriptions that went with it.
+    """
+    is_fed = entry.deleted_with is not None
+    changes: dict[str, object] = {
+        "status": EntityStatus.RECEIVE_DISABLED if is_fed else EntityStatus.DISABLED,
+        "auto_delete_on_idle_ms": MAX_DURATION_MS,
+    }
+    if entry.kind is not EntityKind.TOPIC:
+        changes |= {"forward_to": None, "forward_dead_lettered_messages_to": None}
+    return entry.properties.model_copy(update=changes)
 
 
 def puts_in_order(

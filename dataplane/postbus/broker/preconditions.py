@@ -167,6 +167,52 @@ def check_rules(
         raise refusal(Refusal.QUOTA_EXCEEDED, problem)
 
 
+def check_retained_count(entries: Entries, limits: NamespaceLimits, entity_no: int) -> None:
+    """Refuse to retain one more when as many are kept as may exist."""
+    count = len(entries.retained()) + len(entries.subscriptions_of(entity_no)) + 1
+    most = limits.max_entity_count
+    if count > most:
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"{most} deleted entities are kept already: delete without keeping it, or wait",
+        )
+
+
+def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> CatalogEntry:
+    """Return what is to come back, or refuse: it must be kept, its name free, its place there."""
+    entry = entries.stored_numbered(entity_no)
+    if entry is None or not entry.is_retained:
+        raise refusal(
+            Refusal.ENTITY_NOT_FOUND, f"no deleted entity with the number {entity_no} is kept"
+        )
+    if entry.deleted_with is not None:
+        raise refusal(
+            Refusal.NOT_ALLOWED,
+            f"{entry.name} was deleted with its topic: restore the topic, number"
+            f" {entry.deleted_with}",
+        )
+    topic = None if entry.topic_no is None else entries.numbered(entry.topic_no)
+    if entry.topic_no is not None and topic is None:
+        raise refusal(
+            Refusal.NOT_ALLOWED,
+            f"the topic of {entry.name} is deleted too: restore it first, number {entry.topic_no}",
+        )
+    known = entries.find(entry.name.lower())
+    if known is not None:
+        raise refusal(
+            Refusal.ALREADY_EXISTS,
+            f"{known.name} exists again: delete that one, or move its messages away, first",
+        )
+    check_count(entries, limits, entry.kind, entry.properties, topic)
+    for each in (entry, *entries.retained_below(entity_no)):
+        if each is entry or each.deleted_with == entity_no:
+            wanted = Described(each.name, each.kind, each.properties)
+            check_definition(entries, limits, wanted, None)
+    if topic is not None:
+        check_rules(entries, limits, entry.rules, None, topic)
+    return entry
+
+
 def rule_named(rules: Sequence[StoredRule], name: str) -> StoredRule | None:
     """Return the rule of a name, whatever its case."""
     return next((rule for rule in rules if _key(rule) == name.lower()), None)

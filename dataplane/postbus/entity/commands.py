@@ -375,10 +375,12 @@ class Freeze:
     """Take no more commands for an entity until it is dropped, thawed or 2 s are over (D14).
 
     Reply `Frozen` when it has been idle, else `Refused(BUSY)`. What comes meanwhile is refused as
-    busy.
+    busy. `if_empty`: not whether it was used counts, but whether it holds a message, of its own, in
+    a subscription or on the way out; the refusal is NOT_EMPTY then.
     """
 
     entity_no: int
+    if_empty: bool = False
 
 
 @dataclass(slots=True)
@@ -404,6 +406,8 @@ class PutEntity:
 
     `topic_no` and `rules` belong to subscriptions; a topic is put before its subscriptions.
     `is_partitioned`: sequence numbers carry the partition's id, the size limit is a share.
+    `is_retained`: it is deleted for clients, and `properties` say that it takes and gives nothing;
+    its consumers end with ENTITY_NOT_FOUND.
     """
 
     entity_no: int
@@ -414,6 +418,7 @@ class PutEntity:
     topic_no: int | None = None
     rules: tuple[RuleProperties, ...] = ()
     is_partitioned: bool = False
+    is_retained: bool = False
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@ the topic only, but what uses a subscription uses its topic too. The time of the
 coarsely and ahead of itself, so that after a crash an entity seems to have been used later than it
 was, never earlier.
 
-`PartitionState.apply` asks here only while some entity has an `AutoDeleteOnIdle`.
+An entity that shall be deleted only if it is empty is frozen in the same way.
+
+`PartitionState.apply` asks here only while some entity has an `AutoDeleteOnIdle` or is frozen.
 """
 
 from __future__ import annotations
@@ -232,16 +234,26 @@ class IdleEntities:
 
     # --- freezing ---------------------------------------------------------------------------------
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether commands have to come by here."""
+        return bool(self.trackers or self._frozen)
+
     def freeze(self, command: Freeze) -> Reply:
         """Take no more commands for an entity that is idle, for a while."""
         entity_no = command.entity_no
-        if entity_no not in self._entities:
+        entity = self._entities.get(entity_no)
+        if entity is None:
             return Refused(Refusal.ENTITY_NOT_FOUND)
         tracker = self.trackers.get(entity_no)
-        if tracker is None or not tracker.is_due or self.is_busy(entity_no):
+        if command.if_empty:
+            count = _held_by(entity)
+            if count:
+                return Refused(Refusal.NOT_EMPTY, f"{entity.name} holds {count} messages")
+        elif tracker is None or not tracker.is_due or self.is_busy(entity_no):
             return Refused(Refusal.BUSY, "the entity is in use")
         self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS
-        return Frozen(tracker.last_used_ms)
+        return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def hold(self, command: Hold) -> Reply:
         """Keep what is frozen so until its deletion is told, or that there is none."""
@@ -265,9 +277,17 @@ class IdleEntities:
         for entity_no in used:
             for frozen_no in self._with_topic(entity_no):
                 if self._frozen.get(frozen_no, now_ms) > now_ms:
-                    refused = Refused(Refusal.BUSY, "the entity is about to be deleted as unused")
+                    refused = Refused(Refusal.BUSY, "the entity is about to be deleted")
                     return Arrived(0, refused) if isinstance(command, Arrive) else refused
         return None
+
+
+def _held_by(entity: QueueState) -> int:
+    """Return how many messages go when an entity does."""
+    count = entity.message_count
+    if isinstance(entity, TopicState):
+        count += sum(each.message_count for each in entity.subscriptions.values())
+    return count
 
 
 def _has_receivers(sub: SubQueueState) -> bool:

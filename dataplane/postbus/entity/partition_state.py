@@ -133,7 +133,7 @@ class PartitionState:
     ) -> Outcome | Needs:
         """Change the state; the same command again with `found` when the answer is `Needs`."""
         outcome = self._turn.begin(now_ms)
-        if self._idle.trackers:
+        if self._idle.is_watching:
             reply = self._apply_tracked(command, found)
         else:
             reply = self._dispatch(command, found)
@@ -257,7 +257,7 @@ class PartitionState:
                 assert_never(command)
 
     def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
-        """Apply while some entity is deleted when nobody uses it."""
+        """Apply while some entity is deleted when nobody uses it, or about to be deleted."""
         idle = self._idle
         used = idle.used_by(command)
         refused = idle.refusal(command, used)
@@ -397,6 +397,9 @@ class PartitionState:
             first = self._first_sequence(is_partitioned=command.is_partitioned)
             entity = self._add_entity(command, first, 0)
         else:
+            if command.is_retained:
+                for consumer_id in entity.end_consumers(Refusal.ENTITY_NOT_FOUND):
+                    del self._consumers[consumer_id]
             for consumer_id in entity.redefine(command.properties):
                 self._consumers.pop(consumer_id, None)
             if entity.topic is not None:

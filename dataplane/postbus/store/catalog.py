@@ -33,9 +33,11 @@ class StoredRule(NamedTuple):
 
 
 class CatalogEntry(NamedTuple):
-    """An entity that exists. `version`: the catalog's when it was changed last.
+    """An entity that exists or can come back. `version`: the catalog's when it was changed last.
 
-    The name of a subscription is its path. `topic_no` and `rules` belong to subscriptions.
+    The name of a subscription is its path. `topic_no` and `rules` belong to subscriptions. With
+    `restorable_until_ms` it is deleted, its name is free and its messages are kept until then;
+    `deleted_with`: the topic whose deletion took it along.
     """
 
     entity_no: int
@@ -49,6 +51,13 @@ class CatalogEntry(NamedTuple):
     topic_no: int | None = None
     rules: tuple[StoredRule, ...] = ()
     is_partitioned: bool = False
+    restorable_until_ms: int | None = None
+    deleted_with: int | None = None
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether it is deleted and can come back."""
+        return self.restorable_until_ms is not None
 
 
 class CatalogStore:
@@ -58,7 +67,7 @@ class CatalogStore:
         self._store = store
 
     async def load(self) -> tuple[int, list[CatalogEntry]]:
-        """Return the catalog's version and what exists, in order of name.
+        """Return the catalog's version, and what exists or can come back in order of name.
 
         Waits for a writer that is under way, so that what a lost connection left is known.
         """
@@ -144,15 +153,38 @@ class CatalogStore:
         return _entry(row)
 
     async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
-        """Free the name of an entity, and those of a topic's subscriptions.
+        """Free the name of an entity, and those of a topic's subscriptions, for good.
 
-        Their numbers are never used again. Return the new version.
+        Their numbers are never used again. One that was retained cannot come back any more. Return
+        the new version.
         """
         await self._store.open()
         async with self._store.aside() as connection, connection.transaction():
             version, now_ms = await raise_version(connection)
             await connection.execute(DELETE, entity_no, version, now_ms, reason.value)
         return version
+
+    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
+        """Free the name of an entity, and those of a topic's subscriptions, until it is restored.
+
+        Return what is retained by this, a topic first, each with a version of its own: a partition
+        that learned of one of them is known to lack the next.
+        """
+        return await self._move(RETAIN, entity_no, retention_ms, DeletedReason.REQUESTED.value)
+
+    async def restore(self, entity_no: int) -> list[CatalogEntry]:
+        """Bring back what `retain` retained, as it was; return it, a topic first."""
+        return await self._move(RESTORE, entity_no)
+
+    async def _move(self, sql: str, entity_no: int, *arguments: object) -> list[CatalogEntry]:
+        await self._store.open()
+        async with self._store.aside() as connection, connection.transaction():
+            version, now_ms = await raise_version(connection)
+            rows = await connection.fetch(sql, entity_no, version, now_ms, *arguments)
+            entries = sorted(map(_entry, rows), key=lambda entry: entry.version)
+            if len(entries) > 1:
+                await connection.execute(SET_VERSION, entries[-1].version)
+        return entries
 
 
 PREMIUM: Final = "Premium"
@@ -169,9 +201,13 @@ from postbus.store for update
 WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
-is_partitioned
+is_partitioned, restorable_until_ms, deleted_with
 """
-LOAD: Final = f"select {COLUMNS} from postbus.catalog where not is_deleted order by name"
+LOAD: Final = f"""
+select {COLUMNS} from postbus.catalog
+where not is_deleted or restorable_until_ms is not null
+order by name
+"""
 RAISE_VERSION: Final = """
 update postbus.catalog_version set version = version + 1
 returning version, (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
@@ -196,9 +232,38 @@ returning {COLUMNS}
 """
 DELETE: Final = """
 update postbus.catalog
-set is_deleted = true, version = $2, updated_ms = $3, deleted_reason = $4
-where (entity_no = $1 or topic_no = $1) and not is_deleted
+set is_deleted = true, version = $2, restorable_until_ms = null, deleted_with = null,
+    updated_ms = case when is_deleted then updated_ms else $3 end,
+    deleted_reason = case when is_deleted then deleted_reason else $4 end
+where (entity_no = $1 or topic_no = $1) and (not is_deleted or restorable_until_ms is not null)
 """
+RETAIN: Final = f"""
+with chosen as (
+    select entity_no as number,
+           $2::bigint - 1 + row_number() over (order by topic_no nulls first, entity_no) as version
+    from postbus.catalog where (entity_no = $1 or topic_no = $1) and not is_deleted
+)
+update postbus.catalog
+set is_deleted = true, version = chosen.version, updated_ms = $3, deleted_reason = $5,
+    restorable_until_ms = $3 + $4::bigint,
+    deleted_with = case when entity_no = $1 then null else $1::integer end
+from chosen where entity_no = number
+returning {COLUMNS.replace(" version", " catalog.version")}
+"""
+RESTORE: Final = f"""
+with chosen as (
+    select entity_no as number,
+           $2::bigint - 1 + row_number() over (order by topic_no nulls first, entity_no) as version
+    from postbus.catalog
+    where (entity_no = $1 or deleted_with = $1) and is_deleted and restorable_until_ms is not null
+)
+update postbus.catalog
+set is_deleted = false, version = chosen.version, updated_ms = $3, deleted_reason = null,
+    restorable_until_ms = null, deleted_with = null
+from chosen where entity_no = number
+returning {COLUMNS.replace(" version", " catalog.version")}
+"""
+SET_VERSION: Final = "update postbus.catalog_version set version = $1"
 
 
 async def raise_version(connection: Connection) -> tuple[int, int]:
@@ -225,6 +290,8 @@ def _entry(row: asyncpg.Record) -> CatalogEntry:
             for rule in json.loads(row["rules"])
         ),
         row["is_partitioned"],
+        row["restorable_until_ms"],
+        row["deleted_with"],
     )
 
 

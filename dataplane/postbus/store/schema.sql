@@ -22,16 +22,20 @@ create table postbus.migration (
     applied_at timestamptz not null default now()
 );
 
--- Which version the catalog has; raised by each change of a definition.
+-- Which version the catalog has; raised by each change of a definition. Tombstones up to
+-- `forgotten_version` are no longer all there.
 create table postbus.catalog_version (
     is_only boolean primary key default true check (is_only),
     version bigint not null,
-    next_entity_no integer not null
+    next_entity_no integer not null,
+    forgotten_version bigint not null default 0
 );
 
 -- Definitions of entities (decided by partition 0). `is_deleted` keeps the number from reuse,
 -- `deleted_reason` says how it went. A subscription has the number of its topic and its rules, each
--- with the time it was added. New columns come last, as in a migrated table.
+-- with the time it was added. With `restorable_until_ms` a deleted entity keeps its rows in the
+-- partitions and can come back; `deleted_with` is the topic that took a subscription along. New
+-- columns come last, as in a migrated table.
 create table postbus.catalog (
     entity_no integer primary key,
     name text not null,
@@ -45,10 +49,14 @@ create table postbus.catalog (
     topic_no integer,
     rules jsonb not null default '[]',
     is_partitioned boolean not null default false,
-    deleted_reason text
+    deleted_reason text,
+    restorable_until_ms bigint,
+    deleted_with integer
 );
 
 create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;
+
+create index catalog_tombstone on postbus.catalog (version) where is_deleted;
 
 -- Authorization rules made at run time; `entity_no` 0 is the namespace. Keys are sealed (D19).
 create table postbus.authorization_rule (

@@ -1,0 +1,43 @@
+"""The room of definitions on top of several partitions, as one bus process has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from postbus.broker.administration import Administration, AdministrationRefused
+from postbus.contract import NamespaceProperties
+from postbus.entity.commands import Refusal
+from postbus.store.postgres import Store
+from postbus.store.tombstones import TombstoneStore
+from tests.broker.partition_rig import Bus, running
+
+
+def administration_of(bus: Bus, store: Store, **options: Any) -> Administration:
+    return Administration(
+        bus.directory,
+        bus.hosts,
+        TombstoneStore(store),
+        namespace="test-bus",
+        properties=NamespaceProperties(),
+        **{"now_ms": bus.router.now_ms, "start": bus.hosts[0].start, **options},
+    )
+
+
+@asynccontextmanager
+async def administered(
+    store: Store, partition_count: int = 4, **options: Any
+) -> AsyncIterator[tuple[Administration, Bus]]:
+    async with running(store, partition_count=partition_count) as bus:
+        yield administration_of(bus, store, **options), bus
+
+
+async def refusal_of(work: Any) -> Refusal:
+    """Return how a change is refused; it must say why."""
+    with pytest.raises(AdministrationRefused) as caught:
+        await work
+    assert str(caught.value)
+    return caught.value.refused.refusal

@@ -1,0 +1,595 @@
+"""Deleting if empty, deleting and keeping, restoring, and who is told of it (D14)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from postbus.broker.administration import (
+    AdministrationRefused,
+    Change,
+    DeletePolicy,
+    PutMode,
+    Tombstone,
+)
+from postbus.broker.directory import Directory
+from postbus.broker.router import Address
+from postbus.contract import (
+    DAY_MS,
+    EntityKind,
+    QueueProperties,
+    RuleProperties,
+    SqlFilter,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import (
+    AcceptSession,
+    DeferredReceived,
+    Disposition,
+    Done,
+    Enqueued,
+    GetSessionState,
+    Peek,
+    ReceiveDeferred,
+    ReceiveMode,
+    Refusal,
+    Refused,
+    SessionState,
+    SetSessionState,
+    Settle,
+    Settled,
+    SubQueue,
+)
+from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
+from postbus.store.errors import StoreUnavailable
+from postbus.store.postgres import Store
+from tests.broker.administration_rig import administered, refusal_of
+from tests.broker.partition_rig import Bus, Door, message, spread
+from tests.broker.test_host import until
+from tests.store.driving import connected, wait_until
+
+pytestmark = pytest.mark.slow
+
+ANY, CREATE, UPDATE = PutMode.ANY, PutMode.CREATE, PutMode.UPDATE
+IF_EMPTY, RETAIN = DeletePolicy.DELETE_IF_EMPTY, DeletePolicy.RETAIN
+QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
+HOUR_MS = 3_600_000
+
+
+def rule(name: str, text: str = "1=1") -> RuleProperties:
+    return RuleProperties(name=name, sql_filter=SqlFilter(sql_expression=text))
+
+
+async def rows_of(database: str, partition_count: int = 4) -> int:
+    """Return how many rows of messages all partitions hold."""
+    count = 0
+    async with connected(database) as look:
+        for number in range(partition_count):
+            if await look.fetchval(f"select to_regclass('partition_{number}.message') is not null"):
+                count += await look.fetchval(f"select count(*) from partition_{number}.message")
+    return count
+
+
+# --- if empty -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("properties", [QUEUE, spread()])
+async def test_only_an_empty_queue_is_deleted_if_empty(
+    store: Store, properties: QueueProperties
+) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("q", properties, mode=CREATE)
+        queue = bus.address("q")
+        await bus.sent(queue, message("x"))
+        consumer, door = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
+        await until(lambda: len(door.deliveries) == 1)
+        with pytest.raises(AdministrationRefused, match="q holds 1 messages") as caught:
+            await administration.delete("q", policy=IF_EMPTY)  # it is locked, and there
+        assert caught.value.refused.refusal is Refusal.NOT_EMPTY
+        assert administration.find("q") is not None
+        reply = await bus.call(
+            queue,
+            Settle(
+                queue.entity_no,
+                SubQueue.ACTIVE,
+                [door.deliveries[0].lock_token],
+                Disposition.COMPLETE,
+            ),
+        )
+        assert isinstance(reply, Settled)
+        await administration.delete("Q", policy=IF_EMPTY)
+        assert administration.find("q") is None
+        assert door.refusals == [Refusal.ENTITY_NOT_FOUND]
+        missing = administration.delete("q", policy=IF_EMPTY)
+        assert await refusal_of(missing) is Refusal.ENTITY_NOT_FOUND
+        del consumer
+
+
+async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("scheduled", QUEUE, mode=CREATE)
+        far_ms = bus.router.now_ms() + HOUR_MS
+        await bus.sent(bus.address("scheduled"), message("x", scheduled_ms=far_ms))
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await bus.sent(bus.address("t"), message("x"))
+        for path in ("scheduled", "t", "t/Subscriptions/s"):
+            refused = administration.delete(path, policy=IF_EMPTY)
+            assert await refusal_of(refused) is Refusal.NOT_EMPTY
+
+
+async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> None:
+    """A sender goes on while the deletion is asked for again and again."""
+    async with administered(store) as (administration, bus):
+        for round_number in range(10):
+            name = f"q{round_number}"
+            await administration.put_queue(name, spread(), mode=CREATE)
+            queue = bus.address(name)
+            accepted: list[int] = []
+
+            async def send(queue: Any = queue, accepted: list[int] = accepted) -> None:
+                for n in range(30):
+                    reply = await bus.send(queue, message(f"{n}"))
+                    if isinstance(reply, Enqueued):
+                        accepted += reply.sequence_numbers
+                    else:
+                        assert isinstance(reply, Refused)
+                        assert reply.refusal in (Refusal.BUSY, Refusal.ENTITY_NOT_FOUND)
+
+            sending = asyncio.create_task(send())
+            for _ in range(round_number):
+                await asyncio.sleep(0)
+            with suppress(AdministrationRefused):
+                await administration.delete(name, policy=IF_EMPTY)
+            await sending
+            if administration.find(name) is None:
+                assert accepted == []
+            else:
+                assert len(await bus.peek_all(queue)) == len(accepted) > 0
+
+
+async def test_a_partition_that_cannot_answer_keeps_it(store: Store) -> None:
+    async with administered(store, loading_s=0.2) as (administration, bus):
+        await administration.put_queue("q", spread(), mode=CREATE)
+        bus.hosts[3].interrupt(60)
+        refused = administration.delete("q", policy=IF_EMPTY)
+        assert await refusal_of(refused) is Refusal.NOT_APPLIED
+        assert administration.find("q") is not None
+
+
+# --- deleted and kept ---------------------------------------------------------------------------
+
+
+async def filled(bus: Bus, name: str) -> dict[str, int]:
+    """Fill a queue in every way; return body -> number of what is active."""
+    queue = bus.address(name)
+    await bus.sent(queue, *(message(f"{n}") for n in range(6)))
+    await bus.sent(queue, message("later", scheduled_ms=bus.router.now_ms() + HOUR_MS))
+    _, door = await bus.consume(queue, 2, ReceiveMode.PEEK_LOCK)
+    await until(lambda: len(door.deliveries) == 2)
+    for delivery, disposition in zip(
+        door.deliveries, (Disposition.DEAD_LETTER, Disposition.DEFER), strict=True
+    ):
+        settle = Settle(queue.entity_no, SubQueue.ACTIVE, [delivery.lock_token], disposition)
+        assert isinstance(await bus.call(queue, settle), Settled)
+    return {each.envelope.body.decode(): each.sequence for each in await bus.peek_all(queue)}
+
+
+@pytest.mark.parametrize("properties", [QUEUE, spread()])
+@pytest.mark.parametrize("restart", ["none", "deleted", "restored", "both"])
+async def test_a_retained_queue_comes_back_as_it_was(
+    store: Store, properties: QueueProperties, restart: str
+) -> None:
+    async with administered(store) as (administration, bus):
+        made = await administration.put_queue("Orders", properties, mode=CREATE)
+        held = await filled(bus, "orders")
+        counts = await administration.runtime("orders")
+        _, door = await bus.consume(bus.address("orders"), 0, ReceiveMode.PEEK_LOCK)
+        await administration.delete("orders", policy=RETAIN)
+        assert door.refusals == [Refusal.ENTITY_NOT_FOUND]
+        assert administration.find("orders") is None
+        assert administration.listed(EntityKind.QUEUE) == []
+        assert await refusal_of(administration.runtime("orders")) is Refusal.ENTITY_NOT_FOUND
+        again = await administration.put_queue("orders", properties, mode=CREATE)
+        assert again.entity_no != made.entity_no
+        assert (await administration.runtime("orders")).active == 0
+        taken = administration.restore(made.entity_no)
+        assert await refusal_of(taken) is Refusal.ALREADY_EXISTS
+        await administration.delete("orders", policy=IF_EMPTY)
+        if restart in ("none", "restored"):
+            await administration.restore(made.entity_no)
+    async with administered(store) as (administration, bus):
+        if restart == "deleted":
+            await bus.load()
+        if restart in ("deleted", "both"):
+            assert administration.find("orders") is None
+            await administration.restore(made.entity_no)
+        found = administration.find("orders")
+        assert found is not None
+        assert (found.name, found.entity_no, found.created_ms, found.properties) == (
+            made.name,
+            made.entity_no,
+            made.created_ms,
+            made.properties,
+        )
+        after = await administration.runtime("orders")
+        assert (after.active, after.dead_letter, after.scheduled) == (
+            counts.active,
+            counts.dead_letter,
+            counts.scheduled,
+        )
+        queue = bus.address("orders")
+        assert held == {
+            each.envelope.body.decode(): each.sequence for each in await bus.peek_all(queue)
+        }
+        assert min(await bus.sent(queue, message("new"))) not in held.values()
+        reply = await bus.call(
+            queue,
+            ReceiveDeferred(
+                queue.entity_no, SubQueue.ACTIVE, [held["1"]], ReceiveMode.RECEIVE_AND_DELETE
+            ),
+        )
+        assert isinstance(reply, DeferredReceived)
+        gone = administration.restore(made.entity_no)
+        assert await refusal_of(gone) is Refusal.ENTITY_NOT_FOUND
+
+
+async def test_a_retained_queue_takes_and_gives_nothing(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("target", QUEUE, mode=CREATE)
+        await administration.put_queue("q", QUEUE, mode=CREATE)
+        stale = bus.address("q")
+        await bus.sent(stale, message("1"))
+        await administration.delete("q", policy=RETAIN)
+        for _ in range(2):
+            reply = await bus.send(stale, message("2"))
+            assert isinstance(reply, Refused)
+            reply = await bus.call(stale, _peek(stale.entity_no))
+            assert isinstance(reply, Refused)
+            home = bus.hosts[bus.directory.homes_of(_stored(bus.directory, stale.entity_no))[0]]
+            home.interrupt(0.01)
+            await until(lambda host=home: host.is_loaded)
+
+
+def _peek(entity_no: int) -> Peek:
+    return Peek(entity_no, SubQueue.ACTIVE, 0, 10, 1 << 20)
+
+
+def _stored(directory: Directory, entity_no: int) -> CatalogEntry:
+    found = directory._entries.stored_numbered(entity_no)
+    assert found is not None
+    return found
+
+
+async def accepted(bus: Bus, queue: Address, session_id: bytes) -> int:
+    """Take a session; return the number of its receiver."""
+    door, consumer_id = Door(), bus.router.new_consumer_id()
+    bus.router.register_sink(queue.partition_id, consumer_id, door)
+    mode = ReceiveMode.PEEK_LOCK
+    await bus.call(queue, AcceptSession(queue.entity_no, consumer_id, mode, session_id))
+    await until(lambda: door.sessions == [session_id])
+    return consumer_id
+
+
+async def test_sessions_and_their_states_come_back(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        made = await administration.put_queue(
+            "q", QueueProperties(requires_session=True), mode=CREATE
+        )
+        queue = bus.address("q")
+        await bus.sent(queue, message("1", session="a"), message("2", session="b"))
+        consumer = await accepted(bus, queue, b"a")
+        state = SetSessionState(queue.entity_no, b"a", consumer, b"state")
+        assert isinstance(await bus.call(queue, state), Done)
+        await administration.delete("q", policy=RETAIN)
+        await administration.restore(made.entity_no)
+        consumer = await accepted(bus, queue, b"a")
+        reply = await bus.call(queue, GetSessionState(queue.entity_no, b"a", consumer))
+        assert reply == SessionState(b"state")
+        assert (await administration.runtime("q")).active == 2
+
+
+async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        topic = await administration.put_topic("t", TOPIC, mode=CREATE)
+        kept = await administration.put_subscription(
+            "t", "kept", SUBSCRIPTION, [rule("one", "n = 1"), rule("two")], mode=CREATE
+        )
+        earlier = await administration.put_subscription("t", "earlier", SUBSCRIPTION, mode=CREATE)
+        await bus.sent(bus.address("t"), message("x"))
+        await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.router.now_ms() + 400))
+        await administration.delete("t/subscriptions/earlier", policy=RETAIN)
+        await bus.sent(bus.address("t"), message("y"))
+        await administration.delete("t", policy=RETAIN)
+        assert administration.listed(EntityKind.SUBSCRIPTION) == []
+        for refused in (kept.entity_no, earlier.entity_no):
+            assert await refusal_of(administration.restore(refused)) is Refusal.NOT_ALLOWED
+        home = bus.hosts[topic.partitions[0]]
+        await until(lambda: _scheduled(bus, topic.entity_no) == 0)  # what is due is not lost
+        assert home.is_loaded
+        restored = await administration.restore(topic.entity_no)
+        assert restored.name == "t"
+        subscriptions = administration.listed(EntityKind.SUBSCRIPTION, "t")
+        assert [(each.entity_no, each.rules) for each in subscriptions] == [
+            (kept.entity_no, kept.rules)
+        ]
+        assert (
+            await administration.runtime("t/Subscriptions/kept")
+        ).active == 3  # x, y, and what was due
+        await administration.restore(earlier.entity_no)
+        assert (await administration.runtime("t/Subscriptions/earlier")).active == 1
+        await bus.sent(bus.address("t"), message("z"))
+        assert (await administration.runtime("t/Subscriptions/earlier")).active == 2
+
+
+def _scheduled(bus: Bus, entity_no: int) -> int:
+    counts = [host.counts(entity_no) for host in bus.hosts]
+    return sum(each.scheduled for each in counts if each is not None)
+
+
+async def test_a_topic_deleted_for_good_takes_retained_subscriptions_along(
+    store: Store, database: str
+) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        made = await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await bus.sent(bus.address("t"), message("x"))
+        await administration.delete("t/Subscriptions/s", policy=RETAIN)
+        assert await rows_of(database) == 1
+        await administration.delete("t")
+        assert await refusal_of(administration.restore(made.entity_no)) is Refusal.ENTITY_NOT_FOUND
+        await wait_until(lambda: _has_no_rows(database))
+
+
+async def _has_no_rows(database: str) -> bool:
+    return await rows_of(database) == 0
+
+
+async def test_what_a_restore_needs_must_be_there(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        await administration.put_queue("target", QUEUE, mode=CREATE)
+        made = await administration.put_queue(
+            "q", QueueProperties(forward_to="target"), mode=CREATE
+        )
+        await administration.delete("q", policy=RETAIN)
+        await administration.delete("target")
+        with pytest.raises(AdministrationRefused, match="no queue or topic target"):
+            await administration.restore(made.entity_no)
+        await administration.put_queue("target", QUEUE, mode=CREATE)
+        assert (await administration.restore(made.entity_no)).properties == made.properties
+
+
+async def test_the_retention_ends(store: Store, database: str) -> None:
+    ahead_ms = 0
+
+    def now_ms() -> int:
+        return bus.router.now_ms() + ahead_ms
+
+    async with administered(store, now_ms=lambda: now_ms(), retention_ms=DAY_MS) as (
+        administration,
+        bus,
+    ):
+        made = await administration.put_queue("q", spread(), mode=CREATE)
+        await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(8)))
+        await administration.delete("q", policy=RETAIN)
+        await administration.reap()
+        (stone,) = await administration.tombstones(0)
+        assert stone.restorable_until_ms == stone.deleted_ms + DAY_MS
+        assert await rows_of(database) == 8
+        ahead_ms = DAY_MS + HOUR_MS
+        await administration.reap()
+        (stone,) = await administration.tombstones(0)
+        assert stone.restorable_until_ms is None
+        assert await refusal_of(administration.restore(made.entity_no)) is Refusal.ENTITY_NOT_FOUND
+        await wait_until(lambda: _has_no_rows(database))
+        ahead_ms = 101 * DAY_MS
+        await administration.reap()
+        assert await administration.tombstones(0) == []
+
+
+async def test_no_more_is_kept_than_may_exist(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with administered(store) as (administration, bus):
+        limits = bus.directory._limits
+        monkeypatch.setattr(bus.directory, "_limits", replace(limits, max_entity_count=2))
+        for name in ("a", "b"):
+            await administration.put_queue(name, QUEUE, mode=CREATE)
+            await administration.delete(name, policy=RETAIN)
+        await administration.put_queue("c", QUEUE, mode=CREATE)
+        refused = administration.delete("c", policy=RETAIN)
+        assert await refusal_of(refused) is Refusal.QUOTA_EXCEEDED
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+class LossyCatalog(CatalogStore):
+    """The real catalog; the answer of a write, or the write itself, is lost when asked for."""
+
+    loses = ""
+
+    async def _lose(self, write: Callable[[], Any]) -> Any:
+        if self.loses == "write":
+            raise StoreUnavailable
+        result = await write()
+        if self.loses == "answer":
+            raise StoreUnavailable
+        return result
+
+    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
+        return await self._lose(lambda: CatalogStore.retain(self, entity_no, retention_ms))
+
+    async def restore(self, entity_no: int) -> list[CatalogEntry]:
+        return await self._lose(lambda: CatalogStore.restore(self, entity_no))
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_lost_answers_are_found_in_the_tables(store: Store, is_loaded: bool) -> None:
+    async with administered(store) as (administration, bus):
+        catalog = LossyCatalog(store)
+        bus.directory._catalog = catalog
+        made = await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        if is_loaded:
+            await bus.sent(bus.address("t"), message("x"))
+        for loses in ("write", "answer"):
+            catalog.loses = loses
+            if loses == "write":
+                refused = administration.delete("t", policy=RETAIN)
+                assert await refusal_of(refused) is Refusal.NOT_APPLIED
+                assert administration.find("t/Subscriptions/s") is not None
+            else:
+                await administration.delete("t", policy=RETAIN)
+                assert administration.find("t/Subscriptions/s") is None
+        for loses in ("write", "answer"):
+            catalog.loses = loses
+            if loses == "write":
+                refused = administration.restore(made.entity_no)
+                assert await refusal_of(refused) is Refusal.NOT_APPLIED
+                assert administration.find("t") is None
+            else:
+                assert (await administration.restore(made.entity_no)).name == "t"
+        await bus.sent(bus.address("t"), message("y"))
+        found = await administration.runtime("t/Subscriptions/s")
+        assert found.active == (2 if is_loaded else 1)
+
+
+SLEEPING = {"Disabled", "ReceiveDisabled"}
+
+
+def statuses(bus: Bus) -> list[str]:
+    """Return how the partitions' own copies of everything that is stored stand."""
+    found = []
+    for host in bus.hosts:
+        state = host._state
+        assert state is not None
+        for entry in bus.directory.entries_of(host.partition_id):
+            entity = state.entity_by_no(entry.entity_no)
+            assert entity is not None
+            found.append(entity.properties.status.value)
+    return found
+
+
+@pytest.mark.parametrize("told", range(5))
+@pytest.mark.parametrize("step", ["retain", "restore"])
+async def test_a_crash_between_any_two_steps_is_made_good(
+    store: Store, told: int, step: str
+) -> None:
+    """The catalog has it, and so many partitions and entities learned of it before the crash."""
+    async with administered(store) as (administration, bus):
+        properties = TopicProperties(enable_partitioning=True)
+        made = await administration.put_topic("t", properties, mode=CREATE)
+        for name in ("a", "b"):
+            await administration.put_subscription("t", name, SUBSCRIPTION, mode=CREATE)
+        await bus.load()
+        await bus.sent(bus.address("t"), *(message(f"{n}") for n in range(8)))
+        if step == "restore":
+            await administration.delete("t", policy=RETAIN)
+        left = told
+
+        def crash(host: Any) -> None:
+            call = host.call
+
+            async def calling(command: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    await asyncio.get_running_loop().create_future()  # it never learns of it
+                return await call(command)
+
+            host.call = calling
+
+        calls = [host.call for host in bus.hosts]
+        for host in bus.hosts:
+            crash(host)
+        work = (
+            administration.delete("t", policy=RETAIN)
+            if step == "retain"
+            else administration.restore(made.entity_no)
+        )
+        changing = asyncio.create_task(work)
+        await until(lambda: left < 0)
+        changing.cancel()
+        for host, call in zip(bus.hosts, calls, strict=True):
+            host.call = call  # type: ignore[method-assign]
+        for task in asyncio.all_tasks():
+            if "_change" in str(task.get_coro()):
+                task.cancel()
+    async with administered(store) as (administration, bus):
+        await bus.load()
+        await until(lambda: set(statuses(bus)) == ({"Active"} if step == "restore" else SLEEPING))
+        if step == "retain":
+            assert administration.find("t") is None
+            assert administration.find("t/Subscriptions/a") is None
+            await administration.restore(made.entity_no)
+            assert set(statuses(bus)) == {"Active"}
+        for name in ("a", "b"):
+            assert (await administration.runtime(f"t/Subscriptions/{name}")).active == 8
+        await bus.sent(bus.address("t"), *(message(f"{n}") for n in range(8)))
+        for name in ("a", "b"):
+            assert (await administration.runtime(f"t/Subscriptions/{name}")).active == 16
+
+
+# --- who is told --------------------------------------------------------------------------------
+
+
+async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        assert await administration.changes(0) == (0, [])
+        made = await administration.put_queue("a", QUEUE, mode=CREATE)
+        await administration.put_queue("b", QUEUE, mode=CREATE)
+        await administration.put_queue("a", QueueProperties(max_delivery_count=3), mode=UPDATE)
+        version, found = await administration.changes(0)
+        assert version == 3
+        assert [(each.version, each.name, each.is_deleted) for each in found] == [
+            (2, "b", False),
+            (3, "a", False),
+        ]
+        waiting = asyncio.create_task(administration.changes(version, wait_s=20))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await administration.delete("a")
+        assert await waiting == (4, [Change(4, made.entity_no, "a", EntityKind.QUEUE, True)])
+        assert await administration.changes(4, wait_s=0.01) == (4, [])
+        with pytest.raises(AdministrationRefused, match="list everything again"):
+            await administration.changes(5)
+    async with administered(store) as (administration, bus):
+        version, found = await administration.changes(2)
+        assert (version, [each.name for each in found]) == (4, ["a"])
+        await administration.delete("b")
+        async with store.aside() as connection:
+            await connection.execute("update postbus.catalog set updated_ms = 0")
+        await administration.reap()
+        with pytest.raises(AdministrationRefused, match="list everything again"):
+            await administration.changes(3)
+        assert await administration.changes(0) == (5, [])
+        del bus
+
+
+async def test_tombstones_say_what_went_how_and_until_when_it_can_come_back(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        idle = QueueProperties(auto_delete_on_idle_ms=300_000)
+        await administration.put_queue("Idle", idle, mode=CREATE)
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        entry = bus.directory.find("idle")
+        assert entry is not None
+        await bus.directory._delete(entry, DeletedReason.IDLE)
+        await administration.delete("t", policy=RETAIN)
+        stones = await administration.tombstones(0)
+        assert [(each.name, each.kind, each.reason) for each in stones] == [
+            ("Idle", EntityKind.QUEUE, DeletedReason.IDLE),
+            ("t", EntityKind.TOPIC, DeletedReason.REQUESTED),
+            ("t/Subscriptions/s", EntityKind.SUBSCRIPTION, DeletedReason.REQUESTED),
+        ]
+        assert [each.restorable_until_ms is None for each in stones] == [True, False, False]
+        assert await administration.tombstones(stones[0].version) == stones[1:]
+        assert await administration.tombstones(0, top=1) == stones[:1]
+        assert all(isinstance(each, Tombstone) for each in stones)
