@@ -82,6 +82,11 @@ test: setup ## all tests; real Postgres, real sockets
 test-sdk: setup ## the SDKs of other languages against a real bus; needs a JDK 17 and Maven
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 
+.PHONY: test-alerts
+test-alerts: ## the alert rules with Prometheus's own promtool
+	promtool check rules docs/alerts.yaml
+	promtool test rules tests/alerts_test.yaml
+
 .PHONY: behaviours
 behaviours: setup ## run all tests and write docs/behaviours.md from those that passed
 	@$(BIN)/python -m pytest $(PARALLEL) --behaviours-write

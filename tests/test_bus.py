@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -176,7 +177,14 @@ async def test_metrics_tell_what_lies_in_queues(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         await send(bus, "orders", "one", "two")
         text = await scrape(bus)
-    assert 'postbus_messages_count{queue="orders",state="active"} 2.0' in text
+    assert 'postbus_messages{entity="orders",kind="queue",state="active"} 2.0' in text
+    assert 'postbus_messages_accepted_total{entity="orders",kind="queue"} 2.0' in text
+    assert 'postbus_messages_completed_total{entity="orders",kind="queue"} 0.0' in text
+    age = re.search(r'oldest_message_age_seconds{entity="orders",kind="queue"} (\S+)', text)
+    assert age is not None
+    assert 0 <= float(age[1]) < 60
+    assert re.search(r'postbus_commit_seconds_count{partition="\d+"} [1-9]', text)
+    assert 'postbus_connections{door="amqp"}' in text
     assert 'status="active"' in text
 
 

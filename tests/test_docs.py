@@ -613,7 +613,7 @@ def metric_lines(bus: DevBus) -> str:
 
 def count_of(bus: DevBus, state: str) -> int:
     """Return how many messages the metrics of `orders` show."""
-    line = rf'^postbus_messages_count{{queue="orders",state="{state}"}} (\d+)\.0$'
+    line = rf'^postbus_messages{{entity="orders",kind="queue",state="{state}"}} (\d+)\.0$'
     found = re.search(line, metric_lines(bus), re.MULTILINE)
     assert found is not None
     return int(found[1])

@@ -17,7 +17,6 @@ from typing import Final
 
 import asyncpg
 
-from postbus import __version__
 from postbus.announcement import Announcement
 from postbus.broker.administration import Administration, AdministrationRefused, PutMode
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
@@ -25,7 +24,7 @@ from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.broker.triage import Triage
@@ -44,13 +43,14 @@ from postbus.manifests import (
     SubscriptionDefinition,
     TopicDefinition,
 )
+from postbus.metrics import BusSample
+from postbus.sampling import Sampler
 from postbus.settings import Settings
 from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
-from postbus.telemetry import BusSample, PartitionSample, QueueSample
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ class Bus:
         self._administration: Administration | None = None
         self._triage: Triage | None = None
         self._doors: Doors | None = None
+        self._sampler: Sampler | None = None
         self._clock: EntityClock = (
             ManualClock(_wall_ms)
             if dev_clock is ClockMode.MANUAL
@@ -293,6 +294,7 @@ class Bus:
     async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
         self._doors = Doors(self._settings, self._definition, self._data)
         assert self._rules is not None
+        self._sampler = self._make_sampler(self._doors)
         inside = Inside(
             router=router,
             administration=self.administration,
@@ -301,7 +303,7 @@ class Bus:
             created_ms=self._created_ms,
             is_ready=lambda: self._is_ready,
             troubles=self._troubles,
-            sample=self.sample,
+            sampler=self._sampler,
             controls=None
             if self._dev_clock is None
             else Controls(self._hosts, router, self._clock),
@@ -310,6 +312,15 @@ class Bus:
             await self._doors.open(inside, tasks)
         except DoorsError as error:
             raise BusError(str(error)) from error
+
+    def _make_sampler(self, doors: Doors) -> Sampler:
+        assert self._directory is not None
+
+        def complete(sample: BusSample) -> None:
+            doors.tell(sample)
+            sample.authentication_failures = self._authorizer.refused_count
+
+        return Sampler(self._hosts, self._directory, self._clock, self._budget, complete)
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -439,48 +450,8 @@ class Bus:
 
     def sample(self) -> BusSample:
         """Return what metrics tell, as of now."""
-        sample = BusSample(
-            __version__,
-            connections=0 if self._doors is None else self._doors.connection_count,
-            window_bytes=self._budget.used_bytes,
-        )
-        sample.partitions = [
-            PartitionSample(
-                host.partition_id,
-                host.status.value,
-                host.reload_count,
-                host.queued_bytes,
-                host.is_full,
-            )
-            for host in self._hosts
-            if host.status is not HostStatus.UNCLAIMED
-        ]
-        if self._directory is not None:
-            self._count_entities(self._directory, sample)
-        return sample
-
-    def _count_entities(self, directory: Directory, sample: BusSample) -> None:
-        """Add what lives in loaded partitions; the parts of a partitioned entity are summed."""
-        shelves = {
-            EntityKind.QUEUE: sample.queues,
-            EntityKind.TOPIC: sample.topics,
-            EntityKind.SUBSCRIPTION: sample.subscriptions,
-        }
-        for entry in directory.entries():
-            found = [
-                self._hosts[home].counts(entry.entity_no) for home in directory.homes_of(entry)
-            ]
-            counts = [each for each in found if each is not None]
-            if counts:
-                shelves[entry.kind].append(
-                    QueueSample(
-                        entry.name,
-                        sum(each.active for each in counts),
-                        sum(each.dead_letter for each in counts),
-                        sum(each.scheduled for each in counts),
-                        sum(each.size_bytes for each in counts),
-                    )
-                )
+        assert self._sampler is not None
+        return self._sampler.sample()
 
 
 KIND_OF: Final[dict[type, EntityKind]] = {

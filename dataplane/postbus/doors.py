@@ -31,8 +31,9 @@ from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
 from postbus.edge.http_runtime import RuntimeHandler
 from postbus.manifests import BusDefinition
+from postbus.metrics import BusSample, DoorSample, MetricsServer, make_registry
+from postbus.sampling import Sampler
 from postbus.settings import Settings
-from postbus.telemetry import BusSample, MetricsServer, make_registry
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 
@@ -63,7 +64,7 @@ class Inside:
     created_ms: int
     is_ready: Callable[[], bool]
     troubles: Callable[[], list[str]]
-    sample: Callable[[], BusSample]
+    sampler: Sampler
     controls: Controls | None
 
 
@@ -89,8 +90,10 @@ class Doors:
         await self._open_front(inside, tasks)
         settings = self._settings
         if settings.is_metrics_enabled:
-            registry = make_registry(inside.sample)
-            self._metrics = MetricsServer(registry, inside.is_ready, inside.troubles)
+            sampler = inside.sampler
+            self._metrics = MetricsServer(
+                make_registry(sampler.sample), inside.is_ready, inside.troubles, sampler.prepare
+            )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)
         if inside.controls is not None:
@@ -172,10 +175,13 @@ class Doors:
 
     # --- what it tells --------------------------------------------------------------------------
 
-    @property
-    def connection_count(self) -> int:
-        """Return how many AMQP clients are connected."""
-        return 0 if self._amqp is None else self._amqp.connection_count
+    def tell(self, sample: BusSample) -> None:
+        """Complete a sample of the bus by what doors count."""
+        if self._front is None:
+            return
+        sample.refused_connections = self._front.refused_count
+        for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):
+            sample.doors.append(DoorSample(name, door.connection_count, door.accepted_count))
 
     def addresses(self) -> dict[Door, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""

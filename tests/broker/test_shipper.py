@@ -55,7 +55,7 @@ class Source:
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(work)
 
-    async def read_outbox(self, row_keys: list[int]) -> list[StoredRow]:
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
         if self.failures:
             raise self.failures.pop(0)
         return [

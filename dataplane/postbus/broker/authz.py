@@ -71,6 +71,7 @@ class Authorizer:
     def __init__(self, rules: Sequence[KeyRule] = ()) -> None:
         self._rules: dict[str, list[KeyRule]] = {}
         self._holders: dict[GrantHolder, None] = {}
+        self.refused_count = 0
         self.replace(rules)
 
     def replace(self, rules: Sequence[KeyRule]) -> None:
@@ -94,7 +95,7 @@ class Authorizer:
         The signature covers the resource exactly as it was written and the expiry.
         """
         if not token.startswith(SAS_PREFIX):
-            raise TokenRefused("The token is not a shared access signature.")
+            raise self._refused("The token is not a shared access signature.")
         fields: dict[str, str] = {}
         for part in token[len(SAS_PREFIX) :].split("&"):
             name, _, value = part.partition("=")
@@ -104,18 +105,18 @@ class Authorizer:
             expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
             expires_s = float(int(expiry))
         except (KeyError, ValueError, OverflowError):
-            raise TokenRefused("The shared access signature is malformed.") from None
+            raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
         scope = resource_path(unquote_plus(resource))
         if not covers(scope, path):
-            raise TokenRefused("The token was signed for another resource.")
+            raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             key = _signing_key(rule, resource, expiry, signature)
             if key is not None:
                 if expires_s <= now_s:
-                    raise TokenRefused("The token has expired.")
+                    raise self._refused("The token has expired.")
                 return Grant(path, rule.rights, rule.name, expires_s, rule.scope, key)
-        raise TokenRefused("The signature does not match a key of the rule.")
+        raise self._refused("The signature does not match a key of the rule.")
 
     def check_password(self, rule_name: str, key: str) -> Grant:
         """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`."""
@@ -124,7 +125,11 @@ class Authorizer:
                 if hmac.compare_digest(known.encode(), key.encode()):
                     path = "" if rule.scope is None else rule.scope.lower()
                     return Grant(path, rule.rights, rule.name, NEVER_S, rule.scope, known)
-        raise TokenRefused("The rule name or the key is wrong.")
+        raise self._refused("The rule name or the key is wrong.")
+
+    def _refused(self, text: str) -> TokenRefused:
+        self.refused_count += 1
+        return TokenRefused(text)
 
     def renewed(self, grant: Grant) -> Grant | None:
         """Return a grant with the rights its rule has now; None when rule or key is gone."""

@@ -100,7 +100,7 @@ class Host:
         self.reload_count = 0
         self.fence_count = 0
         self.counters = StoreCounters()
-        self._traffic: dict[int, Traffic] = {}
+        self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
         self._store = store
         self._directory = directory
@@ -171,8 +171,8 @@ class Host:
         """Run something beside the host; what it raises ends the bus."""
         return self._tasks.create_task(work)
 
-    async def read_outbox(self, row_keys: list[int]) -> list[StoredRow]:
-        """Return rows of the outbox in key order, without those that are gone."""
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
+        """Return rows in key order, without those that are gone; raises StoreUnavailable."""
         if self._journal is None:
             raise StoreUnavailable("the partition is loading")
         return await self._journal.read_rows(row_keys)
@@ -209,13 +209,10 @@ class Host:
         """Return exact message counts, None while the partition is not loaded."""
         return None if self._state is None else self._state.counts(entity_no)
 
-    def traffic(self, entity_no: int) -> Traffic | None:
-        """Return what went through an entity here, None when nothing did."""
-        return self._traffic.get(entity_no)
-
-    def locked_count(self, entity_no: int) -> int:
-        """Return how many active messages of an entity are locked here."""
-        return 0 if self._state is None else self._state.locked_count(entity_no)
+    @property
+    def state(self) -> PartitionState | None:
+        """What is loaded, for reading only."""
+        return self._state
 
     @property
     def is_due(self) -> bool:
@@ -507,7 +504,7 @@ class Host:
                     seed=self._new_seed(),
                     budget=self._budget,
                     limits=self._limits,
-                    traffic=self._traffic,
+                    traffic=self.traffic,
                 )
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 if journal is not None:

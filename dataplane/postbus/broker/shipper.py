@@ -61,7 +61,7 @@ class Source(Protocol):
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]: ...
 
-    async def read_outbox(self, row_keys: list[int]) -> list[StoredRow]: ...
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]: ...
 
 
 class Harbour(Protocol):
@@ -127,7 +127,7 @@ class Shipper:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                rows = await self._source.read_outbox(row_keys)
+                rows = await self._source.read_rows(row_keys)
                 return {row.row_key: row.envelope for row in rows}
             except StoreError as error:
                 logger.warning(

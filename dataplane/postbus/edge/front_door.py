@@ -56,6 +56,7 @@ class FrontDoor:
         self._arrivals: set[Arrival] = set()
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
+        self.refused_count = 0
         self._was_full = False
 
     async def listen(
@@ -117,6 +118,7 @@ class FrontDoor:
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
             if self._is_full():
+                self.refused_count += 1
                 client.close()
                 await asyncio.sleep(0)
                 continue

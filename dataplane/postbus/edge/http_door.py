@@ -72,6 +72,7 @@ class HttpDoor:
         self._runtime = runtime
         self._websocket = websocket
         self._is_healthy = is_healthy
+        self.accepted_count = 0
         self._server = web.Server(
             self._handle,
             access_log=None,
@@ -91,6 +92,7 @@ class HttpDoor:
 
     def welcome(self, transport: asyncio.Transport, first: bytes) -> None:
         """Take over a connection that began with `first`."""
+        self.accepted_count += 1
         protocol = self._server()
         transport.pause_reading()  # the loop changes the way it reads with the next start
         transport.set_protocol(protocol)

@@ -60,6 +60,7 @@ from postbus.entity.commands import (
 from postbus.entity.counts import Counts
 from postbus.entity.forwarding import Inbox
 from postbus.entity.idle import IdleEntities
+from postbus.entity.oldest import oldest
 from postbus.entity.outbox import OUTBOX_NO, Outbox
 from postbus.entity.outcomes import (
     DropDefinition,
@@ -179,6 +180,11 @@ class PartitionState:
         """Return how many active messages of an entity are locked."""
         entity = self._entities.get(entity_no)
         return 0 if entity is None else entity.active.locked_count
+
+    def oldest(self, entity_no: int) -> tuple[int, int | None] | None:
+        """Return row key and enqueued time of the active message that waits longest; `oldest`."""
+        entity = self._entities.get(entity_no)
+        return None if entity is None else oldest(entity.active)
 
     def entity_by_no(self, entity_no: int) -> QueueState | None:
         """Return an entity for reading only."""

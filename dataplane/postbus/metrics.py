@@ -1,0 +1,331 @@
+"""Metrics and health of one process over HTTP.
+
+What is told is read from the bus when it is scraped, so that the message path never counts for it
+beyond plain integers. Names are listed in docs/guides/metrics.md; a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from postbus.http_listener import HttpListener
+
+MAX_ENTITY_LABELS: Final = 500
+"""Entities of each kind with labels of their own; the rest of each kind is summed as `other`. Our
+choice: with some fifteen series each, what one Prometheus target is usually allowed."""
+
+OTHER: Final = "other"
+
+STATES: Final = (
+    "active",
+    "locked",
+    "scheduled",
+    "dead_letter",
+    "transfer",
+    "transfer_dead_letter",
+)
+"""Of messages; `active` includes locked and deferred ones."""
+
+FLOWS: Final = {
+    "accepted": "Messages sent to an entity, scheduled ones and copies for subscriptions too.",
+    "delivered": "Deliveries of active messages; a message that comes again counts again.",
+    "completed": "Active messages that a receiver is done with.",
+    "dead_lettered": "Messages that became dead letters.",
+    "expired": "Messages that were dropped at the end of their time to live.",
+}
+
+
+@dataclass(slots=True)
+class EntitySample:
+    """One queue, topic or subscription at this moment; `name` of a subscription is its path.
+
+    `messages` by state, `flows` by their names; `oldest_ms`: when the oldest active message was
+    enqueued, None when there is none or nobody knows.
+    """
+
+    kind: str
+    name: str
+    messages: dict[str, int]
+    size_bytes: int = 0
+    flows: dict[str, int] = field(default_factory=dict)
+    oldest_ms: int | None = None
+
+
+@dataclass(slots=True)
+class CommitSample:
+    """Commits and reads of one partition since the process started.
+
+    `buckets`: (upper bound in seconds, commits up to it); the last bound is infinite.
+    """
+
+    buckets: list[tuple[float, int]]
+    seconds: float
+    written_rows: int
+    reads: int
+    read_rows: int
+
+
+@dataclass(slots=True)
+class PartitionSample:
+    """One partition's host at this moment."""
+
+    partition_id: int
+    status: str
+    reload_count: int
+    fence_count: int
+    queued_bytes: int
+    is_full: bool = False
+    commits: CommitSample | None = None
+
+
+@dataclass(slots=True)
+class DoorSample:
+    """One way in at this moment."""
+
+    name: str
+    connections: int
+    accepted: int
+
+
+@dataclass(slots=True)
+class BusSample:
+    """What the metrics tell; made anew for each scrape. Times in entity milliseconds."""
+
+    version: str
+    now_ms: int = 0
+    window_bytes: int = 0
+    window_limit_bytes: int = 0
+    authentication_failures: int = 0
+    refused_connections: int = 0
+    doors: list[DoorSample] = field(default_factory=list)
+    partitions: list[PartitionSample] = field(default_factory=list)
+    entities: list[EntitySample] = field(default_factory=list)
+
+
+class BusCollector(Collector):
+    """Turns a sample of the bus into metric families."""
+
+    def __init__(self, sample: Callable[[], BusSample]) -> None:
+        self._sample = sample
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names are checked when they are collected."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        sample = self._sample()
+        build = GaugeMetricFamily("postbus_build_info", "Version.", labels=["version"])
+        build.add_metric([sample.version], 1)
+        yield build
+        yield GaugeMetricFamily(
+            "postbus_window_bytes", "Memory held by messages ready to go.", sample.window_bytes
+        )
+        yield GaugeMetricFamily(
+            "postbus_window_limit_bytes", "What that may grow to.", sample.window_limit_bytes
+        )
+        yield CounterMetricFamily(
+            "postbus_authentication_failures",
+            "Tokens and passwords that were refused.",
+            sample.authentication_failures,
+        )
+        yield CounterMetricFamily(
+            "postbus_connections_refused",
+            "Connections refused because there were too many.",
+            sample.refused_connections,
+        )
+        yield from _door_families(sample.doors)
+        yield from _partition_families(sample.partitions)
+        yield from _commit_families(sample.partitions)
+        yield from _entity_families(bounded(sample.entities), sample.now_ms)
+
+
+def _door_families(doors: list[DoorSample]) -> Iterator[Metric]:
+    opened = GaugeMetricFamily("postbus_connections", "Open connections.", labels=["door"])
+    accepted = CounterMetricFamily(
+        "postbus_connections_accepted", "Connections taken so far.", labels=["door"]
+    )
+    for door in doors:
+        opened.add_metric([door.name], door.connections)
+        accepted.add_metric([door.name], door.accepted)
+    yield from (opened, accepted)
+
+
+def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
+    labels = ["partition"]
+    status = GaugeMetricFamily(
+        "postbus_partition_status_info", "Life cycle.", labels=["partition", "status"]
+    )
+    reloads = CounterMetricFamily(
+        "postbus_partition_reloads", "Reloads after a failed commit.", labels=labels
+    )
+    fences = CounterMetricFamily(
+        "postbus_partition_fences", "Losses of the partition to another broker.", labels=labels
+    )
+    queued = GaugeMetricFamily(
+        "postbus_journal_queued_bytes", "Waiting for a commit.", labels=labels
+    )
+    full = GaugeMetricFamily(
+        "postbus_partition_full_info",
+        "Whether sends are refused because the store has no room.",
+        labels=labels,
+    )
+    for partition in partitions:
+        name = str(partition.partition_id)
+        status.add_metric([name, partition.status], 1)
+        reloads.add_metric([name], partition.reload_count)
+        fences.add_metric([name], partition.fence_count)
+        queued.add_metric([name], partition.queued_bytes)
+        full.add_metric([name], partition.is_full)
+    yield from (status, reloads, fences, queued, full)
+
+
+def _commit_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
+    labels = ["partition"]
+    seconds = HistogramMetricFamily(
+        "postbus_commit_seconds", "Time from the start of a commit to its answer.", labels=labels
+    )
+    written = CounterMetricFamily("postbus_store_written_rows", "Rows committed.", labels=labels)
+    reads = CounterMetricFamily(
+        "postbus_store_reads", "Reads of messages that were not in memory.", labels=labels
+    )
+    rows = CounterMetricFamily("postbus_store_read_rows", "Messages so read.", labels=labels)
+    for partition in partitions:
+        commits = partition.commits
+        if commits is None:
+            continue
+        name = [str(partition.partition_id)]
+        buckets = [
+            ("+Inf" if bound == float("inf") else str(bound), float(count))
+            for bound, count in commits.buckets
+        ]
+        seconds.add_metric(name, buckets, commits.seconds)
+        written.add_metric(name, commits.written_rows)
+        reads.add_metric(name, commits.reads)
+        rows.add_metric(name, commits.read_rows)
+    yield from (seconds, written, reads, rows)
+
+
+def _entity_families(entities: list[EntitySample], now_ms: int) -> Iterator[Metric]:
+    labels = ["kind", "entity"]
+    messages = GaugeMetricFamily(
+        "postbus_messages", "Messages in an entity.", labels=[*labels, "state"]
+    )
+    sizes = GaugeMetricFamily(
+        "postbus_entity_size_bytes", "Bytes that count against the quota.", labels=labels
+    )
+    ages = GaugeMetricFamily(
+        "postbus_oldest_message_age_seconds", "Age of the oldest active message.", labels=labels
+    )
+    flows = {
+        name: CounterMetricFamily(f"postbus_messages_{name}", text, labels=labels)
+        for name, text in FLOWS.items()
+    }
+    for entity in entities:
+        name = [entity.kind, entity.name]
+        for state, count in entity.messages.items():
+            messages.add_metric([*name, state], count)
+        sizes.add_metric(name, entity.size_bytes)
+        if entity.oldest_ms is not None:
+            ages.add_metric(name, max(now_ms - entity.oldest_ms, 0) / 1_000)
+        for flow, count in entity.flows.items():
+            flows[flow].add_metric(name, count)
+    yield from (messages, sizes, ages, *flows.values())
+
+
+def bounded(entities: Iterable[EntitySample]) -> list[EntitySample]:
+    """Return at most `MAX_ENTITY_LABELS` of each kind, the first by name; the others as one sum."""
+    by_kind: dict[str, list[EntitySample]] = {}
+    for entity in sorted(entities, key=lambda each: each.name):
+        by_kind.setdefault(entity.kind, []).append(entity)
+    kept: list[EntitySample] = []
+    for kind, found in by_kind.items():
+        kept += found[:MAX_ENTITY_LABELS]
+        rest = found[MAX_ENTITY_LABELS:]
+        if rest:
+            kept.append(summed(kind, OTHER, rest))
+    return kept
+
+
+def summed(kind: str, name: str, parts: Iterable[EntitySample]) -> EntitySample:
+    """Return the sum of entities, or of the parts of one, under a name; the oldest is theirs."""
+    total = EntitySample(kind, name, {})
+    for part in parts:
+        for counts, more in ((total.messages, part.messages), (total.flows, part.flows)):
+            for key, count in more.items():
+                counts[key] = counts.get(key, 0) + count
+        total.size_bytes += part.size_bytes
+        ages = [each for each in (total.oldest_ms, part.oldest_ms) if each is not None]
+        total.oldest_ms = min(ages, default=None)
+    return total
+
+
+def make_registry(sample: Callable[[], BusSample]) -> CollectorRegistry:
+    """Return a registry with the bus and the process in it."""
+    registry = CollectorRegistry()
+    registry.register(BusCollector(sample))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class MetricsServer:
+    """Serves `/metrics`, `/healthz` (the process answers) and `/readyz` (clients may come)."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        is_ready: Callable[[], bool],
+        troubles: Callable[[], list[str]],
+        prepare: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`prepare` is awaited before each scrape."""
+        self._registry = registry
+        self._is_ready = is_ready
+        self._troubles = troubles
+        self._prepare = prepare
+        self._listener = HttpListener()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen; raises OSError when the port is taken."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthy)
+        app.router.add_get("/readyz", self._ready)
+        await self._listener.start(app, host, port)
+
+    async def stop(self) -> None:
+        """Stop listening; may be called twice."""
+        await self._listener.stop()
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        if self._prepare is not None:
+            await self._prepare()
+        body = generate_latest(self._registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _healthy(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, _request: web.Request) -> web.Response:
+        if self._is_ready():  # trouble of one partition must not take the others away
+            return web.Response(text="\n".join(["ready", *self._troubles(), ""]))
+        return web.Response(status=503, text="not ready\n")

@@ -1,0 +1,156 @@
+"""What metrics tell of a running bus: the one place that looks into all its parts for numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from postbus import __version__
+from postbus.broker.clock import EntityClock
+from postbus.broker.directory import Directory
+from postbus.broker.host import Host, HostStatus
+from postbus.entity.window import WindowBudget
+from postbus.metrics import (
+    FLOWS,
+    MAX_ENTITY_LABELS,
+    BusSample,
+    CommitSample,
+    EntitySample,
+    PartitionSample,
+    summed,
+)
+from postbus.store.catalog import CatalogEntry
+from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
+from postbus.store.errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""How long a scrape waits for the ages of messages; less than Prometheus waits for it."""
+
+READS_AT_ONCE: Final = 8
+
+
+class Sampler:
+    """Reads hosts and directory when somebody scrapes. `prepare` first, then `sample`."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        directory: Directory,
+        clock: EntityClock,
+        budget: WindowBudget,
+        add_doors: Callable[[BusSample], None],
+    ) -> None:
+        """`add_doors` completes a sample by what doors count."""
+        self._hosts = hosts
+        self._directory = directory
+        self._clock = clock
+        self._budget = budget
+        self._add_doors = add_doors
+        self._oldest: dict[tuple[int, int], int] = {}
+
+    def sample(self) -> BusSample:
+        """Return what metrics tell, as of now."""
+        sample = BusSample(
+            __version__,
+            now_ms=self._clock(),
+            window_bytes=self._budget.used_bytes,
+            window_limit_bytes=self._budget.limit_bytes,
+        )
+        self._add_doors(sample)
+        sample.partitions = [
+            PartitionSample(
+                host.partition_id,
+                host.status.value,
+                host.reload_count,
+                host.fence_count,
+                host.queued_bytes,
+                host.is_full,
+                _commits(host.counters),
+            )
+            for host in self._hosts
+            if host.status is not HostStatus.UNCLAIMED
+        ]
+        sample.entities = [
+            found for entry in self._directory.entries() if (found := self._entity(entry))
+        ]
+        return sample
+
+    async def prepare(self) -> None:
+        """Learn how old the oldest messages are; what cannot be learned in time is left out."""
+        self._oldest = {}
+        room = asyncio.Semaphore(READS_AT_ONCE)
+        looks = [
+            asyncio.ensure_future(self._look(room, host, entry.entity_no))
+            for entry in self._labelled()
+            for host in self._loaded(entry)
+        ]
+        if looks:
+            _, late = await asyncio.wait(looks, timeout=LOOK_S)
+            for look in late:
+                look.cancel()
+
+    async def _look(self, room: asyncio.Semaphore, host: Host, entity_no: int) -> None:
+        found = None if host.state is None else host.state.oldest(entity_no)
+        if found is None:
+            return
+        row_key, enqueued_ms = found
+        if enqueued_ms is None:
+            async with room:
+                try:
+                    rows = await host.read_rows([row_key])
+                except StoreUnavailable:  # the partition tells its trouble itself
+                    return
+            if not rows:
+                return
+            enqueued_ms = rows[0].enqueued_ms
+        self._oldest[host.partition_id, entity_no] = enqueued_ms
+
+    def _labelled(self) -> list[CatalogEntry]:
+        """Return the entities that have labels of their own, about."""
+        return self._directory.entries()[: 3 * MAX_ENTITY_LABELS]
+
+    def _loaded(self, entry: CatalogEntry) -> list[Host]:
+        hosts = (self._hosts[home] for home in self._directory.homes_of(entry))
+        return [host for host in hosts if host.is_loaded]
+
+    def _entity(self, entry: CatalogEntry) -> EntitySample | None:
+        """Return one entity, the parts of a partitioned one summed; None if nothing is loaded."""
+        parts = [part for host in self._loaded(entry) if (part := self._part(entry, host))]
+        return summed(entry.kind.value, entry.name, parts) if parts else None
+
+    def _part(self, entry: CatalogEntry, host: Host) -> EntitySample | None:
+        entity_no = entry.entity_no
+        counts, traffic = host.counts(entity_no), host.traffic.get(entity_no)
+        if counts is None or host.state is None:
+            return None
+        return EntitySample(
+            entry.kind.value,
+            entry.name,
+            {
+                "active": counts.active,
+                "locked": host.state.locked_count(entity_no),
+                "scheduled": counts.scheduled,
+                "dead_letter": counts.dead_letter,
+                "transfer": counts.transfer,
+                "transfer_dead_letter": counts.transfer_dead_letter,
+            },
+            counts.size_bytes,
+            {} if traffic is None else {flow: getattr(traffic, flow) for flow in FLOWS},
+            self._oldest.get((host.partition_id, entity_no)) if counts.active else None,
+        )
+
+
+def _commits(counters: StoreCounters) -> CommitSample:
+    bounds = [*COMMIT_BOUNDS_S, float("inf")]
+    return CommitSample(
+        list(zip(bounds, accumulate(counters.commit_counts), strict=True)),
+        counters.commit_seconds,
+        counters.written_rows,
+        counters.reads,
+        counters.read_rows,
+    )

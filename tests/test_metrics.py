@@ -1,0 +1,201 @@
+"""Metrics: what is told of a sample, and that guide and alerts name what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import aiohttp
+import promql_parser
+import pytest
+import yaml
+from prometheus_client import generate_latest
+
+from postbus.metrics import (
+    FLOWS,
+    MAX_ENTITY_LABELS,
+    STATES,
+    BusSample,
+    CommitSample,
+    DoorSample,
+    EntitySample,
+    MetricsServer,
+    PartitionSample,
+    bounded,
+    make_registry,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+NOW_MS = 1_700_000_000_000
+
+
+def full_sample() -> BusSample:
+    """Return a sample with something of everything."""
+    commits = CommitSample([(0.005, 3), (float("inf"), 4)], 0.7, 40, 5, 6)
+    return BusSample(
+        "1.2.3",
+        NOW_MS,
+        1_000,
+        2_000,
+        7,
+        8,
+        [DoorSample("amqp", 5, 9)],
+        [PartitionSample(0, "active", 2, 1, 77, is_full=True, commits=commits)],
+        [
+            EntitySample(
+                "queue",
+                "orders",
+                {state: number for number, state in enumerate(STATES, 1)},
+                4_096,
+                {flow: number for number, flow in enumerate(FLOWS, 10)},
+                NOW_MS - 90_000,
+            )
+        ],
+    )
+
+
+def told(sample: BusSample) -> str:
+    return generate_latest(make_registry(lambda: sample)).decode()
+
+
+def names_told() -> set[str]:
+    """Return the names of all series but those of the process."""
+    lines = told(full_sample()).splitlines()
+    return {re.split(r"[ {]", line)[0] for line in lines if line.startswith("postbus_")}
+
+
+def test_every_number_of_a_sample_is_told() -> None:
+    lines = set(told(full_sample()).splitlines())
+    entity = 'entity="orders",kind="queue"'
+    for line in (
+        'postbus_build_info{version="1.2.3"} 1.0',
+        "postbus_window_bytes 1000.0",
+        "postbus_window_limit_bytes 2000.0",
+        "postbus_authentication_failures_total 7.0",
+        "postbus_connections_refused_total 8.0",
+        'postbus_connections{door="amqp"} 5.0',
+        'postbus_connections_accepted_total{door="amqp"} 9.0',
+        'postbus_partition_status_info{partition="0",status="active"} 1.0',
+        'postbus_partition_reloads_total{partition="0"} 2.0',
+        'postbus_partition_fences_total{partition="0"} 1.0',
+        'postbus_journal_queued_bytes{partition="0"} 77.0',
+        'postbus_partition_full_info{partition="0"} 1.0',
+        'postbus_commit_seconds_bucket{le="0.005",partition="0"} 3.0',
+        'postbus_commit_seconds_bucket{le="+Inf",partition="0"} 4.0',
+        'postbus_commit_seconds_count{partition="0"} 4.0',
+        'postbus_commit_seconds_sum{partition="0"} 0.7',
+        'postbus_store_written_rows_total{partition="0"} 40.0',
+        'postbus_store_reads_total{partition="0"} 5.0',
+        'postbus_store_read_rows_total{partition="0"} 6.0',
+        f'postbus_messages{{{entity},state="active"}} 1.0',
+        f'postbus_messages{{{entity},state="transfer_dead_letter"}} 6.0',
+        f"postbus_entity_size_bytes{{{entity}}} 4096.0",
+        f"postbus_oldest_message_age_seconds{{{entity}}} 90.0",
+        f"postbus_messages_accepted_total{{{entity}}} 10.0",
+        f"postbus_messages_expired_total{{{entity}}} 14.0",
+    ):
+        assert line in lines
+
+
+def test_no_age_is_told_where_nothing_waits() -> None:
+    sample = BusSample("1", entities=[EntitySample("queue", "orders", {"active": 0})])
+    assert "age_seconds{" not in told(sample)
+
+
+def test_entities_beyond_the_bound_are_summed_by_kind() -> None:
+    entities = [
+        EntitySample(kind, f"e{number:05}", {"active": number}, 4, {"accepted": 2}, 100 + number)
+        for kind in ("queue", "topic")
+        for number in range(MAX_ENTITY_LABELS + 2)
+    ]
+    kept = bounded(reversed(entities))
+    assert len(kept) == 2 * (MAX_ENTITY_LABELS + 1)
+    others = sorted((each for each in kept if each.name == "other"), key=lambda each: each.kind)
+    rest = {"active": 2 * MAX_ENTITY_LABELS + 1}
+    assert others == [
+        EntitySample(kind, "other", rest, 8, {"accepted": 4}, 100 + MAX_ENTITY_LABELS)
+        for kind in ("queue", "topic")
+    ]
+
+
+async def test_metrics_and_health_are_served() -> None:
+    is_ready = False
+    prepared: list[None] = []
+
+    async def prepare() -> None:
+        prepared.append(None)
+
+    server = MetricsServer(
+        make_registry(full_sample),
+        lambda: is_ready,
+        lambda: ["partition 0: cannot be loaded"],
+        prepare,
+    )
+    await server.start("127.0.0.1", 0)
+    try:
+        base = f"http://127.0.0.1:{server.port}"
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{base}/metrics") as answer:
+                assert "postbus_build_info" in await answer.text()
+            async with session.get(f"{base}/healthz") as answer:
+                assert answer.status == 200
+            async with session.get(f"{base}/readyz") as answer:
+                assert answer.status == 503
+            is_ready = True
+            async with session.get(f"{base}/readyz") as answer:
+                assert answer.status == 200
+                assert await answer.text() == "ready\npartition 0: cannot be loaded\n"
+    finally:
+        await server.stop()
+    assert len(prepared) == 1
+
+
+async def test_taken_port_is_an_os_error() -> None:
+    first = MetricsServer(make_registry(full_sample), lambda: True, list)
+    await first.start("127.0.0.1", 0)
+    second = MetricsServer(make_registry(full_sample), lambda: True, list)
+    try:
+        with pytest.raises(OSError, match="address already in use"):
+            await second.start("127.0.0.1", first.port)
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+# --- the guide and the alerts -------------------------------------------------------------------
+
+
+def test_guide_names_every_metric() -> None:
+    guide = (ROOT / "docs/guides/metrics.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(postbus_\w+)`", guide, re.MULTILINE))
+    parts = re.compile(r"(postbus_commit_seconds)_(bucket|sum|count)")
+    assert listed == {parts.sub(r"\1", name) for name in names_told()}
+
+
+def rules() -> list[dict[str, object]]:
+    content = yaml.safe_load((ROOT / "docs/alerts.yaml").read_text(encoding="utf-8"))
+    return [rule for group in content["groups"] for rule in group["rules"]]
+
+
+def test_alerts_use_metrics_that_exist() -> None:
+    known = names_told() | {"up"}
+    for rule in rules():
+        expression = str(rule["expr"])
+        promql_parser.parse(expression)
+        used = set(re.findall(r"\b(?:postbus_\w+|up)\b(?=[{\[ ])", expression))
+        assert used, expression
+        assert used <= known, expression
+
+
+def test_guide_and_unit_tests_cover_every_alert() -> None:
+    names = [str(rule["alert"]) for rule in rules()]
+    guide = (ROOT / "docs/guides/metrics.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(Postbus\w+)`", guide, re.MULTILINE) == names
+    tests = yaml.safe_load((ROOT / "tests/alerts_test.yaml").read_text(encoding="utf-8"))
+    fired = {
+        case["alertname"]
+        for test in tests["tests"]
+        for case in test["alert_rule_test"]
+        if case.get("exp_alerts")
+    }
+    assert fired == set(names)
