@@ -163,6 +163,8 @@ def json_form(value: Value) -> Any:
             return value
         case float():
             return float(value) if math.isfinite(value) else repr(float(value))
+        case Timestamp() if 0 <= value <= MAX_HTTP_DATE_MS:
+            return http_date(value)
         case int():
             return int(value)
         case str():
