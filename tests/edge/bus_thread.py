@@ -64,6 +64,7 @@ from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from postbus.store.tombstones import TombstoneStore
 
 T = TypeVar("T")
 
@@ -230,8 +231,10 @@ class BusThread:
         self.administration = Administration(
             self._directory,
             self._hosts,
+            TombstoneStore(store),
             namespace="test-bus",
             properties=NamespaceProperties(sku=SkuProperties(name=sku)),
+            now_ms=self.clock,
             start=tasks.create_task,
         )
         self.authorization_rules = AuthorizationRules(
