@@ -30,6 +30,7 @@ from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
 from postbus.edge.http_runtime import RuntimeHandler
+from postbus.edge.websocket import WebSocketHandler
 from postbus.manifests import BusDefinition
 from postbus.metrics import BusSample, DoorSample, MetricsServer, make_registry
 from postbus.sampling import Sampler
@@ -120,7 +121,11 @@ class Doors:
         )
         runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
         self._http = HttpDoor(
-            name, administration=administration, runtime=runtime, is_healthy=inside.is_ready
+            name,
+            administration=administration,
+            runtime=runtime,
+            websocket=WebSocketHandler(self._amqp),
+            is_healthy=inside.is_ready,
         )
         self._front = FrontDoor(self._amqp, self._http, tasks)
         wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []

@@ -57,6 +57,7 @@ from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
 from postbus.edge.http_runtime import RuntimeHandler
 from postbus.edge.http_runtime_receives import Receives
+from postbus.edge.websocket import WebSocketHandler
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
@@ -207,7 +208,12 @@ class BusThread:
             runtime = RuntimeHandler(
                 self.router, http_authorizer, self.limits, self.listener.intake, self.receives
             )
-            self.http = HttpDoor("test-bus", administration=administration, runtime=runtime)
+            self.http = HttpDoor(
+                "test-bus",
+                administration=administration,
+                runtime=runtime,
+                websocket=WebSocketHandler(self.listener),
+            )
             self.front = FrontDoor(self.listener, self.http, tasks)
             if self._tls is not None:
                 files = ensure_certificate(self._tls, ["localhost", TLS_HOST])

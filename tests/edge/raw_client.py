@@ -59,8 +59,10 @@ class RawClient:
         key: str,
         host: str = "127.0.0.1",
         tls: ssl.SSLContext | None = None,
+        stream: Any = None,
     ) -> None:
-        self.socket = socket.create_connection((host, port), timeout=WAIT_S)
+        """`stream`: what is like a connected socket, instead of one."""
+        self.socket = stream or socket.create_connection((host, port), timeout=WAIT_S)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)
         self._rest = b""

@@ -43,6 +43,9 @@ LINKLESS_MS: Final = 300_000
 STRANGER_MS: Final = 60_000
 """A connection that has shown no key is closed after this time (Service Bus's minute)."""
 
+CLOSING_MS: Final = 30_000
+"""How long our last words may wait for a client that does not read them."""
+
 LINGER_S: Final = 1.0
 """How long a client that we close may take to hang up; cutting at once could lose our last
 words."""
@@ -119,7 +122,8 @@ class AmqpListener:
         protocol = AmqpTransport(self)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        protocol.receive(first)
+        if first:
+            protocol.receive(first, is_burst=False)
 
     # --- for transports -------------------------------------------------------------------------
 
@@ -169,6 +173,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
+        self._closing_ms = 0
         self._next_tick_ms = 0
 
     # --- called by the event loop ---------------------------------------------------------------
@@ -178,19 +183,18 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         self._connection = self._listener.add(self)
 
-    def receive(self, data: bytes) -> None:
-        """Take bytes that were read before."""
-        assert self._connection is not None
-        self._connection.receive(data, time.monotonic_ns() // 1_000_000)
-
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._listener.read_buffer
 
     def buffer_updated(self, size_bytes: int) -> None:
-        assert self._connection is not None
         data = bytes(self._listener.read_buffer[:size_bytes])
+        self.receive(data, is_burst=size_bytes == READ_BYTES)
+
+    def receive(self, data: bytes, *, is_burst: bool) -> None:
+        """Take bytes; of a burst more will come at once."""
+        assert self._connection is not None
         self._connection.receive(data, time.monotonic_ns() // 1_000_000)
-        if size_bytes == READ_BYTES and not self._is_reading_stopped:
+        if is_burst and not self._is_reading_stopped:
             self._rest()
 
     def _rest(self) -> None:
@@ -228,7 +232,10 @@ class AmqpTransport(asyncio.BufferedProtocol):
         engine = connection.engine
         self._next_tick_ms = now_ms + min(engine.tick_interval_ms, 15_000)
         connection.tick(now_ms)
-        if engine.is_closed:
+        if engine.is_closed or (self._transport is not None and self._transport.is_closing()):
+            self._closing_ms = self._closing_ms or now_ms
+            if now_ms - self._closing_ms >= CLOSING_MS:
+                self.abort()
             return
         if not connection.is_authorised and now_ms - self._since_ms >= STRANGER_MS:
             self._close_inactive(connection, STRANGER_MS)

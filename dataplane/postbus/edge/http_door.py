@@ -122,7 +122,7 @@ class HttpDoor:
         except web.HTTPException as error:  # aiohttp's own, of a body that cannot be read
             refused = HttpRefused(error.status, error.reason)
         except ConnectionError:
-            raise  # the client is gone
+            return web.Response()  # the client is gone
         except Exception:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
