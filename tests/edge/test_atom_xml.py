@@ -476,6 +476,28 @@ def test_what_is_no_entry_is_refused_and_nothing_else(body: bytes) -> None:
         description_of(read_document(body))
 
 
+@pytest.mark.parametrize(
+    "doctype",
+    [
+        b"<!DOCTYPE entry>",
+        b'<!DOCTYPE entry [<!ENTITY x "y">]>',
+        b'<!DOCTYPE entry [<!ENTITY x SYSTEM "file:///etc/hostname">]>',
+        b'<!DOCTYPE entry SYSTEM "http://127.0.0.1/x.dtd">',
+        b'<!DOCTYPE entry [<!ENTITY % x "y"> %x;]>',
+    ],
+)
+def test_an_entry_with_a_document_type_is_refused_for_it(doctype: bytes) -> None:
+    inside = "<UserMetadata>&x;</UserMetadata>" if b"ENTITY x" in doctype else ""
+    with pytest.raises(BadDocument, match="has a document type or entities; leave them out"):
+        read(doctype + request_of("QueueDescription", inside))
+
+
+def test_an_entry_that_is_nested_too_deep_is_refused_for_it() -> None:
+    queue_of("<New>" * (MAX_DEPTH - 3) + "</New>" * (MAX_DEPTH - 3))
+    message = refusal_of("<New>" * (MAX_DEPTH - 2) + "</New>" * (MAX_DEPTH - 2))
+    assert message == f"the elements are nested more than {MAX_DEPTH} levels deep"
+
+
 def test_other_encodings_are_read() -> None:
     body = request_of("QueueDescription", "<UserMetadata>\xe9</UserMetadata>").decode()
     for encoding in ("utf-8", "utf-16", "iso-8859-1"):
