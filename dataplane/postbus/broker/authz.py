@@ -89,10 +89,13 @@ class Authorizer:
     def remove_holder(self, holder: GrantHolder) -> None:
         self._holders.pop(holder, None)
 
-    def check_token(self, token: str, audience: str, now_s: float) -> Grant:
+    def check_token(
+        self, token: str, audience: str, now_s: float, used_at: str | None = None
+    ) -> Grant:
         """Return what a SAS token grants on an audience. Raises `TokenRefused`.
 
-        The signature covers the resource exactly as it was written and the expiry.
+        The signature covers the resource exactly as it was written and the expiry. A token for
+        just the place below the audience where it is used, such as `orders/messages`, will do.
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("The token is not a shared access signature.")
@@ -108,7 +111,7 @@ class Authorizer:
             raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
         scope = resource_path(unquote_plus(resource))
-        if not covers(scope, path):
+        if not covers(scope, path if used_at is None else resource_path(used_at)):
             raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             key = _signing_key(rule, resource, expiry, signature)

@@ -66,7 +66,9 @@ class HttpAuthorizer:
             text = "MalformedToken: Only shared access signatures are accepted: use a SAS key."
             raise HttpRefused(401, text, CHALLENGE)
         try:
-            grant = self._authorizer.check_token(token, quote(path), self._real_time_s())
+            grant = self._authorizer.check_token(
+                token, quote(path), self._real_time_s(), used_at=request.raw_path
+            )
         except TokenRefused as error:
             logger.warning("token refused", extra={"entity": path, "why": str(error)})
             raise HttpRefused(401, f"InvalidSignature: {error}", CHALLENGE) from None
