@@ -93,6 +93,10 @@ test-alerts: ## the alert rules with Prometheus's own promtool
 behaviours: setup ## run all tests and write docs/behaviours.md from those that passed
 	@$(BIN)/python -m pytest $(PARALLEL) --behaviours-write
 
+.PHONY: openapi
+openapi: setup ## write docs/openapi.json from the table of the control API
+	@$(BIN)/python -c "from postbus.edge.control_openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
+
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml
 	$(BIN)/uv pip compile pyproject.toml $(LOCK_FLAGS) --extra dataplane --extra embedded --extra tracing --group dev -o requirements.lock

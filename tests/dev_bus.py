@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 60.0
-FREE_PORTS = ("--port", "0", "--tls-port", "0", "--http-port", "0", "--metrics-port", "0")
+PORTS = ("--port", "--tls-port", "--http-port", "--metrics-port", "--control-port")
+FREE_PORTS = tuple(word for port in PORTS for word in (port, "0"))
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -25,22 +26,27 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class DevBus(NamedTuple):
-    """What the bus printed about itself; addresses are URLs."""
+    """What the bus printed about itself; addresses are URLs, `token_file` is a path."""
 
     connection_string: str
     metrics: str
     control: str
+    token_file: str
 
     @property
     def control_port(self) -> str:
         return self.control.rpartition(":")[2]
+
+    @property
+    def token(self) -> str:
+        return Path(self.token_file).read_text(encoding="ascii").strip()
 
     def advance(self, duration: str) -> None:
         """Move the time of messages, with `--clock manual`."""
         request = urllib.request.Request(
             f"{self.control}/v1/clock/advance",
             json.dumps({"duration": duration}).encode(),
-            {"Content-Type": "application/json"},
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"},
         )
         urllib.request.urlopen(request, timeout=LIMIT_S).close()
 
@@ -48,7 +54,7 @@ class DevBus(NamedTuple):
 @contextmanager
 def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
     """Run `postbus dev` from the checkout's folder; it must end in order when asked to."""
-    options = ("--ephemeral", *FREE_PORTS, "--control-port", "0")
+    options = ("--ephemeral", *FREE_PORTS)
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", "dev", *arguments, *options],
         stdout=subprocess.PIPE,
@@ -64,7 +70,12 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
             said += line
             if line.startswith("ready"):
                 break
-        patterns = (r"^Endpoint=sb://\S+", r"http://\S+/metrics", r"(?<=control) +http://\S+")
+        patterns = (
+            r"^Endpoint=sb://\S+",
+            r"http://\S+/metrics",
+            r"(?<=control) +http://\S+",
+            r"(?<=^token) +/\S+",
+        )
         found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
         assert all(found), said
         yield DevBus(*(each[0].strip() for each in found if each))

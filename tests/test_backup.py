@@ -74,6 +74,7 @@ async def client_of_bus(folder: Path, stores: str) -> AsyncIterator[ServiceBusCl
             "tls_port": 0,
             "http_port": 0,
             "metrics_port": 0,
+            "control_port": 0,
             "grace_s": 1.0,
         }
     )

@@ -57,7 +57,14 @@ def run_bus(folder: Path) -> RunBus:
 
     @asynccontextmanager
     async def run(*queues: str, **said: object) -> AsyncIterator[Bus]:
-        ports = {"port": 0, "tls_port": 0, "http_port": 0, "metrics_port": 0, "grace_s": 1.0}
+        ports = {
+            "port": 0,
+            "tls_port": 0,
+            "http_port": 0,
+            "metrics_port": 0,
+            "control_port": 0,
+            "grace_s": 1.0,
+        }
         settings = Settings.model_validate({**ports, **said})
         with DataDirectory(folder / "bus") as data:
             is_embedded = settings.stores is None
@@ -218,7 +225,7 @@ async def test_stop_ends_open_connections(run_bus: RunBus) -> None:
 async def test_taken_port_is_named_and_everything_is_released(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         _, taken = bus.doors()[Door.PLAIN]
-        settings = Settings(port=taken, tls_port=0, http_port=0, metrics_port=0)
+        settings = Settings(port=taken, tls_port=0, http_port=0, metrics_port=0, control_port=0)
         with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
             Path(name).chmod(folder_mode())
             with DataDirectory(Path(name)) as data:

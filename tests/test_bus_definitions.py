@@ -44,7 +44,14 @@ def run_bus(database: str, tmp_path: Path) -> Iterator[RunBus]:
         async def run(*documents: str) -> AsyncIterator[Bus]:
             path = tmp_path / "bus.yaml"
             path.write_text("---\n".join((NAMESPACE, *documents)))
-            ports = {"port": 0, "tls_port": 0, "http_port": 0, "metrics_port": 0, "grace_s": 1.0}
+            ports = {
+                "port": 0,
+                "tls_port": 0,
+                "http_port": 0,
+                "metrics_port": 0,
+                "control_port": 0,
+                "grace_s": 1.0,
+            }
             settings = Settings.model_validate({**ports, "stores": database})
             with DataDirectory(Path(name) / "bus") as data:
                 bus = Bus(settings, read_one_bus([path]), data, is_embedded=False)

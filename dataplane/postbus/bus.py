@@ -21,6 +21,7 @@ from postbus.announcement import Announcement
 from postbus.broker.administration import Administration, AdministrationRefused, PutMode
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
+from postbus.broker.caller_fence import CallerFence
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
@@ -30,6 +31,7 @@ from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
 from postbus.contract import EntityKind, Right, subscription_path
+from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory, new_key
 from postbus.definitions import Described, in_order_of_forwarding
 from postbus.doors import Door, Doors, DoorsError, Inside
@@ -48,6 +50,7 @@ from postbus.metrics import BusSample
 from postbus.sampling import Sampler
 from postbus.settings import Settings
 from postbus.store.authorization import AuthorizationStore
+from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
 from postbus.store.stores import Stores
@@ -94,7 +97,7 @@ class Bus:
         is_embedded: bool,
         dev_clock: ClockMode | None = None,
     ) -> None:
-        """Prepare a bus; one with a `dev_clock` is for development and has the control API."""
+        """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved."""
         self._settings = settings
         self._definition = definition
         self._data = data
@@ -108,6 +111,7 @@ class Bus:
         self._authorizer = Authorizer()
         self._created_ms = 0
         self._rules: AuthorizationRules | None = None
+        self._fence: CallerFence | None = None
         self._administration: Administration | None = None
         self._triage: Triage | None = None
         self._doors: Doors | None = None
@@ -323,9 +327,7 @@ class Bus:
             is_ready=lambda: self._is_ready,
             troubles=self._troubles,
             sampler=self._sampler,
-            controls=None
-            if self._dev_clock is None
-            else Controls(self._hosts, router, self._clock),
+            controlled=self._controlled(router),
         )
         try:
             await self._doors.open(inside, tasks)
@@ -340,6 +342,13 @@ class Bus:
             sample.authentication_failures = self._authorizer.refused_count
 
         return Sampler(self._hosts, self._directory, self._clock, self._budget, complete)
+
+    def _controlled(self, router: Router) -> Controlled:
+        assert self._rules is not None
+        assert self._fence is not None
+        is_dev = self._dev_clock is not None
+        controls = Controls(self._hosts, router, self._clock) if is_dev else None
+        return Controlled(self.administration, self._rules, self._hosts, self._fence, controls)
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -359,8 +368,10 @@ class Bus:
             self._key_rules(),
             new_key,
         )
+        self._fence = CallerFence(CallerEpochStore(stores.first))
         try:
             await self._rules.load()
+            await self._fence.load()
         except StoreError as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
         except KeysUnreadable as error:
@@ -433,11 +444,13 @@ class Bus:
     def announcement(self) -> Announcement:
         """Return how the commands of this machine reach the bus; it holds a key."""
         strings = self.connection_strings()
+        token_file = self._doors.control_token_file if self._doors else None
         return Announcement(
             bus=self._definition.name,
             pid=os.getpid(),
             control=self._doors.control_url if self._doors else None,
             connection_string=strings[0][1] if strings else None,
+            token_file=str(token_file) if token_file else None,
             ca_file=str(self.authority_file) if self.authority_file else None,
         )
 

@@ -24,6 +24,7 @@ from pydantic import (
     PlainSerializer,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -171,7 +172,12 @@ def _duration_between(least_ms: int, most_ms: int) -> AfterValidator:
 
 
 DurationMs = Annotated[
-    int, BeforeValidator(_read_duration), PlainSerializer(format_duration, return_type=str)
+    int,
+    BeforeValidator(_read_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "pattern": DURATION.pattern, "description": "ISO 8601, such as PT1M"}
+    ),
 ]
 
 

@@ -21,6 +21,9 @@ from postbus.manifests import RuleKeys
 
 KEY_BYTES = 32  # as long as the keys that Azure makes
 
+CONTROL_TOKEN_NAME = "control.token"
+"""The file in a data directory that lets callers use the control API."""
+
 
 class DataDirectoryError(Exception):
     """The folder cannot be used."""
@@ -33,6 +36,7 @@ class DataDirectory:
         self.path = path.absolute()
         self.postgres = self.path / "postgres"
         self.certificates = self.path / "tls"
+        self.control_token_file = self.path / CONTROL_TOKEN_NAME
         self._keys_file = self.path / "keys.json"
         self._announcement_file = self.path / FILE_NAME
         self._lock_fd: int | None = None
@@ -109,6 +113,20 @@ class DataDirectory:
             return file.read_text(encoding="ascii")
         except (OSError, ValueError) as error:
             raise DataDirectoryError(f"{file} cannot be read: mend it") from error
+
+    def ensure_control_token(self) -> Path:
+        """Return the file of control tokens; one is made when there is none.
+
+        Raises `DataDirectoryError` when it cannot be written.
+        """
+        try:
+            if not self.control_token_file.exists():
+                token = secrets.token_urlsafe(KEY_BYTES)
+                write_private(self.control_token_file, f"{token}\n".encode("ascii"))
+        except OSError as error:
+            reason = (error.strerror or "cannot be written").lower()
+            raise DataDirectoryError(f"{self.control_token_file}: {reason}") from error
+        return self.control_token_file
 
     def _read_keys(self) -> dict[str, list[str]]:
         try:

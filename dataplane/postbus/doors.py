@@ -19,13 +19,13 @@ from pathlib import Path
 from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
-from postbus.broker.controls import Controls
 from postbus.broker.router import Router
+from postbus.control_door import ControlDoor, Controlled
 from postbus.data_directory import DataDirectory
 from postbus.edge.amqp_listener import AmqpListener
 from postbus.edge.atom_handler import AtomHandler
 from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
-from postbus.edge.control_api import LOOPBACK, ControlServer
+from postbus.edge.control_authorization import TokenFileError
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
@@ -53,10 +53,7 @@ class DoorsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What is behind the doors. `controls` is None but in a bus for development.
-
-    `created_ms` is when the namespace was made, in real time.
-    """
+    """What is behind the doors. `created_ms`: when the namespace was made, in real time."""
 
     router: Router
     administration: Administration
@@ -66,7 +63,7 @@ class Inside:
     is_ready: Callable[[], bool]
     troubles: Callable[[], list[str]]
     sampler: Sampler
-    controls: Controls | None
+    controlled: Controlled
 
 
 class Doors:
@@ -80,8 +77,8 @@ class Doors:
         self._http: HttpDoor | None = None
         self._front: FrontDoor | None = None
         self._metrics: MetricsServer | None = None
-        self._control: ControlServer | None = None
-        self._reloading: asyncio.Task[None] | None = None
+        self._control: ControlDoor | None = None
+        self._reloading: list[asyncio.Task[None]] = []
         self._ports: dict[Door, int] = {}
         self.authority_file: Path | None = None
         """What clients have to trust, when the certificate was made here."""
@@ -97,10 +94,8 @@ class Doors:
             )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)
-        if inside.controls is not None:
-            self._control = ControlServer(inside.controls)
-            with _port_errors(LOOPBACK, settings.control_port):
-                await self._control.start(settings.control_port)
+        if settings.is_control_enabled:
+            await self._open_control(inside, tasks)
 
     async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, name = self._settings, self._definition.name
@@ -108,7 +103,7 @@ class Doors:
         tls: ssl.SSLContext | None = None
         if settings.is_tls_enabled:
             reloading = self._tls_context()
-            self._reloading = tasks.create_task(reloading.watch(), name="certificates")
+            self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
         self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
         http_authorizer = HttpAuthorizer(inside.authorizer, name)
@@ -140,12 +135,28 @@ class Doors:
                     settings.host, port, is_plain=is_plain, tls=context
                 )
 
+    async def _open_control(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        settings, controlled = self._settings, inside.controlled
+        context: ssl.SSLContext | None = None
+        if settings.is_control_tls:
+            reloading = self._tls_context(settings.control_client_ca_file)
+            name = "certificates of the control API"
+            self._reloading.append(tasks.create_task(reloading.watch(), name=name))
+            context = reloading.context
+        with _port_errors(settings.control_host, settings.control_port):
+            try:
+                self._control = await ControlDoor.open(
+                    controlled, settings, self._data, inside.is_ready, context
+                )
+            except TokenFileError as error:
+                raise DoorsError(str(error)) from error
+
     async def close(self, grace_s: float) -> None:
         """Take nobody in any more; who is inside has `grace_s` to finish."""
         if self._control is not None:
-            await self._control.stop()
-        if self._reloading is not None:
-            self._reloading.cancel()
+            await self._control.close()
+        for task in self._reloading:
+            task.cancel()
         if self._front is not None:
             await self._front.close()
         if self._amqp is not None and self._http is not None:
@@ -162,7 +173,7 @@ class Doors:
 
     # --- TLS ------------------------------------------------------------------------------------
 
-    def _tls_context(self) -> ReloadingContext:
+    def _tls_context(self, client_authority_file: Path | None = None) -> ReloadingContext:
         settings = self._settings
         certificate, key = settings.tls_certificate_file, settings.tls_key_file
         try:
@@ -174,7 +185,7 @@ class Doors:
                 self.authority_file = files.authority_file
                 certificate, key = files.certificate_file, files.key_file
             minimum = self._definition.properties.minimum_tls_version
-            return ReloadingContext(TlsFiles(certificate, key, minimum))
+            return ReloadingContext(TlsFiles(certificate, key, minimum, client_authority_file))
         except (OSError, ValueError) as error:
             raise DoorsError(f"the certificate cannot be used: {error}") from error
 
@@ -197,7 +208,12 @@ class Doors:
     @property
     def control_url(self) -> str | None:
         """Where the control API is reached from this machine."""
-        return f"http://localhost:{self._control.port}" if self._control is not None else None
+        return None if self._control is None else self._control.address
+
+    @property
+    def control_token_file(self) -> Path | None:
+        """Which file lets callers use it."""
+        return None if self._control is None else self._control.token_file
 
     def summary(self) -> list[tuple[str, str]]:
         """Return a title and an address for each door, for people."""
@@ -209,7 +225,8 @@ class Doors:
         if self._metrics is not None:
             lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
         if self._control is not None:
-            lines.append(("control", str(self.control_url)))
+            lines.append(("control", self._control.address))
+            lines.append(("token", str(self._control.token_file)))
         return lines
 
 

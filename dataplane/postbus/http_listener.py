@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 from aiohttp import web
 
 
@@ -12,12 +14,14 @@ class HttpListener:
         self._runner: web.AppRunner | None = None
         self.port = 0
 
-    async def start(self, app: web.Application, host: str, port: int) -> None:
+    async def start(
+        self, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
+    ) -> None:
         """Listen, 0 takes any free port; raises OSError when the port cannot be had."""
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await web.TCPSite(self._runner, host, port, ssl_context=context).start()
         except BaseException:
             await self.stop()
             raise

@@ -103,8 +103,26 @@ class Settings(BaseSettings):
     to is said by its own variables such as OTEL_EXPORTER_OTLP_ENDPOINT. Default: no."""
 
     control_port: int = Field(9465, ge=0, le=65_535)
-    """Port of the control API of `postbus dev`, always on 127.0.0.1. 0 takes any free port.
-    Default: 9465, beside the metrics."""
+    """Port of the control API, which the command line, CI and the operator use. 0 takes any free
+    port. Default: 9465, beside the metrics."""
+
+    control_host: str = "127.0.0.1"
+    """Address of that port. Default: loopback; elsewhere it needs TLS."""
+
+    is_control_enabled: bool = True
+    """Whether to serve the control API. Default: yes."""
+
+    is_control_tls_enabled: bool | None = None
+    """Whether the control API is served with TLS, with the certificate of `tls_certificate_file`.
+    Default: only when `control_host` is not loopback, or callers show certificates."""
+
+    control_token_file: Path | None = None
+    """Tokens that let callers use the control API, one a line, of at least 20 characters. The file
+    is read again when it changes. Default: one that is made in `data`."""
+
+    control_client_ca_file: Path | None = None
+    """Authority in PEM form whose client certificates let callers use the control API too.
+    Default: none, only tokens count."""
 
     window_bytes: int = Field(256 * 1024 * 1024, ge=1024 * 1024)
     """Memory for messages that are ready to be delivered, in bytes, shared by all partitions. What
@@ -134,6 +152,13 @@ class Settings(BaseSettings):
         """Whether to listen without TLS, all considered."""
         return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
 
+    @property
+    def is_control_tls(self) -> bool:
+        """Whether the control API speaks TLS, all considered."""
+        if self.is_control_tls_enabled is not None:
+            return self.is_control_tls_enabled
+        return not is_loopback(self.control_host) or self.control_client_ca_file is not None
+
     def validate_together(self) -> None:
         """Refuse fields that contradict each other; raises `SettingsError`."""
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
@@ -146,10 +171,19 @@ class Settings(BaseSettings):
             raise SettingsError(
                 "neither plain nor TLS connections are enabled: nobody could connect"
             )
+        if self.is_control_enabled and not self.is_control_tls:
+            if not is_loopback(self.control_host):
+                raise SettingsError(
+                    f"control_host is {self.control_host}: tokens would cross the network in clear,"
+                    " so is_control_tls_enabled must not be false"
+                )
+            if self.control_client_ca_file is not None:
+                raise SettingsError("control_client_ca_file needs TLS: enable it")
         ports = [("port", self.port)] if self.listens_plain else []
         ports += [("tls_port", self.tls_port)] if self.is_tls_enabled else []
         ports += [("http_port", self.http_port)]
         ports += [("metrics_port", self.metrics_port)] if self.is_metrics_enabled else []
+        ports += [("control_port", self.control_port)] if self.is_control_enabled else []
         for at, (name, port) in enumerate(ports):
             for other, taken in ports[:at]:
                 if port and port == taken:

@@ -22,6 +22,8 @@ from postbus.cli.output import Format, OutputFormat, print_objects
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from postbus.settings import Settings
+
 DEFAULT: Final = "default"
 """Names the bus of `postbus dev` in this folder, without being stored."""
 
@@ -62,7 +64,7 @@ class Target:
     def token(self) -> str | None:
         """Read the bearer token; raises `ContextError`."""
         path = self.context.token_file
-        return None if path is None else _first_line(Path(path), "token file")
+        return None if path is None else _first_line(Path(path), "token file", is_first_of=True)
 
     def connection_string(self) -> str:
         """Return the connection string for AMQP; raises `ContextError`."""
@@ -77,12 +79,19 @@ class Target:
         )
 
 
-def _first_line(path: Path, what: str) -> str:
+def _first_line(path: Path, what: str, *, is_first_of: bool = False) -> str:
+    """Read a file of one line; `is_first_of`: of several, which may be remarks, the first.
+
+    Raises `ContextError`.
+    """
     try:
         text = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise ContextError(f"{what} {path}: {reason.lower()}") from None
+    lines = [line.strip() for line in text.splitlines()]
+    if is_first_of:
+        text = next((line for line in lines if line and not line.startswith("#")), "")
     if not text or "\n" in text:
         raise ContextError(f"{what} {path}: exactly one line is needed")
     return text
@@ -189,21 +198,25 @@ def find_target(
             target = Target(found, DEFAULT, f"the bus of {settings.data}")
         else:
             where = f"http://127.0.0.1:{settings.control_port}"
-            target = Target(Context(where), DEFAULT, f"the bus at {where}")
+            target = Target(Context(where, _token_of(settings)), DEFAULT, f"the bus at {where}")
     context = target.context
     if "control_port" in settings.model_fields_set and (control_port or name == DEFAULT):
         where = f"http://127.0.0.1:{settings.control_port}"
         if context.control not in {where, where.replace("127.0.0.1", "localhost")}:
-            token_file = getattr(settings, "control_token_file", None)
             context = replace(
-                context,
-                control=where,
-                token_file=None if token_file is None else str(token_file),
-                ca_file=None,
+                context, control=where, token_file=_token_of(settings), ca_file=None
             )
     if connection_string:
         context = replace(context, connection_string=connection_string)
     return replace(target, context=context)
+
+
+def _token_of(settings: Settings) -> str | None:
+    """Return the file of tokens that the settings name, or that of the bus on their port."""
+    from postbus.control_lookup import token_file_of
+
+    file = settings.control_token_file or token_file_of(settings.control_port)
+    return None if file is None else str(file)
 
 
 def context_names() -> list[str]:

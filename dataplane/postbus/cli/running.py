@@ -53,7 +53,7 @@ def with_free_ports(settings: Settings) -> Settings:
         ("tls_port", settings.host),
         ("http_port", settings.host),
         ("metrics_port", settings.metrics_host),
-        ("control_port", "127.0.0.1"),
+        ("control_port", settings.control_host),
     ):
         port = getattr(settings, name)
         chosen = [getattr(settings, each) for each in settings.model_fields_set]

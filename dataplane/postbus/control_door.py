@@ -1,0 +1,100 @@
+"""Assembles the control API of one bus: its handlers, who may use it, its TLS.
+
+`doors` opens it with the others. It is the only way in that no client of messages uses.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from postbus.broker.administration import Administration
+from postbus.broker.authorization_rules import AuthorizationRules
+from postbus.broker.caller_fence import CallerFence
+from postbus.broker.controls import Controls
+from postbus.broker.host import Host
+from postbus.control_lookup import leave_note, remove_note
+from postbus.data_directory import DataDirectory
+from postbus.edge.control_authorization import ControlAuthorizer
+from postbus.edge.control_development import ControlDevelopment
+from postbus.edge.control_entities import ControlEntities
+from postbus.edge.control_rules import ControlRules
+from postbus.edge.control_server import ControlServer
+from postbus.edge.control_status import ControlStatus
+from postbus.settings import Settings, is_loopback
+
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """What the control API shows and changes. `controls`: of a bus for development only."""
+
+    administration: Administration
+    rules: AuthorizationRules
+    hosts: Sequence[Host]
+    fence: CallerFence
+    controls: Controls | None
+
+
+class ControlDoor:
+    """The open control API. `token_file` is what callers read."""
+
+    def __init__(self, server: ControlServer, token_file: Path, address: str) -> None:
+        self._server = server
+        self.token_file = token_file
+        self.address = address
+
+    @classmethod
+    async def open(
+        cls,
+        controlled: Controlled,
+        settings: Settings,
+        data: DataDirectory,
+        is_ready: Callable[[], bool],
+        context: ssl.SSLContext | None,
+    ) -> ControlDoor:
+        """Listen, with TLS when there is a context.
+
+        Raises `TokenFileError`, and OSError when the port cannot be had.
+        """
+        token_file = settings.control_token_file or data.ensure_control_token()
+        token_file = token_file.absolute()
+        server = _server(controlled, settings, token_file, is_ready)
+        host = settings.control_host
+        await server.start(host, settings.control_port, context)
+        leave_note(server.port, token_file)
+        shown = "localhost" if is_loopback(host) or host in ANY_ADDRESS else host
+        scheme = "http" if context is None else "https"
+        return cls(server, token_file, f"{scheme}://{shown}:{server.port}")
+
+    async def close(self) -> None:
+        """Take nobody in any more."""
+        remove_note(self._server.port)
+        await self._server.stop()
+
+
+def _server(
+    controlled: Controlled, settings: Settings, token_file: Path, is_ready: Callable[[], bool]
+) -> ControlServer:
+    """Return the server of the API; raises `TokenFileError`."""
+    status = ControlStatus(
+        controlled.administration,
+        controlled.hosts,
+        controlled.fence,
+        is_ready,
+        broker_name=settings.broker_name,
+        is_development=controlled.controls is not None,
+    )
+    operations = {
+        **status.operations(),
+        **ControlEntities(controlled.administration).operations(),
+        **ControlRules(controlled.rules, controlled.administration).operations(),
+        **ControlDevelopment(controlled.controls).operations(),
+    }
+    accepts_certificates = settings.control_client_ca_file is not None
+    authorizer = ControlAuthorizer(token_file, accepts_certificates=accepts_certificates)
+    return ControlServer(operations, authorizer, controlled.fence)

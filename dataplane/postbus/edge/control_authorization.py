@@ -1,0 +1,153 @@
+"""Who may use the control API: whoever has a token of its file, or a certificate of its authority.
+
+The file is read again when it changes. It may hold several tokens, one a line, so that a new one
+can be handed out before the old one goes. Wrong tokens are told apart in constant time and slowed
+down; right ones never wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import ssl
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+LEAST_TOKEN_CHARS: Final = 20
+"""Our choice: what people make up is shorter; of random base64 this is 120 bits."""
+
+MOST_TOKENS: Final = 16
+MOST_FILE_BYTES: Final = 64 * 1024
+FREE_FAILURES: Final = 3
+FIRST_DELAY_S: Final = 0.1
+LAST_DELAY_S: Final = 2.0
+MOST_DELAYED: Final = 16
+FORGIVEN_AFTER_S: Final = 60.0
+"""A minute without a wrong token forgets those before. Our choice, as all of these."""
+
+
+class TokenFileError(Exception):
+    """The file of tokens cannot be used; the text is for the user and holds no token."""
+
+
+class NotAuthorized(Exception):
+    """A caller has no token, or a wrong one. `is_too_often`: it should wait with the next."""
+
+    def __init__(self, detail: str, *, is_too_often: bool = False) -> None:
+        self.is_too_often = is_too_often
+        super().__init__(detail)
+
+
+class ControlAuthorizer:
+    """Lets callers in. `token_file` None: only certificates count."""
+
+    def __init__(self, token_file: Path | None, *, accepts_certificates: bool = False) -> None:
+        """Read the file; raises `TokenFileError`."""
+        self._token_file = token_file
+        self._accepts_certificates = accepts_certificates
+        self._read_as: tuple[int, int, int] | None = None
+        self._digests: tuple[bytes, ...] = ()
+        self._failures = 0
+        self._failed_last = 0.0
+        self._delayed = 0
+        if token_file is not None:
+            try:
+                self._read_as, self._digests = _stamp(token_file), _read(token_file)
+            except OSError as error:
+                reason = (error.strerror or "cannot be read").lower()
+                raise TokenFileError(f"the control tokens {token_file}: {reason}") from error
+            if not self._digests:
+                raise TokenFileError(
+                    f"the control tokens {token_file}: there is no token in it; write one a line"
+                )
+
+    async def authorize(self, request: web.BaseRequest) -> None:
+        """Return for a caller who is known; raises `NotAuthorized`."""
+        if self._accepts_certificates and _has_certificate(request):
+            return
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if not token and not scheme:
+            raise NotAuthorized(
+                "send the header `Authorization: Bearer <token>`; the token is in the file that"
+                " the broker names when it starts (POSTBUS_CONTROL_TOKEN_FILE)"
+            )
+        if scheme.lower() == "bearer" and self._is_known(token.strip()):
+            return
+        await self._slow_down(request.remote)
+        raise NotAuthorized("this token is not one of the broker's file of control tokens")
+
+    def _is_known(self, token: str) -> bool:
+        self._read_again()
+        digest = _digest(token)
+        found = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them
+        return any(found)
+
+    def _read_again(self) -> None:
+        """Follow a file that has changed; one that is away or broken for now changes nothing."""
+        if self._token_file is None:
+            return
+        try:
+            stamp = _stamp(self._token_file)
+            if stamp == self._read_as:
+                return
+            self._digests, self._read_as = _read(self._token_file), stamp
+            logger.info("control tokens are read again", extra={"count": len(self._digests)})
+        except (OSError, TokenFileError) as error:
+            logger.warning("control tokens cannot be read again", extra={"error": str(error)})
+
+    async def _slow_down(self, remote: str | None) -> None:
+        """Let a wrong token wait, longer each time; raises `NotAuthorized` when many wait."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._failed_last > FORGIVEN_AFTER_S:
+            self._failures = 0
+        self._failed_last = now_s
+        self._failures += 1
+        if self._delayed >= MOST_DELAYED:
+            raise NotAuthorized("too many wrong tokens: wait a minute", is_too_often=True)
+        logger.warning("wrong control token", extra={"remote": remote, "failures": self._failures})
+        doublings = self._failures - FREE_FAILURES - 1
+        if doublings >= 0:
+            self._delayed += 1
+            try:
+                await asyncio.sleep(min(FIRST_DELAY_S * 2 ** min(doublings, 10), LAST_DELAY_S))
+            finally:
+                self._delayed -= 1
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(path: Path) -> tuple[bytes, ...]:
+    """Return the digests of the tokens; raises OSError or `TokenFileError`."""
+    with path.open("rb") as file:
+        content = file.read(MOST_FILE_BYTES + 1)
+    lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if len(content) > MOST_FILE_BYTES or len(tokens) > MOST_TOKENS:
+        raise TokenFileError(f"the control tokens {path}: at most {MOST_TOKENS} lines")
+    if any(len(token) < LEAST_TOKEN_CHARS or not token.isascii() for token in tokens):
+        raise TokenFileError(
+            f"the control tokens {path}: a token has at least {LEAST_TOKEN_CHARS} ASCII characters;"
+            " `openssl rand -base64 32` makes one"
+        )
+    return tuple(_digest(token) for token in tokens)
+
+
+def _digest(token: str) -> bytes:
+    """Return what is compared: it hides the length too."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _has_certificate(request: web.BaseRequest) -> bool:
+    """Say whether the caller's TLS showed a certificate; the handshake has checked it."""
+    transport = request.transport
+    tls = transport.get_extra_info("ssl_object") if transport is not None else None
+    return isinstance(tls, ssl.SSLObject) and tls.getpeercert(binary_form=True) is not None

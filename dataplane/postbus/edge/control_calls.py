@@ -1,0 +1,125 @@
+"""One call of the control API, freed of HTTP: what handlers get, give and refuse with.
+
+The server makes calls of requests by the table of routes; handlers never see a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias, TypeVar
+
+from pydantic import BaseModel
+
+from postbus.control_contract import FieldProblem, ProblemType
+from postbus.entity.commands import Refusal, Refused
+
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold for a change. `versions` None: any.
+
+    `must_exist` and `must_be_new` stand for the `*` of `If-Match` and of `If-None-Match`.
+    """
+
+    versions: frozenset[int] | None = None
+    must_exist: bool = False
+    must_be_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that is well-formed. `names`: parameters of the path, decoded."""
+
+    names: Mapping[str, str]
+    body: BaseModel | None = None
+    queries: Mapping[str, str | int | bool] = field(default_factory=dict)
+    condition: Condition = Condition()
+
+    def read(self, model: type[B]) -> B:
+        """Return the body, which the table promises to be of this model."""
+        assert isinstance(self.body, model)
+        return self.body
+
+    def number(self, name: str) -> int:
+        """Return a query parameter that the table calls an integer."""
+        value = self.queries[name]
+        assert isinstance(value, int)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return a query parameter that the table calls a boolean."""
+        return self.queries[name] is True
+
+    def text(self, name: str) -> str:
+        """Return a query parameter that the table calls a string."""
+        value = self.queries[name]
+        assert isinstance(value, str)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a handler answers. `etag`: the version of what is told. `text`: JSON as it is."""
+
+    body: BaseModel | None = None
+    status: int = 200
+    etag: int | None = None
+    text: str = ""
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]
+
+
+class ControlRefused(Exception):
+    """A call is refused; nothing changed. `detail` says what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        type: ProblemType = ProblemType.PLAIN,
+        problems: Sequence[FieldProblem] = (),
+    ) -> None:
+        self.status = status
+        self.type = type
+        self.problems = list(problems)
+        super().__init__(detail)
+
+
+STATUS_OF: Final[dict[Refusal, tuple[int, ProblemType]]] = {
+    Refusal.ENTITY_NOT_FOUND: (404, ProblemType.NOT_FOUND),
+    Refusal.MESSAGE_NOT_FOUND: (404, ProblemType.NOT_FOUND),
+    Refusal.ENTITY_DISABLED: (409, ProblemType.PLAIN),
+    Refusal.SEND_DISABLED: (409, ProblemType.PLAIN),
+    Refusal.RECEIVE_DISABLED: (409, ProblemType.PLAIN),
+    Refusal.ALREADY_EXISTS: (409, ProblemType.ALREADY_EXISTS),
+    Refusal.NOT_ALLOWED: (409, ProblemType.IMMUTABLE),
+    Refusal.QUOTA_EXCEEDED: (403, ProblemType.QUOTA_EXCEEDED),
+    Refusal.STORE_FULL: (503, ProblemType.UNAVAILABLE),
+    Refusal.MESSAGE_TOO_LARGE: (400, ProblemType.INVALID),
+    Refusal.PROPERTIES_TOO_LARGE: (400, ProblemType.INVALID),
+    Refusal.MESSAGE_MALFORMED: (400, ProblemType.INVALID),
+    Refusal.ARGUMENT_OUT_OF_RANGE: (400, ProblemType.INVALID),
+    Refusal.LOCK_LOST: (409, ProblemType.PLAIN),
+    Refusal.SESSION_LOCK_LOST: (409, ProblemType.PLAIN),
+    Refusal.SESSION_CANNOT_BE_LOCKED: (409, ProblemType.PLAIN),
+    Refusal.SESSION_REQUIRED: (400, ProblemType.INVALID),
+    Refusal.SESSION_NOT_SUPPORTED: (400, ProblemType.INVALID),
+    Refusal.HOPS_EXCEEDED: (409, ProblemType.PLAIN),
+    Refusal.PUBLISH_TOO_LARGE: (400, ProblemType.INVALID),
+    Refusal.CONFLICT: (412, ProblemType.VERSION_DIFFERS),
+    Refusal.NOT_EMPTY: (409, ProblemType.NOT_EMPTY),
+    Refusal.NOT_APPLIED: (503, ProblemType.UNAVAILABLE),
+    Refusal.UNKNOWN: (503, ProblemType.UNAVAILABLE),
+    Refusal.BUSY: (503, ProblemType.UNAVAILABLE),
+}
+"""Total over the refusals of entities and of the catalog; a test compares."""
+
+
+def refused(refusal: Refused) -> ControlRefused:
+    """Return how this API says a refusal of the broker."""
+    status, type = STATUS_OF[refusal.refusal]
+    return ControlRefused(status, refusal.detail or refusal.refusal.value, type)

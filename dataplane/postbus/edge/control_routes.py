@@ -1,0 +1,412 @@
+"""The table of the control API: what may be asked, with which body, and what is answered.
+
+The server serves these routes and no others, and the OpenAPI document is made of them. Text here is
+for people who read that document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from postbus.contract import (
+    ENTITY_NAME,
+    FILTER_NAME,
+    RULE_NAME,
+    SUBSCRIPTION_NAME,
+    NamespaceProperties,
+    QueueProperties,
+    RuleProperties,
+    TopicProperties,
+)
+from postbus.control_contract import (
+    DEFAULT_PAGE,
+    MAX_PAGE,
+    MAX_WAIT_S,
+    Advance,
+    Applied,
+    AuthorizationRuleDefinition,
+    AuthorizationRuleDescription,
+    AuthorizationRulePage,
+    Changes,
+    Clock,
+    Deleted,
+    DeletionPolicy,
+    LocksLost,
+    LoseLocksOf,
+    NamespaceDescription,
+    QueueDescription,
+    QueuePage,
+    RuleDescription,
+    RulePage,
+    RuntimeInformation,
+    Status,
+    StoreInterrupted,
+    StoreOutage,
+    SubscriptionDefinition,
+    SubscriptionDescription,
+    SubscriptionPage,
+    Tombstones,
+    TopicDescription,
+    TopicPage,
+)
+
+MAX_VERSION: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter behind the question mark; `schema` is its JSON schema with a default."""
+
+    name: str
+    schema: dict[str, Any]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation. `refusals`: statuses besides those that every operation may answer.
+
+    `is_change`: it takes the epoch of its caller, and the store may be away. `is_versioned`: it
+    takes `If-Match`, or `If-None-Match` where something can be created. `answer` None: JSON.
+    """
+
+    operation: str
+    method: str
+    path: str
+    tag: str
+    summary: str
+    answer: type[BaseModel] | None
+    body: type[BaseModel] | None = None
+    queries: tuple[Query, ...] = ()
+    refusals: tuple[int, ...] = ()
+    is_change: bool = False
+    is_versioned: bool = False
+    is_open: bool = False
+
+
+SKIP: Final = Query(
+    "skip",
+    {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0},
+    "How many to leave out.",
+)
+TOP: Final = Query(
+    "top",
+    {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+    "How many to tell at most.",
+)
+PAGE: Final = (SKIP, TOP)
+SINCE: Final = Query(
+    "since",
+    {"type": "integer", "minimum": 0, "maximum": MAX_VERSION, "default": 0},
+    "The version that the caller knows.",
+)
+WAIT: Final = Query(
+    "wait",
+    {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0},
+    "Seconds to wait when nothing has changed.",
+)
+POLICY: Final = Query(
+    "policy",
+    {"type": "string", "enum": [policy.value for policy in DeletionPolicy], "default": "Delete"},
+    "`DeleteIfEmpty` refuses what holds messages; `Retain` keeps them for a restore.",
+)
+
+KEYS: Final = Query(
+    "keys", {"type": "boolean", "default": False}, "Whether to tell the keys, which are secret."
+)
+
+NAMES: Final[dict[str, dict[str, Any]]] = {
+    "queue": {"type": "string", "pattern": f"^{ENTITY_NAME.pattern}$"},
+    "topic": {"type": "string", "pattern": f"^{ENTITY_NAME.pattern}$"},
+    "subscription": {"type": "string", "pattern": f"^{SUBSCRIPTION_NAME.pattern}$"},
+    "rule": {"type": "string", "pattern": f"^(?:{FILTER_NAME.pattern})$"},
+    "authorization_rule": {"type": "string", "pattern": f"^{RULE_NAME.pattern}$"},
+    "entity_id": {"type": "integer", "minimum": 1, "maximum": 2_147_483_647},
+}
+"""Parameters of paths. A `/` in a name is written `%2F`."""
+
+QUEUES: Final = "/v1/queues"
+QUEUE: Final = "/v1/queues/{queue}"
+TOPICS: Final = "/v1/topics"
+TOPIC: Final = "/v1/topics/{topic}"
+SUBSCRIPTIONS: Final = "/v1/topics/{topic}/subscriptions"
+SUBSCRIPTION: Final = "/v1/topics/{topic}/subscriptions/{subscription}"
+RULES: Final = "/v1/topics/{topic}/subscriptions/{subscription}/rules"
+RULE: Final = "/v1/topics/{topic}/subscriptions/{subscription}/rules/{rule}"
+
+
+def _listed(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
+    refusals = (404,) if "{" in path else ()
+    summary = f"Page of {what}, by name"
+    return Route(operation, "GET", path, tag, summary, answer, queries=PAGE, refusals=refusals)
+
+
+def _told(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
+    return Route(operation, "GET", path, tag, f"Tell {what}", answer, refusals=(404,))
+
+
+def _put(operation: str, path: str, tag: str, what: str, body: type[BaseModel]) -> Route:
+    return Route(
+        operation,
+        "PUT",
+        path,
+        tag,
+        f"Create {what}, or give it this whole definition",
+        Applied,
+        body,
+        refusals=(403, 404, 409, 412),
+        is_change=True,
+        is_versioned=True,
+    )
+
+
+def _deleted(operation: str, path: str, tag: str, what: str) -> Route:
+    return Route(
+        operation,
+        "DELETE",
+        path,
+        tag,
+        f"Delete {what}",
+        Deleted,
+        queries=(POLICY,),
+        refusals=(404, 409, 412),
+        is_change=True,
+        is_versioned=True,
+    )
+
+
+def _counted(operation: str, path: str, tag: str, what: str) -> Route:
+    summary = f"Count the messages of {what}"
+    return Route(
+        operation, "GET", f"{path}/runtime", tag, summary, RuntimeInformation, refusals=(404,)
+    )
+
+
+ENTITIES: Final = (
+    _listed("listQueues", QUEUES, "queues", "queues", QueuePage),
+    _told("getQueue", QUEUE, "queues", "a queue", QueueDescription),
+    _put("putQueue", QUEUE, "queues", "a queue", QueueProperties),
+    _deleted("deleteQueue", QUEUE, "queues", "a queue"),
+    _counted("countQueue", QUEUE, "queues", "a queue"),
+    _listed("listTopics", TOPICS, "topics", "topics", TopicPage),
+    _told("getTopic", TOPIC, "topics", "a topic", TopicDescription),
+    _put("putTopic", TOPIC, "topics", "a topic", TopicProperties),
+    _deleted("deleteTopic", TOPIC, "topics", "a topic and its subscriptions"),
+    _counted("countTopic", TOPIC, "topics", "a topic"),
+    _listed("listSubscriptions", SUBSCRIPTIONS, "subscriptions", "subscriptions", SubscriptionPage),
+    _told(
+        "getSubscription", SUBSCRIPTION, "subscriptions", "a subscription", SubscriptionDescription
+    ),
+    _put(
+        "putSubscription",
+        SUBSCRIPTION,
+        "subscriptions",
+        "a subscription with its rules",
+        SubscriptionDefinition,
+    ),
+    _deleted("deleteSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
+    _counted("countSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
+    _listed("listRules", RULES, "rules", "rules of a subscription", RulePage),
+    _told("getRule", RULE, "rules", "a rule", RuleDescription),
+    Route(
+        "putRule",
+        "PUT",
+        RULE,
+        "rules",
+        "Create a rule of a subscription, or give it this whole definition",
+        Applied,
+        RuleProperties,
+        refusals=(403, 404, 409),
+        is_change=True,
+    ),
+    Route(
+        "deleteRule",
+        "DELETE",
+        RULE,
+        "rules",
+        "Delete a rule; a subscription without rules gets nothing",
+        Applied,
+        refusals=(404, 409),
+        is_change=True,
+    ),
+)
+
+
+def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
+    """Return the operations of the rules of the namespace, of a queue or of a topic."""
+    tag, path = "authorization", f"{at}/authorization-rules"
+    one = path + "/{authorization_rule}"
+    rule = f"{what} authorization rule"
+    return (
+        Route(
+            f"list{of}AuthorizationRules",
+            "GET",
+            path,
+            tag,
+            f"List the {what} authorization rules",
+            AuthorizationRulePage,
+            queries=(KEYS,),
+            refusals=(404,),
+        ),
+        Route(
+            f"get{of}AuthorizationRule",
+            "GET",
+            one,
+            tag,
+            f"Tell one {rule}",
+            AuthorizationRuleDescription,
+            queries=(KEYS,),
+            refusals=(404,),
+        ),
+        Route(
+            f"put{of}AuthorizationRule",
+            "PUT",
+            one,
+            tag,
+            f"Create one {rule}, or give it these rights and keys",
+            AuthorizationRuleDescription,
+            AuthorizationRuleDefinition,
+            refusals=(404, 409),
+            is_change=True,
+        ),
+        Route(
+            f"delete{of}AuthorizationRule",
+            "DELETE",
+            one,
+            tag,
+            f"Delete one {rule}; links that it let in are detached",
+            AuthorizationRuleDescription,
+            refusals=(404, 409),
+            is_change=True,
+        ),
+    )
+
+
+AUTHORIZATION: Final = (
+    *_authorization("/v1", "", "namespace's"),
+    *_authorization(QUEUE, "Queue", "queue's"),
+    *_authorization(TOPIC, "Topic", "topic's"),
+)
+
+NAMESPACE: Final = (
+    _told("getNamespace", "/v1/namespace", "namespace", "the namespace", NamespaceDescription),
+    Route(
+        "putNamespace",
+        "PUT",
+        "/v1/namespace",
+        "namespace",
+        "Say what the namespace is to be; what only a restart changes is refused",
+        Applied,
+        NamespaceProperties,
+        refusals=(409, 412),
+        is_change=True,
+        is_versioned=True,
+    ),
+    Route(
+        "getStatus",
+        "GET",
+        "/v1/status",
+        "namespace",
+        "Tell how the broker and its partitions are",
+        Status,
+    ),
+    Route(
+        "forgetCallerEpoch",
+        "DELETE",
+        "/v1/caller-epoch",
+        "namespace",
+        "Let callers begin again with any epoch, after a lease was made anew",
+        Status,
+        refusals=(503,),
+    ),
+    Route(
+        "getOpenApi",
+        "GET",
+        "/openapi.json",
+        "namespace",
+        "Tell this document",
+        None,
+        is_open=True,
+    ),
+)
+
+HISTORY: Final = (
+    Route(
+        "listChanges",
+        "GET",
+        "/v1/changes",
+        "changes",
+        "Tell what changed since a version; waits for something to tell",
+        Changes,
+        queries=(SINCE, WAIT),
+        refusals=(410, 503),
+    ),
+    Route(
+        "listTombstones",
+        "GET",
+        "/v1/tombstones",
+        "changes",
+        "Tell what was deleted since a version, by whom or by idleness",
+        Tombstones,
+        queries=(SINCE,),
+        refusals=(503,),
+    ),
+    Route(
+        "restoreEntity",
+        "POST",
+        "/v1/deleted/{entity_id}/restore",
+        "changes",
+        "Bring a deleted entity back that was retained, with its messages",
+        Applied,
+        refusals=(404, 409),
+        is_change=True,
+    ),
+)
+
+DEVELOPMENT: Final = (
+    Route(
+        "getClock",
+        "GET",
+        "/v1/clock",
+        "development",
+        "Tell the time of messages",
+        Clock,
+        refusals=(404,),
+    ),
+    Route(
+        "advanceClock",
+        "POST",
+        "/v1/clock/advance",
+        "development",
+        "Let time pass at once; what is due by then has happened when this answers",
+        Clock,
+        Advance,
+        refusals=(404, 409, 503),
+    ),
+    Route(
+        "loseLocks",
+        "POST",
+        "/v1/faults/lose-locks",
+        "development",
+        "Take all locks of an entity away",
+        LocksLost,
+        LoseLocksOf,
+        refusals=(404,),
+    ),
+    Route(
+        "interruptStore",
+        "POST",
+        "/v1/faults/store-outage",
+        "development",
+        "Let the store be away for a while",
+        StoreInterrupted,
+        StoreOutage,
+        refusals=(404,),
+    ),
+)
+
+ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *DEVELOPMENT)
+"""Everything that can be asked."""

@@ -1,0 +1,44 @@
+"""The highest epoch that a caller of the control API has shown, beside the catalog.
+
+Called by `broker/caller_fence.py` only. It never goes back but by `forget`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postbus.store.postgres import Store
+
+
+class CallerEpochStore:
+    """Reads and writes one row. Every method may raise StoreUnavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def load(self) -> int:
+        """Return the highest epoch, 0 when none was shown."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            return int(await connection.fetchval(LOAD) or 0)
+
+    async def raise_to(self, epoch: int) -> int:
+        """Record an epoch that is higher; return the highest, durable."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            return int(await connection.fetchval(RAISE, epoch))
+
+    async def forget(self) -> None:
+        """Let callers begin again with any epoch."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            await connection.execute(FORGET)
+
+
+LOAD: Final = "select epoch from postbus.caller_epoch"
+RAISE: Final = """
+insert into postbus.caller_epoch (epoch) values ($1)
+on conflict (is_only) do update set epoch = greatest(postbus.caller_epoch.epoch, excluded.epoch)
+returning epoch
+"""
+FORGET: Final = "delete from postbus.caller_epoch"
