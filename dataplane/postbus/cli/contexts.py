@@ -203,9 +203,7 @@ def find_target(
     if "control_port" in settings.model_fields_set and (control_port or name == DEFAULT):
         where = f"http://127.0.0.1:{settings.control_port}"
         if context.control not in {where, where.replace("127.0.0.1", "localhost")}:
-            context = replace(
-                context, control=where, token_file=_token_of(settings), ca_file=None
-            )
+            context = replace(context, control=where, token_file=_token_of(settings), ca_file=None)
     if connection_string:
         context = replace(context, connection_string=connection_string)
     return replace(target, context=context)

@@ -104,6 +104,7 @@ STATUS_OF: Final[dict[Refusal, tuple[int, ProblemType]]] = {
     Refusal.MESSAGE_MALFORMED: (400, ProblemType.INVALID),
     Refusal.ARGUMENT_OUT_OF_RANGE: (400, ProblemType.INVALID),
     Refusal.LOCK_LOST: (409, ProblemType.PLAIN),
+    Refusal.MESSAGE_LOCKED: (409, ProblemType.PLAIN),
     Refusal.SESSION_LOCK_LOST: (409, ProblemType.PLAIN),
     Refusal.SESSION_CANNOT_BE_LOCKED: (409, ProblemType.PLAIN),
     Refusal.SESSION_REQUIRED: (400, ProblemType.INVALID),
