@@ -111,7 +111,7 @@ class Authorizer:
             raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
         scope = resource_path(unquote_plus(resource))
-        if not covers(scope, path if used_at is None else resource_path(used_at)):
+        if not (covers(scope, path) or (used_at and covers(scope, resource_path(used_at)))):
             raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             key = _signing_key(rule, resource, expiry, signature)

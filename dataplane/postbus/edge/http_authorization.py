@@ -66,9 +66,8 @@ class HttpAuthorizer:
             text = "MalformedToken: Only shared access signatures are accepted: use a SAS key."
             raise HttpRefused(401, text, CHALLENGE)
         try:
-            grant = self._authorizer.check_token(
-                token, quote(path), self._real_time_s(), used_at=request.raw_path
-            )
+            used_at = request.raw_path if header == AUTHORIZATION else None
+            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), used_at)
         except TokenRefused as error:
             logger.warning("token refused", extra={"entity": path, "why": str(error)})
             raise HttpRefused(401, f"InvalidSignature: {error}", CHALLENGE) from None
