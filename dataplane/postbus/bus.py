@@ -12,13 +12,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from postbus.announcement import Announcement
-from postbus.broker.administration import Administration, AdministrationRefused, PutMode
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+    WantedEntity,
+)
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.caller_fence import CallerFence
@@ -30,7 +35,13 @@ from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
-from postbus.contract import EntityKind, Right, subscription_path
+from postbus.contract import (
+    EntityKind,
+    EntityProperties,
+    Right,
+    TopicProperties,
+    subscription_path,
+)
 from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory, new_key
 from postbus.definitions import Described, in_order_of_forwarding
@@ -40,11 +51,8 @@ from postbus.entity.commands import Tick
 from postbus.entity.window import WindowBudget
 from postbus.manifests import (
     BusDefinition,
-    QueueDefinition,
     RuleDefinition,
     RuleKeys,
-    SubscriptionDefinition,
-    TopicDefinition,
 )
 from postbus.metrics import BusSample
 from postbus.sampling import Sampler
@@ -279,20 +287,23 @@ class Bus:
         What is new is made first and forwards nowhere yet, since a target must exist; then all get
         their definitions, targets before what forwards to them.
         """
-        definition = self._definition
-        wanted: dict[str, QueueDefinition | TopicDefinition | SubscriptionDefinition] = {
-            **{each.name: each for each in definition.topics},
-            **{subscription_path(each.topic, each.name): each for each in definition.subscriptions},
-            **{each.name: each for each in definition.queues},
-        }
-        described = [
-            Described(name, KIND_OF[type(each)], each.properties) for name, each in wanted.items()
+        wanted = _wanted_of(self._definition)
+        described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
+        new = [
+            replace(each, properties=_forwarding_nowhere(each.properties))
+            for name, each in wanted.items()
+            if administration.find(name) is None
         ]
-        for name, each in wanted.items():
-            if administration.find(name) is None:
-                await _put(administration, each, is_forwarding=False)
-        for one in in_order_of_forwarding(described):
-            await _put(administration, wanted[one.name])
+        try:
+            await administration.put_all(new)
+            await administration.put_all(
+                [wanted[one.name] for one in in_order_of_forwarding(described)]
+            )
+        except AdministrationRefused as refusal:
+            if isinstance(refusal.__cause__, StoreError):
+                text = explain_store_error(refusal.__cause__)
+                raise BusError(text, is_about_store=True) from refusal
+            raise BusError(str(refusal)) from refusal
 
     async def _load_partitions(self, directory: Directory) -> None:
         """Claim what holds entities, so that the first client need not wait for it."""
@@ -486,37 +497,31 @@ class Bus:
         return self._sampler.sample()
 
 
-KIND_OF: Final[dict[type, EntityKind]] = {
-    QueueDefinition: EntityKind.QUEUE,
-    TopicDefinition: EntityKind.TOPIC,
-    SubscriptionDefinition: EntityKind.SUBSCRIPTION,
-}
+def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:
+    """Return what manifests want by its path, topics before their subscriptions."""
+    topics = [
+        WantedEntity(EntityKind.TOPIC, each.name, each.properties) for each in definition.topics
+    ]
+    queues = [
+        WantedEntity(EntityKind.QUEUE, each.name, each.properties) for each in definition.queues
+    ]
+    kind = EntityKind.SUBSCRIPTION
+    return {
+        **{each.name: each for each in topics},
+        **{
+            subscription_path(each.topic, each.name): WantedEntity(
+                kind, each.name, each.properties, each.topic, each.rules
+            )
+            for each in definition.subscriptions
+        },
+        **{each.name: each for each in queues},
+    }
 
 
-async def _put(
-    administration: Administration,
-    wanted: QueueDefinition | TopicDefinition | SubscriptionDefinition,
-    *,
-    is_forwarding: bool = True,
-) -> None:
-    """Give an entity its definition; raises `BusError` when that is refused."""
-    nowhere, mode = {} if is_forwarding else NOWHERE, PutMode.ANY
-    try:
-        match wanted:
-            case QueueDefinition(name, properties):
-                there = properties.model_copy(update=nowhere)
-                await administration.put_queue(name, there, mode=mode)
-            case TopicDefinition(name, properties):
-                await administration.put_topic(name, properties, mode=mode)
-            case SubscriptionDefinition(topic, name, properties, rules):
-                forwarding = properties.model_copy(update=nowhere)
-                await administration.put_subscription(topic, name, forwarding, rules, mode=mode)
-    except AdministrationRefused as refusal:
-        if isinstance(refusal.__cause__, StoreError):
-            text = explain_store_error(refusal.__cause__)
-            raise BusError(text, is_about_store=True) from refusal
-        kind = KIND_OF[type(wanted)].value
-        raise BusError(f"the {kind} {wanted.name} cannot be so: {refusal}") from refusal
+def _forwarding_nowhere(properties: EntityProperties) -> EntityProperties:
+    if isinstance(properties, TopicProperties):
+        return properties
+    return properties.model_copy(update=NOWHERE)
 
 
 NOWHERE: Final = {"forward_to": None, "forward_dead_lettered_messages_to": None}

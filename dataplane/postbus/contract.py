@@ -211,6 +211,11 @@ def topic_of(path: str) -> str:
     return path.rpartition("/")[0].rpartition("/")[0]
 
 
+def subscription_name(path: str) -> str:
+    """Return the name a subscription has below its topic."""
+    return path.rpartition("/")[2]
+
+
 def subscription_path(topic: str, subscription: str) -> str:
     """Return the path by which a subscription is addressed and catalogued."""
     return f"{topic}/Subscriptions/{subscription}"

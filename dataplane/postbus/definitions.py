@@ -22,7 +22,7 @@ from postbus.contract import (
     topic_of,
 )
 
-P = TypeVar("P", QueueProperties, TopicProperties, SubscriptionProperties)
+P = TypeVar("P", QueueProperties, TopicProperties, SubscriptionProperties, EntityProperties)
 
 IMMUTABLE: Final = {
     "requires_session": "requiresSession",

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postbus.broker.directory import Directory, DirectoryRefusal, home_of
+from postbus.broker.preconditions import WantedEntity
 from postbus.contract import (
     DEFAULT_RULE,
     LIMITS,
@@ -26,7 +27,13 @@ from postbus.contract import (
     TopicProperties,
 )
 from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refusal, Reply
-from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
+from postbus.store.catalog import (
+    CatalogEntry,
+    CatalogPut,
+    CatalogStore,
+    DeletedReason,
+    StoredRule,
+)
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 
@@ -74,6 +81,14 @@ class LossyCatalog(CatalogStore):
         if self.loses_answer:
             raise StoreUnavailable
         return entry
+
+    async def put_all(self, puts: Sequence[CatalogPut]) -> list[CatalogEntry]:
+        if self.loses_write:
+            raise StoreUnavailable
+        entries = await super().put_all(puts)
+        if self.loses_answer:
+            raise StoreUnavailable
+        return entries
 
     async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
         if self.loses_write:
@@ -561,3 +576,77 @@ async def take_step(
             partitions[which % 2].is_loaded = False
         case "load":
             partitions[which % 2].catch_up(directory)
+
+
+# --- many at once -------------------------------------------------------------------------------
+
+
+def wanted_entities() -> list[WantedEntity]:
+    kind = EntityKind.SUBSCRIPTION
+    return [
+        WantedEntity(EntityKind.TOPIC, "t", TOPIC),
+        WantedEntity(kind, "s", SUBSCRIPTION, "t"),
+        WantedEntity(kind, "r", SUBSCRIPTION, "T", [rule("one"), rule("two", "n = 2")]),
+        *(WantedEntity(EntityKind.QUEUE, f"q{n}", QUEUE) for n in range(9)),
+        WantedEntity(
+            EntityKind.QUEUE, "q9", QueueProperties(forward_to="q8", requires_session=False)
+        ),
+    ]
+
+
+async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(catalog)
+    await directory.put_queue("q8", QueueProperties(max_delivery_count=3))
+    await directory.put_queue("q0", QueueProperties(max_delivery_count=3))
+    wanted = wanted_entities()
+    await directory.put_all(wanted)
+    entries = {entry.name: entry for entry in directory.entries()}
+    assert directory.version == 2 + len(wanted)  # two are changed, the rest is new
+    assert sorted(entry.version for entry in entries.values()) == list(range(3, 16))
+    assert len({entry.entity_no for entry in entries.values()}) == len(entries)
+    assert entries["q0"].properties == QUEUE
+    assert entries["t/Subscriptions/r"].topic_no == entries["t"].entity_no
+    assert names(entries["t/Subscriptions/r"].rules) == ["one", "two"]
+    assert all(each.created_ms for each in entries["t/Subscriptions/r"].rules)
+    assert names(entries["t/Subscriptions/s"].rules) == ["$Default"]
+    again = Directory(catalog, 4)
+    await again.load()
+    assert again.entries() == directory.entries()
+    known = {name for each in partitions for name in each.what_it_knows()}
+    assert known == set(entries)
+    await directory.put_all(wanted)
+    assert directory.version == 15  # nothing changed
+
+
+async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, _ = await open_directory(catalog)
+    await directory.put_queue("q1", QUEUE)
+    wanted = [
+        *wanted_entities(),
+        WantedEntity(EntityKind.QUEUE, "q1", QueueProperties(requires_session=True)),
+    ]
+    with pytest.raises(DirectoryRefusal, match="the queue q1 cannot be so: requiresSession"):
+        await directory.put_all(wanted)
+    again = Directory(catalog, 4)
+    await again.load()
+    assert again.entries() == directory.entries()
+    assert {entry.name for entry in directory.entries()} <= {"q1", "t"}
+
+
+@pytest.mark.parametrize("what", ["answer", "write"])
+async def test_many_definitions_whose_fate_is_unknown_are_looked_up(
+    store: Store, what: str
+) -> None:
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(catalog)
+    catalog.loses_answer, catalog.loses_write = what == "answer", what == "write"
+    if what == "answer":
+        await directory.put_all(wanted_entities())
+        assert len(directory.entries()) == 13
+        assert sum(len(each.known) for each in partitions) == 13
+    else:
+        with pytest.raises(StoreUnavailable):
+            await directory.put_all(wanted_entities())
+        assert directory.entries() == []

@@ -17,7 +17,13 @@ from typing import Final, TypeVar, assert_never
 from postbus.broker.change_feed import MOST, Change, ChangeFeed
 from postbus.broker.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.host import Host
-from postbus.broker.preconditions import DirectoryRefusal, Precondition, PutMode, rule_named
+from postbus.broker.preconditions import (
+    DirectoryRefusal,
+    Precondition,
+    PutMode,
+    WantedEntity,
+    rule_named,
+)
 from postbus.broker.router import Availability
 from postbus.contract import (
     DAY_MS,
@@ -46,6 +52,7 @@ __all__ = [
     "RuleDescription",
     "RuntimeInformation",
     "Tombstone",
+    "WantedEntity",
 ]
 
 logger = logging.getLogger(__name__)
@@ -288,6 +295,13 @@ class Administration:
         condition = Precondition(mode, expected_version)
         work = self._directory.put_subscription(topic, name, properties, rules, condition)
         return self._described(await self._change(work))
+
+    async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
+        """Create or change many in few commits, in order, as a start does.
+
+        The refusal names the one that cannot be so; those before it are perhaps put.
+        """
+        await self._change(self._directory.put_all(wanted))
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""

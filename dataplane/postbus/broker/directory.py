@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from postbus.broker.entries import Entries, put_of, puts_in_order
@@ -22,33 +23,25 @@ from postbus.broker.preconditions import (
     DirectoryRefusal,
     Precondition,
     PutMode,
-    check_count,
-    check_definition,
-    check_name,
+    WantedEntity,
     check_restore,
     check_retained_count,
-    check_rules,
+    plan,
     refusal,
     rule_named,
-    to_store,
 )
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract import (
-    DEFAULT_RULE,
     LIMITS,
     EntityKind,
-    EntityProperties,
     NamespaceLimits,
     QueueProperties,
     RuleProperties,
     Sku,
     SubscriptionProperties,
     TopicProperties,
-    check_entity_name,
-    check_subscription_name,
-    subscription_path,
+    subscription_name,
 )
-from postbus.definitions import Described, complete
 from postbus.entity.commands import (
     DropEntity,
     Hold,
@@ -56,7 +49,13 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
 )
-from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
+from postbus.store.catalog import (
+    CatalogEntry,
+    CatalogPut,
+    CatalogStore,
+    DeletedReason,
+    StoredRule,
+)
 from postbus.store.errors import StoreError
 
 __all__ = ["Directory", "DirectoryRefusal", "home_of"]
@@ -67,6 +66,9 @@ logger = logging.getLogger(__name__)
 IDLE_AT_ONCE = 8
 """Idle entities whose partitions are asked at once: each refuses its clients for as long."""
 
+
+PUT_AT_ONCE = 1_000
+"""Definitions of one commit. Our choice: they are some hundred kilobytes."""
 
 PURGED_AT_ONCE = 100
 """Retained entities that one purge lets go: no other definition changes meanwhile."""
@@ -206,21 +208,13 @@ class Directory:
         self, name: str, properties: QueueProperties, condition: Precondition = ANYHOW
     ) -> CatalogEntry:
         """Create a queue or change its definition; an equal definition changes nothing."""
-        async with self._changing:
-            await self._make_sure()
-            check_name(check_entity_name, name)
-            completed = complete(properties, self._limits)
-            return await self._put(name, EntityKind.QUEUE, completed, condition=condition)
+        return await self.put(WantedEntity(EntityKind.QUEUE, name, properties), condition)
 
     async def put_topic(
         self, name: str, properties: TopicProperties, condition: Precondition = ANYHOW
     ) -> CatalogEntry:
         """Create a topic or change its definition."""
-        async with self._changing:
-            await self._make_sure()
-            check_name(check_entity_name, name)
-            completed = complete(properties, self._limits)
-            return await self._put(name, EntityKind.TOPIC, completed, condition=condition)
+        return await self.put(WantedEntity(EntityKind.TOPIC, name, properties), condition)
 
     async def put_subscription(
         self,
@@ -230,26 +224,63 @@ class Directory:
         rules: Sequence[RuleProperties] | None = None,
         condition: Precondition = ANYHOW,
     ) -> CatalogEntry:
-        """Create a subscription or change its definition.
+        """Create a subscription or change its definition; `rules` as in `WantedEntity`."""
+        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
+        return await self.put(wanted, condition)
 
-        `rules` replace those it has; None keeps them, or gives a new one `$Default`.
-        """
+    async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> CatalogEntry:
+        """Create an entity or change its definition, if the condition holds."""
         async with self._changing:
             await self._make_sure()
-            check_name(check_subscription_name, name)
-            owner = self._entries.find(topic.lower())
-            if owner is None or owner.kind is not EntityKind.TOPIC:
-                raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
-            path = subscription_path(owner.name, name)
-            known = self._entries.find(path.lower())
-            if rules is not None:
-                stored = to_store(rules, known.rules if known else ())
-            else:
-                stored = known.rules if known else (StoredRule(DEFAULT_RULE),)
-            completed = complete(properties, self._limits)
-            return await self._put(
-                path, EntityKind.SUBSCRIPTION, completed, owner, stored, condition=condition
-            )
+            return await self._put(wanted, condition)
+
+    async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
+        """Put many in few commits, in order; those before one that is refused are perhaps put."""
+        async with self._changing:
+            await self._make_sure()
+            done = 0
+            while done < len(wanted):
+                count, puts = self._planned(wanted[done : done + PUT_AT_ONCE])
+                done += count
+                if not puts:
+                    continue
+                entries = await self._written(
+                    self._catalog.put_all(puts), partial(self._are_as_asked, puts)
+                )
+                await self._follow(entries or ())
+
+    def _planned(self, wanted: Sequence[WantedEntity]) -> tuple[int, list[CatalogPut]]:
+        """Return what is to be stored, each checked as if those before it were there.
+
+        And for how many that is: a new topic is stored before its subscriptions.
+        """
+        puts: list[CatalogPut] = []
+        try:
+            for count, each in enumerate(wanted):
+                try:
+                    put = self._plan(each, ANYHOW)
+                except DirectoryRefusal as error:
+                    detail = f"the {each.kind.value} {each.name} cannot be so: {error}"
+                    raise refusal(error.refused.refusal, detail) from error
+                if put.topic_no is not None and put.topic_no < 0:
+                    return count, puts
+                if isinstance(put, CatalogPut):
+                    puts.append(put)
+                    self._entries.put(put.entry(-len(puts), self.version, 0))
+        finally:
+            for number, put in reversed(list(enumerate(puts, 1))):
+                if put.known is not None:
+                    self._entries.put(put.known)
+                else:
+                    self._entries.remove(put.entry(-number, self.version, 0))
+        return len(wanted), puts
+
+    def _plan(self, wanted: WantedEntity, condition: Precondition) -> CatalogPut | CatalogEntry:
+        home = partial(home_of, partition_count=self._partition_count)
+        return plan(self._entries, self._limits, wanted, condition, home)
+
+    def _are_as_asked(self, puts: Sequence[CatalogPut]) -> bool:
+        return all(_is_what_was_asked(self._entries.find(put.name.lower()), put) for put in puts)
 
     # --- deletions ------------------------------------------------------------------------------
 
@@ -342,7 +373,7 @@ class Directory:
                 self._catalog.retain(number, retention_ms),
                 lambda: self._entries.numbered(number) is None,
             )
-            await self._follow(moved or ())
+            await self._follow(moved or (), was_elsewhere=True)
             return True
 
     async def restore(self, entity_no: int) -> CatalogEntry:
@@ -354,7 +385,7 @@ class Directory:
                 self._catalog.restore(entity_no),
                 lambda: self._entries.numbered(entity_no) is not None,
             )
-            await self._follow(moved or ())
+            await self._follow(moved or (), was_elsewhere=True)
             return self._entries.numbered(entity_no) or entry
 
     async def purge(self, now_ms: int) -> int:
@@ -371,14 +402,17 @@ class Directory:
                     await self._delete(entry, DeletedReason.REQUESTED)
             return len(due)
 
-    async def _follow(self, moved: Sequence[CatalogEntry]) -> None:
-        """Take over what was retained or came back, a topic first, and tell."""
+    async def _follow(self, moved: Sequence[CatalogEntry], *, was_elsewhere: bool = False) -> None:
+        """Take over what was written, a topic first, and tell; also that it was retained, or came
+        back.
+        """
         for entry in moved:
             self._entries.put(entry)
             self.version = entry.version
         for entry in moved:
             await self._tell(entry, put_of(entry))
-            self._followers.tell_move(entry)
+            if was_elsewhere:
+                self._followers.tell_move(entry)
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -419,67 +453,44 @@ class Directory:
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
         return entry
 
-    async def _put_rules(self, entry: CatalogEntry, rules: tuple[StoredRule, ...]) -> CatalogEntry:
-        assert entry.topic_no is not None
-        topic = self._entries.numbered(entry.topic_no)
+    async def _put_rules(self, entry: CatalogEntry, rules: Sequence[StoredRule]) -> CatalogEntry:
+        topic = None if entry.topic_no is None else self._entries.numbered(entry.topic_no)
         assert topic is not None
-        return await self._put(entry.name, entry.kind, entry.properties, topic, rules)
+        wanted = WantedEntity(
+            entry.kind,
+            subscription_name(entry.name),
+            entry.properties,
+            topic.name,
+            [rule.properties for rule in rules],
+        )
+        return await self._put(wanted, ANYHOW)
 
     # --- writing --------------------------------------------------------------------------------
 
-    async def _put(
-        self,
-        name: str,
-        kind: EntityKind,
-        properties: EntityProperties,
-        topic: CatalogEntry | None = None,
-        rules: tuple[StoredRule, ...] = (),
-        *,
-        condition: Precondition = ANYHOW,
-    ) -> CatalogEntry:
-        """Check, write, tell. `topic` and `rules` belong to a subscription."""
-        known = self._entries.find(name.lower())
-        if topic is not None:
-            self._note_use(topic.entity_no)
-        condition.check(kind, name, known)
-        if known is not None:
-            self._note_use(known.entity_no)
-            if (known.properties, known.rules) == (properties, rules):
-                return known
-        entries, limits = self._entries, self._limits
-        wanted = Described(known.name if known else name, kind, properties)
-        check_definition(entries, limits, wanted, known)
-        if known is None:
-            check_count(entries, limits, kind, properties, topic)
-        if topic is not None:
-            check_rules(entries, limits, rules, known, topic)
-        if topic is not None:
-            home, is_partitioned = topic.home_partition, topic.is_partitioned
-        else:
-            home = home_of(name, self._partition_count)
-            is_partitioned = getattr(properties, "enable_partitioning", False)
+    async def _put(self, wanted: WantedEntity, condition: Precondition) -> CatalogEntry:
+        """Check, write, tell."""
+        put = self._plan(wanted, condition)
+        self._note_use(put.topic_no)
+        if isinstance(put, CatalogEntry):
+            self._note_use(put.entity_no)
+            return put
+        if put.known is not None:
+            self._note_use(put.known.entity_no)
         work = self._catalog.put(
-            name=known.name if known else name,
-            kind=kind,
-            properties=properties,
-            home_partition=home,
-            topic_no=topic.entity_no if topic else None,
-            rules=rules,
-            is_partitioned=is_partitioned,
+            name=put.name,
+            kind=put.kind,
+            properties=put.properties,
+            home_partition=put.home_partition,
+            topic_no=put.topic_no,
+            rules=put.rules,
+            is_partitioned=put.is_partitioned,
         )
-
-        def is_written() -> bool:
-            found = self._entries.find(name.lower())
-            return found is not None and _is_what_was_asked(found, properties, rules)
-
-        entry = await self._written(work, is_written)
+        entry = await self._written(work, partial(self._are_as_asked, [put]))
         if entry is None:
-            found = self._entries.find(name.lower())
+            found = self._entries.find(put.name.lower())
             assert found is not None
             return found
-        self._entries.put(entry)
-        self.version = entry.version
-        await self._tell(entry, put_of(entry))
+        await self._follow([entry])
         return entry
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
@@ -557,11 +568,13 @@ class Directory:
         await self._followers.tell(entry, put)
 
 
-def _is_what_was_asked(
-    found: CatalogEntry, properties: EntityProperties, rules: Sequence[StoredRule]
-) -> bool:
-    asked = [rule.properties for rule in rules]
-    return found.properties == properties and [rule.properties for rule in found.rules] == asked
+def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:
+    asked = [rule.properties for rule in put.rules]
+    return (
+        found is not None
+        and found.properties == put.properties
+        and [rule.properties for rule in found.rules] == asked
+    )
 
 
 def home_of(name: str, partition_count: int) -> int:

@@ -14,15 +14,20 @@ from typing import Final
 
 from postbus.broker.entries import Entries
 from postbus.contract import (
+    DEFAULT_RULE,
     EntityKind,
     EntityProperties,
     NamespaceLimits,
     RuleProperties,
     TopicProperties,
+    check_entity_name,
+    check_subscription_name,
+    subscription_path,
 )
 from postbus.definitions import (
     Described,
     change_problems,
+    complete,
     doubled_rule,
     forwarding_problems,
     rule_count_problem,
@@ -31,7 +36,7 @@ from postbus.definitions import (
 from postbus.entity.commands import Refusal, Refused
 from postbus.entity.rules import check_rule
 from postbus.entity.sql_grammar import RuleError
-from postbus.store.catalog import CatalogEntry, StoredRule
+from postbus.store.catalog import CatalogEntry, CatalogPut, StoredRule
 
 
 class DirectoryRefusal(Exception):
@@ -78,6 +83,73 @@ class Precondition:
 
 
 ANYHOW: Final = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEntity:
+    """An entity as somebody wants it. `topic` and `rules` belong to a subscription.
+
+    `name` of a subscription is that below its topic. `rules` replace those it has; None keeps them,
+    or gives a new one `$Default`.
+    """
+
+    kind: EntityKind
+    name: str
+    properties: EntityProperties
+    topic: str | None = None
+    rules: Sequence[RuleProperties] | None = None
+
+
+def plan(
+    entries: Entries,
+    limits: NamespaceLimits,
+    wanted: WantedEntity,
+    condition: Precondition,
+    home_of: Callable[[str], int],
+) -> CatalogPut | CatalogEntry:
+    """Return what to store, or the entity when it is so already; refuse what may not be."""
+    is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
+    check_name(check_subscription_name if is_subscription else check_entity_name, wanted.name)
+    topic: CatalogEntry | None = None
+    name = wanted.name
+    if wanted.topic is not None:
+        topic = entries.find(wanted.topic.lower())
+        if topic is None or topic.kind is not EntityKind.TOPIC:
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {wanted.topic}")
+        name = subscription_path(topic.name, name)
+    known = entries.find(name.lower())
+    condition.check(wanted.kind, name, known)
+    properties = complete(wanted.properties, limits)
+    rules = _rules_of(wanted, known) if is_subscription else ()
+    if known is not None and (known.properties, known.rules) == (properties, rules):
+        return known
+    name = known.name if known else name
+    check_definition(entries, limits, Described(name, wanted.kind, properties), known)
+    if known is None:
+        check_count(entries, limits, wanted.kind, properties, topic)
+    if topic is None:
+        is_partitioned = getattr(properties, "enable_partitioning", False)
+        return CatalogPut(
+            known, name, wanted.kind, properties, home_of(name), None, (), is_partitioned
+        )
+    check_rules(entries, limits, rules, known, topic)
+    return CatalogPut(
+        known,
+        name,
+        wanted.kind,
+        properties,
+        topic.home_partition,
+        topic.entity_no,
+        rules,
+        topic.is_partitioned,
+    )
+
+
+def _rules_of(wanted: WantedEntity, known: CatalogEntry | None) -> tuple[StoredRule, ...]:
+    before = known.rules if known is not None else ()
+    if wanted.rules is not None:
+        return to_store(wanted.rules, before)
+    return before if known is not None else (StoredRule(DEFAULT_RULE),)
 
 
 def check_name(check: Callable[[str], str], name: str) -> None:

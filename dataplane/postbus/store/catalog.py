@@ -60,6 +60,44 @@ class CatalogEntry(NamedTuple):
         return self.restorable_until_ms is not None
 
 
+class CatalogPut(NamedTuple):
+    """A definition to store. `known`: the entity as it is, None for a new one.
+
+    The fields between are those of `CatalogEntry`; what an entity is and where it lives is for
+    life.
+    """
+
+    known: CatalogEntry | None
+    name: str
+    kind: EntityKind
+    properties: EntityProperties
+    home_partition: int
+    topic_no: int | None = None
+    rules: tuple[StoredRule, ...] = ()
+    is_partitioned: bool = False
+
+    def entry(self, entity_no: int, version: int, now_ms: int) -> CatalogEntry:
+        """Return the entity as it is when this is stored; new rules get the time."""
+        rules = tuple(StoredRule(rule.properties, rule.created_ms or now_ms) for rule in self.rules)
+        if self.known is not None:
+            return self.known._replace(
+                properties=self.properties, rules=rules, version=version, updated_ms=now_ms
+            )
+        return CatalogEntry(
+            entity_no,
+            self.name,
+            self.kind,
+            self.properties,
+            self.home_partition,
+            version,
+            now_ms,
+            now_ms,
+            self.topic_no,
+            rules,
+            self.is_partitioned,
+        )
+
+
 class CatalogStore:
     """Reads and writes the catalog's tables. Every method may raise StoreUnavailable."""
 
@@ -152,6 +190,29 @@ class CatalogStore:
             assert row is not None
         return _entry(row)
 
+    async def put_all(self, puts: Sequence[CatalogPut]) -> list[CatalogEntry]:
+        """Store many definitions in one commit, each with a version of its own, in order."""
+        await self._store.open()
+        new_count = sum(put.known is None for put in puts)
+        async with self._store.aside() as connection, connection.transaction():
+            row = await connection.fetchrow(RESERVE, len(puts), new_count)
+            assert row is not None
+            version, number = row["version"] - len(puts), row["next_entity_no"] - new_count
+            entries: list[CatalogEntry] = []
+            for put in puts:
+                version += 1
+                entries.append(put.entry(number, version, row["now_ms"]))
+                number += put.known is None
+            for sql, is_new in ((CREATE_ALL, True), (REPLACE_ALL, False)):
+                chosen = [
+                    entry
+                    for put, entry in zip(puts, entries, strict=True)
+                    if (put.known is None) is is_new
+                ]
+                if chosen:
+                    await connection.execute(sql, *_columns_of(chosen))
+        return entries
+
     async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
         """Free the name of an entity, and those of a topic's subscriptions, for good.
 
@@ -230,6 +291,36 @@ insert into postbus.catalog (
 select entity_no, $1, $2, $3, $4, $5, $6, $6, $7, $8, $9 from fresh
 returning {COLUMNS}
 """
+RESERVE: Final = """
+update postbus.catalog_version
+set version = version + $1::integer, next_entity_no = next_entity_no + $2::integer
+returning version, next_entity_no, (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
+"""
+ALL_COLUMNS: Final = """
+unnest(
+    $1::integer[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::bigint[],
+    $8::bigint[], $9::integer[], $10::text[], $11::boolean[]
+) as new (
+    entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
+    rules, is_partitioned
+)
+"""
+CREATE_ALL: Final = f"""
+insert into postbus.catalog (
+    entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
+    rules, is_partitioned
+)
+select entity_no, name, kind, definition::jsonb, home_partition, version, created_ms, updated_ms,
+       topic_no, rules::jsonb, is_partitioned
+from {ALL_COLUMNS}
+"""
+REPLACE_ALL: Final = f"""
+update postbus.catalog old
+set definition = new.definition::jsonb, rules = new.rules::jsonb, version = new.version,
+    updated_ms = new.updated_ms
+from {ALL_COLUMNS}
+where old.entity_no = new.entity_no and not old.is_deleted
+"""
 DELETE: Final = """
 update postbus.catalog
 set is_deleted = true, version = $2, restorable_until_ms = null, deleted_with = null,
@@ -293,6 +384,23 @@ def _entry(row: asyncpg.Record) -> CatalogEntry:
         row["restorable_until_ms"],
         row["deleted_with"],
     )
+
+
+def _columns_of(entries: Sequence[CatalogEntry]) -> list[list[object]]:
+    """Return the columns of `ALL_COLUMNS`."""
+    return [
+        [entry.entity_no for entry in entries],
+        [entry.name for entry in entries],
+        [entry.kind.value for entry in entries],
+        [entry.properties.model_dump_json(by_alias=True) for entry in entries],
+        [entry.home_partition for entry in entries],
+        [entry.version for entry in entries],
+        [entry.created_ms for entry in entries],
+        [entry.updated_ms for entry in entries],
+        [entry.topic_no for entry in entries],
+        [_pack_rules(entry.rules, entry.updated_ms) for entry in entries],
+        [entry.is_partitioned for entry in entries],
+    ]
 
 
 def _pack_rules(rules: Sequence[StoredRule], now_ms: int) -> str:
