@@ -87,7 +87,6 @@ def test_refusal_is_told_and_ends_it(code: int) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        AMQP_HEADER,
         b"AMQP\x02\x01\x00\x00",
         b"AMQP\x03\x01\x00\x01",
         b"AMQP\x00\x00\x09\x01",
@@ -98,6 +97,20 @@ def test_refusal_is_told_and_ends_it(code: int) -> None:
 def test_wrong_first_header_is_answered_with_ours_and_closed(header: bytes) -> None:
     client = Client()
     assert client.feed(header) == [ConnectionClosed(None)]
+    assert b"".join(client.engine.data_to_send()) == SASL_HEADER
+    assert client.engine.is_closed
+
+
+def test_the_layer_may_be_left_out_where_anonymous_is_allowed() -> None:
+    client = Client()
+    opened = ConnectionOpened("me", None, {})
+    assert client.feed(AMQP_HEADER + frame(0, performative(OPEN, "me"))) == [opened]
+    assert client.header() == AMQP_HEADER
+
+
+def test_the_layer_may_not_be_left_out_otherwise() -> None:
+    client = Client(sasl_mechanisms=("PLAIN",))
+    assert client.feed(AMQP_HEADER) == [ConnectionClosed(None)]
     assert b"".join(client.engine.data_to_send()) == SASL_HEADER
     assert client.engine.is_closed
 

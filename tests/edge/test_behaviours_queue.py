@@ -16,9 +16,11 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQ
 from postbus.broker.directory import DirectoryRefusal
 from postbus.entity.commands import Command, Enqueue, Reply
 from postbus.manifests import read_one_bus
+from postbus.message.codec import Described, Ulong, encode_value
+from postbus.message.sections import BATCH_FORMAT
 from postbus.yaml_documents import ManifestError
 from tests.edge.bus_thread import RULES, BusThread
-from tests.edge.raw_client import ACCEPTED, RawClient, message
+from tests.edge.raw_client import ACCEPTED, RawClient, described, message
 
 pytestmark = pytest.mark.slow
 
@@ -158,16 +160,21 @@ def test_the_sdk_gives_an_id_to_every_message_without_one(
     assert len(ids) == len(stored) == 6
 
 
-def test_the_bus_gives_no_id_to_a_message_without_one(
+def test_the_bus_gives_an_id_to_a_message_without_one(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
+    sent = [message(b"x"), encode_value(described(0x73, None, None, "to")) + message(b"x")]
+    batch = b"".join(encode_value(Described(Ulong(0x75), each)) for each in sent)
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as raw:
         raw.attach_sender(queue)
-        raw.write(raw.transfer(0, message(b"x")))
-        assert raw.dispositions(1) == {0: ACCEPTED}
+        raw.write(*(raw.transfer(number, each) for number, each in enumerate(sent)))
+        assert raw.dispositions(2) == dict.fromkeys(range(2), ACCEPTED)
+        raw.write(raw.transfer(2, batch, message_format=BATCH_FORMAT))
+        assert raw.dispositions(1) == {2: ACCEPTED}
     with client.get_queue_receiver(queue) as receiver:
-        (stored,) = receiver.peek_messages(1)
-    assert stored.message_id is None
+        stored = receiver.peek_messages(5)
+    assert len({int(str(each.message_id), 16) for each in stored}) == len(stored) == 4
+    assert [each.to for each in stored] == [None, "to"] * 2
 
 
 @pytest.mark.behaviour("S242")

@@ -31,6 +31,7 @@ from postbus.message.patch import (
     MAX_PROPERTY_BYTES,
     PropertiesTooLarge,
     check_properties,
+    give_message_id,
     merge_properties,
 )
 from postbus.message.sections import slice_message
@@ -58,6 +59,29 @@ def test_properties_of_a_message_without_any() -> None:
     changes = {DEAD_LETTER_REASON: "why", DEAD_LETTER_DESCRIPTION: "because"}
     assert merge_properties(b"", changes) == section(0x74, changes)
     assert merge_properties(b"", {}) == section(0x74, {})
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"\x00\x53\x73\x45",
+        b"\x00\x53\x73\xc0\x01\x00",
+        properties(user_id=b"user", to="to"),
+        b"\x00\x80" + (0x73).to_bytes(8, "big") + b"\xd0\0\0\0\x05\0\0\0\x01\x40",
+        properties(to="t" * 240),
+    ],
+    ids=["none", "empty", "empty list", "others", "long forms", "grows out of the short form"],
+)
+def test_an_id_is_put_before_the_other_fields(before: bytes) -> None:
+    envelope = slice_message(before + BODY)
+    size_bytes = envelope.size_bytes
+    give_message_id(envelope, "i" * 32)
+    again = slice_message(envelope.properties + BODY)
+    assert again.message_id == envelope.message_id == encode_value("i" * 32)
+    fields = decode_value(envelope.properties)[0].value
+    assert fields[1:] == (decode_value(before)[0].value[1:] if before else [])
+    assert envelope.size_bytes == size_bytes + len(envelope.properties) - len(before)
 
 
 def test_what_does_not_change_is_copied_as_bytes_and_in_order() -> None:

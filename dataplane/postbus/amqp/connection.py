@@ -50,6 +50,7 @@ from postbus.message.codec import (
 )
 
 MIN_FRAME_BYTES: Final = 512
+ANONYMOUS: Final = "ANONYMOUS"
 HOT: Final = b"\x00\x53"
 """What a performative in the usual form, with a smallulong descriptor, begins with."""
 
@@ -248,7 +249,10 @@ class Connection:
             body = p.described_list(p.SASL_MECHANISMS, [mechanisms])
             self.write(SASL_HEADER + frame(0, body, SASL_FRAME))
             return True
-        if header == AMQP_HEADER and self._is_authenticated:
+        # Without a SASL layer is as with ANONYMOUS; @azure/service-bus skips it when it has a
+        # shared access signature instead of a key.
+        if header == AMQP_HEADER and (self._is_authenticated or ANONYMOUS in self._mechanisms):
+            self._is_authenticated = True
             self._awaits_header = False
             self.write(AMQP_HEADER)
             return True

@@ -24,6 +24,7 @@ from postbus.edge.management_bodies import (
     text,
     tokens,
 )
+from postbus.edge.message_ids import name_messages
 from postbus.edge.refusals import status_code
 from postbus.edge.requests import Request, Respond
 from postbus.edge.rule_requests import RuleRequests
@@ -289,6 +290,7 @@ class ManagementNode:
             if not isinstance(message, bytes):
                 raise BadRequest("each entry of messages needs a binary message")
             envelopes.append(slice_message(message))
+        name_messages(envelopes)
         intake = self._connection.intake
         if intake.is_full:
             self.refuse(respond, Refused(Refusal.BUSY))

@@ -15,6 +15,7 @@ from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, Transa
 from postbus.broker.router import Address
 from postbus.edge.idleness import Idleness
 from postbus.edge.intake import guarded
+from postbus.edge.message_ids import name_messages
 from postbus.edge.settlements import PRE_SETTLED, ranges_of
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong
@@ -93,6 +94,7 @@ class SenderDoor:
                 self._refuse_special(transfer.state, delivery_id, Refused(Refusal.BUSY))
                 continue
             if message_format or state is not None:
+                name_messages(envelopes)
                 self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
                 envelopes, ids, size_bytes = [], [], 0
                 self._receive_special(transfer, delivery_id)
@@ -104,6 +106,7 @@ class SenderDoor:
                 continue
             ids.append(delivery_id)
             size_bytes += len(payload)
+        name_messages(envelopes)
         self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
@@ -154,6 +157,7 @@ class SenderDoor:
             refused = Refused(Refusal.MESSAGE_MALFORMED, str(error))
             self._refuse_special(transfer.state, delivery_id, refused)
             return
+        name_messages(envelopes)
         if transfer.state is not None:
             self._enlist(transfer, delivery_id, envelopes)
             return

@@ -453,9 +453,12 @@ def _compound(short: bytes, long: bytes, body: bytes, count: int) -> bytes:
 
 def encode_list(fields: list[bytes]) -> bytes:
     """Return a list of values that are already encoded."""
-    if not fields:
-        return b"\x45"
-    return _compound(b"\xc0", b"\xd0", b"".join(fields), len(fields))
+    return encode_items(b"".join(fields), len(fields)) if fields else b"\x45"
+
+
+def encode_items(items: bytes, count: int) -> bytes:
+    """Return a list of `count` values that are already encoded and joined."""
+    return _compound(b"\xc0", b"\xd0", items, count)
 
 
 def encode_map(entries: bytes, count: int) -> bytes:

@@ -1,6 +1,7 @@
 """Changes of application properties (modified outcomes, dead-letter reasons) and their limits.
 
-The entity calls it when it settles and when it accepts. Nothing else of a message is ever changed.
+The entity calls it when it settles and when it accepts, the edge for a message without an id.
+Nothing else of a message is ever changed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from postbus.message.codec import (
     DecodeError,
     Described,
     decode_value,
+    encode_items,
     encode_map,
     encode_value,
     skip_value,
@@ -29,6 +31,7 @@ MAX_ID_CHARS: Final = 128
 TWO_KEYS: Final = "The partition key differs from the session id."
 
 _DESCRIPTOR: Final = b"\x00\x53\x74"
+_PROPERTIES: Final = b"\x00\x53\x73"
 _CONSTRUCTOR_BYTES: Final = 5
 _U32: Final = struct.Struct(">I").unpack_from
 
@@ -63,6 +66,24 @@ def merge_properties(
     if len(result) > limit_bytes:
         raise PropertiesTooLarge(PropertiesTooLarge.__doc__)
     return result
+
+
+def give_message_id(envelope: Envelope, message_id: str) -> None:
+    """Set the id of a message that came without one; its other fields are copied as bytes."""
+    section = envelope.properties
+    items, count = b"", 0
+    if section:
+        pos = skip_value(section, 1, len(section))
+        code = section[pos]
+        if code == 0xC0:
+            items, count = section[pos + 3 :], section[pos + 2]
+        elif code == 0xD0:
+            items, count = section[pos + 9 :], _U32(section, pos + 5)[0]
+    encoded = encode_value(message_id)
+    # Without an id the list is empty or begins with a null of one octet.
+    envelope.properties = _PROPERTIES + encode_items(encoded + items[1:], max(count, 1))
+    envelope.message_id = encoded
+    envelope.size_bytes += len(envelope.properties) - len(section)
 
 
 def check_properties(envelope: Envelope) -> str | None:
