@@ -1,0 +1,103 @@
+"""What suites found out: which public methods of a client were called, and which of them worked.
+
+Each process of a suite writes down its calls as JSON; `reasons.toml` says why a method is not
+called or cannot work. A method that never worked and is not explained fails the suite, so does an
+explanation of one that works. As a program, after the suites, it prints the table of
+docs/clients.md, which `--write` brings up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+DOCUMENT = HERE.parents[1] / "docs" / "clients.md"
+BEGIN = "<!-- Written by `make test-sdk REPORT_FLAGS=--write`. -->\n"
+END = "<!-- End of what is written. -->\n"
+
+
+class Calls(NamedTuple):
+    """How often a method was called and how often it succeeded."""
+
+    tried: int
+    worked: int
+
+
+Methods = dict[str, Calls]
+
+
+def read_calls(files: Iterable[Path]) -> Methods:
+    """Add up what the processes of a suite wrote."""
+    total: Methods = {}
+    for file in files:
+        for name, said in json.loads(file.read_text())["methods"].items():
+            before = total.get(name, Calls(0, 0))
+            total[name] = Calls(before.tried + said["tried"], before.worked + said["worked"])
+    assert total, "the suite wrote down no calls"
+    return total
+
+
+def reasons_of(client: str) -> dict[str, str]:
+    """Return why methods of a client are not called, or do not work; "Class.*" is all of it."""
+    return dict(tomllib.loads((HERE / "reasons.toml").read_text()).get(client, {}))
+
+
+def is_explained(name: str, reasons: Iterable[str]) -> bool:
+    return name in reasons or f"{name.rpartition('.')[0]}.*" in reasons
+
+
+def keep(client: str, version: str, methods: Methods) -> None:
+    """Check what a suite found and keep it for the table."""
+    RESULTS.mkdir(exist_ok=True)
+    found = {"client": client, "version": version, "methods": methods}
+    (RESULTS / f"{client.replace('/', '-')}.json").write_text(json.dumps(found))
+    reasons = reasons_of(client)
+    open_ones = {name for name, calls in methods.items() if calls.worked == 0}
+    unexplained = sorted(name for name in open_ones if not is_explained(name, reasons))
+    assert not unexplained, f"never worked, and reasons.toml says nothing: {unexplained}"
+    stale = sorted(name for name in set(methods) - open_ones if is_explained(name, reasons))
+    assert not stale, f"reasons.toml explains what works: {stale}"
+
+
+def table() -> str:
+    """Return the section of docs/clients.md from what the last runs kept."""
+    lines = ["| client | version | public methods | called | worked |", "|---|---|---|---|---|"]
+    notes: list[str] = []
+    for file in sorted(RESULTS.glob("*.json")):
+        found = json.loads(file.read_text())
+        client, methods = found["client"], found["methods"]
+        tried = sum(each[0] > 0 for each in methods.values())
+        worked = sum(each[1] > 0 for each in methods.values())
+        lines.append(f"| {client} | {found['version']} | {len(methods)} | {tried} | {worked} |")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in reasons_of(client).items():
+            by_reason.setdefault(reason, []).append(f"`{name}`")
+        for reason, names in by_reason.items():
+            notes.append(f"- {client}, {', '.join(names)}: {reason}")
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; say whether the document shows it."""
+    now = table()
+    sys.stdout.write(now)
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    shown, _, after = rest.partition(END)
+    if shown == now:
+        return 0
+    if "--write" in arguments:
+        DOCUMENT.write_text(f"{before}{BEGIN}{now}{END}{after}")
+        return 0
+    sys.stderr.write("docs/clients.md: make test-sdk REPORT_FLAGS=--write\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
