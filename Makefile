@@ -57,6 +57,7 @@ fuzz: setup ## feed engine, message slicer, filters, HTTP and WebSocket with mut
 	@$(BIN)/python tests/amqp/fuzz_connection.py $(FUZZ_SECONDS)
 	@$(BIN)/python tests/message/fuzz_message.py $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.broker.fuzz_tokens $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_http $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_websocket $(FUZZ_SECONDS)
 

@@ -16,6 +16,7 @@ from postbus.broker.authz import (
     sign,
 )
 from postbus.contract import Right
+from tests.broker.fuzz_tokens import fuzz
 
 NOW_S = 1_000_000.0
 
@@ -148,3 +149,7 @@ def test_rule_of_an_entity_does_not_reach_an_entity_named_below_it() -> None:
     assert not grant.covers("orders/eu")
     with pytest.raises(TokenRefused):
         RULES.check_token(near, "sb://h/orders/eu", NOW_S)
+
+
+def test_fuzzed_tokens_grant_what_was_signed_and_nothing_else() -> None:
+    assert fuzz(5.0, seed=7, max_inputs=3_000) == 3_000
