@@ -40,7 +40,7 @@ from postbus.entity.sql_expressions import Test, compile_test
 from postbus.entity.sql_grammar import parse_filter
 from postbus.entity.triage import EDITABLE, MAX_CHOSEN, PARTITION_KEY, TOO_MANY
 from postbus.message.codec import DecodeError
-from postbus.message.fields import MessageFields
+from postbus.message.fields import StoredFields
 
 __all__ = [
     "MAX_CHOSEN",
@@ -450,7 +450,7 @@ class _Filter:
         self._test: Test | None = None
         if where is not None:
             try:
-                self._test = compile_test(parse_filter(where), random.Random(0))
+                self._test = compile_test(parse_filter(where), random.Random())
             except RuleError as error:
                 raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
 
@@ -458,7 +458,8 @@ class _Filter:
         if self._test is None:
             return True
         try:
-            return self._test(MessageFields(message.envelope, message.enqueued_ms)) is True
+            sequence, enqueued_ms, count, _, envelope = message
+            return self._test(StoredFields(envelope, enqueued_ms, sequence, count)) is True
         except (EvaluationError, DecodeError):
             self.failed += 1
             return False

@@ -13,8 +13,15 @@ from typing import Final, TypeAlias
 
 from postbus.contract import CorrelationFilter, RuleProperties
 from postbus.entity.sql_actions import Act, compile_action
-from postbus.entity.sql_expressions import Test, always, compile_test, never, unknown
-from postbus.entity.sql_grammar import RuleError, parse_action, parse_filter
+from postbus.entity.sql_expressions import (
+    Test,
+    always,
+    compile_test,
+    never,
+    refuse_unstored,
+    unknown,
+)
+from postbus.entity.sql_grammar import Assign, RuleError, parse_action, parse_filter
 from postbus.entity.sql_values import KINDS, EvaluationError, Kind
 from postbus.message.codec import DecodeError, Value
 from postbus.message.envelope import Envelope
@@ -80,13 +87,16 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
     action = None
     if properties.action is not None:
         statements = parse_action(properties.action.sql_expression, properties.action.parameters)
+        refuse_unstored(tuple(each.value for each in statements if isinstance(each, Assign)))
         action = compile_action(properties.name, statements, source)
     if properties.correlation_filter is not None:
         criteria = correlation_criteria(properties.correlation_filter)
         return CompiledRule(properties, criteria, _correlation_test(criteria), action)
     assert properties.sql_filter is not None
     given = properties.sql_filter
-    test = compile_test(parse_filter(given.sql_expression, given.parameters), source)
+    condition = parse_filter(given.sql_expression, given.parameters)
+    refuse_unstored(condition)
+    test = compile_test(condition, source)
     return CompiledRule(properties, None, test, action)
 
 

@@ -6,7 +6,8 @@ than needed. Arithmetic, comparison and LIKE of an unknown value are unknown; IN
 when its left side is, an item that does not compare is merely not equal; IS NULL and EXISTS never
 are. LIKE of what is no text is unknown. A system property that does not exist is an error when it
 is looked at, as Service Bus documents it; one that has no value before the message is stored is
-refused when the rule is made, because it could never be true.
+refused when the rule is made (`refuse_unstored`), because it could never be true. Conditions over
+messages that are stored may ask for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from typing import Final, TypeAlias, assert_never
 
 from postbus.entity.sql_grammar import (
@@ -346,8 +349,8 @@ SYSTEM_FIELDS: Final[dict[str, Field]] = {
 
 _READS: Final[dict[str, Read]] = {
     **{name: _field(field) for name, field in SYSTEM_FIELDS.items()},
-    "deadlettersource": lambda _fields: None,
-    "deliverycount": lambda _fields: 0,
+    "deadlettersource": lambda fields: fields.dead_letter_source,
+    "deliverycount": lambda fields: fields.delivery_count,
     "enqueuedtimeutc": lambda fields: Timestamp(fields.enqueued_ms),
     "expiresatutc": lambda fields: Timestamp(fields.enqueued_ms + _ttl_ms(fields)),
     "partitionkey": lambda fields: fields.partition_key,
@@ -356,23 +359,33 @@ _READS: Final[dict[str, Read]] = {
     "timetolive": lambda fields: _ttl_ms(fields) / 1000,
 }
 
-_NOT_YET: Final = {
-    "enqueuedsequencenumber",
-    "lockeduntilutc",
-    "locktoken",
-    "sequencenumber",
+_NOT_YET: Final[dict[str, Read]] = {
+    "enqueuedsequencenumber": lambda fields: fields.envelope.origin_sequence or fields.sequence,
+    "lockeduntilutc": lambda _fields: None,
+    "locktoken": lambda _fields: None,
+    "sequencenumber": lambda fields: fields.sequence,
 }
 """What a message gets when a subscription stores or delivers it, after its rules were asked."""
 
 SYSTEM_NAMES: Final = frozenset({*_READS, *_NOT_YET})
 
 
+def refuse_unstored(node: object) -> None:
+    """Raise `RuleError` for a system property that only stored messages have."""
+    if isinstance(node, Property) and node.is_system and node.name.lower() in _NOT_YET:
+        raise RuleError(f"sys.{node.name} has no value yet when rules are asked")
+    if isinstance(node, tuple):
+        for part in node:
+            refuse_unstored(part)
+    elif is_dataclass(node):
+        for field in fields_of(node):
+            refuse_unstored(getattr(node, field.name))
+
+
 def _system_read(name: str) -> Read:
     folded = name.lower()
-    if folded in _NOT_YET:
-        raise RuleError(f"sys.{name} has no value yet when rules are asked")
 
     def read_nothing(_fields: MessageFields) -> Value:
         raise EvaluationError(f"There is no system property '{name}'.")
 
-    return _READS.get(folded, read_nothing)
+    return _READS.get(folded) or _NOT_YET.get(folded, read_nothing)

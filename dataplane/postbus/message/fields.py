@@ -70,8 +70,12 @@ ID_FIELDS: Final = {
 class MessageFields:
     """A message as rules see it; reading raises `DecodeError` when a section is broken.
 
-    `enqueued_ms` is when the broker took the message.
+    `enqueued_ms` is when the broker took the message. What it gets later is none here.
     """
+
+    sequence: int | None = None
+    delivery_count = 0
+    dead_letter_source: str | None = None
 
     def __init__(self, envelope: Envelope, enqueued_ms: int = 0) -> None:
         self.envelope = envelope
@@ -133,6 +137,19 @@ class MessageFields:
     def partition_key(self) -> str | None:
         key = self.envelope.partition_key
         return None if key is None else key.decode()
+
+
+class StoredFields(MessageFields):
+    """A message that is stored, with its number and the count of its failed deliveries."""
+
+    def __init__(
+        self, envelope: Envelope, enqueued_ms: int, sequence: int, delivery_count: int
+    ) -> None:
+        super().__init__(envelope, enqueued_ms)
+        self.sequence = sequence
+        self.delivery_count = delivery_count
+        source = envelope.dead_letter_source
+        self.dead_letter_source = None if source is None else source.decode(errors="replace")
 
 
 class MessageDraft(MessageFields):
