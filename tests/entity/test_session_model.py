@@ -17,11 +17,13 @@ from postbus.contract import QueueProperties
 from postbus.entity.commands import (
     CompleteSessions,
     DeferredReceived,
+    DeleteChosen,
     DeleteMessages,
     Delivery,
     Disposition,
     Done,
     GetSessionState,
+    Handled,
     ListSessions,
     MessagesDeleted,
     Peek,
@@ -30,6 +32,7 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     RenewSession,
+    ResendChosen,
     SessionRenewed,
     SessionsListed,
     SessionState,
@@ -439,6 +442,37 @@ class SessionMachine(RuleBasedStateMachine):
         assert reply == MessagesDeleted(len(expected))
         for known in expected:
             known.state = "gone"
+
+    @precondition(lambda self: self.model.known)
+    @rule(data=st.data())
+    def delete_chosen(self, data: st.DataObject) -> None:
+        everything = sorted(self.model.known.values(), key=lambda known: known.name)
+        chosen = data.draw(st.lists(st.sampled_from(everything), unique_by=id, max_size=5))
+        chosen = [known for known in chosen if known.state != "dead"]
+        numbers = [known.sequence for known in chosen]
+        reply = self.rig.apply(DeleteChosen(QUEUE, ACTIVE, numbers))
+        assert isinstance(reply, Handled)
+        reasons = {"locked": Refusal.MESSAGE_LOCKED, "gone": Refusal.MESSAGE_NOT_FOUND}
+        for known in chosen:
+            if known.state in reasons:
+                assert reply.refused[known.sequence].refusal is reasons[known.state]
+            else:
+                assert known.sequence in reply.done
+                known.state = "gone"
+
+    @precondition(lambda self: self.of("dead"))
+    @rule(data=st.data())
+    def resend(self, data: st.DataObject) -> None:
+        dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
+        numbers = [known.sequence for known in dead]
+        reply = self.rig.apply(ResendChosen(QUEUE, DLQ, numbers, QUEUE))
+        assert isinstance(reply, Handled)
+        assert list(reply.done) == numbers
+        for known in dead:
+            known.sequence, known.place = reply.done[known.sequence], self.next_place()
+            known.state, known.failures, known.is_deferred = "ready", 0, False
+            known.enqueued_ms, known.reason = self.rig.now_ms, None
+        self.note_grants()
 
     @rule(ms=st.sampled_from([1, 60, 150, 1_000, 2_999, 5_000, 12_000]))
     def advance(self, ms: int) -> None:

@@ -24,11 +24,14 @@ from postbus.entity import dedup
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
+    DeleteChosen,
     Disposition,
     DropEntity,
     Enqueue,
     Enqueued,
+    Handled,
     Refused,
+    ResendChosen,
     SubQueue,
 )
 from postbus.message.codec import encode_value
@@ -91,6 +94,7 @@ class Known:
     rules: str
     copies: list[tuple[str, int | None]]
     dead: list[str]
+    is_in_order: bool = True  # until something is sent again
 
 
 class TopicMachine(RuleBasedStateMachine):
@@ -221,8 +225,44 @@ class TopicMachine(RuleBasedStateMachine):
             del known.copies[:count]
         origins = [d.envelope.origin_sequence or 0 for d in taken]
         assert all(origins)
-        assert origins == sorted(origins)
+        assert origins == sorted(origins) or not known.is_in_order
         self.rig.settle(Disposition.COMPLETE, *taken, entity_no=entity_no, sub_queue=sub_queue)
+
+    @precondition(lambda self: any(known.dead for known in self.known.values()))
+    @rule(data=st.data(), to_topic=st.booleans())
+    def resend(self, data: st.DataObject, to_topic: bool) -> None:
+        dead = [number for number, known in self.known.items() if known.dead]
+        entity_no = data.draw(st.sampled_from(dead))
+        known = self.known[entity_no]
+        found = self.rig.peek(0, 10_000, DLQ, 1 << 30, entity_no)
+        chosen = data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1))
+        numbers = [found[index].sequence for index in sorted(chosen)]
+        target_no = TOPIC if to_topic else entity_no
+        reply = self.rig.apply(ResendChosen(entity_no, DLQ, numbers, target_no))
+        assert isinstance(reply, Handled)
+        assert list(reply.done) == numbers
+        known.dead = [name for index, name in enumerate(known.dead) if index not in chosen]
+        for index in sorted(chosen):
+            envelope = found[index].envelope
+            name = name_of(envelope)
+            if to_topic:
+                self.publish(Sent(name, str(properties_of(envelope)["color"]), 0))
+            else:
+                known.copies.append((name, None))
+                known.is_in_order = False
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), is_dead=st.booleans())
+    def delete_chosen(self, data: st.DataObject, is_dead: bool) -> None:
+        entity_no = data.draw(st.sampled_from(sorted(self.known)))
+        known, sub_queue = self.known[entity_no], DLQ if is_dead else ACTIVE
+        found = self.rig.peek(0, 10_000, sub_queue, 1 << 30, entity_no)
+        chosen = data.draw(st.sets(st.integers(0, max(len(found) - 1, 0))))
+        numbers = [found[index].sequence for index in sorted(chosen) if found]
+        reply = self.rig.apply(DeleteChosen(entity_no, sub_queue, numbers))
+        assert reply == Handled(dict.fromkeys(numbers, 0), {}, [])
+        places: list[object] = known.dead if is_dead else known.copies  # type: ignore[assignment]
+        places[:] = [each for index, each in enumerate(places) if index not in chosen]
 
     @rule(ms=st.sampled_from([1, 1_000, 3_000, 15_000, 25_000]))
     def advance(self, ms: int) -> None:
