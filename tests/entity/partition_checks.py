@@ -7,6 +7,7 @@ lanes and of the line of sessions is true, and nothing is kept of an entity that
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from postbus.entity.partition_state import PartitionState
 from postbus.entity.session_lane import LANE_BYTES, SessionLane
@@ -87,6 +88,15 @@ def check_sessions(queue: SessionQueue) -> int:
     return len(queue.idle) * LANE_BYTES + queue.values.held_bytes
 
 
+def _deferred_keys(sub: SubQueueState) -> Iterator[int]:
+    yield from sub.deferred.values()
+    if sub.sessions is not None:
+        for lane in sub.sessions.lanes.values():
+            yield from lane.deferred.values()
+        for dormant in sub.sessions.dormant_deferred.values():
+            yield from dormant.values()
+
+
 def _check_order(sub: SubQueueState) -> None:
     returned = sorted(key for key, _ in sub.returned)
     backlog = list(sub.backlog[sub.backlog_head :])
@@ -98,6 +108,10 @@ def _check_order(sub: SubQueueState) -> None:
     keys = Counter(sub.row_keys())
     assert all(times == 1 for times in keys.values()), "a message is in two places"
     assert len(keys) == sub.live or isinstance(sub, SessionLane)
+    if not isinstance(sub, SessionLane):
+        assert sub.attempts.keys() <= keys.keys(), "attempts of what is gone are kept"
+        deferred = set(_deferred_keys(sub))
+        assert sub.deferred_sections.keys() <= deferred, "properties of what is gone are kept"
     stubs = {key for key, queued in sub.returned if queued.envelope is None}
     assert stubs == set(sub.stubs)
     assert all(queued.token is None for _, queued in sub.returned)

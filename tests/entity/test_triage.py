@@ -484,6 +484,42 @@ def test_deleting_changes_nobody_elses_count_or_place() -> None:
     assert found == [("a", 1), ("c", 1), ("d", 1), ("f", 0)]
 
 
+def test_what_returned_stays_in_order_when_one_of_it_is_deleted() -> None:
+    rig = Rig()
+    rig.send(*"abcdefg")
+    taken = {name_of(each.envelope): each for each in rig.receive(count=7)}
+    for name in "aebfgcd":  # a heap that is none without b
+        rig.settle(Disposition.ABANDON, taken[name])
+    delete(rig, taken["b"].sequence)
+    assert [name_of(each.envelope) for each in rig.receive(count=9)] == list("acdefg")
+
+
+def test_what_is_loaded_behind_a_backlog_comes_when_the_backlog_is_deleted() -> None:
+    rig = Rig(budget_bytes=20 * 1024)
+    first = rig.send(*(message(f"m{n}", size_bytes=3_000) for n in range(9)))
+    rig.receive("R", 2)
+    sub = rig.state._entities[QUEUE].active
+    last = rig.send("last")
+    assert sub.backlog_count
+    assert [each.sequence for each in sub.tail] == last
+    delete(rig, *first)
+    assert rig.peek_names() == ["m0", "m1", "last"]
+    assert [name_of(each.envelope) for each in rig.receive(count=2)] == ["last"]
+
+
+def test_properties_that_were_set_on_deferring_are_not_lost_before_their_commit() -> None:
+    rig = Rig()
+    kill(rig, "a")
+    (dead,) = rig.receive(sub_queue=DLQ)
+    rig.is_auto = False
+    settle = Settle(QUEUE, DLQ, [dead.lock_token], Disposition.DEFER, properties={"seen": 1})
+    rig.submit(settle)
+    rig.submit(ResendChosen(QUEUE, DLQ, [dead.sequence], QUEUE))
+    rig.commit()
+    (found,) = rig.peek()
+    assert properties_of(found.envelope) == {"seen": 1}
+
+
 @BUDGETS
 def test_messages_of_sessions_are_deleted(budget_bytes: int) -> None:
     rig = Rig(QueueProperties(requires_session=True), budget_bytes=budget_bytes)

@@ -241,7 +241,6 @@ def _renewed(
         renewed.origin_sequence = None
     renewed.hop_count = 0
     renewed.dead_letter_source = None
-    renewed.shared = None
     return renewed
 
 
