@@ -14,6 +14,7 @@ from postbus.contract import (
 from postbus.entity.commands import (
     DeleteChosen,
     Disposition,
+    Enqueue,
     Handled,
     MessageEdit,
     MessageState,
@@ -28,6 +29,7 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.outcomes import Settling
+from postbus.entity.topic_state import TopicState
 from postbus.entity.triage import MAX_CHOSEN
 from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
 from postbus.message.envelope import Envelope
@@ -380,6 +382,19 @@ def test_a_subscription_with_sessions_and_its_limits() -> None:
     assert names(rig, TWO, DLQ) == []
 
 
+def test_a_topic_that_is_full_takes_back_what_does_not_grow() -> None:
+    rig = topic_rig()
+    (number,) = kill(rig, "a", entity_no=ONE, to=TOPIC)
+    topic = rig.state._entities[TOPIC]
+    assert isinstance(topic, TopicState)
+    topic.max_size_bytes = topic.total_bytes
+    topic._room_checks = 0
+    larger = MessageEdit(properties={"p": "x" * 1_000})
+    handled = resend(rig, number, to=ONE, entity_no=ONE, edit=larger)
+    assert refusals(handled) == {number: Refusal.QUOTA_EXCEEDED}
+    assert resend(rig, number, to=ONE, entity_no=ONE).refused == {}
+
+
 def test_shared_bodies_are_counted_right() -> None:
     rig = topic_rig(3, budget_bytes=1 << 20)
 
@@ -520,6 +535,16 @@ def test_properties_that_were_set_on_deferring_are_not_lost_before_their_commit(
     rig.commit()
     (found,) = rig.peek()
     assert properties_of(found.envelope) == {"seen": 1}
+
+
+def test_a_message_whose_commit_is_under_way_is_deleted_after_it() -> None:
+    rig = Rig()
+    rig.send("a")
+    rig.is_auto = False
+    rig.submit(Enqueue(QUEUE, [message("b"), message("c")]))
+    rig.submit(DeleteChosen(QUEUE, ACTIVE, [2]))  # the rig looks whether it says so
+    rig.commit()
+    assert rig.peek_names() == ["a", "c"]
 
 
 @BUDGETS
