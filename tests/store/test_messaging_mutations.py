@@ -20,6 +20,7 @@ from postbus.entity.outcomes import (
     LoadedEntity,
     MoveMessage,
     Mutation,
+    Needs,
     PutDefinition,
     PutInbound,
     PutKept,
@@ -30,6 +31,7 @@ from postbus.entity.outcomes import (
     RecordUse,
     ReserveBlock,
 )
+from postbus.store.batch import INLINE_BODY_BYTES
 from postbus.store.postgres import Store
 from tests.store.driving import (
     NOW_MS,
@@ -326,6 +328,7 @@ async def test_outbox_is_loaded_in_order_and_empties(store: Store, database: str
         keys = [OUTBOX_KEY + number for number in range(4)]
         rows = [insert(key) for key in keys]
         puts = [out(keys[2]), out(keys[0], "ünits"), out(keys[1], is_dead_letter=True)]
+        puts[0] = puts[0]._replace(is_resent=True)
         await it.commit(outcome(rows, mutations=[*puts, out(keys[3])]))
         loaded = await reload(store)
         assert loaded.outbox == [puts[1], puts[2], puts[0], out(keys[3])]
@@ -363,6 +366,15 @@ async def test_message_goes_through_the_outbox_into_the_transfer_queue(
         loaded = await reload(store)
         assert loaded.outbox == []
         assert list(loaded.keys[1, SubQueue.TRANSFER_DEAD_LETTER]) == [DEAD_KEY]
+    async with driven(store) as it, connected(database) as look:
+        again = insert(7)._replace(envelope=row.envelope)  # a dead letter is sent again
+        await it.commit(outcome([again], deletes=[DEAD_KEY]))
+        [row] = await it.journal.read_rows([7, DEAD_KEY])
+        assert (row.row_key, row.envelope.body) == (7, body)
+        chunks = await look.fetchval("select sum(octet_length(data)) from body")
+        assert chunks == (len(body) if len(body) > INLINE_BODY_BYTES else None)
+        move = MoveMessage(7, DEAD_KEY, 1, SubQueue.TRANSFER_DEAD_LETTER, 5, 1, None, None)
+        await it.commit(outcome(mutations=[move]))
     async with driven(store) as it, connected(database) as look:
         back = MoveMessage(DEAD_KEY, 6, 1, SubQueue.ACTIVE, 6, 0, None, None)
         await it.commit(outcome(mutations=[back]))
@@ -436,8 +448,10 @@ async def test_row_inserted_into_a_dead_letter_queue_keeps_its_number(store: Sto
         rows = await it.journal.read_numbers(1, dead, 41, 10)
         await it.commit(outcome(deletes=[first]))
         left = await it.journal.read_numbers(1, dead, 41, 10)
+        named = await it.journal.read(Needs(named=[(1, dead, [43, 42, 41, 7])]))
     assert [(row.row_key, row.sequence, row.delivery_count) for row in rows] == [
         (first, 41, 0),
         (second, 42, 3),
     ]
     assert [row.row_key for row in left] == [second]
+    assert [row.row_key for row in named] == [second]
