@@ -30,6 +30,7 @@ from postbus.edge.front_door import FrontDoor
 from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
 from postbus.edge.http_runtime import RuntimeHandler
+from postbus.edge.suspicion import Suspicion
 from postbus.edge.websocket import WebSocketHandler
 from postbus.manifests import BusDefinition
 from postbus.metrics import BusSample, DoorSample, MetricsServer, make_registry
@@ -105,8 +106,11 @@ class Doors:
             reloading = self._tls_context()
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
-        self._amqp = AmqpListener(inside.router, inside.authorizer, limits, tasks, name)
-        http_authorizer = HttpAuthorizer(inside.authorizer, name)
+        suspicion = Suspicion()
+        self._amqp = AmqpListener(
+            inside.router, inside.authorizer, limits, tasks, name, suspicion=suspicion
+        )
+        http_authorizer = HttpAuthorizer(inside.authorizer, name, suspicion=suspicion)
         administration = AtomHandler(
             inside.administration,
             inside.rules,

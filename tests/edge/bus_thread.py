@@ -57,6 +57,7 @@ from postbus.edge.http_authorization import HttpAuthorizer
 from postbus.edge.http_door import HttpDoor
 from postbus.edge.http_runtime import RuntimeHandler
 from postbus.edge.http_runtime_receives import Receives
+from postbus.edge.suspicion import Suspicion
 from postbus.edge.websocket import WebSocketHandler
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
@@ -135,6 +136,7 @@ class BusThread:
         self.listener: AmqpListener
         self.receives: Receives
         self.http: HttpDoor
+        self.suspicion: Suspicion
         self.front: FrontDoor
         self.port: int
         self.authority_file: Path
@@ -192,37 +194,9 @@ class BusThread:
             self._directory.follow(self._hosts)
             self.router = Router(self._hosts, self._directory, self.clock)
             self._controls = Controls(self._hosts, self.router, self.clock)
-            self.listener = AmqpListener(
-                self.router, self.authorizer, self.limits, tasks, "test-bus", self.real_time_s
-            )
-            self.receives = Receives(self.router, MAX_RECEIVES)
-            http_authorizer = HttpAuthorizer(self.authorizer, "test-bus", self.real_time_s)
             await self._administer(store, tasks)
-            administration = AtomHandler(
-                self.administration,
-                self.authorization_rules,
-                http_authorizer,
-                lambda: time.time_ns() // 1_000_000,
-                created_ms=1_700_000_000_000,
-            )
-            runtime = RuntimeHandler(
-                self.router, http_authorizer, self.limits, self.listener.intake, self.receives
-            )
-            self.http = HttpDoor(
-                "test-bus",
-                administration=administration,
-                runtime=runtime,
-                websocket=WebSocketHandler(self.listener),
-            )
-            self.front = FrontDoor(self.listener, self.http, tasks)
-            if self._tls is not None:
-                files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
-                self.authority_file = files.authority_file
-                context = server_context(TlsFiles(files.certificate_file, files.key_file))
-                await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
-                self.port = await self.front.listen("127.0.0.1", 0, tls=context)
-            else:
-                self.port = await self.front.listen("127.0.0.1", 0)
+            self._make_doors(tasks)
+            await self._listen()
             self._ready.set_result(None)
             await self._stop.wait()
             await self.front.close()
@@ -230,6 +204,50 @@ class BusThread:
             for host in self._hosts:
                 await host.stop()
         await store.close()
+
+    def _make_doors(self, tasks: asyncio.TaskGroup) -> None:
+        hours = itertools.count(0, 3_600)
+        self.suspicion = Suspicion(lambda: next(hours))  # each refusal is the first for long
+        self.listener = AmqpListener(
+            self.router,
+            self.authorizer,
+            self.limits,
+            tasks,
+            "test-bus",
+            self.real_time_s,
+            self.suspicion,
+        )
+        self.receives = Receives(self.router, MAX_RECEIVES)
+        http_authorizer = HttpAuthorizer(
+            self.authorizer, "test-bus", self.real_time_s, self.suspicion
+        )
+        administration = AtomHandler(
+            self.administration,
+            self.authorization_rules,
+            http_authorizer,
+            lambda: time.time_ns() // 1_000_000,
+            created_ms=1_700_000_000_000,
+        )
+        runtime = RuntimeHandler(
+            self.router, http_authorizer, self.limits, self.listener.intake, self.receives
+        )
+        self.http = HttpDoor(
+            "test-bus",
+            administration=administration,
+            runtime=runtime,
+            websocket=WebSocketHandler(self.listener),
+        )
+        self.front = FrontDoor(self.listener, self.http, tasks)
+
+    async def _listen(self) -> None:
+        if self._tls is not None:
+            files = ensure_certificate(self._tls, ["localhost", TLS_HOST])
+            self.authority_file = files.authority_file
+            context = server_context(TlsFiles(files.certificate_file, files.key_file))
+            await self.front.listen(TLS_HOST, 5671, is_plain=False, tls=context)
+            self.port = await self.front.listen("127.0.0.1", 0, tls=context)
+        else:
+            self.port = await self.front.listen("127.0.0.1", 0)
 
     async def _administer(self, store: Store, tasks: asyncio.TaskGroup) -> None:
         """Let definitions and authorization rules be changed while it runs."""

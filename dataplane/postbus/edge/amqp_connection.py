@@ -48,6 +48,7 @@ from postbus.edge.sender_links import SenderDoor
 from postbus.edge.session_completions import SessionCompletions
 from postbus.edge.session_links import SessionDoor, SessionFilter
 from postbus.edge.settlements import LOST
+from postbus.edge.suspicion import Suspicion
 from postbus.edge.transactions import CoordinatorDoor, Transactions
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
@@ -75,7 +76,9 @@ class AmqpConnection:
         limits: NamespaceLimits,
         explainer: Explainer,
         intake: Intake,
+        suspicion: Suspicion,
         *,
+        address: str | None,
         connection_id: int,
         real_time_s: Callable[[], float],
         flush_soon: Callable[[], None],
@@ -96,6 +99,8 @@ class AmqpConnection:
         self.has_peer_closed = False
         self.owed_count = 0
         """Commands under way whose answers the client waits for."""
+        self._suspicion = suspicion
+        self._address = address
         self._cut = cut
         self._pumps: dict[ReceiverDoor, None] = {}
         self._starved: dict[ReceiverDoor, None] = {}
@@ -199,6 +204,14 @@ class AmqpConnection:
         self._refused_tokens += 1
         if self._refused_tokens >= MAX_REFUSED_TOKENS:
             self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
+
+    def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
+        """Answer a wrong key, the later the more of them came from the client's address."""
+        delay_s = self._suspicion.note_refused(self._address, "amqp", why)
+        if delay_s:
+            self.call_later(delay_s, answer)
+        else:
+            answer()
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
@@ -332,14 +345,15 @@ class AmqpConnection:
                 _, rule_name, key = event.initial_response.decode().split("\0")
                 self.add_grant(self.authorizer.check_password(rule_name, key))
             except (TokenRefused, ValueError) as error:
-                logger.warning(
-                    "password refused", extra={"conn": self.connection_id, "why": str(error)}
-                )
-                self.engine.refuse_sasl()
+                self.refuse_slowly(str(error), self._refuse_password)
                 return
             self.engine.accept_sasl()
             return
         self.engine.refuse_sasl()
+
+    def _refuse_password(self) -> None:
+        self.engine.refuse_sasl()
+        self.flush_soon()
 
     # --- attaching ------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from postbus.contract import NamespaceLimits
 from postbus.edge.amqp_connection import AmqpConnection
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
+from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class AmqpListener:
         tasks: asyncio.TaskGroup,
         namespace: str = "postbus",
         real_time_s: Callable[[], float] = time.time,
+        suspicion: Suspicion | None = None,
     ) -> None:
         self._router = router
         self._authorizer = authorizer
@@ -71,6 +73,7 @@ class AmqpListener:
         self.intake = Intake()
         """What all doors of this broker share."""
         self._real_time_s = real_time_s
+        self._suspicion = suspicion or Suspicion()
         self._has_changed = asyncio.Event()
         self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
@@ -127,8 +130,8 @@ class AmqpListener:
 
     # --- for transports -------------------------------------------------------------------------
 
-    def add(self, transport: AmqpTransport) -> AmqpConnection:
-        """Count a new client and make its connection."""
+    def add(self, transport: AmqpTransport, address: str | None) -> AmqpConnection:
+        """Count a new client and make its connection; it comes from an IP address."""
         self._connections.add(transport)
         self.accepted_count += 1
         return AmqpConnection(
@@ -138,6 +141,8 @@ class AmqpListener:
             self._limits,
             self._explainer,
             self.intake,
+            self._suspicion,
+            address=address,
             connection_id=next(self._ids),
             real_time_s=self._real_time_s,
             flush_soon=transport.flush_soon,
@@ -181,7 +186,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self._connection = self._listener.add(self)
+        peer = transport.get_extra_info("peername")
+        self._connection = self._listener.add(self, peer[0] if peer else None)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._listener.read_buffer

@@ -6,7 +6,7 @@ at the attach, as clients expect.
 
 from __future__ import annotations
 
-import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from postbus.broker.authz import SAS_PREFIX, TokenRefused, audience_path
@@ -17,8 +17,6 @@ from postbus.message.codec import Int
 
 if TYPE_CHECKING:
     from postbus.edge.amqp_connection import AmqpConnection
-
-logger = logging.getLogger(__name__)
 
 
 class TokenNode:
@@ -44,9 +42,9 @@ class TokenNode:
                 token, audience, self._connection.real_time_s()
             )
         except TokenRefused as error:
-            logger.warning("token refused", extra={"audience": audience, "why": str(error)})
             self._connection.count_refused_token()
-            respond(_status(401, f"InvalidSignature: {error}"))
+            refusal = _status(401, f"InvalidSignature: {error}")
+            self._connection.refuse_slowly(str(error), partial(respond, refusal))
             return
         path = audience_path(audience)
         entity = parse_address("/" + path).entity_path

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from postbus.broker.authz import SAS_PREFIX, Authorizer, Grant, TokenRefused, has_right
 from postbus.contract import Right
+from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,17 @@ CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 class HttpRefused(Exception):
     """A request is refused; the text is for the client and says what to do."""
 
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        """`delay_s`: how long the answer has to wait."""
         self.status = status
+        self.delay_s = delay_s
         self.text = text
         self.headers = dict(headers or {})
         super().__init__(text)
@@ -45,10 +55,12 @@ class HttpAuthorizer:
         authorizer: Authorizer,
         namespace: str,
         real_time_s: Callable[[], float] = time.time,
+        suspicion: Suspicion | None = None,
     ) -> None:
         self._authorizer = authorizer
         self._namespace = namespace
         self._real_time_s = real_time_s
+        self._suspicion = suspicion or Suspicion()
 
     def authorize(
         self, request: web.BaseRequest, path: str, needed: Right, header: str = AUTHORIZATION
@@ -69,8 +81,9 @@ class HttpAuthorizer:
             used_at = request.raw_path if header == AUTHORIZATION else None
             grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), used_at)
         except TokenRefused as error:
-            logger.warning("token refused", extra={"entity": path, "why": str(error)})
-            raise HttpRefused(401, f"InvalidSignature: {error}", CHALLENGE) from None
+            delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
+            text = f"InvalidSignature: {error}"
+            raise HttpRefused(401, text, CHALLENGE, delay_s=delay_s) from None
         if not has_right(grant.rights, needed):
             raise HttpRefused(
                 401,

@@ -42,6 +42,7 @@ LINGER_S: Final = 2.0
 
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
+SERVER: Final = "Postbus"
 HEALTHY: Final = {"status": "healthy", "message": "Service is healthy."}
 UNHEALTHY: Final = {"status": "unhealthy", "message": "Service is starting or stopping."}
 
@@ -114,6 +115,12 @@ class HttpDoor:
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        answer = await self._answer_or_refuse(request)
+        if not answer.prepared:
+            answer.headers["Server"] = SERVER
+        return answer
+
+    async def _answer_or_refuse(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             _check_head(request)
             return await self._answer(request)
@@ -126,6 +133,8 @@ class HttpDoor:
         except Exception:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
+        if refused.delay_s:
+            await asyncio.sleep(refused.delay_s)
         return error_answer(refused, self._namespace, request.path)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
