@@ -136,6 +136,7 @@ class Postbus(Server):
             "POSTBUS_IS_TLS_ENABLED": "false",
             "POSTBUS_METRICS_PORT": str(self.port + 1),
             "POSTBUS_CONTROL_PORT": str(self.port + 2),
+            "POSTBUS_HTTP_PORT": str(self.port + 3),
         }
         if self.dsn is not None:
             environment["POSTBUS_STORES"] = self.dsn

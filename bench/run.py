@@ -28,6 +28,7 @@ import procfs
 from fan_out import FAN_OUT_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
 from messaging import MESSAGING_ROWS
+from over_http import HTTP_ROWS
 from peers import Artemis, RabbitMQ
 from postbus_server import Postbus
 from report import Results, as_json, show
@@ -38,7 +39,7 @@ from waiting import WAITING_ROWS
 
 HERE = Path(__file__).resolve().parent
 BROKERS = ("postbus", "rabbitmq", "artemis")
-ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS, *FAN_OUT_ROWS, *WAITING_ROWS)
+ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS, *FAN_OUT_ROWS, *WAITING_ROWS, *HTTP_ROWS)
 EPILOG = """
 Examples:
 

@@ -41,7 +41,7 @@ from postbus.contract import (
     SqlFilter,
     parse_duration_ms,
 )
-from postbus.edge import transactions
+from postbus.edge import http_runtime_receives, http_runtime_requests, transactions
 from postbus.edge.session_links import NEXT_SESSION_S
 from postbus.entity import dedup, outbox, sql_actions, sql_expressions, sql_grammar, topic_state
 from postbus.entity.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
@@ -58,6 +58,7 @@ STARTED, DEAD = GUIDES / "getting-started.md", GUIDES / "dead-letters.md"
 TIME = GUIDES / "testing-with-time.md"
 MESSAGING, TOPICS = GUIDES / "messaging.md", GUIDES / "topics-and-rules.md"
 JAVA = ROOT / "tests" / "sdk" / "java" / "src" / "test" / "java" / "dev" / "postbus"
+HTTP = GUIDES / "http.md"
 UNREAD = {GUIDES / "backup.md", GUIDES / "control-api.md"}
 """Tests of their own try them: one copies whole data directories, one runs as a shell script."""
 
@@ -329,6 +330,36 @@ def test_transfer_reasons_of_the_guide_are_those_of_the_bus() -> None:
             assert table[reason] == "none"
         else:
             assert description.partition("disabled for ")[0] in table[reason]
+
+
+# --- HTTP -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_http_answers_as_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
+    """The page's commands in one shell, with the ports and the program of this checkout."""
+    port = re.search(r"Endpoint=sb://localhost:(\d+)", dev_bus.connection_string)
+    assert port is not None
+    script = "".join(each.text for each in snippets("sh") if each.page == HTTP)
+    program = f"{shlex.quote(sys.executable)} -m postbus"
+    script = script.replace("$(postbus ", f"$({program} ").replace(":5300", f":{port[1]}")
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", script],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path,
+        env=environment(POSTBUS_CONNECTION_STRING=dev_bus.connection_string),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["three boxes", "404", "second", "third"]
+    assert count_of(dev_bus, "active") == 0
+
+
+def test_statuses_of_the_guide_are_those_of_the_bus() -> None:
+    text = HTTP.read_text(encoding="utf-8").partition("## When it fails")[2]
+    told = {int(status) for status in re.findall(r"^\| (\d{3}) \|", text, re.MULTILINE)}
+    assert told == {*http_runtime_requests.STATUSES.values(), 401, 405, 413} - {409}
+    said = words(HTTP)
+    assert f"{http_runtime_receives.MAX_RECEIVES:,} receives may wait" in said
+    assert f"({http_runtime_requests.DEFAULT_TIMEOUT_S:.0f} when absent" in said
 
 
 # --- messaging ----------------------------------------------------------------------------------
@@ -650,7 +681,7 @@ def check_variable(name: str) -> None:
     assert name.removeprefix("POSTBUS_").lower() in Settings.model_fields, name
 
 
-@pytest.mark.parametrize("snippet", snippets("sh"), ids=str)
+@pytest.mark.parametrize("snippet", [each for each in snippets("sh") if each.page != HTTP], ids=str)
 def test_commands_exist(snippet: Snippet, dev_bus: DevBus) -> None:
     found = commands(snippet.text)
     assert found

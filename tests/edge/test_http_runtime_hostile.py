@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from postbus.edge.http_runtime_requests import STATUSES
+from postbus.entity.commands import Refusal
 from tests.edge.bus_thread import BusThread
 from tests.edge.fuzz_http import fuzz
 from tests.edge.http_client import BATCH_TYPE, HttpClient
@@ -25,6 +27,10 @@ async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
         yield HttpClient(bus, session)
     assert bus.listener.intake.used_bytes == 0
     assert sum(bus.receives._waiting.values()) == 0
+
+
+def test_every_refusal_has_a_status() -> None:
+    assert set(STATUSES) == set(Refusal)
 
 
 # --- addresses ------------------------------------------------------------------------------------

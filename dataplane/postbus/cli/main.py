@@ -24,6 +24,8 @@ from postbus.cli.receiving import EPILOG as RECEIVE_EPILOG
 from postbus.cli.receiving import receive
 from postbus.cli.sending import EPILOG as SEND_EPILOG
 from postbus.cli.sending import send
+from postbus.cli.tokens import EPILOG as TOKEN_EPILOG
+from postbus.cli.tokens import token
 
 EPILOG: Final = """
 [bold]Examples[/bold]
@@ -69,6 +71,7 @@ app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
 app.command(epilog=SEND_EPILOG, rich_help_panel=MESSAGES)(send)
 app.command(epilog=RECEIVE_EPILOG, rich_help_panel=MESSAGES)(receive)
+app.command(epilog=TOKEN_EPILOG, rich_help_panel=MESSAGES)(token)
 
 Manifests = Annotated[
     list[Path] | None,

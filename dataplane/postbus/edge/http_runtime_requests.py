@@ -47,12 +47,16 @@ STATUSES: Final = {
     Refusal.PUBLISH_TOO_LARGE: 403,
     Refusal.MESSAGE_NOT_FOUND: 404,
     Refusal.NOT_ALLOWED: 400,
+    Refusal.ALREADY_EXISTS: 409,  # this and the next three are no answers about one message
+    Refusal.MESSAGE_LOCKED: 409,
+    Refusal.CONFLICT: 409,
+    Refusal.NOT_EMPTY: 409,
     Refusal.NOT_APPLIED: 503,
     Refusal.UNKNOWN: 504,
     Refusal.BUSY: 503,
 }
-"""Refusal -> status. 503 had no effect and may be repeated; 504 may have had one. What no request
-here can be told is an error of ours. Source: Service Bus REST, send message and its relatives."""
+"""Refusal -> status. 503 had no effect and may be repeated; 504 may have had one.
+Source: Service Bus REST, send message and its relatives."""
 
 UNKNOWN_SEND: Final = (
     "The store did not answer in time; the message may have been stored. Send it again only if a"
@@ -136,7 +140,7 @@ def target_of(method: str, raw_path: str) -> Target:
 def refusal_of(refused: Refused, target: Target) -> HttpRefused:
     """Return the error of a command that was refused."""
     refusal = refused.refusal
-    status = STATUSES.get(refusal, 500)
+    status = STATUSES[refusal]
     if refusal is Refusal.UNKNOWN:
         text = _UNKNOWN.get(target.action, UNKNOWN_SETTLEMENT)
     else:

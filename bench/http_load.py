@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The load client for HTTP: so many kept-alive connections, each with one request on its way.
 
-`bench/http_client.py --mode send --port 5672 --queue bench --user RULE --password KEY --count 9000`
+`bench/http_load.py --mode send --port 5672 --queue bench --user RULE --password KEY --count 9000`
 prints one line of JSON. Made for little CPU: sockets without buffers in one epoll set, requests
 made once.
 """
