@@ -262,6 +262,7 @@ async def test_counts_are_exact_and_load_what_is_not_loaded(
         found = await administration.runtime("Q")
         assert (found.active, found.dead_letter, found.scheduled) == (10, 0, 0)
         assert found.size_bytes > 0
+        assert found.accessed_ms == used.accessed_ms
         assert found.availability is Availability.AVAILABLE
         loaded = sum(host.is_loaded for host in bus.hosts)
         assert loaded == (4 if properties.enable_partitioning else 1)

@@ -141,3 +141,19 @@ def test_definitions_survive_a_crash() -> None:
     assert entity is not None
     assert entity.properties.max_delivery_count == 4
     assert entity.name == "queue-7"
+
+
+def test_a_retained_entity_keeps_everything_and_ends_its_receivers() -> None:
+    rig = Rig()
+    rig.send("a", "b")
+    rig.receive("A", 1)
+    asleep = QueueProperties(status=EntityStatus.DISABLED)
+    put = PutEntity(QUEUE, "queue-7", EntityKind.QUEUE, asleep, 2, is_retained=True)
+    assert rig.apply(put) == Done()
+    assert rig.clients[rig.names["A"]].ended is Refusal.ENTITY_NOT_FOUND
+    rig.crash()
+    refused = rig.apply(Enqueue(QUEUE, [message("c")]))
+    assert isinstance(refused, Refused)
+    rig.apply(PutEntity(QUEUE, "queue-7", EntityKind.QUEUE, QueueProperties(), 3))
+    assert rig.peek_names() == ["a", "b"]
+    assert rig.send("c")[0] > 2

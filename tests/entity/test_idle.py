@@ -20,6 +20,7 @@ from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
     Command,
+    Disposition,
     DropEntity,
     Enqueue,
     Enqueued,
@@ -29,6 +30,7 @@ from postbus.entity.commands import (
     Peek,
     Peeked,
     PutEntity,
+    Quiesce,
     Refusal,
     Refused,
     RenewLocks,
@@ -320,7 +322,7 @@ def frozen_rig() -> Rig:
     return rig
 
 
-BUSY = Refused(Refusal.BUSY, "the entity is about to be deleted as unused")
+BUSY = Refused(Refusal.BUSY, "the entity is about to be deleted")
 
 
 @pytest.mark.parametrize(
@@ -465,3 +467,67 @@ def test_use_is_written_coarsely() -> None:
         if isinstance(mutation, RecordUse)
     ]
     assert 1 <= len(written) <= 3
+
+
+# --- freezing what is empty -----------------------------------------------------------------------
+
+
+def test_an_empty_entity_is_frozen_whoever_uses_it() -> None:
+    rig = Rig(QueueProperties())  # it has no period
+    rig.send("a")
+    (delivery,) = rig.receive()
+    assert rig.apply(Freeze(QUEUE, if_empty=True)) == Refused(
+        Refusal.NOT_EMPTY, "queue-7 holds 1 messages"
+    )
+    rig.settle(Disposition.COMPLETE, delivery)
+    assert isinstance(rig.apply(Freeze(QUEUE, if_empty=True)), Frozen)
+    assert rig.apply(Enqueue(QUEUE, [message("b")])) == BUSY
+    assert isinstance(rig.apply(Hold(QUEUE)), Frozen)
+    rig.advance(10 * MINUTE_MS)
+    assert rig.apply(Enqueue(QUEUE, [message("b")])) == BUSY
+    rig.apply(Thaw(QUEUE))
+    rig.send("b")
+    assert rig.apply(Freeze(9, if_empty=True)) == Refused(Refusal.ENTITY_NOT_FOUND)
+
+
+def test_a_topic_holds_what_its_subscriptions_hold() -> None:
+    rig = topic_rig(None)
+    rig.apply(
+        PutEntity(
+            FIRST,
+            "t/Subscriptions/s",
+            EntityKind.SUBSCRIPTION,
+            SubscriptionProperties(),
+            4,
+            TOPIC,
+            (DEFAULT_RULE,),
+        )
+    )
+    assert isinstance(rig.apply(Freeze(TOPIC, if_empty=True)), Frozen)
+    assert rig.apply(Enqueue(TOPIC, [message("a")])) == BUSY
+    rig.apply(Thaw(TOPIC))
+    rig.send("a", entity_no=TOPIC)
+    refused = rig.apply(Freeze(TOPIC, if_empty=True))
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.NOT_EMPTY
+
+
+# --- who used it last -----------------------------------------------------------------------------
+
+
+def test_sending_and_receiving_is_access_and_a_clean_stop_remembers_it() -> None:
+    rig = Rig(QueueProperties())
+    assert rig.state.counts(QUEUE).accessed_ms == 0  # type: ignore[union-attr]
+    rig.advance(MINUTE_MS)
+    rig.send("a")
+    sent_ms = rig.now_ms
+    assert rig.state.counts(QUEUE).accessed_ms == sent_ms  # type: ignore[union-attr]
+    rig.advance(MINUTE_MS)
+    rig.peek()
+    assert rig.state.counts(QUEUE).accessed_ms == sent_ms  # type: ignore[union-attr]
+    rig.apply(Quiesce())
+    rig.crash()
+    assert rig.state.counts(QUEUE).accessed_ms == sent_ms  # type: ignore[union-attr]
+    rig.advance(MINUTE_MS)
+    rig.receive()
+    assert rig.state.counts(QUEUE).accessed_ms == rig.now_ms  # type: ignore[union-attr]

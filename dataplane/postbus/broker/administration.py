@@ -126,8 +126,8 @@ class RuntimeInformation:
     """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
 
     `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
-    `accessed_ms`: when somebody sent or received last; None when nobody did since the broker
-    started. `subscription_count` is a topic's.
+    `accessed_ms`: when somebody sent or received last; a kill of the broker forgets what came after
+    its last clean stop, None when that is all. `subscription_count` is a topic's.
     """
 
     active: int

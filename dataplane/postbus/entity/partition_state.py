@@ -72,6 +72,7 @@ from postbus.entity.outcomes import (
     PutDue,
     RecordAcquired,
     RecordIds,
+    RecordUse,
 )
 from postbus.entity.queue_state import QueueState
 from postbus.entity.queued import Consumer
@@ -507,7 +508,7 @@ class PartitionState:
     # --- stop and start ---------------------------------------------------------------------------
 
     def _quiesce(self) -> None:
-        """Journal every attempt the tables do not know, and the sizes (D6, D18)."""
+        """Journal every attempt the tables do not know, sizes and last uses (D6, D18)."""
         mutations = self._turn.outcome.mutations
         row_keys: list[int] = []
         attempts: list[int] = []
@@ -520,6 +521,8 @@ class PartitionState:
             mutations.append(RecordAcquired(row_keys, attempts))
         for entity in self._entities.values():
             mutations.append(entity.recorded_size())
+            if entity.accessed_ms and entity.entity_no not in self._idle.trackers:
+                mutations.append(RecordUse(entity.entity_no, entity.accessed_ms))
 
     def _load_seen(self, loaded: LoadedPartition) -> None:
         """Give each entity the ids it has seen, in order of time."""
@@ -535,8 +538,10 @@ class PartitionState:
         for stored in sorted(loaded.entities, key=lambda stored: stored.topic_no is not None):
             first = self._first_sequence(is_partitioned=stored.is_partitioned)
             next_sequence = max(loaded.next_sequence.get(stored.entity_no, first), first)
-            self._add_entity(stored, next_sequence, stored.size_bytes)
+            made = self._add_entity(stored, next_sequence, stored.size_bytes)
             self._idle.load(stored)
+            if stored.entity_no not in self._idle.trackers:  # theirs is ahead of the use
+                made.accessed_ms = stored.last_used_ms
         self._load_seen(loaded)
         blocks = sorted(loaded.blocks)
         for block in blocks:
