@@ -55,13 +55,21 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 
 def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
-    document, status, queue, topic, fenced, forgotten = command_output(dev_bus, tmp_path)
+    document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
+    restored, history, messages, fenced, forgotten = rest
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
     (put,) = answers(queue)
     assert (put["created"], len(put["appliedHash"])) == (True, 64)
     made, subscribed, counted = answers(topic)
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
+    (back,) = answers(restored)
+    assert back["entityId"] == put["entityId"]
+    changes, tombstones = answers(history)
+    assert changes["items"][-1]["name"] == "orders"
+    assert tombstones["items"] == []
+    peeked, purged = answers(messages)
+    assert (peeked["messages"], purged["deleted"]) == ([], 0)
     assert answers(fenced)[0]["created"] is False
     assert answers(forgotten)[0]["highestCallerEpoch"] == 0
 
@@ -69,7 +77,8 @@ def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> Non
 def test_tables_name_what_there_is() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     fields = {field.alias or name for name, field in Applied.model_fields.items()}
-    rows = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    table = text.partition("| field of the answer |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert set(rows) == fields
     kinds = {each.value.rpartition(":")[2] for each in ProblemType} - {"blank"}
     assert all(f"`{kind}`" in text for kind in kinds), kinds

@@ -359,7 +359,9 @@ class Bus:
         assert self._fence is not None
         is_dev = self._dev_clock is not None
         controls = Controls(self._hosts, router, self._clock) if is_dev else None
-        return Controlled(self.administration, self._rules, self._hosts, self._fence, controls)
+        return Controlled(
+            self.administration, self._rules, self._hosts, self._fence, self.triage, controls
+        )
 
     # --- keys -----------------------------------------------------------------------------------
 

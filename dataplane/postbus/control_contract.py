@@ -54,7 +54,11 @@ class Body(BaseModel):
     """A body that this API is sent: camel case on the wire, nothing unknown accepted."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
+        alias_generator=to_camel,
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
     )
 
 
@@ -417,6 +421,7 @@ class ProblemType(Enum):
     NOT_EMPTY = "urn:postbus:problem:not-empty"
     CALLER_TOO_OLD = "urn:postbus:problem:caller-too-old"
     NOT_HERE = "urn:postbus:problem:not-here"
+    TOO_OLD = "urn:postbus:problem:too-old"
     UNAVAILABLE = "urn:postbus:problem:unavailable"
 
 

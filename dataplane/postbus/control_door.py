@@ -16,11 +16,14 @@ from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.controls import Controls
 from postbus.broker.host import Host
+from postbus.broker.triage import Triage
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
 from postbus.edge.control_authorization import ControlAuthorizer
 from postbus.edge.control_development import ControlDevelopment
 from postbus.edge.control_entities import ControlEntities
+from postbus.edge.control_history import ControlHistory
+from postbus.edge.control_messages import ControlMessages
 from postbus.edge.control_rules import ControlRules
 from postbus.edge.control_server import ControlServer
 from postbus.edge.control_status import ControlStatus
@@ -37,6 +40,7 @@ class Controlled:
     rules: AuthorizationRules
     hosts: Sequence[Host]
     fence: CallerFence
+    triage: Triage
     controls: Controls | None
 
 
@@ -93,6 +97,8 @@ def _server(
         **status.operations(),
         **ControlEntities(controlled.administration).operations(),
         **ControlRules(controlled.rules, controlled.administration).operations(),
+        **ControlHistory(controlled.administration).operations(),
+        **ControlMessages(controlled.triage).operations(),
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None

@@ -249,14 +249,19 @@ class ControlEntities:
 
     def _applied(self, put: EntityDescription, before: EntityDescription | None) -> Answer:
         is_new = before is None or before.entity_no != put.entity_no
-        applied = Applied(
-            entity_id=put.entity_no,
-            applied_hash=_hash(put),
-            version=put.version,
-            acknowledged=self._administration.acknowledged(),
-            created=is_new,
-        )
-        return Answer(applied, 201 if is_new else 200, put.version)
+        return applied(self._administration, put, is_new=is_new)
+
+
+def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
+    """Return what a change led to."""
+    told = Applied(
+        entity_id=put.entity_no,
+        applied_hash=_hash(put),
+        version=put.version,
+        acknowledged=administration.acknowledged(),
+        created=is_new,
+    )
+    return Answer(told, 201 if is_new else 200, put.version)
 
 
 # --- conditions ---------------------------------------------------------------------------------

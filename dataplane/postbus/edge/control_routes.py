@@ -52,6 +52,16 @@ from postbus.control_contract import (
     TopicDescription,
     TopicPage,
 )
+from postbus.control_contract_messages import (
+    DeletedMessages,
+    DeleteMessages,
+    MessagePage,
+    PeekMessages,
+    PurgedMessages,
+    PurgeMessages,
+    ResendMessages,
+    ResentMessages,
+)
 
 MAX_VERSION: Final = 2**63 - 1
 
@@ -179,9 +189,9 @@ def _deleted(operation: str, path: str, tag: str, what: str) -> Route:
 
 
 def _counted(operation: str, path: str, tag: str, what: str) -> Route:
-    summary = f"Count the messages of {what}"
+    summary, refusals = f"Count the messages of {what}", (404, 503)
     return Route(
-        operation, "GET", f"{path}/runtime", tag, summary, RuntimeInformation, refusals=(404,)
+        operation, "GET", f"{path}/runtime", tag, summary, RuntimeInformation, refusals=refusals
     )
 
 
@@ -366,6 +376,52 @@ HISTORY: Final = (
     ),
 )
 
+MESSAGES: Final = (
+    Route(
+        "peekMessages",
+        "POST",
+        "/v1/messages/peek",
+        "messages",
+        "Show messages of a queue or sub-queue, chosen by a filter; changes nothing",
+        MessagePage,
+        PeekMessages,
+        refusals=(404, 409, 503),
+    ),
+    Route(
+        "deleteMessages",
+        "POST",
+        "/v1/messages/delete",
+        "messages",
+        "Delete messages by number",
+        DeletedMessages,
+        DeleteMessages,
+        refusals=(404,),
+        is_change=True,
+    ),
+    Route(
+        "purgeMessages",
+        "POST",
+        "/v1/messages/purge",
+        "messages",
+        "Delete messages by filter, or count them in a dry run",
+        PurgedMessages,
+        PurgeMessages,
+        refusals=(404,),
+        is_change=True,
+    ),
+    Route(
+        "resendMessages",
+        "POST",
+        "/v1/messages/resend",
+        "messages",
+        "Send dead letters again, as they are or edited",
+        ResentMessages,
+        ResendMessages,
+        refusals=(404,),
+        is_change=True,
+    ),
+)
+
 DEVELOPMENT: Final = (
     Route(
         "getClock",
@@ -408,5 +464,5 @@ DEVELOPMENT: Final = (
     ),
 )
 
-ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *DEVELOPMENT)
+ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *HISTORY, *MESSAGES, *DEVELOPMENT)
 """Everything that can be asked."""
