@@ -32,6 +32,8 @@ class DevBus(NamedTuple):
     metrics: str
     control: str
     token_file: str
+    http: str
+    authority_file: str
 
     @property
     def control_port(self) -> str:
@@ -75,6 +77,8 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
             r"http://\S+/metrics",
             r"(?<=control) +http://\S+",
             r"(?<=^token) +/\S+",
+            r"(?<=^http) +http://\S+",
+            r"^/\S+ca\.pem$",
         )
         found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
         assert all(found), said

@@ -30,6 +30,7 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
+from postbus.broker import authorization_rules
 from postbus.broker.placement import NUMBER_BITS
 from postbus.cli import app
 from postbus.contract import (
@@ -41,7 +42,14 @@ from postbus.contract import (
     SqlFilter,
     parse_duration_ms,
 )
-from postbus.edge import http_runtime_receives, http_runtime_requests, transactions
+from postbus.edge import (
+    atom_errors,
+    atom_handler,
+    atom_xml,
+    http_runtime_receives,
+    http_runtime_requests,
+    transactions,
+)
 from postbus.edge.session_links import NEXT_SESSION_S
 from postbus.entity import dedup, outbox, sql_actions, sql_expressions, sql_grammar, topic_state
 from postbus.entity.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
@@ -58,7 +66,7 @@ STARTED, DEAD = GUIDES / "getting-started.md", GUIDES / "dead-letters.md"
 TIME = GUIDES / "testing-with-time.md"
 MESSAGING, TOPICS = GUIDES / "messaging.md", GUIDES / "topics-and-rules.md"
 JAVA = ROOT / "tests" / "sdk" / "java" / "src" / "test" / "java" / "dev" / "postbus"
-HTTP = GUIDES / "http.md"
+HTTP, ADMINISTRATION = GUIDES / "http.md", GUIDES / "administration.md"
 UNREAD = {GUIDES / "backup.md", GUIDES / "control-api.md"}
 """Tests of their own try them: one copies whole data directories, one runs as a shell script."""
 
@@ -153,7 +161,7 @@ def bodies(bus: DevBus, queue: str = "orders", **said: Any) -> list[str]:
 def test_pages_have_snippets_and_every_fence_names_a_language_that_is_tested() -> None:
     assert len(snippets()) >= 10
     assert {snippet.language for snippet in snippets()} <= LANGUAGES
-    tested = {ROOT / "README.md", STARTED, DEAD, TIME, MESSAGING, TOPICS}
+    tested = {ROOT / "README.md", STARTED, DEAD, TIME, MESSAGING, TOPICS, ADMINISTRATION}
     assert {snippet.page for snippet in snippets("python", "yaml", "console", "java")} <= tested
 
 
@@ -337,20 +345,59 @@ def test_transfer_reasons_of_the_guide_are_those_of_the_bus() -> None:
 
 @pytest.mark.slow
 def test_http_answers_as_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
-    """The page's commands in one shell, with the ports and the program of this checkout."""
-    port = re.search(r"Endpoint=sb://localhost:(\d+)", dev_bus.connection_string)
-    assert port is not None
-    script = "".join(each.text for each in snippets("sh") if each.page == HTTP)
+    assert lines_of_shell(HTTP, dev_bus, tmp_path) == ["three boxes", "404", "second", "third"]
+    assert count_of(dev_bus, "active") == 0
+
+
+def lines_of_shell(page: Path, bus: DevBus, folder: Path) -> list[str]:
+    """Run a page's commands in one shell, with the ports and the program of this checkout."""
+    port = bus.http.rpartition(":")[2]
+    script = "".join(each.text for each in snippets("sh") if each.page == page)
     program = f"{shlex.quote(sys.executable)} -m postbus"
-    script = script.replace("$(postbus ", f"$({program} ").replace(":5300", f":{port[1]}")
+    script = script.replace("$(postbus ", f"$({program} ").replace(":5300", f":{port}")
     done = subprocess.run(
         ["bash", "-eu", "-o", "pipefail", "-c", script],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path,
-        env=environment(POSTBUS_CONNECTION_STRING=dev_bus.connection_string),
+        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder,
+        env=environment(POSTBUS_CONNECTION_STRING=bus.connection_string),
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["three boxes", "404", "second", "third"]
-    assert count_of(dev_bus, "active") == 0
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_administration_does_what_the_guide_says(
+    dev_bus: DevBus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = re.search(r"SharedAccessKey=([^;]+)", dev_bus.connection_string)
+    assert key is not None
+    variables: dict[str, Any] = {}
+    for snippet in snippets("python"):
+        if snippet.page == ADMINISTRATION:
+            text = snippet.text.replace("localhost:5300", dev_bus.http.removeprefix("http://"))
+            text = text.replace("SAS_KEY_VALUE", key[1]).replace("ca.pem", dev_bus.authority_file)
+            exec(compile(text, str(snippet), "exec"), variables)
+    administration = variables["administration"]
+    assert capsys.readouterr().out.splitlines() == ["Standard", "0 0", "['by-amount', 'vip']"]
+    assert administration.get_queue("returns").max_delivery_count == 5
+    administration.delete_topic("shop/events")
+    administration.delete_queue("returns")
+    administration.close()
+    assert lines_of_shell(ADMINISTRATION, dev_bus, tmp_path) == [
+        "201",
+        "<MessageCount>0</MessageCount>",
+    ]
+
+
+def test_statuses_of_administration_are_those_of_the_bus() -> None:
+    text = ADMINISTRATION.read_text(encoding="utf-8").partition("## When it fails")[2]
+    told = re.findall(r"^\| (\d{3}) \| (\d*) ?\|", text, re.MULTILINE)
+    known = {(status, sub_code) for status, sub_code, _ in atom_errors.REFUSALS.values()}
+    assert {(int(status), int(code)) for status, code in told if code} == known
+    assert [int(status) for status, code in told if not code] == [401, 405, 413]
+    said = words(ADMINISTRATION)
+    assert f"$top (at most {atom_handler.MAX_TOP})" in said
+    assert f"A body has at most {atom_xml.MAX_BODY_BYTES >> 20} MiB" in said
+    assert f"at most {authorization_rules.MAX_RULES}" in said
 
 
 def test_statuses_of_the_guide_are_those_of_the_bus() -> None:
@@ -681,7 +728,10 @@ def check_variable(name: str) -> None:
     assert name.removeprefix("POSTBUS_").lower() in Settings.model_fields, name
 
 
-@pytest.mark.parametrize("snippet", [each for each in snippets("sh") if each.page != HTTP], ids=str)
+CHECKED_COMMANDS = [each for each in snippets("sh") if each.page not in (HTTP, ADMINISTRATION)]
+
+
+@pytest.mark.parametrize("snippet", CHECKED_COMMANDS, ids=str)
 def test_commands_exist(snippet: Snippet, dev_bus: DevBus) -> None:
     found = commands(snippet.text)
     assert found

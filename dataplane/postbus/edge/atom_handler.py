@@ -77,6 +77,9 @@ SUPPLEMENTS: Final = {
 }
 """Property -> the header that brings a token for the entity it names."""
 
+EMPTY: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.AVAILABLE, 0)
+"""What an entity holds that was just made: its partitions need not be loaded to know."""
+
 NOT_COUNTED: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.LIMITED, 0)
 """What a change is answered with when the partitions could not be asked after it."""
 
@@ -247,7 +250,7 @@ class AtomHandler:
                 assert_never(wanted.properties)
         if wanted.authorization_rules is not None:
             await self._put_authorization_rules(put, mode, wanted.authorization_rules)
-        return await self._answer(request, put, 201 if mode is PutMode.CREATE else 200)
+        return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
 
     async def _put_authorization_rules(
         self, put: EntityDescription, mode: PutMode, wanted: tuple[WantedRule, ...]
@@ -272,7 +275,7 @@ class AtomHandler:
             raise bad_request("the entry describes something else; send a RuleDescription")
         rule = await self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
         entry = self._feeds(request).rule(self._subscription(at), rule)
-        return _entry(entry, 201 if mode is PutMode.CREATE else 200)
+        return _entry(entry, CREATED if mode is PutMode.CREATE else 200)
 
     async def _delete(self, request: web.BaseRequest, target: Target) -> web.Response:
         administration = self._administration
@@ -360,18 +363,21 @@ class AtomHandler:
         self, request: web.BaseRequest, description: EntityDescription, status: int = 200
     ) -> web.Response:
         """Return the entry of an entity with its ETag; a change that is done is never refused."""
-        try:
-            runtime = await self._administration.runtime(description.name)
-        except AdministrationRefused:
-            if request.method == "GET":
-                raise
-            runtime = NOT_COUNTED
+        runtime = EMPTY
+        if status != CREATED:
+            try:
+                runtime = await self._administration.runtime(description.name)
+            except AdministrationRefused:
+                if request.method == "GET":
+                    raise
+                runtime = NOT_COUNTED
         shown = self._shown_with(request, description, runtime)
         answer = _entry(self._feeds(request).entity(shown), status)
         answer.headers["ETag"] = f'"{description.version}"'
         return answer
 
 
+CREATED: Final = 201
 ALLOW: Final = {"Allow": "GET, PUT, DELETE"}
 
 
