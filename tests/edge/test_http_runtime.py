@@ -14,9 +14,10 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 import pytest
 
-from postbus.edge.http_runtime_receives import _Receive
+from postbus.edge import http_runtime_receives
+from postbus.edge.http_runtime_receives import _Consumer
 from postbus.edge.intake import INTAKE_HARD_BYTES
-from postbus.entity.commands import Command, Delivery, Enqueue, Reply, Settle
+from postbus.entity.commands import AddConsumer, Command, Delivery, Enqueue, Reply, Settle
 from tests.edge.bus_thread import MAX_RECEIVES, BusThread
 from tests.edge.http_client import HttpClient, token_of, url_of
 from tests.edge.sdk_steps import send
@@ -151,9 +152,9 @@ async def test_a_message_that_comes_in_the_moment_of_hanging_up_is_given_back(
 ) -> None:
     """The client's end is noticed after the delivery and before the answer."""
     bus = http.bus
-    deliver = _Receive.deliver
+    deliver = _Consumer.deliver
 
-    def deliver_and_lose(self: _Receive, deliveries: list[Delivery]) -> None:
+    def deliver_and_lose(self: _Consumer, deliveries: list[Delivery]) -> None:
         deliver(self, deliveries)
         for connection in http.bus.http._server.connections:
             if connection._current_request is not None and not seen:
@@ -163,7 +164,7 @@ async def test_a_message_that_comes_in_the_moment_of_hanging_up_is_given_back(
     seen: list[object] = []
     raw = raw_receive(http, queue, method)
     await wait_for_receives(http, 1)
-    monkeypatch.setattr(_Receive, "deliver", deliver_and_lose)
+    monkeypatch.setattr(_Consumer, "deliver", deliver_and_lose)
     with bus.client() as client:
         send(client, queue, "kept")
     with raw, suppress(ConnectionError):
@@ -389,7 +390,7 @@ async def test_sessions_are_sent_to_but_not_received(http: HttpClient) -> None:
     assert (await http.take(f"{queue}/$DeadLetterQueue")).broker["SessionId"] == "s"
 
 
-@pytest.mark.behaviour("S206", "S208", "S211")
+@pytest.mark.behaviour("S206", "S208")
 async def test_a_partitioned_queue_is_drained(http: HttpClient) -> None:
     """Over one kept-alive connection and over a new one each time; tokens find their partition."""
     bus = http.bus
@@ -416,6 +417,68 @@ async def test_a_partitioned_queue_is_drained(http: HttpClient) -> None:
     assert (await http.lock(queue)).status == 204
     unlocked = await http.call("DELETE", f"/{queue}/messages/1/{uuid.uuid4()}")
     assert unlocked.status == 404
+
+
+@pytest.mark.behaviour("S211")
+async def test_a_kept_connection_remembers_which_partitions_have_messages(
+    http: HttpClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are asked once what they have, not with each receive."""
+    bus = http.bus
+    queue = bus.queue(enablePartitioning=True)
+    await http.send_batch(queue, [{"Body": str(n)} for n in range(8)])
+    added: list[AddConsumer] = []
+    for host in bus._hosts:
+        monkeypatch.setattr(host, "submit", noting(host.submit, added))
+    for _ in range(4):
+        assert (await http.take(queue, 5)).status == 200
+    assert len(added) == len(bus._hosts)
+    for kept in (5, 6):
+        async with aiohttp.ClientSession() as session:
+            assert (await HttpClient(bus, session).take(queue, 5)).status == 200
+        assert len(added) == len(bus._hosts) * (kept - 3)
+    assert (await http.lock(queue)).status == 201
+    assert len(added) == len(bus._hosts) * 3
+
+
+def noting(submit: Callable[..., None], added: list[AddConsumer]) -> Callable[..., None]:
+    def note(command: Command, *rest: object) -> None:
+        if isinstance(command, AddConsumer):
+            added.append(command)
+        submit(command, *rest)
+
+    return note
+
+
+async def test_a_consumer_that_waits_for_its_connection_takes_nothing_and_goes(
+    http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = http.bus
+    await wait_for_consumers(bus, 0)  # those of other tests
+    assert (await http.take(queue)).status == 204
+    await http.send(queue, "for all")
+    assert consumer_count(bus) == 1
+    async with aiohttp.ClientSession() as session:
+        other = await HttpClient(bus, session).lock(queue)
+    assert (other.body, other.broker["DeliveryCount"]) == (b"for all", 1)
+    bus.reload(queue)
+    assert (await http.take(queue, 5)).body == b"for all"
+    monkeypatch.setattr(http_runtime_receives, "PARKED_S", 0.05)
+    assert (await http.take(queue)).status == 204
+    await wait_for_consumers(bus, 0)
+
+
+def consumer_count(bus: BusThread) -> int:
+    async def count() -> int:
+        return sum(len(host._state._consumers) for host in bus._hosts if host._state is not None)
+
+    return bus.run(count())
+
+
+async def wait_for_consumers(bus: BusThread, count: int) -> None:
+    async with asyncio.timeout(10):
+        while consumer_count(bus) != count:
+            await asyncio.sleep(0.005)
 
 
 async def test_a_message_waits_until_it_is_due(http: HttpClient, queue: str) -> None:

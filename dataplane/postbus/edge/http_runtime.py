@@ -156,7 +156,7 @@ class RuntimeHandler:
         self, request: web.BaseRequest, target: Target, address: Address
     ) -> web.StreamResponse:
         """Lock a message and show it; one that cannot be shown is given back."""
-        delivery = await self._take(target, address)
+        delivery = await self._take(request, target, address)
         if delivery is None:
             return web.Response(status=204)
         try:
@@ -180,7 +180,7 @@ class RuntimeHandler:
         """Delete a message, then show it. Until it is deleted it is only locked (D6)."""
         ends = asyncio.get_running_loop().time() + target.timeout_s
         while True:
-            delivery = await self._take(target, address)
+            delivery = await self._take(request, target, address)
             if delivery is None:
                 return web.Response(status=204)
             tokens = [delivery.lock_token]
@@ -200,8 +200,10 @@ class RuntimeHandler:
                 release(self._router, address, tokens)
             raise _refusal_of(reply, target)
 
-    async def _take(self, target: Target, address: Address) -> Delivery | None:
-        taken = await self._receives.take(address, target.timeout_s)
+    async def _take(
+        self, request: web.BaseRequest, target: Target, address: Address
+    ) -> Delivery | None:
+        taken = await self._receives.take(address, target.timeout_s, request.transport)
         if isinstance(taken, Refused):
             raise refusal_of(taken, target)
         return taken

@@ -1,7 +1,7 @@
 """One receive of an HTTP client: a consumer that wants one message and has until a time to get it.
 
-The consumer takes part like a receiver link with a credit of one. It is removed when it has its
-message or the time is over; whatever still reaches it then is given back. Always in peek-lock: what
+The consumer takes part like a receiver link with a credit of one, and is removed soon after it has
+its message or the time is over; whatever still reaches it then is given back. It always locks: what
 shall be read destructively is completed by the door before it answers, so that nothing is lost with
 a client that hangs up while it waits.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from postbus.broker.router import Address, Router
 from postbus.entity.commands import (
@@ -25,6 +25,7 @@ from postbus.entity.commands import (
     Reply,
     SetDemand,
     Settle,
+    SubQueue,
 )
 
 MAX_RECEIVES: Final = 5_000
@@ -37,35 +38,76 @@ An answer "no message" is true therefore, also with a timeout of 0."""
 REPEAT_S: Final = 0.1
 """Pause before a partition is asked again that is loading or could not read."""
 
+PARKED_S: Final = 1.0
+"""How long a consumer waits for the next receive of its connection (D12)."""
+
 AWAY: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY})
 """Refusals that pass: the partition loads, or decides whether the entity is idle."""
 
+LOADING: Final = Refused(Refusal.BUSY, "The partition is loading.")
+
+_Key: TypeAlias = tuple[object, int, SubQueue]
+"""Connection, entity and sub-queue."""
+
 
 class Receives:
-    """Counts who waits where, as the limit says."""
+    """Counts who waits where, as the limit says, and keeps consumers for the next receive.
+
+    A connection that receives again and again has one consumer all the time: what a partition said
+    it has is remembered, and only the demand changes.
+    """
 
     def __init__(self, router: Router, limit: int = MAX_RECEIVES) -> None:
         self._router = router
         self._limit = limit
         self._waiting: dict[int, int] = {}
+        self._parked: dict[_Key, tuple[_Consumer, asyncio.TimerHandle]] = {}
 
-    async def take(self, address: Address, timeout_s: float) -> Delivery | Refused | None:
+    async def take(
+        self, address: Address, timeout_s: float, connection: object = None
+    ) -> Delivery | Refused | None:
         """Return one locked message, None when none came in time, or why none can be had.
 
-        The caller settles it or gives it back, also when it is cancelled.
+        The caller settles it or gives it back, also when it is cancelled. A `connection` asks for
+        one message at a time.
         """
         entity_no = address.entity_no
         count = self._waiting.get(entity_no, 0)
         if count >= self._limit:
             return Refused(Refusal.BUSY, f"{count:,} receives wait here already.")
         self._waiting[entity_no] = count + 1
+        key = (connection, entity_no, address.sub_queue)
+        consumer = self._unpark(key) or _Consumer(self._router, address)
         try:
-            return await _Receive(self._router, address).take(timeout_s)
+            return await consumer.take(timeout_s)
         finally:
+            if consumer.is_quiet and connection is not None:
+                self._park(key, consumer)
+            else:
+                consumer.close()
             if self._waiting[entity_no] == 1:
                 del self._waiting[entity_no]
             else:
                 self._waiting[entity_no] -= 1
+
+    def _park(self, key: _Key, consumer: _Consumer) -> None:
+        loop = asyncio.get_running_loop()
+        self._parked[key] = (consumer, loop.call_later(PARKED_S, self._let_go, key))
+
+    def _unpark(self, key: _Key) -> _Consumer | None:
+        parked = self._parked.pop(key, None)
+        if parked is None:
+            return None
+        consumer, timer = parked
+        timer.cancel()
+        if not consumer.is_quiet:  # its partition was reloaded, or its entity disabled
+            consumer.close()
+            return None
+        return consumer
+
+    def _let_go(self, key: _Key) -> None:
+        consumer, _ = self._parked.pop(key)
+        consumer.close()
 
 
 def release(router: Router, address: Address, lock_tokens: list[bytes]) -> None:
@@ -74,31 +116,42 @@ def release(router: Router, address: Address, lock_tokens: list[bytes]) -> None:
     router.submit(address.partition_id, command)
 
 
-class _Receive:
+class _Consumer:
     """A delivery sink of the router. The entity calls while it works: nothing is submitted then."""
 
     def __init__(self, router: Router, address: Address) -> None:
+        self.is_quiet = False
+        """Whether it is registered and asks for nothing: good for another receive."""
         self._router = router
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._found: asyncio.Future[Delivery | Refused | None] = self._loop.create_future()
-        self._trouble: Refused | None = Refused(Refusal.BUSY, "The partition is loading.")
-        self._consumer_id = 0
         self._timer: asyncio.TimerHandle
+        self._trouble: Refused | None = LOADING
+        self._consumer_id = 0
+        self._delivered = 0  # as the entity counts, since the consumer was added
+        self._turn = 0  # counts the receives, so that an answer to an earlier one is known as such
         self._is_last = False  # whether the entity is asked for the last time
 
     async def take(self, timeout_s: float) -> Delivery | Refused | None:
+        self._turn += 1
+        found: asyncio.Future[Delivery | Refused | None] = self._loop.create_future()
+        self._found = found
         self._is_last = timeout_s <= 0
         self._timer = (
             self._loop.call_later(LAST_LOOK_S, self._give_up)
             if self._is_last
             else self._loop.call_later(timeout_s, self._look_once_more)
         )
-        self._register()
+        if self.is_quiet:
+            self.is_quiet = False
+            self._ask()
+        else:
+            self._register()
         try:
-            return await self._found
+            return await found
         except asyncio.CancelledError:
-            found = self._found
+            self.is_quiet = False
             if found.done() and not found.cancelled():  # it came in the same moment
                 result = found.result()
                 if isinstance(result, Delivery):
@@ -106,33 +159,33 @@ class _Receive:
             raise
         finally:
             self._timer.cancel()
-            self._remove()
 
-    def _register(self) -> None:
-        router, address = self._router, self._address
-        self._consumer_id = consumer_id = router.new_consumer_id()
-        router.register_sink(address.partition_id, consumer_id, self)
-        add = AddConsumer(address.entity_no, address.sub_queue, consumer_id, ReceiveMode.PEEK_LOCK)
-        router.submit(address.partition_id, add, partial(self._added, consumer_id))
-        self._ask(consumer_id)
-
-    def _ask(self, consumer_id: int) -> None:
-        demand = SetDemand(consumer_id, 1, is_drain=self._is_last)
-        answered = partial(self._answered, consumer_id, self._is_last)
-        self._router.submit(self._address.partition_id, demand, answered)
-
-    def _remove(self) -> None:
+    def close(self) -> None:
         """Forget the consumer; what is on its way to it goes back to the queue."""
         partition_id = self._address.partition_id
         self._router.unregister_sink(partition_id, self._consumer_id)
         self._router.submit(partition_id, RemoveConsumer(self._consumer_id))
+
+    def _register(self) -> None:
+        router, address = self._router, self._address
+        self._consumer_id = consumer_id = router.new_consumer_id()
+        self._delivered = 0
+        router.register_sink(address.partition_id, consumer_id, self)
+        add = AddConsumer(address.entity_no, address.sub_queue, consumer_id, ReceiveMode.PEEK_LOCK)
+        router.submit(address.partition_id, add, partial(self._added, consumer_id))
+        self._ask()
+
+    def _ask(self) -> None:
+        demand = SetDemand(self._consumer_id, self._delivered + 1, is_drain=self._is_last)
+        answered = partial(self._answered, self._consumer_id, self._turn, self._is_last)
+        self._router.submit(self._address.partition_id, demand, answered)
 
     def _look_once_more(self) -> None:
         """The time is over: have the entity say that there is nothing."""
         if not self._found.done():
             self._is_last = True
             self._timer = self._loop.call_later(LAST_LOOK_S, self._give_up)
-            self._ask(self._consumer_id)
+            self._ask()
 
     def _give_up(self) -> None:
         self._finish(self._trouble)
@@ -154,28 +207,31 @@ class _Receive:
         else:
             self._finish(reply)
 
-    def _answered(self, consumer_id: int, is_last: bool, reply: Reply) -> None:
-        if consumer_id != self._consumer_id or self._found.done():
+    def _answered(self, consumer_id: int, turn: int, is_last: bool, reply: Reply) -> None:
+        if consumer_id != self._consumer_id or turn != self._turn or self._found.done():
             return
         if isinstance(reply, Refused) and reply.refusal in AWAY and self._trouble is None:
-            self._loop.call_later(REPEAT_S, self._ask_again, consumer_id)
+            self._loop.call_later(REPEAT_S, self._ask_again, consumer_id, turn)
         elif is_last and isinstance(reply, DemandSet):
+            self.is_quiet = True
             self._finish(None)
 
-    def _ask_again(self, consumer_id: int) -> None:
-        if consumer_id == self._consumer_id and not self._found.done():
-            self._ask(consumer_id)
+    def _ask_again(self, consumer_id: int, turn: int) -> None:
+        if consumer_id == self._consumer_id and turn == self._turn and not self._found.done():
+            self._ask()
 
     def _again(self, consumer_id: int) -> None:
         if consumer_id == self._consumer_id and not self._found.done():
-            self._remove()
+            self.close()
             self._register()
 
     # --- delivery sink --------------------------------------------------------------------------
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Take the message; one that comes too late goes back."""
+        self._delivered += len(deliveries)
         if not self._found.done():
+            self.is_quiet = True
             self._found.set_result(deliveries[0])
             deliveries = deliveries[1:]
         if deliveries:
@@ -192,10 +248,13 @@ class _Receive:
 
     def ended(self, refusal: Refusal) -> None:
         """The entity was dropped or disabled."""
+        self.is_quiet = False
         self._finish(Refused(refusal))
 
     def reset(self) -> None:
-        """The partition was reloaded: begin again there."""
-        if not self._found.done():
-            self._trouble = Refused(Refusal.BUSY, "The partition is loading.")
+        """The partition was reloaded: begin again there, now or with the next receive."""
+        self._trouble = LOADING
+        if self._found.done():
+            self.is_quiet = False
+        else:
             self._register()
