@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from postbus.broker.administration import AdministrationRefused, PutMode
+from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
 from postbus.broker.router import Availability
 from postbus.contract import (
+    MAX_DURATION_MS,
     EntityKind,
     EntityStatus,
     QueueProperties,
@@ -108,6 +109,7 @@ async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
         assert {each.refused.refusal for each in refused} == {Refusal.CONFLICT}
 
 
+@pytest.mark.behaviour("S150")
 async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None:
     async with administered(store) as (administration, _):
         await administration.put_queue("q", QUEUE, mode=CREATE)
@@ -330,3 +332,44 @@ async def test_partitions_acknowledge_a_version(store: Store) -> None:
         gate.set()
         await changing
         assert administration.acknowledged() == dict.fromkeys(range(4), made.version + 1)
+
+
+# --- what is promised of definitions --------------------------------------------------------------
+
+
+@pytest.mark.behaviour("S92", "S93", "S266", "S267", "S277")
+async def test_defaults_and_changes_are_read_back(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        for made in (
+            await administration.put_queue("q", QUEUE, mode=CREATE),
+            await administration.put_topic("t", TOPIC, mode=CREATE),
+            await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE),
+        ):
+            properties = made.properties
+            assert properties.default_message_ttl_ms == MAX_DURATION_MS
+            if not isinstance(properties, TopicProperties):
+                assert properties.max_delivery_count == 10
+                assert not properties.dead_lettering_on_message_expiration
+            assert administration.find(made.name) == made
+        given = QueueProperties(default_message_ttl_ms=5_000)
+        await administration.put_queue("short", given, mode=CREATE)
+        longer = QueueProperties(default_message_ttl_ms=6_000)
+        await administration.put_queue("short", longer, mode=UPDATE)
+        found = administration.find("short")
+        assert found is not None
+        assert found.properties.default_message_ttl_ms == 6_000
+
+
+@pytest.mark.behaviour("S242", "S243")
+@pytest.mark.parametrize("below", ["/$DeadLetterQueue", "/$Transfer/$DeadLetterQueue"])
+async def test_dead_letter_queues_cannot_be_managed(store: Store, below: str) -> None:
+    async with administered(store) as (administration, _):
+        await administration.put_queue("q", QUEUE, mode=CREATE)
+        for policy in DeletePolicy:
+            refused = administration.delete(f"q{below}", policy=policy)
+            assert await refusal_of(refused) is Refusal.NOT_ALLOWED
+        for mode in PutMode:
+            refused_put = administration.put_queue(f"q{below}", QUEUE, mode=mode)
+            assert await refusal_of(refused_put) is Refusal.ARGUMENT_OUT_OF_RANGE
+        assert administration.find(f"q{below}") is None
+        assert administration.find("q") is not None

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postbus.broker.directory import Directory, DirectoryRefusal, home_of
+from postbus.broker.entries import Entries, put_of
 from postbus.broker.preconditions import WantedEntity
 from postbus.contract import (
     DEFAULT_RULE,
@@ -90,6 +91,22 @@ class LossyCatalog(CatalogStore):
             raise StoreUnavailable
         return entries
 
+    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
+        if self.loses_write:
+            raise StoreUnavailable
+        entries = await super().retain(entity_no, retention_ms)
+        if self.loses_answer:
+            raise StoreUnavailable
+        return entries
+
+    async def restore(self, entity_no: int) -> list[CatalogEntry]:
+        if self.loses_write:
+            raise StoreUnavailable
+        entries = await super().restore(entity_no)
+        if self.loses_answer:
+            raise StoreUnavailable
+        return entries
+
     async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
         if self.loses_write:
             raise StoreUnavailable
@@ -132,6 +149,10 @@ class Partition:
         self.is_loaded = True
         for command in directory.missing(self.partition_id, set(self.known), self.version):
             self.take(command)
+
+    def what_it_has(self) -> dict[int, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
+        """Return its definitions by number: of one name some may be retained."""
+        return {number: (put.properties, put.rules) for number, put in self.known.items()}
 
     def what_it_knows(self) -> dict[str, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
         return {put.name: (put.properties, put.rules) for put in self.known.values()}
@@ -496,6 +517,9 @@ STEPS = st.lists(
                 "topic",
                 "subscription",
                 "delete",
+                "retain",
+                "restore",
+                "purge",
                 "add_rule",
                 "remove_rule",
                 "unload",
@@ -507,7 +531,7 @@ STEPS = st.lists(
         st.sampled_from(["", "", "", "loses_write", "loses_answer"]),
     ),
     min_size=5,
-    max_size=25,
+    max_size=30,
 )
 
 
@@ -540,9 +564,11 @@ async def take_steps(database: str, steps: list[tuple[str, int, int, str]]) -> N
         for partition in partitions:
             if not partition.is_loaded:
                 partition.catch_up(directory)
-            assert partition.what_it_knows() == {
-                entry.name: (entry.properties, tuple(each.properties for each in entry.rules))
-                for entry in again.entries_of(partition.partition_id)
+            stored = again.entries_of(partition.partition_id)
+            assert sorted(directory.entries_of(partition.partition_id)) == sorted(stored)
+            assert partition.what_it_has() == {
+                entry.entity_no: (put.properties, put.rules)
+                for entry, put in zip(stored, map(put_of, stored), strict=True)
             }
     finally:
         await store.close()
@@ -568,6 +594,15 @@ async def take_step(
             await directory.put_subscription(f"t{which}", "s", properties)
         case "delete":
             await directory.delete([path, f"t{which}", f"q{which}"][count - 1])
+        case "retain":
+            await directory.retain([path, f"t{which}", f"q{which}"][count - 1], count * 1_000)
+        case "restore":
+            for partition in partitions:
+                retained = [number for number, put in partition.known.items() if put.is_retained]
+                for number in retained[which : which + 1]:
+                    await directory.restore(number)
+        case "purge":
+            await directory.purge([0, 1 << 50][count % 2])
         case "add_rule":
             await directory.add_rule(path, rule(f"r{count}"))
         case "remove_rule":
@@ -650,3 +685,51 @@ async def test_many_definitions_whose_fate_is_unknown_are_looked_up(
         with pytest.raises(StoreUnavailable):
             await directory.put_all(wanted_entities())
         assert directory.entries() == []
+
+
+# --- in order of name ---------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3), st.booleans()), max_size=60))
+def test_pages_of_entries_are_those_of_a_sorted_list(steps: list[tuple[int, int, bool]]) -> None:
+    """Whatever is put, changed, retained, brought back and removed."""
+    entries = Entries()
+    model: dict[int, CatalogEntry] = {}
+    topic = CatalogEntry(100, "T", EntityKind.TOPIC, TOPIC, 0, 1, 1, 1)
+    entries.put(topic)
+    for number, what, is_below in steps:
+        known = model.get(number)
+        if what == 0 and known is not None:
+            entries.remove(model.pop(number))
+            continue
+        if known is None:
+            name = f"{'aBcD'[number % 4]}-{number * 7 % 13}"
+            known = CatalogEntry(number, name, EntityKind.QUEUE, QUEUE, 0, 1, 1, 1)
+            if is_below:
+                known = known._replace(
+                    name=f"T/Subscriptions/{name}",
+                    kind=EntityKind.SUBSCRIPTION,
+                    properties=SUBSCRIPTION,
+                    topic_no=100,
+                )
+        model[number] = known._replace(restorable_until_ms=5 if what == 1 else None)
+        entries.put(model[number])
+    live = sorted(
+        (entry for entry in model.values() if not entry.is_retained),
+        key=lambda entry: entry.name.lower(),
+    )
+    queues = [entry for entry in live if entry.kind is EntityKind.QUEUE]
+    below = [entry for entry in live if entry.kind is EntityKind.SUBSCRIPTION]
+    for of, expected in (
+        (EntityKind.QUEUE, queues),
+        (EntityKind.SUBSCRIPTION, below),
+        (100, below),
+        (EntityKind.TOPIC, [topic]),
+    ):
+        assert entries.page(of, 0, 100) == expected
+        assert entries.page(of, 1, 2) == expected[1:3]
+    assert entries.count == len(queues) + 1
+    assert sorted(entries.subscriptions_of(100)) == sorted(below)
+    assert {entry.entity_no for entry in entries.retained()} == {
+        number for number, entry in model.items() if entry.is_retained
+    }
