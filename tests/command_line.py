@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,8 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from postbus.cli import app
 from postbus.data_directory import folder_mode
-from tests.dev_bus import FREE_PORTS, LIMIT_S, environment
+from tests.dev_bus import FREE_PORTS, environment
 
 READY_S = 60.0
 CONTROL = ("--control-port", "0")
@@ -36,19 +41,21 @@ class CommandLine:
     def run(
         self, *arguments: str, stdin: str | bytes = "", **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; bytes are given as they are."""
-        content = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run(
-            [sys.executable, "-m", "postbus", *arguments],
-            cwd=self.folder,
-            env={**self.environment(), **variables},
-            input=content,
-            capture_output=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        """Run a command to its end, within this process: a fifth of the time of one of its own."""
+        wanted = {**self.environment(), **variables}
+        unset = {name: None for name in os.environ if name not in wanted}
+        with contextlib.chdir(self.folder):
+            done = CliRunner().invoke(
+                app,
+                arguments,
+                input=stdin.encode() if isinstance(stdin, str) else stdin,
+                env={**unset, **wanted},
+                prog_name="postbus",
+            )
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
         return subprocess.CompletedProcess(
-            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+            arguments, done.exit_code, done.stdout_bytes.decode(), done.stderr_bytes.decode()
         )
 
     def ok(self, *arguments: str, stdin: str | bytes = "", **variables: str) -> str:

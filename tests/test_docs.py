@@ -723,7 +723,7 @@ CLI_VARIABLES = {"POSTBUS_CONTEXT", "POSTBUS_CONNECTION_STRING"}
 
 
 def check_variable(name: str) -> None:
-    if name in CLI_VARIABLES:
+    if name in CLI_VARIABLES or name.startswith("OTEL_"):
         return
     assert name.removeprefix("POSTBUS_").lower() in Settings.model_fields, name
 

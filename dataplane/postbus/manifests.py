@@ -462,12 +462,17 @@ def _check_owners(read: _Read) -> None:
         check(document, key, "Topic", read.topics.__contains__)
 
 
-def read_manifests(paths: Sequence[Path]) -> tuple[BusDefinition, ...]:
+def read_manifests(
+    paths: Sequence[Path], given: Sequence[Document] = ()
+) -> tuple[BusDefinition, ...]:
     """Return every bus namespace defined in files or folders of `*.yaml`.
 
-    Raises `ManifestError` with everything that is wrong with them.
+    `given` documents count as if they stood in a file too. Raises `ManifestError` with everything
+    that is wrong with them.
     """
     read = _Read()
+    for document in given:
+        read.add(document)
     for path in files_of(paths):
         try:
             for document in read_documents(path, str(path)):
@@ -483,9 +488,9 @@ def read_manifests(paths: Sequence[Path]) -> tuple[BusDefinition, ...]:
     return buses
 
 
-def read_one_bus(paths: Sequence[Path]) -> BusDefinition:
+def read_one_bus(paths: Sequence[Path], given: Sequence[Document] = ()) -> BusDefinition:
     """Return the bus of manifests that define exactly one; raises `ManifestError` otherwise."""
-    buses = read_manifests(paths)
+    buses = read_manifests(paths, given)
     if len(buses) == 1:
         return buses[0]
     found = ", ".join(bus.name for bus in buses) or "none"

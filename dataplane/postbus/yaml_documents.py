@@ -127,6 +127,11 @@ def read_documents(path: Path, shown: str) -> Iterator[Document]:
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise ManifestError([Problem(shown, 0, "", reason.lower())]) from error
+    yield from parse_documents(text, shown)
+
+
+def parse_documents(text: str, shown: str) -> Iterator[Document]:
+    """Yield the documents of a text named `shown` in messages; raises `ManifestError`."""
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             if not isinstance(node, yaml.ScalarNode) or node.value:

@@ -385,17 +385,29 @@ class Receiver:
 
     async def settle(self, delivery_id: int, state: DeliveryState) -> None:
         """Decide on a delivery and wait until the bus has stored it; raises `RefusedError`."""
+        await self.settled(self.decide(delivery_id, state), state)
+
+    def decide(
+        self, delivery_id: int, state: DeliveryState
+    ) -> asyncio.Future[DeliveryState | None]:
+        """Decide on a delivery; await the result with `settled`. Raises `RefusedError`."""
         if self._failure is not None:
             raise self._failure
         future: asyncio.Future[DeliveryState | None] = asyncio.get_running_loop().create_future()
         self._answers[delivery_id] = future
         self._amqp.dispose(delivery_id, delivery_id, state)
+        self._session.flush()
+        return future
+
+    async def settled(
+        self, future: asyncio.Future[DeliveryState | None], state: DeliveryState
+    ) -> None:
+        """Return when the bus has stored a settlement; raises `RefusedError`."""
         answer = await self._session.answer_of(future)
-        if isinstance(answer, Rejected) and not isinstance(state, Rejected):
+        if isinstance(answer, Rejected) and (
+            not isinstance(state, Rejected) or answer.condition is not None
+        ):
             error = AmqpError(answer.condition or "rejected", answer.description or "")
-            raise _refusal(error, "the bus refuses the settlement")
-        if isinstance(answer, Rejected) and answer.condition is not None:
-            error = AmqpError(answer.condition, answer.description or "")
             raise _refusal(error, "the bus refuses the settlement")
 
     def arrived(self, delivery: TransferReceived) -> None:

@@ -28,6 +28,10 @@ class NotFoundError(RefusedError):
     """The bus has no such thing."""
 
 
+class ConflictError(RefusedError):
+    """What is asked for contradicts what is there."""
+
+
 class ControlClient:
     """An open client; an asynchronous context manager. Every method may raise `RefusedError`."""
 
@@ -141,6 +145,8 @@ class ControlClient:
         message = str(told["detail"] if "detail" in told else told["error"])
         if status == 404:
             return NotFoundError(message)
+        if status == 409:
+            return ConflictError(message)
         if status == 401 and self._target.context.token_file is None:
             return RefusedError(f"{message} (postbus context set NAME --token-file FILE)")
         return RefusedError(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,15 +18,11 @@ from rich.markup import escape
 
 from postbus import __version__
 from postbus.broker.clock import ClockMode
+from postbus.cli import entities, manifest_commands, message_commands, receiving, sending, tokens
 from postbus.cli.contexts import context
 from postbus.cli.control import clock, fault
+from postbus.cli.dead_letters import dlq
 from postbus.cli.failures import Exit, err, expected_failures, out
-from postbus.cli.receiving import EPILOG as RECEIVE_EPILOG
-from postbus.cli.receiving import receive
-from postbus.cli.sending import EPILOG as SEND_EPILOG
-from postbus.cli.sending import send
-from postbus.cli.tokens import EPILOG as TOKEN_EPILOG
-from postbus.cli.tokens import token
 
 EPILOG: Final = """
 [bold]Examples[/bold]
@@ -55,8 +52,6 @@ EPILOG: Final = """
   7 no bus answers, or it refuses, 70 a bug
 """
 
-MESSAGES: Final = "Messages"
-
 app = typer.Typer(
     name="postbus",
     help="A service bus with the semantics and the protocol of Azure Service Bus, durable in"
@@ -69,9 +64,30 @@ app = typer.Typer(
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
-app.command(epilog=SEND_EPILOG, rich_help_panel=MESSAGES)(send)
-app.command(epilog=RECEIVE_EPILOG, rich_help_panel=MESSAGES)(receive)
-app.command(epilog=TOKEN_EPILOG, rich_help_panel=MESSAGES)(token)
+PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
+    "Definitions": (
+        ("apply", manifest_commands.apply, manifest_commands.APPLY_EPILOG),
+        ("diff", manifest_commands.diff, manifest_commands.DIFF_EPILOG),
+        ("export", manifest_commands.export, manifest_commands.EXPORT_EPILOG),
+        ("import", manifest_commands.import_config, manifest_commands.IMPORT_EPILOG),
+        ("get", entities.get, entities.GET_EPILOG),
+        ("describe", entities.describe, entities.DESCRIBE_EPILOG),
+        ("delete", entities.delete, entities.DELETE_EPILOG),
+        ("restore", entities.restore, entities.RESTORE_EPILOG),
+        ("status", entities.status, entities.STATUS_EPILOG),
+    ),
+    "Messages": (
+        ("send", sending.send, sending.EPILOG),
+        ("receive", receiving.receive, receiving.EPILOG),
+        ("peek", message_commands.peek, message_commands.PEEK_EPILOG),
+        ("purge", message_commands.purge, message_commands.PURGE_EPILOG),
+        ("token", tokens.token, tokens.EPILOG),
+    ),
+}
+for _panel, _commands in PANELS.items():
+    for _name, _command, _epilog in _commands:
+        app.command(_name, epilog=_epilog, rich_help_panel=_panel)(_command)
+app.add_typer(dlq, name="dlq", rich_help_panel="Messages")
 
 Manifests = Annotated[
     list[Path] | None,

@@ -68,6 +68,8 @@ TOLD: Final = {
     "lockedUntil",
     "deliveryCount",
     "state",
+    "deadLetterReason",
+    "deadLetterDescription",
     "deadLetterSource",
     "expiresAt",
     "sizeBytes",

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -108,6 +109,7 @@ class _Taking:
         self._outcome = outcome
         self._hold_s = hold_s
         self._unsettled: list[TransferReceived] = []
+        self._settling: deque[asyncio.Future[DeliveryState | None]] = deque()
 
     async def run(self) -> int:
         """Return how many messages were printed."""
@@ -122,6 +124,8 @@ class _Taking:
             try:
                 return await self._take(receiver)
             finally:
+                while self._settling:
+                    await receiver.settled(self._settling.popleft(), self._outcome)
                 self._unsettled += await receiver.withdraw()
                 for delivery in self._unsettled:
                     await receiver.settle(delivery.delivery_id, Released())
@@ -139,8 +143,10 @@ class _Taking:
                 return taken
             taken += 1
             if self._hold_s is None:
-                await receiver.settle(delivery.delivery_id, self._outcome)
                 self._unsettled.pop()
+                self._settling.append(receiver.decide(delivery.delivery_id, self._outcome))
+                while len(self._settling) > CREDIT // 2:
+                    await receiver.settled(self._settling.popleft(), self._outcome)
             wanted = min(self._most - taken - receiver.waiting, CREDIT)
             if receiver.credit <= min(wanted - 1, CREDIT // 2):
                 receiver.grant(wanted)

@@ -1,0 +1,251 @@
+"""Messages by hand over the control API: page by page, chunk by chunk, at a rate.
+
+A call of the API does a bounded part; the loops are here. What was handled is not found again under
+its number, so every loop may be cut short anywhere and begun again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from postbus.cli.control_client import ControlClient
+from postbus.cli.failures import RefusedError, err
+from postbus.control_contract_messages import MAX_CHOSEN
+
+if TYPE_CHECKING:
+    from postbus.cli.sending import ProgressBar
+
+PACED_CHUNKS_A_SECOND: Final = 4
+PASSING: Final = {"busy", "not-applied", "unknown"}
+"""Reasons that pass: the partition loads, or nobody knows whether it was done."""
+
+ATTEMPTS: Final = 20
+RETRY_S: Final = 0.5
+SUB_QUEUES: Final = {
+    "/$transfer/$deadletterqueue": "transferDeadLetter",
+    "/$deadletterqueue": "deadLetter",
+}
+"""What receivers append to the path of an entity, in lower case -> the API's word."""
+
+PLAIN: Final = (
+    "sequenceNumber",
+    "messageId",
+    "sessionId",
+    "partitionKey",
+    "subject",
+    "contentType",
+    "correlationId",
+    "to",
+    "replyTo",
+    "replyToSessionId",
+    "deliveryCount",
+    "state",
+    "enqueuedSequenceNumber",
+    "deadLetterReason",
+    "deadLetterDescription",
+    "deadLetterSource",
+    "timeToLive",
+)
+RENAMED: Final = {
+    "enqueuedAt": "enqueuedTime",
+    "scheduledAt": "scheduledEnqueueTime",
+    "expiresAt": "expiresAt",
+    "sizeInBytes": "sizeBytes",
+}
+"""The API's name of a field -> the one that `receive` prints and `send` takes."""
+
+
+def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False) -> tuple[str, str]:
+    """Return an entity and the API's word for one of its sub-queues, named by path or options."""
+    for suffix, word in SUB_QUEUES.items():
+        if entity.lower().endswith(suffix):
+            return entity[: -len(suffix)], word
+    if is_transfer:
+        return entity, "transferDeadLetter"
+    return entity, "deadLetter" if is_dead else "main"
+
+
+@dataclass(slots=True)
+class Selection:
+    """Which messages: of a queue or sub-queue, that a filter selects."""
+
+    entity: str
+    sub_queue: str = "main"
+    where: str | None = None
+    session_id: str | None = None
+    state: str | None = None
+    failed: int = 0
+    away: set[int] = field(default_factory=set)
+
+    def body(self, **more: object) -> dict[str, object]:
+        """Return the request for a page."""
+        said = {
+            "entity": self.entity,
+            "subQueue": self.sub_queue,
+            "where": self.where,
+            "sessionId": self.session_id,
+            "state": self.state,
+            **more,
+        }
+        return {key: value for key, value in said.items() if value is not None}
+
+    def note(self, page: dict[str, Any]) -> None:
+        """Remember what a page could not look at."""
+        self.failed += int(page["failed"])
+        self.away.update(page["away"])
+
+    def warn(self) -> None:
+        """Say what could not be looked at."""
+        if self.failed:
+            err.print(
+                f"[yellow]postbus:[/yellow] for {self.failed} messages the filter could not be"
+                " evaluated; they were not selected"
+            )
+        if self.away:
+            named = ", ".join(map(str, sorted(self.away)))
+            err.print(
+                f"[yellow]postbus:[/yellow] partitions {named} could not be asked; their messages"
+                " are missing"
+            )
+
+
+async def peeked(
+    control: ControlClient, chosen: Selection, *, from_number: int, most: int, body_bytes: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield messages in order of number, as JSON of the command line. `most` 0: all."""
+    left = most
+    while True:
+        page = await control.post(
+            "/v1/messages/peek",
+            chosen.body(
+                fromNumber=from_number,
+                count=min(left, MAX_CHOSEN) if most else MAX_CHOSEN,
+                bodyBytes=body_bytes,
+            ),
+        )
+        chosen.note(page)
+        for each in page["messages"]:
+            yield shown_message(each)
+        left -= len(page["messages"])
+        from_number = page["nextNumber"]
+        if page["isEnd"] or (most and left <= 0):
+            return
+
+
+def shown_message(view: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of the API as the command line shows it and `send` takes it."""
+    told = {name: view[name] for name in PLAIN if view.get(name) is not None}
+    told |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
+    if view.get("applicationProperties"):
+        told["applicationProperties"] = view["applicationProperties"]
+    if view.get("bodyBase64") is not None:
+        told |= _body(view)
+    return told
+
+
+def _body(view: dict[str, Any]) -> dict[str, Any]:
+    content = base64.b64decode(view["bodyBase64"])
+    is_cut = int(view["bodyBytes"]) > len(content)
+    try:
+        return {"body": content.decode(errors="ignore" if is_cut else "strict")}
+    except UnicodeDecodeError:
+        return {"bodyBase64": view["bodyBase64"]}
+
+
+# --- handling -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Handled:
+    """What became of messages so far."""
+
+    done: int = 0
+    forwarded: int = 0
+    gone: int = 0
+    """Not found: handled before, or by somebody else."""
+
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+Handle = Callable[[Sequence[int]], Awaitable[dict[str, Any]]]
+
+
+async def handle_all(
+    numbers: Sequence[int], handle: Handle, bar: ProgressBar, result: Handled, rate: float | None
+) -> None:
+    """Handle messages in order; `rate`: at most so many a second. Raises `RefusedError`.
+
+    `result` is kept up to date, so that it is true also when this is cut short.
+    """
+    size = MAX_CHOSEN
+    if rate is not None:
+        size = min(max(int(rate / PACED_CHUNKS_A_SECOND), 1), MAX_CHOSEN)
+    loop = asyncio.get_running_loop()
+    begun, handled = loop.time(), 0
+    for at in range(0, len(numbers), size):
+        chunk = numbers[at : at + size]
+        await _handle_chunk(chunk, handle, result)
+        bar.advance(len(chunk))
+        handled += len(chunk)
+        if rate is not None and handled < len(numbers):
+            await asyncio.sleep(max(begun + handled / rate - loop.time(), 0))
+
+
+async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Handled) -> None:
+    """Handle some; what is refused for the moment is tried again."""
+    for attempt in range(ATTEMPTS):
+        told = await handle(chunk)
+        refused = {int(each["number"]): each for each in told["refused"]}
+        forwarded = told.get("forwarded", ())
+        result.forwarded += len(forwarded)
+        result.done += len(told["numbers" if "numbers" in told else "resent"]) + len(forwarded)
+        passing = [number for number, each in refused.items() if each["reason"] in PASSING]
+        is_last = attempt == ATTEMPTS - 1
+        for number, each in refused.items():
+            if each["reason"] == "message-not-found":
+                result.gone += 1
+            elif number not in passing or is_last:
+                result.refused[number] = each["detail"] or each["reason"]
+        if not passing or is_last:
+            return
+        chunk = passing
+        await asyncio.sleep(RETRY_S)
+
+
+async def numbers_of(control: ControlClient, chosen: Selection) -> list[int]:
+    """Return the numbers of all messages that are selected now, in order."""
+    return [
+        int(each["sequenceNumber"])
+        async for each in peeked(control, chosen, from_number=0, most=0, body_bytes=0)
+    ]
+
+
+async def purge_page(
+    control: ControlClient, chosen: Selection, from_number: int, *, dry_run: bool
+) -> dict[str, Any]:
+    """Delete, or count, what is selected in one page."""
+    body = chosen.body(fromNumber=from_number, dryRun=dry_run)
+    page: dict[str, Any] = await control.post("/v1/messages/purge", body)
+    chosen.note(page)
+    return page
+
+
+def summary(verb: str, result: Handled, total: int) -> str:
+    """Return what was done, in a line."""
+    text = f"{verb} {result.done} of {total} message{'s' * (total != 1)}"
+    if result.forwarded:
+        text += f" ({result.forwarded} are on their way through the outbox)"
+    if result.gone:
+        text += f"; {result.gone} were not there any more"
+    if result.refused:
+        text += f"; {len(result.refused)} were refused"
+    return text
+
+
+def interrupted(verb: str, result: Handled, total: int, error: RefusedError) -> RefusedError:
+    """Return an error that also says what was done before it."""
+    return RefusedError(f"{error}\n{summary(verb, result, total)}; run it again to go on")

@@ -1,0 +1,322 @@
+"""`postbus dlq`: look at dead letters, send them again, changed or not, or delete them.
+
+Chosen by number or by a filter. Each call of the bus is all or nothing for a message, so a run that
+was cut short is simply repeated: what was sent again is not there any more.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from postbus.cli.contexts import ContextName, Target, find_target
+from postbus.cli.failures import (
+    InputError,
+    RefusedError,
+    err,
+    examples,
+    expected_failures,
+    out,
+)
+from postbus.cli.message_commands import (
+    BODY_BYTES,
+    SHOWN_BYTES,
+    Entity,
+    Transfer,
+    Where,
+    print_messages,
+    tell_refused,
+)
+from postbus.cli.output import Format, OutputFormat, Yes, asks_yes, write_line
+
+if TYPE_CHECKING:
+    from postbus.cli.chosen_messages import Handled, Selection
+    from postbus.cli.control_client import ControlClient
+
+EPILOG: Final = examples(
+    "postbus dlq list orders",
+    "postbus dlq list orders --where \"DeadLetterReason = 'bad'\" -o json",
+    "postbus dlq resend orders 17 18              chosen ones, to where they came from",
+    "postbus dlq resend orders --all --rate 100   at most a hundred a second",
+    "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
+    "postbus dlq edit orders 17 --body fixed --property amount:int=7",
+    "postbus dlq delete orders 17",
+    "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\" --yes",
+)
+
+dlq = typer.Typer(
+    help="Look at dead letters, send them again, or delete them.",
+    epilog=EPILOG,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+)
+Numbers = Annotated[
+    list[int] | None, typer.Argument(help="Sequence numbers.", metavar="[NUMBER]...")
+]
+All = Annotated[bool, typer.Option("--all", help="All dead letters there are now.")]
+Rate = Annotated[
+    float | None, typer.Option("--rate", min=0.01, help="At most so many messages a second.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+To = Annotated[
+    str | None, typer.Option("--to", help="Another queue or topic [where they came from].")
+]
+FIELDS: Final = {
+    "--id": "messageId",
+    "--session": "sessionId",
+    "--subject": "subject",
+    "--content-type": "contentType",
+    "--correlation-id": "correlationId",
+    "--reply-to": "replyTo",
+}
+
+
+@dlq.command("list", epilog=EPILOG)
+def list_letters(
+    entity: Entity,
+    where: Where = None,
+    from_number: Annotated[int, typer.Option("--from", min=0, help="First number.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most; 0: all.")] = 20,
+    transfer: Transfer = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Whole bodies, up to 1 MiB.")] = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """Show dead letters and why they are; JSON is one line a message."""
+    from postbus.cli.chosen_messages import peeked
+    from postbus.cli.control_client import run_with
+
+    with expected_failures():
+        chosen = _selection(entity, where, transfer)
+        rows: list[dict[str, Any]] = []
+        body_bytes = BODY_BYTES if bodies or output is not Format.TABLE else SHOWN_BYTES
+
+        async def work(control: ControlClient) -> None:
+            async for each in peeked(
+                control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
+            ):
+                if output is Format.JSON:
+                    write_line(json.dumps(each, ensure_ascii=False))
+                else:
+                    rows.append(each)
+
+        run_with(find_target(context), work)
+        if output is not Format.JSON:
+            print_messages(rows, output, is_dead=True, bodies=bodies)
+        chosen.warn()
+
+
+@dlq.command(epilog=EPILOG)
+def resend(
+    entity: Entity,
+    numbers: Numbers = None,
+    where: Where = None,
+    everything: All = False,
+    to: To = None,
+    rate: Rate = None,
+    transfer: Transfer = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    context: ContextName = None,
+) -> None:
+    """Send dead letters again: removed and sent in one step, never twice, never lost."""
+    with expected_failures():
+        work = _Work(find_target(context), entity, where, transfer, "resent")
+        work.choose(numbers, everything=everything)
+        question = f"Send {{}} dead letters of {entity} again{f' to {to}' if to else ''}?"
+        body = {"to": to} if to else {}
+        work.run("/v1/messages/resend", body, question, rate, dry_run=dry_run, yes=yes)
+
+
+@dlq.command(epilog=EPILOG)
+def delete(
+    entity: Entity,
+    numbers: Numbers = None,
+    where: Where = None,
+    everything: All = False,
+    rate: Rate = None,
+    transfer: Transfer = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    context: ContextName = None,
+) -> None:
+    """Delete dead letters."""
+    with expected_failures():
+        work = _Work(find_target(context), entity, where, transfer, "deleted")
+        work.choose(numbers, everything=everything)
+        question = f"Delete {{}} dead letters of {entity}?"
+        work.run("/v1/messages/delete", {}, question, rate, dry_run=dry_run, yes=yes)
+
+
+@dlq.command(epilog=EPILOG)
+def edit(
+    entity: Entity,
+    number: Annotated[int, typer.Argument(help="Sequence number.")],
+    body: Annotated[str | None, typer.Option("--body", help="Its new body.")] = None,
+    body_file: Annotated[
+        Path | None, typer.Option("--body-file", help="File with its new body; - is stdin.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=TEXT", help="Also NAME:TYPE=VALUE."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove-property", help="Property to remove.")
+    ] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="'' removes it.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="'' removes it.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", help="'' removes it.")] = None,
+    content_type: Annotated[str | None, typer.Option("--content-type")] = None,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to")] = None,
+    to: To = None,
+    transfer: Transfer = False,
+    context: ContextName = None,
+) -> None:
+    """Send one dead letter again with changes; it stays as it is when they are refused."""
+    with expected_failures():
+        given = (message_id, session, subject, content_type, correlation_id, reply_to)
+        named = zip(FIELDS.values(), given, strict=True)
+        changes: dict[str, Any] = {
+            "properties": dict(map(_plain_property, properties or ())),
+            "removedProperties": remove or [],
+        }
+        content = _new_body(body, body_file)
+        if content is not None:
+            import base64
+
+            changes["bodyBase64"] = base64.b64encode(content).decode("ascii")
+        changes = {name: value for name, value in changes.items() if value not in ({}, [])}
+        changes |= {name: value or None for name, value in named if value is not None}
+        if not changes:
+            raise typer.BadParameter("say what to change: --body, --property, --subject, …")
+        work = _Work(find_target(context), entity, None, transfer, "resent")
+        work.choose([number], everything=False)
+        request = {"edit": changes, **({"to": to} if to else {})}
+        work.run("/v1/messages/resend", request, "", None, dry_run=False, yes=True)
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+class _Work:
+    """Messages that were chosen, and what shall become of them."""
+
+    def __init__(
+        self, target: Target, entity: str, where: str | None, is_transfer: bool, verb: str
+    ) -> None:
+        self._target = target
+        self._chosen = _selection(entity, where, is_transfer)
+        self._verb = verb
+        self._numbers: list[int] | None = None
+
+    def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
+        """Check that messages are chosen in one way; raises `typer.BadParameter`."""
+        ways = [bool(numbers), self._chosen.where is not None, everything]
+        if sum(ways) != 1:
+            raise typer.BadParameter("choose messages by their numbers, by --where, or --all")
+        self._numbers = list(dict.fromkeys(numbers)) if numbers else None
+
+    def run(
+        self,
+        path: str,
+        body: dict[str, Any],
+        question: str,
+        rate: float | None,
+        *,
+        dry_run: bool,
+        yes: bool,
+    ) -> None:
+        """Find the messages, ask, and handle them."""
+        from postbus.cli.chosen_messages import Handled, numbers_of, summary
+        from postbus.cli.control_client import run_with
+
+        numbers = self._numbers
+        is_named = numbers is not None
+        if numbers is None:
+            numbers = run_with(self._target, lambda control: numbers_of(control, self._chosen))
+            self._chosen.warn()
+        if dry_run:
+            out.print(f"{len(numbers)} messages would be {self._verb}")
+            return
+        if not numbers:
+            out.print("no messages")
+            return
+        if not is_named:
+            asks_yes(question.format(len(numbers)), is_sure=yes)
+        result = Handled()
+        chosen = numbers
+        self._handle(path, body, chosen, rate, result)
+        out.print(summary(self._verb, result, len(numbers)), markup=False)
+        if result.refused or (is_named and result.gone):
+            tell_refused(result.refused)
+            raise typer.Exit(1)
+
+    def _handle(
+        self,
+        path: str,
+        body: dict[str, Any],
+        numbers: list[int],
+        rate: float | None,
+        result: Handled,
+    ) -> None:
+        from postbus.cli.chosen_messages import handle_all, interrupted, summary
+        from postbus.cli.control_client import run_with
+        from postbus.cli.sending import progress_bar
+
+        async def work(control: ControlClient) -> None:
+            async def handle(some: Any) -> dict[str, Any]:
+                chosen = self._chosen
+                asked = {"entity": chosen.entity, "subQueue": chosen.sub_queue, **body}
+                asked["numbers"] = list(some)
+                told: dict[str, Any] = await control.post(path, asked)
+                return told
+
+            with progress_bar(self._verb, len(numbers)) as bar:
+                await handle_all(numbers, handle, bar, result, rate)
+
+        try:
+            run_with(self._target, work)
+        except RefusedError as error:
+            if len(numbers) == 1:
+                raise
+            raise interrupted(self._verb, result, len(numbers), error) from None
+        except KeyboardInterrupt:
+            text = summary(self._verb, result, len(numbers))
+            err.print(f"{text}; run it again to go on", markup=False)
+            raise
+
+
+def _selection(entity: str, where: str | None, is_transfer: bool) -> Selection:
+    from postbus.cli.chosen_messages import Selection, split_path
+
+    return Selection(*split_path(entity, is_dead=True, is_transfer=is_transfer), where)
+
+
+def _plain_property(text: str) -> tuple[str, Any]:
+    """Return a property that the API can set: text, whole numbers, doubles, booleans."""
+    from postbus.cli.message_json import read_property
+
+    name, value = read_property(text)
+    if isinstance(value, bool) or value is None:
+        return name, value
+    for plain in (int, float, str):
+        if isinstance(value, plain):
+            return name, plain(value)
+    raise InputError(f"{name}: use text, a number or a boolean")
+
+
+def _new_body(text: str | None, file: Path | None) -> bytes | None:
+    if text is not None and file is not None:
+        raise typer.BadParameter("give --body or --body-file, not both")
+    if file is None:
+        return None if text is None else text.encode()
+    if str(file) == "-":
+        return typer.get_binary_stream("stdin").read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None

@@ -1,0 +1,181 @@
+"""The commands about manifests: `apply`, `diff`, `export` and `import`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from postbus.cli.contexts import ContextName, find_target
+from postbus.cli.failures import (
+    Exit,
+    InputError,
+    RefusedError,
+    err,
+    examples,
+    expected_failures,
+    out,
+)
+from postbus.cli.output import Format, OutputFormat, as_yaml_documents, print_objects, write_line
+
+if TYPE_CHECKING:
+    from postbus.cli.applying import Plan
+    from postbus.cli.control_client import ControlClient
+    from postbus.manifests import BusDefinition
+
+APPLY_EPILOG: Final = examples(
+    "postbus apply examples/              all manifests of a folder",
+    "postbus apply queue.yaml --dry-run   only say what would change",
+    "postbus diff queue.yaml && echo same",
+    "postbus apply queue.yaml --context prod -o json",
+)
+DIFF_EPILOG: Final = examples(
+    "postbus diff examples/               what apply would change; exits with 1 if anything",
+    "postbus diff examples/ --context prod",
+)
+EXPORT_EPILOG: Final = examples(
+    "postbus export > bus.yaml            everything, without messages and keys",
+    "postbus export --file bus.yaml",
+    "postbus apply bus.yaml --context other",
+)
+IMPORT_EPILOG: Final = examples(
+    "postbus import Config.json > bus.yaml    manifests of an emulator's configuration",
+    "postbus import Config.json --apply       the same, applied at once",
+)
+Manifests = Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml.")]
+COLORS: Final = {"+": "green", "-": "red", "@": "cyan"}
+KEYS_REMARK: Final = "# Messages and keys are not part of this: the bus has them.\n"
+
+
+def apply(
+    manifests: Manifests,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """Create and change entities until the bus is as manifests say; nothing is deleted."""
+    from postbus.cli.applying import make_plan
+    from postbus.cli.control_client import run_with
+
+    async def work(control: ControlClient) -> None:
+        await _apply(control, await make_plan(control, manifests), output, dry_run=dry_run)
+
+    with expected_failures():
+        run_with(find_target(context), work)
+
+
+def diff(manifests: Manifests, context: ContextName = None) -> None:
+    """Show what `apply` would change; exits with 1 when that is anything."""
+    from postbus.cli.applying import make_plan
+    from postbus.cli.control_client import run_with
+
+    async def work(control: ControlClient) -> bool:
+        plan = await make_plan(control, manifests)
+        found = [lines for lines in plan.differences() if lines]
+        for line in (line for lines in found for line in lines):
+            color = COLORS.get(line[:1])
+            is_title = line.startswith(("---", "+++"))
+            style = "bold" if is_title else color
+            out.print(f"[{style}]{escape(line)}[/{style}]" if style else escape(line))
+        return bool(found)
+
+    with expected_failures():
+        if run_with(find_target(context), work):
+            raise typer.Exit(Exit.DIFFERENT)
+
+
+def export(
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Where to write [standard output].")
+    ] = None,
+    context: ContextName = None,
+) -> None:
+    """Write manifests of everything the bus is told to be; `apply` takes them back."""
+    from postbus.cli.control_client import run_with
+    from postbus.cli.live_namespace import read_namespace
+
+    with expected_failures():
+        _write(run_with(find_target(context), read_namespace), file)
+
+
+def import_config(
+    file: Annotated[Path, typer.Argument(help="Config.json of Microsoft's emulator.")],
+    is_applied: Annotated[
+        bool, typer.Option("--apply", help="Apply it to the bus instead of printing manifests.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --apply: only say.")] = False,
+    context: ContextName = None,
+) -> None:
+    """Make manifests of the configuration file of Microsoft's Service Bus emulator."""
+    from postbus.cli.emulator_config import read_emulator_config
+
+    with expected_failures():
+        imported = read_emulator_config(file)
+        for remark in imported.remarks:
+            err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
+        _check(imported.definition)
+        if is_applied:
+            from postbus.cli.applying import plan_of
+            from postbus.cli.control_client import run_with
+
+            async def work(control: ControlClient) -> None:
+                plan = await plan_of(control, imported.definition, {("Namespace", "")})
+                await _apply(control, plan, Format.TABLE, dry_run=dry_run)
+
+            run_with(find_target(context), work)
+        else:
+            _write(imported.definition, None)
+
+
+async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run: bool) -> None:
+    from postbus.cli.applying import carry_out
+
+    if plan.live_name != plan.wanted.name and output is Format.TABLE:
+        err.print(f"[yellow]postbus:[/yellow] the bus is called {escape(plan.live_name)}")
+    shown = [*(each.shown() for each in plan.changes), *(each.shown() for each in plan.rules)]
+    if not dry_run:
+        shown = await carry_out(control, plan)
+    if output is Format.TABLE:
+        _print_changes(shown, dry_run=dry_run)
+    else:
+        print_objects(shown, output)
+    refused = [each for each in shown if each["change"] == "refused"]
+    if refused:
+        raise RefusedError("\n".join(f"{each['name']}: {each['why']}" for each in refused))
+
+
+def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
+    for each in shown:
+        if each["change"] in {"created", "changed"}:
+            word = f"would be {each['change']}" if dry_run else each["change"]
+            out.print(f"{word} {each['kind']} {each['name']}", markup=False)
+    same = sum(each["change"] == "unchanged" for each in shown)
+    out.print(f"{len(shown) - same} to do, {same} unchanged" if dry_run else f"{same} unchanged")
+
+
+def _check(definition: BusDefinition) -> None:
+    """Refuse what `apply` would: the manifests are read as such once; raises `ManifestError`."""
+    from postbus.cli.manifest_text import manifests_of
+    from postbus.manifests import read_one_bus
+    from postbus.yaml_documents import parse_documents
+
+    text = as_yaml_documents(list(manifests_of(definition)))
+    read_one_bus([], list(parse_documents(text, "the configuration")))
+
+
+def _write(definition: BusDefinition, file: Path | None) -> None:
+    from postbus.cli.manifest_text import manifests_of
+
+    found: list[Any] = list(manifests_of(definition))
+    text = KEYS_REMARK + as_yaml_documents(found)
+    if file is None or str(file) == "-":
+        write_line(text.rstrip("\n"))
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file}: {(error.strerror or 'cannot be written').lower()}") from None
+    sys.stderr.write(f"{len(found)} manifests in {file}\n")
