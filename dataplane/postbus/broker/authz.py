@@ -98,7 +98,7 @@ class Authorizer:
         just the place below the audience where it is used, such as `orders/messages`, will do.
         """
         if not token.startswith(SAS_PREFIX):
-            raise self._refused("The token is not a shared access signature.")
+            raise self._refused("Only shared access signatures are accepted: use a SAS key.")
         fields: dict[str, str] = {}
         for part in token[len(SAS_PREFIX) :].split("&"):
             name, _, value = part.partition("=")

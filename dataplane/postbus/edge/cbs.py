@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from postbus.broker.authz import SAS_PREFIX, TokenRefused, audience_path
+from postbus.broker.authz import TokenRefused, audience_path
 from postbus.broker.router import Address
 from postbus.edge.addresses import parse_address
 from postbus.edge.requests import Request, Respond, Response
@@ -32,11 +32,8 @@ class TokenNode:
         if properties.get("operation") != "put-token" or not isinstance(audience, str):
             respond(_status(400, "Send put-token with a name."))
             return
-        token = request.body
         # The type is no help: Python's client calls its shared access signatures "jwt" too.
-        if not isinstance(token, str) or not token.startswith(SAS_PREFIX):
-            respond(_status(401, "Only shared access signatures are accepted: use a SAS key."))
-            return
+        token = request.body if isinstance(request.body, str) else ""
         try:
             grant = self._connection.authorizer.check_token(
                 token, audience, self._connection.real_time_s()

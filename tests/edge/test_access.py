@@ -1,0 +1,287 @@
+"""The table of docs/guides/security.md, each cell tried at the door; and that no secret is told."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
+from azure.servicebus.exceptions import (
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+)
+
+from postbus.contract import NamespaceProperties, QueueProperties, Right
+from postbus.embedded import EmbeddedPostgres
+from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge.bus_thread import sas_token
+from tests.edge.control_bus import ControlledBus, controlled_bus
+from tests.edge.raw_client import DETACH, RawClient
+
+pytestmark = pytest.mark.slow
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/security.md"
+COLUMNS = ("garbage", "wrong key", "expired", "Listen", "Send", "Manage", "other queue")
+QUEUE = "orders"
+DEAD_LETTERS = f"/{QUEUE}/$DeadLetterQueue"
+LOCK = "00000000-0000-0000-0000-000000000001"
+DEFINITION = BusDefinition(
+    "test-bus",
+    NamespaceProperties(),
+    (
+        RuleDefinition("Listen", frozenset({Right.LISTEN}), RuleKeys("listen-secret-key")),
+        RuleDefinition("Send", frozenset({Right.SEND}), RuleKeys("send-secret-key")),
+        RuleDefinition("Manage", frozenset(Right), RuleKeys("manage-secret-key")),
+    ),
+    (
+        QueueDefinition(QUEUE, QueueProperties(), ()),
+        QueueDefinition(
+            "other",
+            QueueProperties(),
+            (RuleDefinition("near", frozenset(Right), RuleKeys("near-secret-key")),),
+        ),
+    ),
+)
+
+
+class Shown(NamedTuple):
+    """What a client shows: a token for the queue and below, or the password of a rule."""
+
+    token: str
+    rule: str
+    key: str
+
+
+class Cell(NamedTuple):
+    """One attempt of the table and what the guide says comes of it."""
+
+    door: str
+    attempt: str
+    shown: str
+    outcome: str
+
+
+def cells() -> list[Cell]:
+    lines = GUIDE.read_text(encoding="utf-8").splitlines()
+    rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines if "|" in line]
+    assert tuple(rows[0][2:]) == COLUMNS
+    found = []
+    for door, attempt, *outcomes in rows[2:]:
+        found += [
+            Cell(door, attempt, shown, outcome)
+            for shown, outcome in zip(COLUMNS, outcomes, strict=True)
+            if outcome
+        ]
+    return found
+
+
+def shown_as(column: str, resource: str) -> Shown:
+    rule, key, life_s = {
+        "garbage": ("nobody", "x", 600),
+        "wrong key": ("Manage", "guessed", 600),
+        "expired": ("Manage", "manage-secret-key", -1),
+        "Listen": ("Listen", "listen-secret-key", 600),
+        "Send": ("Send", "send-secret-key", 600),
+        "Manage": ("Manage", "manage-secret-key", 600),
+        "other queue": ("near", "near-secret-key", 600),
+    }[column]
+    token = "" if column == "garbage" else sas_token(resource, rule, key, int(time.time()) + life_s)
+    return Shown(token, rule, key)
+
+
+@pytest.fixture(scope="module")
+def bus(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[ControlledBus]:
+    make_database(postgres_server, "access", template=TEMPLATE)
+    folder = enterable_folder / "access"
+    dsn = dsn_of(postgres_server, "access")
+    with controlled_bus(dsn, folder, definition=DEFINITION) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def unsuspecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer guesses at once: how they are slowed down is shown elsewhere."""
+    monkeypatch.setattr("postbus.edge.suspicion.FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("postbus.edge.control_authorization.FIRST_DELAY_S", 0.0)
+
+
+# --- attempts -----------------------------------------------------------------------------------
+
+
+def address_of(bus: ControlledBus, title: str) -> tuple[str, int]:
+    url = urlsplit(dict(bus.bus.summary())[title])
+    return url.hostname or "", url.port or 0
+
+
+def by_sdk(bus: ControlledBus, shown: Shown, attempt: str, **more: object) -> str:
+    before = refused_tokens(bus)
+    host, port = address_of(bus, "amqp")
+    text = f"Endpoint=sb://{host}:{port};SharedAccessSignature={shown.token or 'none'};"
+    client = ServiceBusClient.from_connection_string(
+        text + "UseDevelopmentEmulator=true", retry_total=0, **more
+    )
+    try:
+        with client:
+            if attempt == "send":
+                with client.get_queue_sender(QUEUE) as sender:
+                    sender.send_messages(ServiceBusMessage("x", time_to_live=None))
+            else:
+                with client.get_queue_receiver(QUEUE) as receiver:
+                    if attempt == "peek":
+                        receiver.peek_messages(1)
+    except ServiceBusAuthenticationError:
+        return "token refused"
+    except ServiceBusAuthorizationError:
+        return "link refused"
+    except ServiceBusConnectionError:  # so the SDK calls a refused token over WebSocket
+        assert refused_tokens(bus) > before
+        return "token refused"
+    return "ok"
+
+
+def refused_tokens(bus: ControlledBus) -> int:
+    return bus.bus.sample().authentication_failures
+
+
+def over_websocket(bus: ControlledBus, shown: Shown, attempt: str) -> str:
+    host, port = address_of(bus, "http")
+    return by_sdk(
+        bus,
+        shown,
+        attempt,
+        transport_type=TransportType.AmqpOverWebsocket,
+        custom_endpoint_address=f"http://{host}:{port}",
+    )
+
+
+def by_password(bus: ControlledBus, shown: Shown, attempt: str) -> str:
+    _, port = address_of(bus, "amqp")
+    with RawClient(port, shown.rule, shown.key) as client:
+        if client.outcome:
+            return "password refused"
+        attach = client.attach_sender if attempt == "send" else client.attach_receiver
+        attached = attach(QUEUE)
+        terminus = attached.fields[6 if attempt == "send" else 5]
+        if terminus is not None:
+            return "ok"
+        error = client.expect(DETACH).fields[2].value
+        assert error[0] == "amqp:unauthorized-access"
+    return "link refused"
+
+
+def by_http(
+    bus: ControlledBus, title: str, method: str, path: str, token: str, body: bytes = b""
+) -> str:
+    host, port = address_of(bus, title)
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    headers = {"Authorization": token} if token else {}
+    if body.startswith(b"<"):
+        headers["Content-Type"] = "application/atom+xml"
+    connection.request(method, path, body or None, headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return str(answer.status)
+
+
+ENTRY = (
+    b'<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
+    b'<QueueDescription xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"'
+    b"/></content></entry>"
+)
+HTTP: dict[tuple[str, str], tuple[str, str, str, bytes]] = {
+    ("HTTP", "send"): ("http", "POST", f"/{QUEUE}/messages", b"x"),
+    ("HTTP", "receive"): (
+        "http",
+        "DELETE",
+        f"/{QUEUE}/$DeadLetterQueue/messages/head?timeout=0",
+        b"",
+    ),
+    ("HTTP", "settle"): ("http", "DELETE", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("administration", "read"): ("http", "GET", f"/{QUEUE}?api-version=2021-05", b""),
+    ("administration", "list"): ("http", "GET", "/$Resources/queues", b""),
+    ("administration", "create"): ("http", "PUT", "/made-{shown}", ENTRY),
+    ("administration", "delete"): ("http", "DELETE", "/absent", b""),
+    ("control API", "read"): ("control", "GET", f"/v1/queues/{QUEUE}", b""),
+    ("control API", "delete"): ("control", "DELETE", f"/v1/queues/{QUEUE}", b""),
+    ("metrics", "read"): ("metrics", "GET", "/metrics", b""),
+    ("health", "read"): ("http", "GET", "/health", b""),
+}
+OVER_AMQP: dict[str, Callable[[ControlledBus, Shown, str], str]] = {
+    "AMQP": by_sdk,
+    "WebSocket": over_websocket,
+    "AMQP PLAIN": by_password,
+}
+
+
+@pytest.mark.parametrize("cell", cells(), ids="-".join)
+def test_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
+    resource = "sb://localhost/other" if cell.shown == "other queue" else "sb://localhost/"
+    shown = shown_as(cell.shown, resource)
+    if cell.door in OVER_AMQP:
+        outcome = OVER_AMQP[cell.door](bus, shown, cell.attempt)
+    else:
+        title, method, path, body = HTTP[cell.door, cell.attempt]
+        path = path.replace("{shown}", cell.shown.replace(" ", "-"))
+        token = "" if cell.door == "health" and not shown.token else shown.token
+        if cell.door == "health":
+            token = ""
+        outcome = by_http(bus, title, method, path, token, body)
+    assert outcome == cell.outcome
+
+
+def test_table_names_every_attempt() -> None:
+    named = {(cell.door, cell.attempt) for cell in cells()}
+    assert {door for door, _ in named} >= set(OVER_AMQP)
+    assert set(HTTP) <= named
+
+
+# --- secrets ------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_told(bus: ControlledBus, caplog: pytest.LogCaptureFixture) -> None:
+    """Keys, tokens and bodies are looked for in the whole log, metrics and refusals."""
+    caplog.set_level("DEBUG", logger="postbus")
+    shown = shown_as("Manage", "sb://localhost/")
+    wrong = shown_as("wrong key", "sb://localhost/")
+    told = [by_sdk(bus, each, "send") for each in (shown, wrong)]
+    told += [by_password(bus, each, "send") for each in (shown, wrong)]
+    for title, path, token in (
+        ("http", f"/{QUEUE}", wrong.token),
+        ("http", f"/{QUEUE}?token={quote(shown.token)}", ""),
+        ("http", "/$Resources/queues", shown.token),
+        ("control", "/v1/authorization-rules", f"Bearer {bus.caller.token}"),
+        ("control", "/v1/authorization-rules", f"Bearer {wrong.token}"),
+        ("metrics", "/metrics", ""),
+    ):
+        told.append(text_of(bus, title, path, token))
+    told.append("\n".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records))
+    assert len(caplog.records) > 3
+    for secret in (
+        *(rule.keys.primary for rule in DEFINITION.rules if rule.keys is not None),
+        "guessed",
+        bus.caller.token,
+        re.findall(r"sig=([^&]+)", shown.token)[0],
+        re.findall(r"sig=([^&]+)", wrong.token)[0],
+    ):
+        for text in told:
+            assert secret not in text
+
+
+def text_of(bus: ControlledBus, title: str, path: str, token: str) -> str:
+    """Return head and body of an answer."""
+    host, port = address_of(bus, title)
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    connection.request("GET", path, headers={"Authorization": token} if token else {})
+    answer = connection.getresponse()
+    text = f"{answer.headers}\n{answer.read().decode()}"
+    connection.close()
+    return text
