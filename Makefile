@@ -53,12 +53,13 @@ kill-test-mixed: setup ## the same while sessions, topics, forwards and transact
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
 .PHONY: fuzz
-fuzz: setup ## feed engine, message slicer, filters, HTTP and WebSocket with mutations, ten minutes each
+fuzz: setup ## feed engine, message slicer, filters, HTTP, XML and WebSocket with mutations, ten minutes each
 	@$(BIN)/python tests/amqp/fuzz_connection.py $(FUZZ_SECONDS)
 	@$(BIN)/python tests/message/fuzz_message.py $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.broker.fuzz_tokens $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_http $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.fuzz_atom $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_websocket $(FUZZ_SECONDS)
 
 FUZZ_SECONDS ?= 600

@@ -54,6 +54,7 @@ from tests.edge.atom_documents import (
     entry_of,
     request_of,
 )
+from tests.edge.fuzz_atom import fuzz
 
 LONG = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
@@ -543,6 +544,11 @@ def test_mutations_of_real_documents_are_read_or_refused(
                 pieces[at] = data.draw(st.binary(max_size=5)) + pieces[at]
         pieces = pieces or [b""]
     try_everything(b"".join(pieces))
+
+
+def test_fuzzed_bodies_are_refused_or_read_as_what_they_say() -> None:
+    count, accepted = fuzz(8.0, seed=7, max_inputs=4_000)
+    assert count > accepted > 0
 
 
 def test_statuses_are_all_known() -> None:
