@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -17,9 +20,13 @@ from postbus.broker.triage import (
 )
 from postbus.contract import RuleProperties, SqlFilter, SubscriptionProperties, TopicProperties
 from postbus.entity.commands import (
+    AcceptSession,
     Disposition,
     MessageState,
+    ReceiveMode,
     Refusal,
+    RemoveConsumer,
+    SetDemand,
     Settle,
     Settled,
     SubQueue,
@@ -29,7 +36,7 @@ from postbus.message.codec import encode_list, encode_value
 from postbus.message.envelope import Envelope
 from postbus.message.patch import merge_properties
 from postbus.store.postgres import Store
-from tests.broker.partition_rig import Bus, message, running
+from tests.broker.partition_rig import Bus, Door, message, running, wait_for_too_many
 from tests.broker.test_host import until
 from tests.broker.test_partitioned import keys_for
 from tests.broker.test_shipping import arrived, bodies_of, named, put
@@ -37,6 +44,8 @@ from tests.broker.test_shipping import arrived, bodies_of, named, put
 pytestmark = pytest.mark.slow
 
 DEAD = "/$DeadLetterQueue"
+
+T = TypeVar("T")
 
 
 def numbered(n: int, *, session: str | None = None, key: str | None = None) -> Envelope:
@@ -275,9 +284,6 @@ async def test_the_keys_of_an_edit_choose_the_partition(store: Store) -> None:
 
 
 async def dead_letter_session(bus: Bus, path: str, session: str, consumer_id: int) -> None:
-    from postbus.entity.commands import AcceptSession, ReceiveMode, RemoveConsumer, SetDemand
-    from tests.broker.partition_rig import Door
-
     address, door = bus.address(path), Door()
     bus.router.register_sink(address.partition_id, consumer_id, door)
     await bus.call(
@@ -291,6 +297,114 @@ async def dead_letter_session(bus: Bus, path: str, session: str, consumer_id: in
     settle.session_id = session.encode()
     assert await bus.call(address, settle) == Settled()
     await bus.call(address, RemoveConsumer(consumer_id))
+
+
+@pytest.mark.parametrize("to", [None, 1])
+async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | None) -> None:
+    """Repeat until nothing is left, whatever was refused: the answer may be lost, a message not."""
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        source = named(0)
+        target = source if to is None else named(to)
+        await put(bus, source)
+        if target != source:
+            await put(bus, target, requires_duplicate_detection=True)
+        await bus.sent(bus.address(source), *(numbered(n) for n in range(300)))
+        await kill(bus, source)
+        chooser = random.Random(7)
+        untold = 0
+        is_over = False
+
+        async def reload_at_times() -> None:
+            while not is_over:
+                await wait_for_too_many(0.1 + chooser.random() / 3)
+                bus.hosts[chooser.choice([0, 0, to or 0])].interrupt(0.01)
+
+        reloading = asyncio.create_task(reload_at_times())
+        left = numbers_of(await wait_until_told(lambda: all_of(triage, source + DEAD)))
+        while left:
+            part = left[: chooser.randint(1, 30)]
+            result = await triage.resend(source + DEAD, part, to=None if to is None else target)
+            gone = {*result.resent, *result.forwarded}
+            for number, refused in result.refused.items():
+                if refused.refusal is Refusal.MESSAGE_NOT_FOUND:
+                    untold += 1  # it was sent, and the answer was lost
+                    gone.add(number)
+            left = [number for number in left if number not in gone]
+            if not gone:
+                await wait_for_too_many(0.01)
+        is_over = True
+        await reloading
+        assert sum(host.reload_count for host in bus.hosts) > 3
+        await until(lambda: all(host.trouble is None for host in bus.hosts))
+        found = await wait_until_told(lambda: arrived(bus, target, 300))
+        assert Counter(found) == Counter(f"m{n}" for n in range(300))
+        assert await bodies_of(bus, source + DEAD) == []
+
+
+async def wait_until_told(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a question while the partition is loading."""
+    while True:
+        try:
+            return await ask()
+        except (TriageRefused, AssertionError):
+            await asyncio.sleep(0.02)
+
+
+async def test_filters_know_what_a_stored_message_has(store: Store) -> None:
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q")
+        first, second, _ = await bus.sent(bus.address("q"), *(numbered(n) for n in range(3)))
+        for where, expected in (
+            (f"sys.SequenceNumber <= {second}", 2),
+            (f"sys.EnqueuedSequenceNumber = {first}", 1),
+            ("sys.DeliveryCount = 0 AND sys.Label = 'subject 1'", 1),
+            ("sys.DeadLetterSource IS NULL", 3),
+            ("sys.MessageId IN ('id0', 'id2')", 2),
+            ("missing = 1", 0),
+        ):
+            page = await triage.peek("q", where=where)
+            assert len(page.messages) == expected, where
+            assert (page.looked_at, page.failed, page.is_end) == (3, 0, True)
+        page = await triage.peek("q", where="sys.Colour = 'red'")
+        assert (page.messages, page.failed) == ((), 3)
+
+
+async def test_a_page_holds_so_many_bytes(store: Store) -> None:
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q")
+        large = b"\x00\x53\x75\xb0" + (200_000).to_bytes(4, "big") + b"x" * 200_000
+        for _ in range(50):
+            sent = message("m")
+            sent.body, sent.size_bytes = large, 200_100
+            await bus.sent(bus.address("q"), sent)
+        page = await triage.peek("q")
+        assert 8_000_000 < 200_100 * page.looked_at < 9_500_000
+        assert not page.is_end
+        rest = await triage.peek("q", from_number=page.next_number)
+        assert len(page.messages) + len(rest.messages) == 50
+        assert rest.is_end
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+async def test_a_session_is_peeked_and_purged_alone(store: Store, is_spread: bool) -> None:
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q", is_spread=is_spread, requires_session=True)
+        sessions = keys_for(4)
+        sent = [message(f"{session}{n}", session=session) for session in sessions for n in range(3)]
+        await bus.sent(bus.address("q"), *sent)
+        page = await triage.peek("q", session_id=sessions[2])
+        assert {each.session_id for each in page.messages} == {sessions[2]}
+        assert len(page.messages) == 3
+        purged = await triage.purge("q", session_id=sessions[2])
+        assert (purged.deleted, purged.is_end) == (3, True)
+        left = await bus.peek_all(bus.address("q"))
+        assert {each.envelope.session_id for each in left} == {
+            session.encode() for session in sessions if session != sessions[2]
+        }
 
 
 @pytest.mark.parametrize("is_spread", [False, True])
