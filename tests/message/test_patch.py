@@ -76,7 +76,7 @@ def test_properties_of_a_message_without_any() -> None:
 def test_an_id_is_put_before_the_other_fields(before: bytes) -> None:
     envelope = slice_message(before + BODY)
     size_bytes = envelope.size_bytes
-    give_message_id(envelope, "i" * 32)
+    give_message_id(envelope, encode_value("i" * 32))
     again = slice_message(envelope.properties + BODY)
     assert again.message_id == envelope.message_id == encode_value("i" * 32)
     fields = decode_value(envelope.properties)[0].value

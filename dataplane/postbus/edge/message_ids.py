@@ -14,7 +14,7 @@ from typing import Final
 from postbus.message.envelope import Envelope
 from postbus.message.patch import give_message_id
 
-_OF_THIS_PROCESS: Final = secrets.token_hex(8)
+_OF_THIS_PROCESS: Final = b"\xa1\x20" + secrets.token_hex(8).encode()  # a text of 32 bytes
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -22,4 +22,4 @@ def name_messages(envelopes: Iterable[Envelope]) -> None:
     """Give an id of 32 hexadecimal digits to each message that has none."""
     for envelope in envelopes:
         if envelope.message_id is None:
-            give_message_id(envelope, f"{_OF_THIS_PROCESS}{next(_NUMBERS):016x}")
+            give_message_id(envelope, _OF_THIS_PROCESS + b"%016x" % next(_NUMBERS))
