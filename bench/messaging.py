@@ -62,7 +62,7 @@ def subscriptions_of(
 # ---- alternating ---------------------------------------------------------------------------------
 
 
-def _alternate(bench: Bench, steps: dict[str, tuple[Step, str]]) -> dict[str, list[Result]]:
+def alternate(bench: Bench, steps: dict[str, tuple[Step, str]]) -> dict[str, list[Result]]:
     """Run named steps in turn, each once a round; a step comes with the rate that counts."""
     results: dict[str, list[Result]] = {name: [] for name in steps}
     for _ in range(bench.rounds):
@@ -75,7 +75,7 @@ def _alternate(bench: Bench, steps: dict[str, tuple[Step, str]]) -> dict[str, li
     return results
 
 
-def _summary(results: dict[str, list[Result]], shares: Iterable[tuple[str, str]]) -> Result:
+def summary_of(results: dict[str, list[Result]], shares: Iterable[tuple[str, str]]) -> Result:
     """Return NAME_rate and NAME_cpu_us of each step, and NAME_share of pairs (name, plain)."""
     summary: Result = {"foreign_share": 0.0, "rounds": results}
     for name, rounds in results.items():
@@ -96,7 +96,7 @@ def _send(bench: Bench, server: Server, queue: str, *options: str | float) -> Re
     return bench.measure(server, *shape, *options, queue=queue)
 
 
-def _send_and_drain(
+def send_and_drain(
     bench: Bench, server: Server, queue: str, *options: str | float, copies: tuple[str, ...] = ()
 ) -> Result:
     """Measure sending alone, then empty the queue, or the subscriptions that have the copies."""
@@ -110,7 +110,7 @@ def _receive(bench: Bench, server: Server, queue: str, *options: str | float) ->
     return bench.measure(server, *shape, *options, queue=queue)
 
 
-def _both(
+def both_ways(
     bench: Bench, server: Server, queue: str, *options: str | float, times: int = 1
 ) -> Result:
     """Send and receive at once, so many times the usual number of messages."""
@@ -129,8 +129,8 @@ def _sessions(bench: Bench, server: Server) -> Result:
     spread = ("--sessions", SESSIONS)
     next_ones = ("--accept-sessions", SESSION_RECEIVERS)
     held = (*spread, "--accept-sessions", SESSIONS, "--hold-sessions", "--credit", 20)
-    both = partial(_both, bench, server, times=HELD_TIMES)
-    results = _alternate(
+    both = partial(both_ways, bench, server, times=HELD_TIMES)
+    results = alternate(
         bench,
         {
             "plain_send": (lambda: _send(bench, server, MAIN_QUEUE), "send_rate"),
@@ -143,22 +143,22 @@ def _sessions(bench: Bench, server: Server) -> Result:
         },
     )
     shares = [("send", "plain_send"), ("drain", "plain_receive"), ("both", "plain_both")]
-    return _summary(results, [*shares, ("ids", "plain_both")])
+    return summary_of(results, [*shares, ("ids", "plain_both")])
 
 
 def _dedup(bench: Bench, server: Server) -> Result:
     server.start()
     warm_up(bench, server)
     ids = "--message-ids"
-    results = _alternate(
+    results = alternate(
         bench,
         {
-            "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
-            "dedup": (lambda: _send_and_drain(bench, server, DEDUP_QUEUE, ids), "send_rate"),
-            "ids": (lambda: _send_and_drain(bench, server, MAIN_QUEUE, ids), "send_rate"),
+            "plain": (lambda: send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+            "dedup": (lambda: send_and_drain(bench, server, DEDUP_QUEUE, ids), "send_rate"),
+            "ids": (lambda: send_and_drain(bench, server, MAIN_QUEUE, ids), "send_rate"),
         },
     )
-    return _summary(results, [("dedup", "plain"), ("ids", "plain")])
+    return summary_of(results, [("dedup", "plain"), ("ids", "plain")])
 
 
 def _topic(count: int, *options: str | float) -> Callable[[Bench, Server], Result]:
@@ -171,29 +171,29 @@ def _topic(count: int, *options: str | float) -> Callable[[Bench, Server], Resul
         read = ("--receive-address", copies[0])
 
         def both() -> Result:
-            result = _both(bench, server, TOPIC, *options, *read)
+            result = both_ways(bench, server, TOPIC, *options, *read)
             if count > 1:
                 bench.drain(server, ",".join(copies[1:]))
             return result
 
-        results = _alternate(
+        results = alternate(
             bench,
             {
-                "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+                "plain": (lambda: send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
                 "publish": (
-                    lambda: _send_and_drain(bench, server, TOPIC, *options, copies=copies),
+                    lambda: send_and_drain(bench, server, TOPIC, *options, copies=copies),
                     "send_rate",
                 ),
-                "plain_both": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
+                "plain_both": (lambda: both_ways(bench, server, MAIN_QUEUE), "each_way_rate"),
                 "both": (both, "each_way_rate"),
                 "properties": (
-                    lambda: _send_and_drain(bench, server, MAIN_QUEUE, *options),
+                    lambda: send_and_drain(bench, server, MAIN_QUEUE, *options),
                     "send_rate",
                 ),
             },
         )
         shares = [("publish", "plain"), ("both", "plain_both"), ("properties", "plain")]
-        summary = _summary(results, shares)
+        summary = summary_of(results, shares)
         summary["copies_rate"] = count * summary["publish_rate"]
         return summary
 
@@ -213,24 +213,24 @@ def _topic_of_thousands(bench: Bench, server: Server) -> Result:
             raise BenchError(f"{got} of {result['accepted']} arrived")
         return result
 
-    results = _alternate(
+    results = alternate(
         bench,
         {
-            "plain": (lambda: _send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
+            "plain": (lambda: send_and_drain(bench, server, MAIN_QUEUE), "send_rate"),
             "publish": (publish, "send_rate"),
         },
     )
-    return _summary(results, [("publish", "plain")])
+    return summary_of(results, [("publish", "plain")])
 
 
 def _partitioned(bench: Bench, server: Server) -> Result:
     server.start()
     warm_up(bench, server)
-    results = _alternate(
+    results = alternate(
         bench,
         {
-            "plain": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
-            "partitioned": (lambda: _both(bench, server, PARTITIONED_QUEUE), "each_way_rate"),
+            "plain": (lambda: both_ways(bench, server, MAIN_QUEUE), "each_way_rate"),
+            "partitioned": (lambda: both_ways(bench, server, PARTITIONED_QUEUE), "each_way_rate"),
             "plain_send": (lambda: _send(bench, server, MAIN_QUEUE), "send_rate"),
             "plain_receive": (lambda: _receive(bench, server, MAIN_QUEUE), "receive_rate"),
             "send": (lambda: _send(bench, server, PARTITIONED_QUEUE), "send_rate"),
@@ -238,7 +238,7 @@ def _partitioned(bench: Bench, server: Server) -> Result:
         },
     )
     shares = [("partitioned", "plain"), ("send", "plain_send"), ("receive", "plain_receive")]
-    return _summary(results, shares)
+    return summary_of(results, shares)
 
 
 def _retention(bench: Bench, server: Server) -> Result:
@@ -247,14 +247,14 @@ def _retention(bench: Bench, server: Server) -> Result:
     server.start()
     warm_up(bench, server)
     bench.client.run(server, RETENTION_QUEUE, "--mode", "both", "--count", 100)
-    results = _alternate(
+    results = alternate(
         bench,
         {
-            "plain": (lambda: _both(bench, server, MAIN_QUEUE), "each_way_rate"),
-            "kept": (lambda: _both(bench, server, RETENTION_QUEUE), "each_way_rate"),
+            "plain": (lambda: both_ways(bench, server, MAIN_QUEUE), "each_way_rate"),
+            "kept": (lambda: both_ways(bench, server, RETENTION_QUEUE), "each_way_rate"),
         },
     )
-    summary = _summary(results, [("kept", "plain")])
+    summary = summary_of(results, [("kept", "plain")])
     for name in ("plain", "kept"):
         for part in ("broker", "postgres"):
             cost = statistics.median(result[f"{part}_cpu_us"] for result in results[name])
@@ -328,7 +328,7 @@ def _dead_letter_drain(bench: Bench, server: Server) -> Result:
 
     dead_letters = f"{MAIN_QUEUE}/$DeadLetterQueue"
     rate = "each_way_rate"
-    results = _alternate(
+    results = alternate(
         bench,
         {
             "alone": (main_queue, rate),
@@ -338,7 +338,7 @@ def _dead_letter_drain(bench: Bench, server: Server) -> Result:
         },
     )
     shares = [("over", "alone"), ("beside", "alone"), ("another", "alone")]
-    summary = _summary(results, shares)
+    summary = summary_of(results, shares)
     summary["drain_rate"] = statistics.median(r["drain_rate"] for r in results["beside"])
     summary["overlapped"] = sum(r["has_overlapped"] for r in results["beside"])
     return summary
@@ -363,19 +363,19 @@ def _correlation_rule(number: int) -> str:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def _rate(name: str, label: str) -> Metric:
+def rate_of(name: str, label: str) -> Metric:
     return Metric(f"{name}_rate", label, "msg/s")
 
 
-def _share(name: str, label: str) -> Metric:
+def share_of(name: str, label: str) -> Metric:
     return Metric(f"{name}_share", f"{label}, of plain", "%")
 
 
-def _cpu(name: str, label: str) -> Metric:
+def cpu_of(name: str, label: str) -> Metric:
     return Metric(f"{name}_cpu_us", f"{label}, CPU of all", "µs/msg", is_better_high=False)
 
 
-def _row(
+def messaging_row(
     key: str,
     title: str,
     run: Callable[[Bench, Server], Result],
@@ -398,18 +398,18 @@ def _row(
 def _topic_row(
     key: str, title: str, count: int, rule: Callable[[int], str | None], *options: str
 ) -> Row:
-    return _row(
+    return messaging_row(
         key,
         title,
         _topic(count, *options),
         (
-            _rate("publish", "publish"),
-            _rate("copies", "copies"),
-            _share("publish", "publish"),
-            _share("both", "both ways"),
-            _share("properties", "the same messages to a queue"),
-            _cpu("publish", "publish"),
-            _cpu("plain", "plain send"),
+            rate_of("publish", "publish"),
+            rate_of("copies", "copies"),
+            share_of("publish", "publish"),
+            share_of("both", "both ways"),
+            share_of("properties", "the same messages to a queue"),
+            cpu_of("publish", "publish"),
+            cpu_of("plain", "plain send"),
         ),
         subscriptions_of(TOPIC, count, rule),
         (Demand("publish_share", None, 60, 60),) if count == 1 and not options else (),
@@ -417,34 +417,34 @@ def _topic_row(
 
 
 MESSAGING_ROWS: tuple[Row, ...] = (
-    _row(
+    messaging_row(
         "sessions",
         "1,000 sessions in flight",
         _sessions,
         (
-            _rate("send", "send"),
-            _rate("drain", "accept, drain, release"),
-            _rate("both", "both ways, all held"),
-            _share("send", "send"),
-            _share("drain", "drain"),
-            _share("both", "both ways"),
-            _share("ids", "session ids in a plain queue, both ways"),
-            _cpu("both", "both ways"),
-            _cpu("plain_both", "plain, both ways"),
+            rate_of("send", "send"),
+            rate_of("drain", "accept, drain, release"),
+            rate_of("both", "both ways, all held"),
+            share_of("send", "send"),
+            share_of("drain", "drain"),
+            share_of("both", "both ways"),
+            share_of("ids", "session ids in a plain queue, both ways"),
+            cpu_of("both", "both ways"),
+            cpu_of("plain_both", "plain, both ways"),
         ),
         _queue_with(SESSION_QUEUE, "requiresSession: true"),
         tuple(Demand(f"{name}_share", None, 70, 70) for name in ("send", "drain", "both")),
     ),
-    _row(
+    messaging_row(
         "dedup",
         "duplicate detection, every id new",
         _dedup,
         (
-            _rate("dedup", "send"),
-            _share("dedup", "send"),
-            _share("ids", "message ids in a plain queue"),
-            _cpu("dedup", "send"),
-            _cpu("plain", "plain send"),
+            rate_of("dedup", "send"),
+            share_of("dedup", "send"),
+            share_of("ids", "message ids in a plain queue"),
+            cpu_of("dedup", "send"),
+            cpu_of("plain", "plain send"),
         ),
         _queue_with(
             DEDUP_QUEUE,
@@ -455,58 +455,58 @@ MESSAGING_ROWS: tuple[Row, ...] = (
     _topic_row("topic-1", "topic, 1 subscription", 1, lambda _number: None),
     _topic_row("topic-10", "topic, 10 subscriptions", 10, lambda _number: None),
     _topic_row("topic-sql", "topic, 1 with a SQL filter of 3 terms", 1, _sql_rule, *PROPERTIES),
-    _row(
+    messaging_row(
         "topic-2000",
         "topic, 2,000 correlation filters, one fits",
         _topic_of_thousands,
         (
-            _rate("publish", "publish"),
-            _share("publish", "publish"),
-            _cpu("publish", "publish"),
+            rate_of("publish", "publish"),
+            share_of("publish", "publish"),
+            cpu_of("publish", "publish"),
         ),
         subscriptions_of(TOPIC, SUBSCRIPTIONS, _correlation_rule),
         (Demand("publish_rate", None, 5_000, 5_000),),
     ),
-    _row(
+    messaging_row(
         "partitioned",
         "queue over 16 partitions, no keys",
         _partitioned,
         (
-            _rate("partitioned", "both ways"),
-            _share("partitioned", "both ways"),
-            _share("send", "send"),
-            _share("receive", "receive"),
-            _cpu("partitioned", "both ways"),
-            _cpu("plain", "plain, both ways"),
+            rate_of("partitioned", "both ways"),
+            share_of("partitioned", "both ways"),
+            share_of("send", "send"),
+            share_of("receive", "receive"),
+            cpu_of("partitioned", "both ways"),
+            cpu_of("plain", "plain, both ways"),
         ),
         _queue_with(PARTITIONED_QUEUE, "enablePartitioning: true"),
     ),
-    _row(
+    messaging_row(
         "retention",
         "queue that keeps what was settled",
         _retention,
         (
-            _rate("kept", "both ways"),
-            _share("kept", "both ways"),
-            _cpu("kept", "both ways"),
-            _cpu("plain", "plain, both ways"),
+            rate_of("kept", "both ways"),
+            share_of("kept", "both ways"),
+            cpu_of("kept", "both ways"),
+            cpu_of("plain", "plain, both ways"),
             Metric("kept_bytes", "disk for each kept message", "B", is_better_high=False),
             Metric("start_s", "first accepted over 1 M kept", "s", is_better_high=False),
             Metric("small_start_s", "over those of the rounds", "s", is_better_high=False),
-            _rate("reap", "deleted when switched off"),
+            rate_of("reap", "deleted when switched off"),
         ),
         _queue_with(RETENTION_QUEUE, HISTORY),
     ),
-    _row(
+    messaging_row(
         "dead-letter-drain",
         "queue, both ways, with 100,000 dead letters",
         _dead_letter_drain,
         (
-            _rate("alone", "without dead letters"),
+            rate_of("alone", "without dead letters"),
             Metric("over_share", "while they lie there", "%"),
             Metric("beside_share", "while they are drained", "%"),
             Metric("another_share", "while another queue is drained", "%"),
-            _rate("drain", "drain"),
+            rate_of("drain", "drain"),
         ),
     ),
 )

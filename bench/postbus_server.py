@@ -121,6 +121,11 @@ class Postbus(Server):
         manifests.touch(0o600)
         manifests.write_text(text)
 
+    @property
+    def http_port(self) -> int:
+        """The port that speaks everything, plain and TLS."""
+        return self.port + 3
+
     def command(self) -> list[str]:
         """Return `postbus dev` with everything said that has a default."""
         command = [sys.executable, "-m", "postbus", "dev", "manifests.yaml", "--data", "data"]
@@ -133,10 +138,10 @@ class Postbus(Server):
         environment = {
             "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source,
             # All would want well-known ports; metrics stay on, as in production.
-            "POSTBUS_IS_TLS_ENABLED": "false",
+            "POSTBUS_TLS_PORT": str(self.port + 4),
+            "POSTBUS_HTTP_PORT": str(self.http_port),
             "POSTBUS_METRICS_PORT": str(self.port + 1),
             "POSTBUS_CONTROL_PORT": str(self.port + 2),
-            "POSTBUS_HTTP_PORT": str(self.port + 3),
         }
         if self.dsn is not None:
             environment["POSTBUS_STORES"] = self.dsn

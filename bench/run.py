@@ -35,11 +35,19 @@ from report import Results, as_json, show
 from rows import ROWS as PLAIN_ROWS
 from rows import Row
 from server import BenchError, Server
+from transports import TRANSPORT_ROWS
 from waiting import WAITING_ROWS
 
 HERE = Path(__file__).resolve().parent
 BROKERS = ("postbus", "rabbitmq", "artemis")
-ROWS = (*PLAIN_ROWS, *MESSAGING_ROWS, *FAN_OUT_ROWS, *WAITING_ROWS, *HTTP_ROWS)
+ROWS = (
+    *PLAIN_ROWS,
+    *MESSAGING_ROWS,
+    *TRANSPORT_ROWS,
+    *FAN_OUT_ROWS,
+    *WAITING_ROWS,
+    *HTTP_ROWS,
+)
 EPILOG = """
 Examples:
 

@@ -31,7 +31,7 @@ std::uint64_t now_ns() {
 }
 
 Connection::Connection(const Options& options, LinkSpec link, LinkHandler& handler)
-    : options_(options), link_(std::move(link)), handler_(handler) {}
+    : options_(options), link_(std::move(link)), handler_(handler), stream_(options) {}
 
 Connection::~Connection() { abandon(); }
 
@@ -47,43 +47,44 @@ void Connection::connect(int epoll_fd, std::uint64_t token) {
     token_ = token;
     state_ = State::kConnecting;
 
-    fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd_ < 0) return fail(std::string("socket: ") + std::strerror(errno));
+    stream_.open(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (stream_.fd() < 0) return fail(std::string("socket: ") + std::strerror(errno));
     const int yes = 1;
-    setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    setsockopt(stream_.fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(options_.port);
     if (inet_pton(AF_INET, options_.host.c_str(), &address.sin_addr) != 1)
         return fail("not an IPv4 address: " + options_.host);
-    if (::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 &&
+    if (::connect(stream_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 &&
         errno != EINPROGRESS)
         return fail(std::string("connect: ") + std::strerror(errno));
     epoll_event event{};
     event.events = EPOLLIN | EPOLLOUT;
     event.data.u64 = token_;
     is_watching_writable_ = true;
-    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd_, &event);
+    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, stream_.fd(), &event);
 }
 
 void Connection::on_event(std::uint32_t events, std::uint64_t now) {
     if (state_ == State::kConnecting) {
         int error = 0;
         socklen_t size = sizeof error;
-        getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+        getsockopt(stream_.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
         if (error != 0) return fail(std::string("connect: ") + std::strerror(error));
         if ((events & EPOLLOUT) == 0) return;
+        if (const std::string wrong = stream_.begin(); !wrong.empty()) return fail(wrong);
         state_ = State::kSasl;
         queue(wire::kSaslHeader, sizeof wire::kSaslHeader);
     }
     if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read(now);
-    if (fd_ >= 0) flush();
+    while (stream_.has_more()) read(now);
+    if (stream_.fd() >= 0) flush();
 }
 
 void Connection::flush() {
     while (out_start_ < out_.size()) {
-        const ssize_t sent =
-            ::send(fd_, &out_[out_start_], out_.size() - out_start_, MSG_NOSIGNAL);
+        const ssize_t sent = stream_.send(&out_[out_start_], out_.size() - out_start_);
         if (sent < 0) {
             if (errno == EINTR) continue;
             if (errno != EAGAIN) return fail(std::string("send: ") + std::strerror(errno));
@@ -99,17 +100,17 @@ void Connection::flush() {
 }
 
 void Connection::watch_writable(bool wanted) {
-    if (wanted == is_watching_writable_ || fd_ < 0) return;
+    if (wanted == is_watching_writable_ || stream_.fd() < 0) return;
     is_watching_writable_ = wanted;
     epoll_event event{};
     event.events = wanted ? EPOLLIN | EPOLLOUT : EPOLLIN;
     event.data.u64 = token_;
-    epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd_, &event);
+    epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, stream_.fd(), &event);
 }
 
 void Connection::read(std::uint64_t now) {
     make_room();
-    const ssize_t got = ::recv(fd_, &in_[in_end_], in_.size() - in_end_, 0);
+    const ssize_t got = stream_.recv(&in_[in_end_], in_.size() - in_end_);
     if (got == 0) return fail("peer closed the socket");
     if (got < 0) {
         if (errno == EAGAIN || errno == EINTR) return;
@@ -124,7 +125,7 @@ void Connection::read(std::uint64_t now) {
                 handle_protocol_header(unit);
             else
                 handle_frame(unit, size, now);
-            if (fd_ < 0) return;
+            if (stream_.fd() < 0) return;
         }
     } catch (const wire::ProtocolError& error) {
         fail(std::string("protocol error of the peer: ") + error.what());
@@ -172,8 +173,7 @@ void Connection::close() {
 }
 
 void Connection::abandon() {
-    if (fd_ >= 0) ::close(fd_);  // leaves the epoll set by itself
-    fd_ = -1;
+    stream_.close();
     if (state_ != State::kIdle) state_ = State::kClosed;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "options.hpp"
+#include "stream.hpp"
 #include "wire.hpp"
 
 struct LinkSpec {
@@ -104,7 +105,7 @@ class Connection {
     LinkSpec link_;
     LinkHandler& handler_;
     State state_ = State::kIdle;
-    int fd_ = -1;
+    Stream stream_;
     int epoll_fd_ = -1;
     std::uint64_t token_ = 0;
     bool is_watching_writable_ = false;

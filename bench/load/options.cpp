@@ -17,6 +17,7 @@ constexpr const char* kUsage = R"(postbus-load: an AMQP 1.0 client that makes lo
   postbus-load --mode storm   --port 5672 --address q1 --connections 500
 
 connection  --host --port --hostname --user --password --max-frame
+            --transport tcp|tls|websocket|tls-websocket (certificates are not checked)
             PLAIN with a user (for Postbus: a rule's name and key), else ANONYMOUS
 load        --address A[,B...]  --count N (of all connections)  --connections K (for each address)
             --window W  --size BYTES  --transient
@@ -70,6 +71,17 @@ Mode parse_mode(const std::string& text) {
     return found->second;
 }
 
+Transport parse_transport(const std::string& text) {
+    static const std::map<std::string, Transport> transports{
+        {"tcp", Transport::kTcp},
+        {"tls", Transport::kTls},
+        {"websocket", Transport::kWebSocket},
+        {"tls-websocket", Transport::kTlsWebSocket}};
+    const auto found = transports.find(text);
+    if (found == transports.end()) refuse("unknown transport: " + text);
+    return found->second;
+}
+
 std::vector<std::string> split(const std::string& text) {
     std::vector<std::string> parts;
     std::istringstream stream(text);
@@ -111,6 +123,7 @@ Options parse_options(int argc, char** argv) {
         {"--host", into(options.host)},
         {"--hostname", into(options.hostname)},
         {"--port", into(options.port)},
+        {"--transport", [&](auto&, auto& text) { options.transport = parse_transport(text); }},
         {"--address", [&](auto&, auto& text) { options.addresses = split(text); }},
         {"--user", into(options.user)},
         {"--password", into(options.password)},

@@ -8,11 +8,14 @@
 
 enum class Mode { kSend, kReceive, kBoth, kIdle, kStorm };
 
+enum class Transport { kTcp, kTls, kWebSocket, kTlsWebSocket };
+
 struct Options {
     Mode mode = Mode::kSend;
     std::string host = "127.0.0.1";
     std::string hostname = "localhost";  // what the open performative names
     std::uint16_t port = 5672;
+    Transport transport = Transport::kTcp;
     std::vector<std::string> addresses{"q1"};
     std::string user;  // empty: SASL ANONYMOUS
     std::string password;
