@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from azure.servicebus import (
@@ -17,6 +19,14 @@ from azure.servicebus import (
 from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
+from postbus.edge import (
+    amqp_connection,
+    amqp_listener,
+    certificates,
+    front_door,
+    http_door,
+    suspicion,
+)
 from tests.edge.bus_thread import RULES, TLS_HOST, BusThread
 
 pytestmark = pytest.mark.slow
@@ -183,3 +193,38 @@ def test_proxy_is_passed(
         assert len(take(client, queue, 100)) == 100
     assert len(proxy.asked) >= 2
     assert all(each.startswith("CONNECT ") for each in proxy.asked)
+
+
+# --- the guide ----------------------------------------------------------------------------------
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "connections.md"
+
+
+def test_guide_sends(bus: BusThread) -> None:
+    bus.queue("orders")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    text = snippet.replace("localhost:5300", f"localhost:{bus.port}")
+    exec(compile(text, str(GUIDE), "exec"), {"connection_string": bus.connection_string()})
+    with connect(plain(bus)) as client:
+        assert take(client, "orders", 1) == ["through the wall"]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        f"all ports together | {front_door.MAX_CONNECTIONS:,};",
+        f"first HTTP request | {front_door.ARRIVAL_S:.0f} s each",
+        f"shown no key | {amqp_listener.STRANGER_MS // 1_000} s",
+        f"without links | {amqp_listener.LINKLESS_MS // 60_000} min",
+        f"without a request | {http_door.QUIET_S:.0f} s",
+        f"HTTP request | {http_door.MAX_HEAD_BYTES >> 10} KiB, {http_door.MAX_FIELDS} fields",
+        f"body of an HTTP request | {http_door.BODY_S:.0f} s",
+        f"of one connection | {amqp_connection.MAX_REFUSED_TOKENS} |",
+        f"first by {suspicion.FIRST_DELAY_S} s, then twice as long each time",
+        f"up to {suspicion.MAX_DELAY_S:.0f} s",
+        f"within {certificates.RELOAD_S:.0f} seconds",
+    ],
+)
+def test_limits_of_the_guide_are_those_of_the_bus(limit: str) -> None:
+    assert limit in " ".join(GUIDE.read_text().split())
