@@ -7,10 +7,12 @@ import json
 import re
 import ssl
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import quote_plus
 
 import aiohttp
 import asyncpg
@@ -18,6 +20,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
+from postbus.broker.authz import sign
 from postbus.bus import Bus, BusError, explain_store_error
 from postbus.contract import NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory, folder_mode
@@ -240,3 +243,26 @@ def test_trouble_with_the_store_is_explained_without_secrets() -> None:
     refused.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
     assert "Connect call failed" in explain_store_error(refused)
     assert explain_store_error(SchemaTooNew("run the newer version")).endswith("newer version")
+
+
+async def test_a_stop_does_not_wait_for_who_waits_for_messages_over_http(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus, aiohttp.ClientSession() as session:
+        assert bus._doors is not None
+        runtime = bus._doors._runtime
+        assert runtime is not None
+        http = dict(bus.summary())["http"]
+        resource = quote_plus(f"{http}/")
+        expiry = str(int(time.time()) + 600)
+        signed = quote_plus(sign(resource, expiry, "first"))
+        token = f"SharedAccessSignature sr={resource}&sig={signed}&se={expiry}&skn=root"
+        headers = {"Authorization": token}
+        at = f"{http}/orders/messages/head?timeout=600"
+        waiting = asyncio.create_task(session.post(at, headers=headers))
+        async with asyncio.timeout(30):
+            while not runtime._receives._waiting:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(60):  # well below the grace period
+            await bus.stop(grace_s=300)
+        answer = await waiting
+        assert answer.status == 503
+        assert "stopping" in await answer.text()

@@ -76,6 +76,7 @@ class Doors:
         self._data = data
         self._amqp: AmqpListener | None = None
         self._http: HttpDoor | None = None
+        self._runtime: RuntimeHandler | None = None
         self._front: FrontDoor | None = None
         self._metrics: MetricsServer | None = None
         self._control: ControlDoor | None = None
@@ -118,11 +119,11 @@ class Doors:
             lambda: time.time_ns() // 1_000_000,
             inside.created_ms,
         )
-        runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
+        self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
         self._http = HttpDoor(
             name,
             administration=administration,
-            runtime=runtime,
+            runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
             is_healthy=inside.is_ready,
         )
@@ -163,6 +164,8 @@ class Doors:
             task.cancel()
         if self._front is not None:
             await self._front.close()
+        if self._runtime is not None:
+            self._runtime.stop()
         if self._amqp is not None and self._http is not None:
             await asyncio.gather(self._amqp.stop(grace_s), self._http.stop(grace_s))
         if self._metrics is not None:

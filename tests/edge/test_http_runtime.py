@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -309,6 +310,31 @@ async def test_receives_at_one_entity_are_limited(http: HttpClient, queue: str) 
     await asyncio.gather(*waiting, return_exceptions=True)
     await wait_for_receives(http, 0)
     assert (await http.lock(queue)).status == 204
+
+
+async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
+    http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http.bus.router, "submit", lambda *_: None)
+    answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
+    assert (answer.status, "may have been stored" in answer.detail) == (504, True)
+    assert "Retry-After" not in answer.headers
+
+
+async def test_tls_is_told_in_location(http: HttpClient, queue: str) -> None:
+    bus = http.bus
+    context = ssl.create_default_context(cafile=str(bus.authority_file))
+    at = f"https://localhost:{bus.port}/{queue}/messages"
+    headers = {"Authorization": http.token}
+    async with (
+        aiohttp.TCPConnector(ssl=context) as connector,
+        aiohttp.ClientSession(connector=connector, headers=headers) as session,
+    ):
+        assert (await session.post(at, data=b"secret")).status == 201
+        locked = await session.post(f"{at}/head")
+        assert await locked.read() == b"secret"
+        assert locked.headers["Location"].startswith(f"https://localhost:{bus.port}/{queue}/")
+        assert (await session.delete(locked.headers["Location"])).status == 200
 
 
 # --- entities of all kinds ------------------------------------------------------------------------

@@ -240,3 +240,11 @@ async def test_receives_are_counted(rig: Receiving) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert rig.receives._waiting == {}
     assert rig.partition.sinks == {}
+
+
+async def test_a_stop_ends_all_waiting(rig: Receiving) -> None:
+    task = await rig.start()
+    rig.receives.stop()
+    assert await task == http_runtime_receives.STOPPING
+    assert await rig.receives.take(ADDRESS, 30) == http_runtime_receives.STOPPING
+    assert rig.partition.sinks == {}

@@ -103,6 +103,10 @@ class RuntimeHandler:
             raise refusal_of(refused, target)
         return await self._handlings[target.action](request, target, address)
 
+    def stop(self) -> None:
+        """Let nobody wait for messages any more."""
+        self._receives.stop()
+
     async def _resolve(self, target: Target) -> Address:
         resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
 

@@ -45,6 +45,7 @@ AWAY: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY})
 """Refusals that pass: the partition loads, or decides whether the entity is idle."""
 
 LOADING: Final = Refused(Refusal.BUSY, "The partition is loading.")
+STOPPING: Final = Refused(Refusal.BUSY, "The broker is stopping.")
 
 _Key: TypeAlias = tuple[object, int, SubQueue]
 """Connection, entity and sub-queue."""
@@ -62,6 +63,14 @@ class Receives:
         self._limit = limit
         self._waiting: dict[int, int] = {}
         self._parked: dict[_Key, tuple[_Consumer, asyncio.TimerHandle]] = {}
+        self._active: set[_Consumer] = set()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Answer who waits: a stop of the bus does not last as long as their patience."""
+        self._is_stopping = True
+        for consumer in self._active:
+            consumer.refuse(STOPPING)
 
     async def take(
         self, address: Address, timeout_s: float, connection: object = None
@@ -71,6 +80,8 @@ class Receives:
         The caller settles it or gives it back, also when it is cancelled. A `connection` asks for
         one message at a time.
         """
+        if self._is_stopping:
+            return STOPPING
         entity_no = address.entity_no
         count = self._waiting.get(entity_no, 0)
         if count >= self._limit:
@@ -78,9 +89,11 @@ class Receives:
         self._waiting[entity_no] = count + 1
         key = (connection, entity_no, address.sub_queue)
         consumer = self._unpark(key) or _Consumer(self._router, address)
+        self._active.add(consumer)
         try:
             return await consumer.take(timeout_s)
         finally:
+            self._active.discard(consumer)
             if consumer.is_quiet and connection is not None:
                 self._park(key, consumer)
             else:
@@ -159,6 +172,11 @@ class _Consumer:
             raise
         finally:
             self._timer.cancel()
+
+    def refuse(self, refused: Refused) -> None:
+        """End a receive that waits."""
+        self.is_quiet = False
+        self._finish(refused)
 
     def close(self) -> None:
         """Forget the consumer; what is on its way to it goes back to the queue."""
@@ -248,8 +266,7 @@ class _Consumer:
 
     def ended(self, refusal: Refusal) -> None:
         """The entity was dropped or disabled."""
-        self.is_quiet = False
-        self._finish(Refused(refusal))
+        self.refuse(Refused(refusal))
 
     def reset(self) -> None:
         """The partition was reloaded: begin again there, now or with the next receive."""
