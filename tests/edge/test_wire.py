@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from postbus.message.codec import Described, Symbol, Uint, Ulong, decode_value, encode_value
 from postbus.message.sections import BATCH_FORMAT, slice_message
@@ -643,6 +644,22 @@ def test_token_status(
     }
     _, found, _ = response_parts(request(raw, "$cbs", "id", properties, body))
     assert found["status-code"] == status
+
+
+@pytest.mark.parametrize(("link", "count"), [("receiver-1", 2), ("receiver-2", 3)])
+def test_the_link_of_a_session_says_which_one_is_peeked(
+    bus: BusThread, client: ServiceBusClient, raw: RawClient, link: str, count: int
+) -> None:
+    queue = bus.queue(requires_session=True)
+    with client.get_queue_sender(queue) as sender:
+        for session in ("a", "b", "a"):
+            sender.send_messages(ServiceBusMessage("x", session_id=session))
+    raw.attach_receiver(queue, 1, filters={Symbol("com.microsoft:session-filter"): "a"})
+    operation = {"operation": "com.microsoft:peek-message", "associated-link-name": link}
+    asked = {"from-sequence-number": 1, "message-count": 10}
+    _, _, body = response_parts(request(raw, f"{queue}/$management", Ulong(1), operation, asked))
+    assert isinstance(body, dict)
+    assert len(body["messages"]) == count
 
 
 def test_unknown_management_operation_is_not_implemented(raw: RawClient, queue: str) -> None:

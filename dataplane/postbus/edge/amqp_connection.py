@@ -254,6 +254,13 @@ class AmqpConnection:
         door.idleness.is_used = True
         return door.consumer_id
 
+    def session_of(self, entity_no: int, link_name: object) -> bytes | None:
+        """Return the session of an entity that a link of this connection holds."""
+        for (number, session_id), door in self._sessions.items():
+            if number == entity_no and door.link_name == link_name:
+                return session_id
+        return None
+
     def response_door(
         self, session: Session, node: str, reply_to: str | None
     ) -> ResponseDoor | None:

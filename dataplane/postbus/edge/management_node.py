@@ -128,6 +128,11 @@ class ManagementNode:
             if address is None:
                 self.refuse(respond, Refused(Refusal.ENTITY_NOT_FOUND))
                 return
+            if body.get("session-id") is None:
+                link_name = request.properties.get("associated-link-name")
+                session_id = self._connection.session_of(address.entity_no, link_name)
+                if session_id is not None:  # azservicebus of Go says it by the link alone
+                    body["session-id"] = session_id.decode()
             try:
                 run(address, body, respond)
             except (BadRequest, DecodeError) as error:

@@ -106,6 +106,11 @@ class SessionDoor(ReceiverDoor):
         return self._session_id
 
     @property
+    def link_name(self) -> str:
+        """What requests of the management node call the link."""
+        return self._link.name
+
+    @property
     def place(self) -> tuple[int, int]:
         """Partition and number of the entity."""
         return self._address.partition_id, self._address.entity_no
