@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import parse_qs, urlsplit
 
+from postbus.data_directory import CONTROL_TOKEN_NAME
+
 HOST = "sdk-suite.servicebus.windows.net"
 KEEPER_PORT = 9470
 CONTROL_PORT = 9465
@@ -73,6 +75,12 @@ class KeptBus:
     @property
     def authority_file(self) -> Path:
         return Path(self._plan.folder) / "data" / "tls" / "ca.pem"
+
+    @property
+    def control_token(self) -> str:
+        """The bearer token of the control API, where it asks for one."""
+        file = Path(self._plan.folder) / "data" / CONTROL_TOKEN_NAME
+        return file.read_text().strip()
 
     def start(self) -> None:
         with self._lock:
@@ -185,6 +193,7 @@ def suite_environment(plan: Plan, bus: KeptBus) -> dict[str, str]:
         "POSTBUS_CA_FILE": str(bus.authority_file),
         "POSTBUS_KEEPER": f"http://127.0.0.1:{KEEPER_PORT}",
         "POSTBUS_CONTROL": f"http://127.0.0.1:{CONTROL_PORT}",
+        "POSTBUS_CONTROL_TOKEN": bus.control_token,
         **plan.environment,
     }
 

@@ -30,7 +30,7 @@ def node() -> str:
 
 def test_javascript(postgres_server: EmbeddedPostgres, node: str, tmp_path: Path) -> None:
     command = [node, "--test", "--test-concurrency=1", "--test-reporter=spec"]
-    for transport in ("tls",):
+    for transport in ("tls", "websocket"):
         said = {"POSTBUS_TRANSPORT": transport, "POSTBUS_COVERAGE": str(tmp_path)}
         run_suite(postgres_server, f"js_{transport}", command, PROJECT, said)
     package = PROJECT / "node_modules" / CLIENT / "package.json"

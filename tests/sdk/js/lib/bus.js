@@ -9,7 +9,8 @@ export const SECOND = 1_000;
 export const SOON = { maxWaitTimeInMs: 300 };
 export const LONG = { maxWaitTimeInMs: 20 * SECOND };
 
-const { POSTBUS_EMULATOR, POSTBUS_TLS, POSTBUS_HOST, POSTBUS_KEEPER, POSTBUS_CONTROL } = process.env;
+const { POSTBUS_EMULATOR, POSTBUS_TLS, POSTBUS_HOST, POSTBUS_KEEPER } = process.env;
+const { POSTBUS_CONTROL, POSTBUS_CONTROL_TOKEN } = process.env;
 export const host = POSTBUS_HOST;
 export const emulator = POSTBUS_EMULATOR;
 export const tls = POSTBUS_TLS;
@@ -43,7 +44,7 @@ export async function keeper(request) {
 async function control(path, body) {
   const answer = await fetch(`${POSTBUS_CONTROL}/v1/${path}`, {
     method: "POST",
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", Authorization: `Bearer ${POSTBUS_CONTROL_TOKEN}` },
     body: JSON.stringify(body),
   });
   assert.equal(answer.status, 200, await answer.text());
