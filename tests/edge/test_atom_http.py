@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import aiohttp
 import pytest
 
+from postbus.store.errors import StoreUnavailable
 from tests.edge.atom_documents import ATOM, BUS, request_of
 from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.http_client import Answer, HttpClient, token_of, url_of
@@ -281,6 +282,29 @@ async def test_a_strange_host_is_not_repeated(http: HttpClient, queue: str) -> N
 
 
 # --- trouble --------------------------------------------------------------------------------------
+
+RULE = (
+    "<AuthorizationRules><AuthorizationRule i:type='SharedAccessAuthorizationRule'><Rights>"
+    "<AccessRights>Send</AccessRights></Rights><KeyName>k</KeyName></AuthorizationRule>"
+    "</AuthorizationRules>"
+)
+
+
+async def test_a_queue_whose_rules_cannot_be_stored_is_not_there(
+    http: HttpClient, bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_arguments: object) -> None:
+        raise StoreUnavailable("says the test")
+
+    monkeypatch.setattr(bus.authorization_rules._store, "replace", fail)
+    busy = await put(http, "/half", RULE)
+    assert (busy.status, busy.detail[:14]) == (503, "SubCode=50300.")
+    assert bus.administration.find("half") is None
+    assert (await put(http, f"/{queue}", RULE, If_Match="*")).status == 503
+    assert bus.administration.find(queue) is not None
+    monkeypatch.undo()
+    assert (await put(http, "/half", RULE)).status == 201  # as clients repeat it
+    bus.delete("half")
 
 
 async def test_counts_that_cannot_be_had_are_not_made_up(

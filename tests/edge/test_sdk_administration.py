@@ -653,6 +653,27 @@ def test_too_many_authorization_rules_leave_no_queue_behind(
         administration.get_queue("full")
 
 
+def test_wrong_authorization_rules_change_nothing_else(
+    bus: BusThread, administration: ServiceBusAdministrationClient
+) -> None:
+    name = bus.queue()
+    queue = administration.get_queue(name)
+    for rules, status in (
+        ([rule_of(f"r{number}", AccessRights.SEND) for number in range(13)], 403),
+        ([rule_of("a", AccessRights.SEND), rule_of("a", AccessRights.LISTEN)], 400),
+        ([rule_of("a b", AccessRights.SEND)], 400),
+        ([rule_of("none")], 400),
+        ([rule_of("long", AccessRights.SEND, primary_key="x" * 257)], 400),
+    ):
+        error = refusal_of(
+            lambda rules=rules: administration.update_queue(
+                queue, max_delivery_count=99, authorization_rules=rules
+            )
+        )
+        assert error.status_code == status
+    assert administration.get_queue(name).max_delivery_count == 10
+
+
 # --- forwarding -----------------------------------------------------------------------------------
 
 

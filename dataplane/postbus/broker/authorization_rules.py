@@ -135,9 +135,17 @@ class AuthorizationRules:
         A declared rule may be repeated as it is: clients send back what they were told.
         """
         async with self._changing:
-            declared = {rule.name: rule for rule in self._declared_at(scope)}
-            changed = [each for each in wanted if not _repeats(each, declared.get(each.name))]
-            await self._replace(scope, changed)
+            await self._replace(scope, self._besides_declared(scope, wanted))
+
+    def check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
+        """Raise what `replace` would refuse; the scope may not exist yet."""
+        self._check(scope, self._besides_declared(scope, wanted))
+
+    def _besides_declared(
+        self, scope: str | None, wanted: Sequence[WantedRule]
+    ) -> list[WantedRule]:
+        declared = {rule.name: rule for rule in self._declared_at(scope)}
+        return [each for each in wanted if not _repeats(each, declared.get(each.name))]
 
     async def delete(self, scope: str | None, name: str) -> None:
         """Remove a rule: what was signed with its keys is worth nothing at once."""
@@ -169,10 +177,11 @@ class AuthorizationRules:
         sealed = [self._sealed(entity_no, rule) for rule in rules if rule.name not in kept]
         try:
             written = await self._store.replace(entity_no, sealed, kept)
-        except StoreError:
+        except StoreError as error:
             await self._make_sure()
             if _worth(self._stored.get(entity_no, [])) != _worth(rules):
-                raise
+                detail = f"the store is away: {error}; try again"
+                raise _refusal(Refusal.NOT_APPLIED, detail) from error
             return
         self._stored[entity_no] = [self._opened(rule) for rule in written]
         self.refresh()

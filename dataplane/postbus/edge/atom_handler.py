@@ -226,6 +226,8 @@ class AtomHandler:
         known = self._administration.find(path)
         wanted = read_description(kind, description, None if known is None else known.properties)
         self._check_forwards(request, grant, wanted.properties, known)
+        if wanted.authorization_rules is not None:
+            self._rules.check(path, wanted.authorization_rules)
         match wanted.properties:
             case QueueProperties():
                 put = await self._administration.put_queue(
@@ -255,7 +257,10 @@ class AtomHandler:
     async def _put_authorization_rules(
         self, put: EntityDescription, mode: PutMode, wanted: tuple[WantedRule, ...]
     ) -> None:
-        """Give an entity its rules; one that was made for this request goes when it cannot be."""
+        """Give an entity its rules, which were checked before.
+
+        When the store fails now, an entity that was made for this request goes again.
+        """
         try:
             await self._rules.replace(put.name, wanted)
         except Exception:
