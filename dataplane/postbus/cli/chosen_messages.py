@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from postbus.cli.control_client import ControlClient
+from postbus.cli.control_client import ControlClient, NotFoundError
 from postbus.cli.failures import RefusedError, err
+from postbus.cli.message_json import read_time, shown_time
 from postbus.control_contract_messages import MAX_CHOSEN
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ RENAMED: Final = {
     "sizeInBytes": "sizeBytes",
 }
 """The API's name of a field -> the one that `receive` prints and `send` takes."""
+
+TIMES: Final = ("enqueuedTime", "scheduledEnqueueTime", "expiresAt")
 
 
 def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False) -> tuple[str, str]:
@@ -119,14 +122,12 @@ async def peeked(
     """Yield messages in order of number, as JSON of the command line. `most` 0: all."""
     left = most
     while True:
-        page = await control.post(
-            "/v1/messages/peek",
-            chosen.body(
-                fromNumber=from_number,
-                count=min(left, MAX_CHOSEN) if most else MAX_CHOSEN,
-                bodyBytes=body_bytes,
-            ),
+        asked = chosen.body(
+            fromNumber=from_number,
+            count=min(left, MAX_CHOSEN) if most else MAX_CHOSEN,
+            bodyBytes=body_bytes,
         )
+        page = await ask(control, "peek", asked)
         chosen.note(page)
         for each in page["messages"]:
             yield shown_message(each)
@@ -136,10 +137,23 @@ async def peeked(
             return
 
 
+async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dict[str, Any]:
+    """Ask for messages; raises `RefusedError`, by name when there is no such entity."""
+    try:
+        told: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
+    except NotFoundError as error:
+        named = body["to"] if str(error) == body.get("to") else body["entity"]
+        raise NotFoundError(
+            f"there is no queue or subscription {named}; subscriptions are topic/Subscriptions/name"
+        ) from None
+    return told
+
+
 def shown_message(view: dict[str, Any]) -> dict[str, Any]:
     """Return a message of the API as the command line shows it and `send` takes it."""
     told = {name: view[name] for name in PLAIN if view.get(name) is not None}
     told |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
+    told |= {name: shown_time(read_time(told[name])) for name in TIMES if name in told}
     if view.get("applicationProperties"):
         told["applicationProperties"] = view["applicationProperties"]
     if view.get("bodyBase64") is not None:
@@ -229,21 +243,26 @@ async def purge_page(
 ) -> dict[str, Any]:
     """Delete, or count, what is selected in one page."""
     body = chosen.body(fromNumber=from_number, dryRun=dry_run)
-    page: dict[str, Any] = await control.post("/v1/messages/purge", body)
+    page = await ask(control, "purge", body)
     chosen.note(page)
     return page
 
 
 def summary(verb: str, result: Handled, total: int) -> str:
     """Return what was done, in a line."""
-    text = f"{verb} {result.done} of {total} message{'s' * (total != 1)}"
-    if result.forwarded:
-        text += f" ({result.forwarded} are on their way through the outbox)"
-    if result.gone:
-        text += f"; {result.gone} were not there any more"
-    if result.refused:
-        text += f"; {len(result.refused)} were refused"
+    text = f"{verb} {result.done} of {counted(total)}"
+    for count, what in (
+        (result.forwarded, "on their way through the outbox"),
+        (result.gone, "not there any more"),
+        (len(result.refused), "refused"),
+    ):
+        text += f"; {what}: {count}" if count else ""
     return text
+
+
+def counted(count: int, what: str = "message") -> str:
+    """Return a number with what it counts."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def interrupted(verb: str, result: Handled, total: int, error: RefusedError) -> RefusedError:

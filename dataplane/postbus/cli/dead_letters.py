@@ -53,9 +53,7 @@ dlq = typer.Typer(
     rich_markup_mode="rich",
     no_args_is_help=True,
 )
-Numbers = Annotated[
-    list[int] | None, typer.Argument(help="Sequence numbers.", metavar="[NUMBER]...")
-]
+Numbers = Annotated[list[int] | None, typer.Argument(help="Sequence numbers.", metavar="NUMBER")]
 All = Annotated[bool, typer.Option("--all", help="All dead letters there are now.")]
 Rate = Annotated[
     float | None, typer.Option("--rate", min=0.01, help="At most so many messages a second.")
@@ -128,7 +126,7 @@ def resend(
         work.choose(numbers, everything=everything)
         question = f"Send {{}} dead letters of {entity} again{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
-        work.run("/v1/messages/resend", body, question, rate, dry_run=dry_run, yes=yes)
+        work.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
 
 
 @dlq.command(epilog=EPILOG)
@@ -148,7 +146,7 @@ def delete(
         work = _Work(find_target(context), entity, where, transfer, "deleted")
         work.choose(numbers, everything=everything)
         question = f"Delete {{}} dead letters of {entity}?"
-        work.run("/v1/messages/delete", {}, question, rate, dry_run=dry_run, yes=yes)
+        work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
 
 
 @dlq.command(epilog=EPILOG)
@@ -196,7 +194,7 @@ def edit(
         work = _Work(find_target(context), entity, None, transfer, "resent")
         work.choose([number], everything=False)
         request = {"edit": changes, **({"to": to} if to else {})}
-        work.run("/v1/messages/resend", request, "", None, dry_run=False, yes=True)
+        work.run("resend", request, "", None, dry_run=False, yes=True)
 
 
 # --- work ---------------------------------------------------------------------------------------
@@ -222,7 +220,7 @@ class _Work:
 
     def run(
         self,
-        path: str,
+        what: str,
         body: dict[str, Any],
         question: str,
         rate: float | None,
@@ -231,7 +229,7 @@ class _Work:
         yes: bool,
     ) -> None:
         """Find the messages, ask, and handle them."""
-        from postbus.cli.chosen_messages import Handled, numbers_of, summary
+        from postbus.cli.chosen_messages import Handled, counted, numbers_of, summary
         from postbus.cli.control_client import run_with
 
         numbers = self._numbers
@@ -240,7 +238,7 @@ class _Work:
             numbers = run_with(self._target, lambda control: numbers_of(control, self._chosen))
             self._chosen.warn()
         if dry_run:
-            out.print(f"{len(numbers)} messages would be {self._verb}")
+            out.print(f"{counted(len(numbers))} would be {self._verb}")
             return
         if not numbers:
             out.print("no messages")
@@ -249,7 +247,7 @@ class _Work:
             asks_yes(question.format(len(numbers)), is_sure=yes)
         result = Handled()
         chosen = numbers
-        self._handle(path, body, chosen, rate, result)
+        self._handle(what, body, chosen, rate, result)
         out.print(summary(self._verb, result, len(numbers)), markup=False)
         if result.refused or (is_named and result.gone):
             tell_refused(result.refused)
@@ -257,13 +255,13 @@ class _Work:
 
     def _handle(
         self,
-        path: str,
+        what: str,
         body: dict[str, Any],
         numbers: list[int],
         rate: float | None,
         result: Handled,
     ) -> None:
-        from postbus.cli.chosen_messages import handle_all, interrupted, summary
+        from postbus.cli.chosen_messages import ask, handle_all, interrupted, summary
         from postbus.cli.control_client import run_with
         from postbus.cli.sending import progress_bar
 
@@ -272,8 +270,7 @@ class _Work:
                 chosen = self._chosen
                 asked = {"entity": chosen.entity, "subQueue": chosen.sub_queue, **body}
                 asked["numbers"] = list(some)
-                told: dict[str, Any] = await control.post(path, asked)
-                return told
+                return await ask(control, what, asked)
 
             with progress_bar(self._verb, len(numbers)) as bar:
                 await handle_all(numbers, handle, bar, result, rate)
@@ -297,15 +294,18 @@ def _selection(entity: str, where: str | None, is_transfer: bool) -> Selection:
 
 
 def _plain_property(text: str) -> tuple[str, Any]:
-    """Return a property that the API can set: text, whole numbers, doubles, booleans."""
+    """Return a property that the API can set: text, numbers, booleans.
+
+    Whole numbers become longs, others doubles, which filters do not tell from narrower ones.
+    """
     from postbus.cli.message_json import read_property
+    from postbus.message.codec import Char, Symbol, Timestamp
 
     name, value = read_property(text)
-    if isinstance(value, bool) or value is None:
-        return name, value
-    for plain in (int, float, str):
-        if isinstance(value, plain):
-            return name, plain(value)
+    if not isinstance(value, Timestamp | Char | Symbol):
+        for plain in (bool, int, float, str):
+            if isinstance(value, plain):
+                return name, plain(value)
     raise InputError(f"{name}: use text, a number or a boolean")
 
 

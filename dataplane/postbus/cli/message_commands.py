@@ -136,13 +136,13 @@ def purge(
     context: ContextName = None,
 ) -> None:
     """Delete all messages, or those that a filter selects; locked ones stay."""
-    from postbus.cli.chosen_messages import Selection, purge_page, split_path
+    from postbus.cli.chosen_messages import Selection, counted, purge_page, split_path
     from postbus.cli.control_client import run_with
     from postbus.cli.sending import progress_bar
 
     entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
     chosen = Selection(entity, part, where, session, state.value if state else None)
-    what = f"{'messages' if part == 'main' else 'dead letters'} of {entity}"
+    what = "message" if part == "main" else "dead letter"
     refused: dict[int, str] = {}
 
     async def run(control: ControlClient, *, is_dry: bool, total: int | None) -> int:
@@ -164,16 +164,16 @@ def purge(
         if dry_run or not yes:
             total = run_with(target, lambda control: run(control, is_dry=True, total=None))
         if dry_run:
-            out.print(f"{total} {what} would be deleted", markup=False)
+            out.print(f"{counted(total or 0, what)} of {entity} would be deleted", markup=False)
             chosen.warn()
             return
         if not yes:
             if not total:
                 out.print("no messages")
                 return
-            asks_yes(f"Delete {total} {what}?", is_sure=False)
+            asks_yes(f"Delete {counted(total, what)} of {entity}?", is_sure=False)
         done = run_with(target, lambda control: run(control, is_dry=False, total=total))
-        out.print(f"deleted {done} {what}", markup=False)
+        out.print(f"deleted {counted(done, what)} of {entity}", markup=False)
         chosen.warn()
         if refused:
             tell_refused(refused)
