@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from postbus.broker.administration import (
     PutMode,
     Tombstone,
 )
+from postbus.broker.clock import ManualClock
 from postbus.broker.directory import Directory
 from postbus.broker.router import Address
 from postbus.contract import (
@@ -49,8 +51,8 @@ from postbus.entity.commands import (
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
-from tests.broker.administration_rig import administered, refusal_of
-from tests.broker.partition_rig import Bus, Door, message, spread
+from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.partition_rig import Bus, Door, message, running, spread
 from tests.broker.test_host import until
 from tests.store.driving import connected, wait_until
 
@@ -380,7 +382,8 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
         await administration.delete("q", policy=RETAIN)
         await administration.reap()
         (stone,) = await administration.tombstones(0)
-        assert stone.restorable_until_ms == stone.deleted_ms + DAY_MS
+        assert stone.restorable_until_ms is not None
+        assert abs(stone.restorable_until_ms - stone.deleted_ms - DAY_MS) < HOUR_MS
         assert await rows_of(database) == 8
         ahead_ms = DAY_MS + HOUR_MS
         await administration.reap()
@@ -391,6 +394,23 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
         ahead_ms = 101 * DAY_MS
         await administration.reap()
         assert await administration.tombstones(0) == []
+
+
+async def test_a_clock_that_was_moved_shortens_no_retention(store: Store) -> None:
+    async with running(store, clock=ManualClock(lambda: time.time_ns() // 1_000_000)) as bus:
+        administration = administration_of(bus, store)
+        clock = bus.router.now_ms
+        assert isinstance(clock, ManualClock)
+        clock.advance(50 * DAY_MS)
+        made = await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.delete("q", policy=RETAIN)
+        clock.advance(6 * DAY_MS)
+        await administration.reap()
+        assert (await administration.restore(made.entity_no)).name == "q"
+        await administration.delete("q", policy=RETAIN)
+        clock.advance(7 * DAY_MS)
+        await administration.reap()
+        assert await refusal_of(administration.restore(made.entity_no)) is Refusal.ENTITY_NOT_FOUND
 
 
 async def test_no_more_is_kept_than_may_exist(
@@ -423,8 +443,8 @@ class LossyCatalog(CatalogStore):
             raise StoreUnavailable
         return result
 
-    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
-        return await self._lose(lambda: CatalogStore.retain(self, entity_no, retention_ms))
+    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
+        return await self._lose(lambda: CatalogStore.retain(self, entity_no, until_ms))
 
     async def restore(self, entity_no: int) -> list[CatalogEntry]:
         return await self._lose(lambda: CatalogStore.restore(self, entity_no))

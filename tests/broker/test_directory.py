@@ -91,10 +91,10 @@ class LossyCatalog(CatalogStore):
             raise StoreUnavailable
         return entries
 
-    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
+    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
         if self.loses_write:
             raise StoreUnavailable
-        entries = await super().retain(entity_no, retention_ms)
+        entries = await super().retain(entity_no, until_ms)
         if self.loses_answer:
             raise StoreUnavailable
         return entries

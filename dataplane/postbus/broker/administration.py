@@ -336,7 +336,8 @@ class Administration:
                     await self._load([self._hosts[home] for home in directory.homes_of(entry)])
                 work = directory.delete_if_empty(name, expected_version)
             case DeletePolicy.RETAIN:
-                work = directory.retain(name, self._retention_ms, expected_version)
+                until_ms = self._now_ms() + self._retention_ms
+                work = directory.retain(name, until_ms, expected_version)
             case _:
                 assert_never(policy)
         if not await self._change(work):

@@ -358,8 +358,8 @@ class Directory:
 
     # --- deleted and kept -----------------------------------------------------------------------
 
-    async def retain(self, name: str, retention_ms: int, version: int | None = None) -> bool:
-        """Free a name at once, but keep messages, rules and numbers for a time (D14).
+    async def retain(self, name: str, until_ms: int, version: int | None = None) -> bool:
+        """Free a name at once, but keep messages, rules and numbers until a time (D14).
 
         A topic takes its subscriptions along. False when there was none.
         """
@@ -370,7 +370,7 @@ class Directory:
             number = entry.entity_no
             check_retained_count(self._entries, self._limits, number)
             moved = await self._written(
-                self._catalog.retain(number, retention_ms),
+                self._catalog.retain(number, until_ms),
                 lambda: self._entries.numbered(number) is None,
             )
             await self._follow(moved or (), was_elsewhere=True)

@@ -225,13 +225,13 @@ class CatalogStore:
             await connection.execute(DELETE, entity_no, version, now_ms, reason.value)
         return version
 
-    async def retain(self, entity_no: int, retention_ms: int) -> list[CatalogEntry]:
+    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
         """Free the name of an entity, and those of a topic's subscriptions, until it is restored.
 
         Return what is retained by this, a topic first, each with a version of its own: a partition
         that learned of one of them is known to lack the next.
         """
-        return await self._move(RETAIN, entity_no, retention_ms, DeletedReason.REQUESTED.value)
+        return await self._move(RETAIN, entity_no, until_ms, DeletedReason.REQUESTED.value)
 
     async def restore(self, entity_no: int) -> list[CatalogEntry]:
         """Bring back what `retain` retained, as it was; return it, a topic first."""
@@ -336,7 +336,7 @@ with chosen as (
 )
 update postbus.catalog
 set is_deleted = true, version = chosen.version, updated_ms = $3, deleted_reason = $5,
-    restorable_until_ms = $3 + $4::bigint,
+    restorable_until_ms = $4,
     deleted_with = case when entity_no = $1 then null else $1::integer end
 from chosen where entity_no = number
 returning {COLUMNS.replace(" version", " catalog.version")}

@@ -17,7 +17,7 @@ from postbus.store.postgres import Store
 class Tombstone(NamedTuple):
     """A deleted entity. `version`: the catalog's when it was deleted, or could not come back.
 
-    Times in database milliseconds; `restorable_until_ms` None: its messages are gone.
+    `deleted_ms` is database time, `restorable_until_ms` entity time; None: its messages are gone.
     """
 
     entity_no: int
