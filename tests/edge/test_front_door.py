@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -170,6 +173,46 @@ def test_close_does_not_wait_for_arrivals(
             for (_, writer), first in zip(kept, (b"", b"AM", b"\x16"), strict=True):
                 writer.write(first)
             await wait_until(lambda: doors.connection_count == 3)
+
+    runner.run(run())
+
+
+def use_up_descriptors() -> list[int]:
+    made: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            made.append(os.dup(0))
+    return made
+
+
+def test_clients_wait_while_no_descriptor_is_left(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, open_descriptors: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(front_door, "NO_DESCRIPTORS_S", 0.01)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen(HOST, 0)
+            assert await answers_http(port)
+            await wait_until(lambda: not doors.connection_count)
+            clients = [socket.socket() for _ in range(3)]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 10, limits[1]))
+            spare = use_up_descriptors()
+            try:
+                for client in clients:
+                    client.connect((HOST, port))
+                    client.sendall(GET_HEALTH)
+                for _ in range(5):
+                    await wait_a_moment()
+                assert doors.connection_count < 3
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for descriptor in spare:
+                    os.close(descriptor)
+            await wait_until(lambda: doors.http.connection_count == 3)
+            for client in clients:
+                client.close()
 
     runner.run(run())
 

@@ -25,6 +25,8 @@ from postbus.bus import Bus, BusError
 from postbus.cli.failures import Exit, err, fail, out
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory
+from postbus.descriptors import allow_descriptors
+from postbus.edge.front_door import MAX_CONNECTIONS
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.settings import Settings, unknown_variables
 from postbus.telemetry import configure_logging
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 """Collections of a broker's memory find next to nothing, and each one is a pause."""
+
+SPARE_DESCRIPTORS: Final = 1_000
+"""Files and connections to Postgres, beside clients."""
 
 DEFAULT_BUS: Final = BusDefinition(
     "local-bus",
@@ -87,6 +92,7 @@ def run_bus(
     """
     keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
+    allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})
     with DataDirectory(settings.data) as data:

@@ -113,7 +113,10 @@ class FrontDoor:
         while True:
             try:
                 client, _ = await loop.sock_accept(listening)
-            except OSError as error:  # no descriptor left, or the client is gone already
+            except ConnectionAbortedError:  # the client is gone already
+                await asyncio.sleep(0)
+                continue
+            except OSError as error:  # no descriptor left
                 logger.warning("cannot accept", extra={"why": str(error)})
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
