@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import ssl
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from postbus.edge import http_runtime_receives
 from postbus.edge.http_runtime_receives import _Consumer
 from postbus.edge.intake import INTAKE_HARD_BYTES
 from postbus.entity.commands import AddConsumer, Command, Delivery, Enqueue, Reply, Settle
-from tests.edge.bus_thread import MAX_RECEIVES, BusThread
+from tests.edge.bus_thread import MAX_RECEIVES, RULES, BusThread, sas_token
 from tests.edge.http_client import HttpClient, token_of, url_of
 from tests.edge.sdk_steps import send
 
@@ -574,6 +575,19 @@ async def test_rights_are_those_of_the_rule(
         assert (answer.status != 401) is may_receive, answer
     if not may_send:
         assert queue in sent.detail or "signature" in sent.detail.lower()
+
+
+async def test_a_token_for_the_address_of_the_request_will_do(http: HttpClient, queue: str) -> None:
+    """Azure compares with the whole URI, and so do the tokens of many scripts."""
+    key = RULES[0].keys.primary
+    expires_s = int(time.time()) + 600
+    for resource, status in (
+        (f"{url_of(http.bus)}/{queue}/messages", 201),
+        (f"{url_of(http.bus)}/{queue}/message", 401),
+        (f"{url_of(http.bus)}/other/messages", 401),
+    ):
+        http.token = sas_token(resource, RULES[0].name, key, expires_s)
+        assert (await http.send(queue, "x")).status == status
 
 
 async def test_no_token_and_an_old_one_are_refused(http: HttpClient, queue: str) -> None:

@@ -57,6 +57,9 @@ Service Bus."""
 MEMBERS_A_STEP: Final = 500
 """Members of a batch that are read before others get their turn; some 10 ms."""
 
+READING_BYTES: Final = 128 << 20
+"""Bodies that are read at a time. Above it posts are refused as busy; our choice."""
+
 BUSY: Final = Refused(Refusal.BUSY)
 LOST: Final = Refused(Refusal.LOCK_LOST)
 
@@ -79,6 +82,8 @@ class RuntimeHandler:
         self._limits = limits
         self._intake = intake
         self._receives = receives or Receives(router)
+        self.reading_bytes = 0
+        """Bytes of bodies that are on their way here, as far as clients say."""
         self._handlings: dict[Action, Handling] = {
             Action.SEND: self._send,
             Action.PEEK_LOCK: self._peek_lock,
@@ -126,33 +131,40 @@ class RuntimeHandler:
         self, request: web.BaseRequest, target: Target, address: Address
     ) -> web.StreamResponse:
         """Store one message or a batch of them, all or none."""
-        max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
+        body = await self._body_of(request, target, address)
+        kind = request.headers.get("Content-Type")
+        is_batch = kind is not None and kind.strip().lower() == BATCH_TYPE
         intake = self._intake
-        if intake.is_full:
-            raise refusal_of(BUSY, target)
-        length = request.content_length
-        size_bytes = max_bytes if length is None else min(length, max_bytes)
-        intake.take(size_bytes)
+        intake.take(len(body))
         try:
-            body = await read_limited(request, max_bytes)
-            is_batch = request.headers.get("Content-Type", "").strip().lower() == BATCH_TYPE
-            try:
-                if is_batch:
-                    envelopes = await _members(body)
-                else:
-                    kind = request.headers.get("Content-Type")
-                    envelopes = [single_message(request.headers.items(), kind, body)]
-            except BadMessage as error:
-                raise HttpRefused(400, str(error)) from None
+            if is_batch:
+                envelopes = await _members(body)
+            else:
+                envelopes = [single_message(request.headers.items(), kind, body)]
             command = Enqueue(address.entity_no, envelopes, is_atomic=is_batch)
             reply = await self._call(address, command, target.timeout_s)
+        except BadMessage as error:
+            raise HttpRefused(400, str(error)) from None
         finally:
-            intake.give_back(size_bytes)
+            intake.give_back(len(body))
         if isinstance(reply, Enqueued) and not reply.refusals:
             return web.Response(status=201)
         if isinstance(reply, Enqueued) and reply.refusals:
             reply = next(iter(reply.refusals.values()))
         raise _refusal_of(reply, target)
+
+    async def _body_of(self, request: web.BaseRequest, target: Target, address: Address) -> bytes:
+        """Read a body; slow clients fill an account of their own, not that of all senders."""
+        max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
+        length = request.content_length
+        size_bytes = max_bytes if length is None else min(length, max_bytes)
+        if self._intake.is_full or self.reading_bytes + size_bytes > READING_BYTES:
+            raise refusal_of(BUSY, target)
+        self.reading_bytes += size_bytes
+        try:
+            return await read_limited(request, max_bytes)
+        finally:
+            self.reading_bytes -= size_bytes
 
     # --- receiving ------------------------------------------------------------------------------
 
