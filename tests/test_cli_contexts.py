@@ -280,3 +280,21 @@ def test_completion_script_of_each_shell(user: CommandLine, shell: str) -> None:
     done = user.run(_POSTBUS_COMPLETE=f"source_{shell}")
     assert re.search(r"complete|compdef", done.stdout), done
     assert "postbus" in done.stdout
+
+
+@pytest.mark.slow
+def test_help_loads_nothing_that_takes_long() -> None:
+    """Each of these takes from a tenth of a second to most of one."""
+    heavy = {"aiohttp", "asyncpg", "lark", "pydantic", "uvloop", "yaml", "postbus.bus"}
+    program = "import sys, postbus.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+        env=CommandLine(Path("/")).environment(),
+    )
+    loaded = set(done.stdout.split())
+    assert "postbus.cli.main" in loaded
+    assert loaded & heavy == set()
