@@ -62,6 +62,10 @@ fuzz: setup ## feed engine, message slicer, filters, HTTP, XML and WebSocket wit
 	@$(BIN)/python -m tests.edge.fuzz_atom $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_websocket $(FUZZ_SECONDS)
 
+.PHONY: fuzz-control
+fuzz-control: setup ## feed the control API what its OpenAPI document allows and what not, ten minutes
+	@$(BIN)/python -m tests.edge.fuzz_control $(FUZZ_SECONDS)
+
 FUZZ_SECONDS ?= 600
 
 # --- checks -------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 
 class HttpListener:
@@ -18,7 +21,9 @@ class HttpListener:
         self, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
     ) -> None:
         """Listen, 0 takes any free port; raises OSError when the port cannot be had."""
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=PROTOCOL_LOG, shutdown_timeout=1.0
+        )
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, ssl_context=context).start()
@@ -32,3 +37,15 @@ class HttpListener:
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
+
+
+def is_ours(record: logging.LogRecord) -> bool:
+    """Keep what a client did wrong out of the log: it was told, and it may hold a secret."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+PROTOCOL_LOG: Final = logging.getLogger(f"{__name__}.protocol")
+"""Where aiohttp logs what it cannot read; it shows the line in question."""
+
+PROTOCOL_LOG.addFilter(is_ours)

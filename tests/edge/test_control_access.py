@@ -503,3 +503,20 @@ def test_no_secret_is_told_or_logged(
         assert text not in logged
     assert secret not in logged
     assert secret not in told.replace(f'"{secret}","problem"', "").replace(f"{secret}: extra", "")
+
+
+def test_request_that_is_no_http_is_not_logged(
+    api: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = urlsplit(api.address)
+    head = (
+        f"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.token}\0\r\n\r\n"
+    )
+    with (
+        caplog.at_level(logging.DEBUG),
+        socket.create_connection((url.hostname or "", url.port or 0), WAIT_S) as peer,
+    ):
+        peer.sendall(head.encode())
+        assert peer.recv(100).startswith(b"HTTP/1.0 400 ")
+    logged = [record for record in caplog.records if record.name != "asyncio"]
+    assert api.token not in str([(record.getMessage(), record.exc_info) for record in logged])

@@ -362,7 +362,7 @@ HISTORY: Final = (
         "Tell what was deleted since a version, by whom or by idleness",
         Tombstones,
         queries=(SINCE,),
-        refusals=(503,),
+        refusals=(410, 503),
     ),
     Route(
         "restoreEntity",

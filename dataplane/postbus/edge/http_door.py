@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from postbus.edge.http_authorization import HttpRefused, error_answer
+from postbus.http_listener import PROTOCOL_LOG
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class HttpDoor:
         self._server = web.Server(
             self._handle,
             access_log=None,
-            logger=_protocol_log,
+            logger=PROTOCOL_LOG,
             keepalive_timeout=QUIET_S,
             lingering_time=LINGER_S,
             max_line_size=MAX_LINE_BYTES,
@@ -201,13 +201,3 @@ def _is_about_messages(request: web.BaseRequest) -> bool:
     if found is None or found.start() == 0 or request.method == "GET":
         return False
     return bool(found[1]) or request.method == "POST"
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Keep what a client did wrong out of the log: it was told."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-_protocol_log: Final = logging.getLogger(f"{__name__}.protocol")
-_protocol_log.addFilter(_is_ours)
