@@ -37,6 +37,7 @@ from tests.edge.raw_client import (
     frame,
     message,
 )
+from tests.edge.websocket_client import WebSocketClient
 
 pytestmark = pytest.mark.slow
 
@@ -297,6 +298,8 @@ def test_stop_answers_what_was_taken_then_says_goodbye(postgres_server: Embedded
         client.write(*[client.transfer(n, message(b"x")) for n in range(100)])
         accepted = client.dispositions(100)
         client.attach_receiver(queue)
+        other = RawClient(0, ROOT.name, ROOT.keys.primary, stream=WebSocketClient(bus.port))
+        other.attach_sender(queue)
         bus.stop()
         detached = [client.expect(DETACH), client.expect(DETACH)]
         for each in detached:
@@ -307,3 +310,6 @@ def test_stop_answers_what_was_taken_then_says_goodbye(postgres_server: Embedded
         assert set(accepted.values()) == {ACCEPTED}
         client.write(frame(CLOSE))
         assert client.is_hung_up()
+        assert str(other.expect(DETACH).fields[2].value[0]) == "amqp:link:detach-forced"
+        assert str(other.expect(CLOSE).fields[0].value[0]) == "amqp:connection:forced"
+        assert other.is_hung_up()
