@@ -367,6 +367,21 @@ def test_keys(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
+def test_signature_takes_the_place_of_a_key(user: CommandLine) -> None:
+    endpoint = connection_string(user).partition(";")[0]
+    token = user.ok("token", "orders/eu").strip()
+    text = f"{endpoint};SharedAccessSignature={token};UseDevelopmentEmulator=true"
+    variables = {"POSTBUS_CONNECTION_STRING": text}
+    user.ok("send", "orders/eu", "signed", **variables)
+    user.fails("send", QUEUE, "x", code=7, says="signed for another resource", **variables)
+    variables["POSTBUS_CONNECTION_STRING"] = text.replace("sig=", "sig=A")
+    said = user.fails("send", "orders/eu", "x", code=7, says="refuses the signature", **variables)
+    assert token not in said
+    assert user.lines("receive", "orders/eu", "--wait", "20")[0]["body"] == "signed"
+    assert user.lines("receive", "orders/eu", "--wait", "0.3") == []
+
+
+@pytest.mark.slow
 def test_no_bus_answers(tmp_path: Path) -> None:
     user = CommandLine(tmp_path)
     with socket.socket() as bound:  # and does not listen
