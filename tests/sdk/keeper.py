@@ -34,6 +34,7 @@ HOST = "sdk-suite.servicebus.windows.net"
 KEEPER_PORT = 9470
 CONTROL_PORT = 9465
 READY_S = 60.0
+TRUST_VARIABLES = ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 SIOCSIFFLAGS = 0x8914
 IFF_UP = 0x1
 
@@ -49,6 +50,7 @@ class Plan:
     cwd: str
     environment: dict[str, str]
     limit_s: float
+    trust_files: list[str]
 
 
 def bring_loopback_up() -> None:
@@ -205,9 +207,11 @@ def main() -> int:
     bus = KeptBus(plan)
     bus.start()
     try:
+        for file in plan.trust_files:
+            subprocess.run(["mount", "--bind", str(bus.authority_file), file], check=True)
         serve_requests(bus)
         # What the languages trust besides: their own variables point to this one authority.
-        trust = dict.fromkeys(("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE"), str(bus.authority_file))
+        trust = dict.fromkeys(TRUST_VARIABLES, str(bus.authority_file))
         environment = {**suite_environment(plan, bus), **trust}
         return subprocess.run(
             plan.command, check=False, cwd=plan.cwd, env=environment, timeout=plan.limit_s

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from postbus.embedded import EmbeddedPostgres
@@ -81,8 +81,12 @@ def run_suite(
     command: list[str],
     cwd: Path,
     environment: dict[str, str] | None = None,
+    trust_files: Sequence[Path] = (),
 ) -> None:
-    """Run a suite's command to its end beside a fresh bus; raises when it fails."""
+    """Run a suite's command to its end beside a fresh bus; raises when it fails.
+
+    `trust_files` are files of authorities that hold the bus's one alone while the suite runs.
+    """
     database = f"sdk_{name}"
     make_database(server, database, template=TEMPLATE)
     with folder_below(None) as folder:
@@ -96,6 +100,7 @@ def run_suite(
             cwd=str(cwd),
             environment=environment or {},
             limit_s=LIMIT_S,
+            trust_files=[str(file) for file in trust_files],
         )
         ended = subprocess.run(
             [*own_namespace(), sys.executable, "-m", "tests.sdk.keeper"],
