@@ -26,6 +26,7 @@ from rich.console import Console
 
 import procfs
 from fan_out import FAN_OUT_ROWS
+from many import MANY_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
 from messaging import MESSAGING_ROWS
 from over_http import HTTP_ROWS
@@ -47,6 +48,7 @@ ROWS = (
     *FAN_OUT_ROWS,
     *WAITING_ROWS,
     *HTTP_ROWS,
+    *MANY_ROWS,
 )
 EPILOG = """
 Examples:
