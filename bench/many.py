@@ -46,7 +46,7 @@ def _hundred_queues(bench: Bench, server: Server) -> Result:
     return {"one": one, "many": many, "share": 100 * many / one, "foreign_share": strangers}
 
 
-def _ten_thousand(bench: Bench, server: Server) -> Result:
+def _ten_thousand(_: Bench, server: Server) -> Result:
     """Start with ten thousand queues, list them, and let them be."""
     assert isinstance(server, Postbus)
     server.start()
