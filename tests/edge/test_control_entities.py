@@ -280,6 +280,8 @@ def test_if_none_match_creates_only(api: Caller, name: str) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
+        {"If-Match": ""},
+        {"If-None-Match": ""},
         {"If-Match": "1"},
         {"If-Match": 'W/"1"'},
         {"If-Match": '"one"'},

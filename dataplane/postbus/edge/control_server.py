@@ -224,9 +224,9 @@ def _read_condition(request: web.Request) -> Condition:
                 400, "If-None-Match: only `*`, with PUT, is understood", ProblemType.INVALID
             )
         must_be_new = True
-    present = ", ".join(request.headers.getall("If-Match", [])).strip()
-    if not present:
+    if "If-Match" not in request.headers:
         return Condition(must_be_new=must_be_new)
+    present = ", ".join(request.headers.getall("If-Match")).strip()
     if must_be_new:
         raise ControlRefused(
             400, "If-Match and If-None-Match exclude each other", ProblemType.INVALID
