@@ -18,13 +18,13 @@ import org.junit.jupiter.api.Test;
 /** Sessions as the official SDK accepts them. */
 class SessionTest {
     private static final Duration LONG = Duration.ofSeconds(20);
-    private static final String QUEUE = System.getenv("POSTBUS_SESSION_QUEUE");
+    private static final String QUEUE = "sessions-5";
 
     @Test
     void aSessionKeepsOrderAndState() {
         ServiceBusClientBuilder builder =
             new ServiceBusClientBuilder()
-                .connectionString(System.getenv("POSTBUS_CONNECTION_STRING"));
+                .connectionString(System.getenv("POSTBUS_TLS"));
         try (ServiceBusSenderClient sender = builder.sender().queueName(QUEUE).buildClient();
                 ServiceBusSessionReceiverClient sessions =
                     builder

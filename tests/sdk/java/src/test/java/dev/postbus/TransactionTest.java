@@ -26,15 +26,15 @@ import org.junit.jupiter.api.Test;
 class TransactionTest {
     private static final Duration LONG = Duration.ofSeconds(20);
     private static final Duration SOON = Duration.ofSeconds(2);
-    private static final String QUEUE = System.getenv("POSTBUS_QUEUE");
-    private static final String OTHER = System.getenv("POSTBUS_OTHER_QUEUE");
+    private static final String QUEUE = "plain-32";
+    private static final String OTHER = "plain-33";
 
     private ServiceBusSenderClient sender;
     private ServiceBusReceiverClient receiver;
 
     private static ServiceBusClientBuilder builder() {
         return new ServiceBusClientBuilder()
-            .connectionString(System.getenv("POSTBUS_CONNECTION_STRING"))
+            .connectionString(System.getenv("POSTBUS_TLS"))
             .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(LONG));
     }
 

@@ -1,0 +1,279 @@
+package dev.postbus;
+
+import static dev.postbus.Bus.LONG;
+import static dev.postbus.Bus.SOON;
+import static dev.postbus.Bus.advance;
+import static dev.postbus.Bus.bodies;
+import static dev.postbus.Bus.builder;
+import static dev.postbus.Bus.keyed;
+import static dev.postbus.Bus.one;
+import static dev.postbus.Bus.receive;
+import static dev.postbus.Bus.receiver;
+import static dev.postbus.Bus.send;
+import static dev.postbus.Bus.sender;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.azure.core.util.BinaryData;
+import com.azure.messaging.servicebus.ServiceBusException;
+import com.azure.messaging.servicebus.ServiceBusFailureReason;
+import com.azure.messaging.servicebus.ServiceBusMessage;
+import com.azure.messaging.servicebus.ServiceBusMessageBatch;
+import com.azure.messaging.servicebus.ServiceBusProcessorClient;
+import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
+import com.azure.messaging.servicebus.ServiceBusReceiverClient;
+import com.azure.messaging.servicebus.ServiceBusRuleManagerClient;
+import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.administration.models.CreateRuleOptions;
+import com.azure.messaging.servicebus.administration.models.SqlRuleFilter;
+import com.azure.messaging.servicebus.models.AbandonOptions;
+import com.azure.messaging.servicebus.models.DeadLetterOptions;
+import com.azure.messaging.servicebus.models.DeferOptions;
+import com.azure.messaging.servicebus.models.ServiceBusReceiveMode;
+import com.azure.messaging.servicebus.models.SubQueue;
+import java.time.Duration;
+import java.time.OffsetDateTime;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Queue;
+import java.util.TreeSet;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+
+/** Queues and topics with the blocking clients and the processor. */
+class MessageTest {
+    private static ServiceBusReceiverClient dead(String queue) {
+        return builder()
+            .receiver()
+            .queueName(queue)
+            .subQueue(SubQueue.DEAD_LETTER_QUEUE)
+            .disableAutoComplete()
+            .buildClient();
+    }
+
+    private static ServiceBusFailureReason reasonOf(Runnable run) {
+        return assertThrows(ServiceBusException.class, run::run).getReason();
+    }
+
+    @Test
+    void aMessageKeepsEveryProperty() {
+        ServiceBusMessage sent =
+            new ServiceBusMessage("hello")
+                .setMessageId("id-1")
+                .setContentType("text/plain")
+                .setCorrelationId("correlation")
+                .setSubject("subject")
+                .setTo("to")
+                .setReplyTo("reply")
+                .setReplyToSessionId("reply session")
+                .setPartitionKey("key")
+                .setTimeToLive(Duration.ofHours(1));
+        sent.getApplicationProperties().putAll(Map.of("text", "x", "whole", 7L, "flag", true));
+        try (ServiceBusSenderClient sender = sender("plain-1");
+                ServiceBusReceiverClient receiver = receiver("plain-1")) {
+            assertEquals("plain-1", sender.getEntityPath());
+            sender.sendMessage(sent);
+            ServiceBusReceivedMessage got = one(receiver);
+            assertEquals("hello", got.getBody().toString());
+            assertEquals(sent.getMessageId(), got.getMessageId());
+            assertEquals(sent.getContentType(), got.getContentType());
+            assertEquals(sent.getCorrelationId(), got.getCorrelationId());
+            assertEquals(sent.getSubject(), got.getSubject());
+            assertEquals(sent.getTo(), got.getTo());
+            assertEquals(sent.getReplyTo(), got.getReplyTo());
+            assertEquals(sent.getReplyToSessionId(), got.getReplyToSessionId());
+            assertEquals(sent.getPartitionKey(), got.getPartitionKey());
+            assertEquals(sent.getTimeToLive(), got.getTimeToLive());
+            assertEquals(sent.getApplicationProperties(), got.getApplicationProperties());
+            receiver.complete(got);
+        }
+    }
+
+    @Test
+    void aBatchIsFilledUpToItsLimitAndArrivesWhole() {
+        try (ServiceBusSenderClient sender = sender("plain-2");
+                ServiceBusReceiverClient receiver =
+                    builder()
+                        .receiver()
+                        .queueName("plain-2")
+                        .receiveMode(ServiceBusReceiveMode.RECEIVE_AND_DELETE)
+                        .buildClient()) {
+            ServiceBusMessageBatch batch = sender.createMessageBatch();
+            while (batch.tryAddMessage(new ServiceBusMessage(BinaryData.fromBytes(new byte[9_000])))) {}
+            assertTrue(batch.getCount() > 20);
+            assertTrue(batch.getSizeInBytes() <= batch.getMaxSizeInBytes());
+            sender.sendMessages(batch);
+            assertEquals(batch.getCount(), receive(receiver, batch.getCount()).size());
+            sender.sendMessages(List.of(new ServiceBusMessage("a"), new ServiceBusMessage("b")));
+            assertEquals(List.of("a", "b"), bodies(receive(receiver, 2)));
+        }
+    }
+
+    @Test
+    void abandonDeferDeadLetterAndTheirProperties() {
+        send("plain-3", "work");
+        try (ServiceBusReceiverClient receiver = receiver("plain-3");
+                ServiceBusReceiverClient dead = dead("plain-3")) {
+            receiver.abandon(
+                one(receiver), new AbandonOptions().setPropertiesToModify(Map.of("tries", "1")));
+            ServiceBusReceivedMessage again = one(receiver);
+            assertEquals(1, again.getDeliveryCount());
+            assertEquals("1", again.getApplicationProperties().get("tries"));
+            receiver.defer(again, new DeferOptions().setPropertiesToModify(Map.of("tries", "2")));
+            ServiceBusReceivedMessage deferred =
+                receiver.receiveDeferredMessage(again.getSequenceNumber());
+            assertEquals("2", deferred.getApplicationProperties().get("tries"));
+            receiver.deadLetter(
+                deferred,
+                new DeadLetterOptions()
+                    .setDeadLetterReason("why")
+                    .setDeadLetterErrorDescription("because"));
+            ServiceBusReceivedMessage got = one(dead);
+            assertEquals("why", got.getDeadLetterReason());
+            assertEquals("because", got.getDeadLetterErrorDescription());
+            dead.complete(got);
+            // The SDK calls the refusal a general error.
+            reasonOf(() -> receiver.receiveDeferredMessage(again.getSequenceNumber()));
+        }
+    }
+
+    @Test
+    void schedulesAreSeenCancelledAndCome() {
+        try (ServiceBusSenderClient sender = sender("plain-4");
+                ServiceBusReceiverClient receiver = receiver("plain-4")) {
+            OffsetDateTime later = OffsetDateTime.now().plusHours(2);
+            long first = sender.scheduleMessage(new ServiceBusMessage("a"), later);
+            List<Long> numbers = new ArrayList<>();
+            List<ServiceBusMessage> both =
+                List.of(new ServiceBusMessage("b"), new ServiceBusMessage("c"));
+            sender.scheduleMessages(both, later).forEach(numbers::add); // lazy
+            sender.cancelScheduledMessage(first);
+            sender.cancelScheduledMessages(numbers.subList(1, 2));
+            assertEquals("b", receiver.peekMessage().getBody().toString());
+            assertEquals(List.of("b"), bodies(receiver.peekMessages(5, 1L)));
+            advance("PT3H");
+            assertEquals(List.of("b"), bodies(receive(receiver, 1)));
+        }
+    }
+
+    @Test
+    void locksAreRenewedAndLost() {
+        send("plain-5", "held");
+        try (ServiceBusReceiverClient receiver =
+                builder()
+                    .receiver()
+                    .queueName("plain-5")
+                    .maxAutoLockRenewDuration(Duration.ZERO)
+                    .disableAutoComplete()
+                    .buildClient()) {
+            ServiceBusReceivedMessage held = one(receiver);
+            OffsetDateTime until = held.getLockedUntil();
+            advance("PT30S");
+            assertTrue(receiver.renewMessageLock(held).isAfter(until.plusSeconds(29)));
+            advance("PT61S");
+            assertEquals(
+                ServiceBusFailureReason.MESSAGE_LOCK_LOST, reasonOf(() -> receiver.complete(held)));
+        }
+    }
+
+    @Test
+    void aProcessorCompletesAndAbandons() throws InterruptedException {
+        Queue<String> seen = new ConcurrentLinkedQueue<>();
+        Queue<Throwable> errors = new ConcurrentLinkedQueue<>();
+        CountDownLatch all = new CountDownLatch(10);
+        try (ServiceBusProcessorClient processor =
+                builder()
+                    .processor()
+                    .queueName("plain-6")
+                    .maxConcurrentCalls(3)
+                    .processMessage(
+                        context -> {
+                            ServiceBusReceivedMessage message = context.getMessage();
+                            if ("3".equals(message.getBody().toString())
+                                && message.getDeliveryCount() == 0) {
+                                throw new IllegalStateException("once");
+                            }
+                            seen.add(message.getBody().toString());
+                            all.countDown();
+                        })
+                    .processError(context -> errors.add(context.getException()))
+                    .buildProcessorClient()) {
+            assertEquals("plain-6", processor.getQueueName());
+            processor.start();
+            assertTrue(processor.isRunning());
+            send("plain-6", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9");
+            assertTrue(all.await(LONG.toSeconds(), TimeUnit.SECONDS), seen.toString());
+            processor.stop();
+        }
+        assertEquals(10, new TreeSet<>(seen).size());
+        assertFalse(errors.isEmpty());
+    }
+
+    @Test
+    void rulesChooseWhatASubscriptionGets() {
+        try (ServiceBusRuleManagerClient rules =
+                    builder()
+                        .ruleManager()
+                        .topicName("topic-1")
+                        .subscriptionName("all")
+                        .buildClient();
+                ServiceBusSenderClient sender =
+                    builder().sender().topicName("topic-1").buildClient();
+                ServiceBusReceiverClient receiver =
+                    builder()
+                        .receiver()
+                        .topicName("topic-1")
+                        .subscriptionName("all")
+                        .disableAutoComplete()
+                        .buildClient()) {
+            rules.deleteRule("$Default");
+            rules.createRule("big", new CreateRuleOptions(new SqlRuleFilter("amount > 10")));
+            rules.createRule("none", new CreateRuleOptions(new SqlRuleFilter("1 = 2")));
+            assertEquals(2, rules.listRules().stream().count());
+            for (int amount : new int[] {9, 11}) {
+                ServiceBusMessage message = new ServiceBusMessage("amount " + amount);
+                message.getApplicationProperties().put("amount", amount);
+                sender.sendMessage(message);
+            }
+            assertEquals(List.of("amount 11"), bodies(receive(receiver, 1)));
+        }
+    }
+
+    @Test
+    void failuresHaveTheirReasons() {
+        assertEquals(
+            ServiceBusFailureReason.MESSAGING_ENTITY_NOT_FOUND,
+            reasonOf(() -> send("nowhere", "x")));
+        assertEquals(
+            ServiceBusFailureReason.MESSAGE_SIZE_EXCEEDED,
+            reasonOf(() -> send("plain-7", "x".repeat(300_000))));
+        try (ServiceBusSenderClient wrong =
+                builder(keyed("RootManageSharedAccessKey", "wrong"))
+                    .sender()
+                    .queueName("plain-7")
+                    .buildClient()) {
+            assertEquals(
+                ServiceBusFailureReason.UNAUTHORIZED,
+                reasonOf(() -> wrong.sendMessage(new ServiceBusMessage("x"))));
+        }
+    }
+
+    @Test
+    void clientsGoOnAfterTheBrokerWasStoppedOrKilled() {
+        for (String how : List.of("stop", "kill")) {
+            send("plain-8", how);
+            Bus.keeper("restart?how=" + how);
+            try (ServiceBusReceiverClient receiver = receiver("plain-8")) {
+                ServiceBusReceivedMessage got = one(receiver);
+                assertEquals(how, got.getBody().toString());
+                receiver.complete(got);
+                assertEquals(List.of(), bodies(receiver.receiveMessages(1, SOON)));
+            }
+        }
+    }
+}
