@@ -493,9 +493,10 @@ class Bus:
         troubles = [(host.partition_id, host.trouble) for host in self._hosts]
         return [f"partition {number}: {text}" for number, text in troubles if text]
 
-    def sample(self) -> BusSample:
+    async def sample(self) -> BusSample:
         """Return what metrics tell, as of now."""
         assert self._sampler is not None
+        await self._sampler.prepare()
         return self._sampler.sample()
 
 

@@ -32,6 +32,8 @@ LOOK_S: Final = 2.0
 """How long a scrape waits for the ages of messages; less than Prometheus waits for it."""
 
 READS_AT_ONCE: Final = 8
+AT_ONCE: Final = 100
+"""Entities looked at in one go: a millisecond or two."""
 
 
 class Sampler:
@@ -52,9 +54,10 @@ class Sampler:
         self._budget = budget
         self._add_doors = add_doors
         self._oldest: dict[tuple[int, int], int] = {}
+        self._entities: list[EntitySample] = []
 
     def sample(self) -> BusSample:
-        """Return what metrics tell, as of now."""
+        """Return what metrics tell; entities as of the last `prepare`."""
         sample = BusSample(
             __version__,
             now_ms=self._clock(),
@@ -75,12 +78,22 @@ class Sampler:
             for host in self._hosts
             if host.status is not HostStatus.UNCLAIMED
         ]
-        sample.entities = [
-            found for entry in self._directory.entries() if (found := self._entity(entry))
-        ]
+        sample.entities = self._entities
         return sample
 
     async def prepare(self) -> None:
+        """Look at all entities, a few at a time: clients have their turn in between."""
+        await self._look_for_oldest()
+        found: list[EntitySample] = []
+        for number, entry in enumerate(self._directory.entries(), 1):
+            sample = self._entity(entry)
+            if sample is not None:
+                found.append(sample)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._entities = found
+
+    async def _look_for_oldest(self) -> None:
         """Learn how old the oldest messages are; what cannot be learned in time is left out."""
         self._oldest = {}
         room = asyncio.Semaphore(READS_AT_ONCE)

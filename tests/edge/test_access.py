@@ -21,6 +21,7 @@ from azure.servicebus.exceptions import (
 from postbus.contract import NamespaceProperties, QueueProperties, Right
 from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
+from postbus.metrics import BusSample
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.bus_thread import sas_token
 from tests.edge.control_bus import ControlledBus, controlled_bus
@@ -148,7 +149,8 @@ def by_sdk(bus: ControlledBus, shown: Shown, attempt: str, **more: object) -> st
 
 
 def refused_tokens(bus: ControlledBus) -> int:
-    return bus.bus.sample().authentication_failures
+    sample: BusSample = bus.run(bus.bus.sample())
+    return sample.authentication_failures
 
 
 def over_websocket(bus: ControlledBus, shown: Shown, attempt: str) -> str:

@@ -123,9 +123,9 @@ async def receive_one(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage
     return message
 
 
-def sample_of(bus: Bus, name: str = QUEUE) -> dict[str, int]:
+async def sample_of(bus: Bus, name: str = QUEUE) -> dict[str, int]:
     """Return state -> messages of an entity."""
-    (found,) = (sample for sample in bus.sample().entities if sample.name == name)
+    (found,) = (each for each in (await bus.sample()).entities if each.name == name)
     return found.messages
 
 
@@ -161,7 +161,7 @@ async def test_what_is_due_is_done_when_the_answer_comes(
     async with client.get_queue_receiver(QUEUE) as receiver:
         message = await receive_one(receiver)
         await advance(bus, "PT5M")
-        assert (sample_of(bus)["active"], sample_of(bus)["dead_letter"]) == (0, 1)
+        assert ((await sample_of(bus))["active"], (await sample_of(bus))["dead_letter"]) == (0, 1)
         with pytest.raises(MessageLockLostError):
             await receiver.complete_message(message)
 
@@ -177,11 +177,11 @@ async def test_more_schedules_than_one_turn_takes_are_all_due(
         for first in range(0, count, 500):
             batch = [ServiceBusMessage(str(first + n)) for n in range(500)]
             await sender.schedule_messages(batch, when)
-    assert (sample_of(bus)["scheduled"], sample_of(bus)["active"]) == (count, 0)
+    assert ((await sample_of(bus))["scheduled"], (await sample_of(bus))["active"]) == (count, 0)
     await advance(bus, "P2DT23H")
-    assert (sample_of(bus)["scheduled"], sample_of(bus)["active"]) == (count, 0)
+    assert ((await sample_of(bus))["scheduled"], (await sample_of(bus))["active"]) == (count, 0)
     await advance(bus, "PT1H")
-    assert (sample_of(bus)["scheduled"], sample_of(bus)["active"]) == (0, count)
+    assert ((await sample_of(bus))["scheduled"], (await sample_of(bus))["active"]) == (0, count)
 
 
 @pytest.mark.usefixtures("no_own_timers")
@@ -202,7 +202,7 @@ async def test_what_a_failed_commit_undid_is_done_again(
     monkeypatch.setattr(Host, "submit", submit_and_interrupt)
     await advance(bus, "P1D")
     assert Host.submit is submit
-    assert (sample_of(bus)["scheduled"], sample_of(bus)["active"]) == (0, 1)
+    assert ((await sample_of(bus))["scheduled"], (await sample_of(bus))["active"]) == (0, 1)
 
 
 async def test_lock_made_in_moved_time_can_be_renewed_and_settled_by_the_sdk(
@@ -216,17 +216,17 @@ async def test_lock_made_in_moved_time_can_be_renewed_and_settled_by_the_sdk(
         assert message.locked_until_utc > datetime.now(UTC) + timedelta(days=2)
         await receiver.renew_message_lock(message)
         await receiver.complete_message(message)
-    assert sample_of(bus)["active"] == 0
+    assert (await sample_of(bus))["active"] == 0
 
 
 async def test_connections_and_tokens_stay_on_real_time(bus: Bus, client: ServiceBusClient) -> None:
     async with client.get_queue_sender(QUEUE) as sender:
         await sender.send_messages(ServiceBusMessage("before"))
-        connections = bus.sample().doors
+        connections = (await bus.sample()).doors
         await advance(bus, "P30D")
         await sender.send_messages(ServiceBusMessage("after"))
-        assert bus.sample().doors == connections
-    assert sample_of(bus)["active"] == 2
+        assert (await bus.sample()).doors == connections
+    assert (await sample_of(bus))["active"] == 2
 
 
 async def test_a_jump_over_years_is_no_busy_loop(
@@ -364,7 +364,7 @@ async def test_outage_ends_by_itself(bus: Bus, client: ServiceBusClient) -> None
     await call(bus, "POST", "/v1/faults/store-outage", {"duration": "PT0.3S"})
     await advance(bus, "PT1M")  # waits for the store
     await send(client, "one")
-    assert sample_of(bus)["active"] == 1
+    assert (await sample_of(bus))["active"] == 1
 
 
 # --- what is refused ----------------------------------------------------------------------------
