@@ -32,7 +32,6 @@ TWO_KEYS: Final = "The partition key differs from the session id."
 
 _DESCRIPTOR: Final = b"\x00\x53\x74"
 _PROPERTIES: Final = b"\x00\x53\x73"
-_LIST8: Final = _PROPERTIES + b"\xc0"
 _CONSTRUCTOR_BYTES: Final = 5
 _U32: Final = struct.Struct(">I").unpack_from
 
@@ -75,24 +74,18 @@ def give_message_id(envelope: Envelope, message_id: bytes) -> None:
     `message_id` is an encoded value of less than 250 bytes.
     """
     section = envelope.properties
+    items, count = b"", 0
     if section:
-        envelope.properties = _with_first_field(section, message_id)
-    else:  # a fifth of the work: many programs send messages without any of these fields
-        envelope.properties = _LIST8 + bytes((len(message_id) + 1, 1)) + message_id
+        pos = skip_value(section, 1, len(section))
+        code = section[pos]
+        if code == 0xC0:
+            items, count = section[pos + 3 :], section[pos + 2]
+        elif code == 0xD0:
+            items, count = section[pos + 9 :], _U32(section, pos + 5)[0]
+    # Without an id the list is empty or begins with a null of one octet.
+    envelope.properties = _PROPERTIES + encode_items(message_id + items[1:], max(count, 1))
     envelope.message_id = message_id
     envelope.size_bytes += len(envelope.properties) - len(section)
-
-
-def _with_first_field(section: bytes, encoded: bytes) -> bytes:
-    items, count = b"", 0
-    pos = skip_value(section, 1, len(section))
-    code = section[pos]
-    if code == 0xC0:
-        items, count = section[pos + 3 :], section[pos + 2]
-    elif code == 0xD0:
-        items, count = section[pos + 9 :], _U32(section, pos + 5)[0]
-    # Without an id the list is empty or begins with a null of one octet.
-    return _PROPERTIES + encode_items(encoded + items[1:], max(count, 1))
 
 
 def check_properties(envelope: Envelope) -> str | None:
