@@ -110,19 +110,18 @@ def test_wrong_tokens_grant_nothing(bad: str, audience: str) -> None:
     ],
 )
 def test_token_for_the_place_of_its_use_is_enough(resource: str, is_good: bool) -> None:
-    used_at = "/Orders/messages?timeout=5"
     if is_good:
-        grant = RULES.check_token(token(resource), "orders", NOW_S, used_at)
+        grant = RULES.check_token(token(resource), "orders", NOW_S, "Messages")
         assert grant.path == "orders"
     else:
         with pytest.raises(TokenRefused):
-            RULES.check_token(token(resource), "orders", NOW_S, used_at)
+            RULES.check_token(token(resource), "orders", NOW_S, "Messages")
 
 
 def test_rule_of_an_entity_cannot_be_used_above_it() -> None:
     near = token("sb%3A%2F%2Fh%2F%24resources%2Fqueues", rule="local", key="near")
     with pytest.raises(TokenRefused):
-        RULES.check_token(near, "", NOW_S, "/$Resources/queues")
+        RULES.check_token(near, "", NOW_S, "$Resources/queues")
 
 
 def test_rule_of_an_entity_grants_its_own_rights_there() -> None:

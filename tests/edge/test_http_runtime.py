@@ -590,6 +590,20 @@ async def test_a_token_for_the_address_of_the_request_will_do(http: HttpClient, 
         assert (await http.send(queue, "x")).status == status
 
 
+@pytest.mark.parametrize("trick", ["x=://h/{own}", "x=a://h/{own}/messages", "://h/{own}"])
+async def test_a_token_for_another_entity_is_not_let_in_by_the_query(
+    http: HttpClient, queue: str, trick: str
+) -> None:
+    own = f"{queue}/own"
+    resource = f"{url_of(http.bus)}/{own}"
+    http.token = sas_token(resource, RULES[0].name, RULES[0].keys.primary, int(time.time()) + 60)
+    for method, path in (("POST", "/messages"), ("DELETE", "/messages/head"), ("GET", "")):
+        at = f"/{queue}{path}?timeout=0&{trick.format(own=own)}"
+        answer = await http.call(method, at, b"x" if path else None)
+        assert answer.status == 401, (method, path)
+    assert http.bus.counts(queue).active == 0
+
+
 async def test_no_token_and_an_old_one_are_refused(http: HttpClient, queue: str) -> None:
     for token in ("", "Bearer e30.e30.", token_of(http.bus, duration_s=-5)):
         http.token = token

@@ -89,13 +89,11 @@ class Authorizer:
     def remove_holder(self, holder: GrantHolder) -> None:
         self._holders.pop(holder, None)
 
-    def check_token(
-        self, token: str, audience: str, now_s: float, used_at: str | None = None
-    ) -> Grant:
+    def check_token(self, token: str, audience: str, now_s: float, below: str = "") -> Grant:
         """Return what a SAS token grants on an audience. Raises `TokenRefused`.
 
         The signature covers the resource exactly as it was written and the expiry. A token for
-        just the place below the audience where it is used, such as `orders/messages`, will do.
+        just the place `below` the audience where it is used, such as `messages`, will do.
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("Only shared access signatures are accepted: use a SAS key.")
@@ -111,7 +109,7 @@ class Authorizer:
             raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
         scope = resource_path(unquote_plus(resource))
-        if not (covers(scope, path) or (used_at and covers(scope, resource_path(used_at)))):
+        if not (covers(scope, path) or (below and covers(scope, f"{path}/{below.lower()}"))):
             raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             key = _signing_key(rule, resource, expiry, signature)

@@ -63,20 +63,25 @@ class HttpAuthorizer:
         self._suspicion = suspicion or Suspicion()
 
     def authorize(
-        self, request: web.BaseRequest, path: str, needed: Right, header: str = AUTHORIZATION
+        self,
+        request: web.BaseRequest,
+        path: str,
+        needed: Right,
+        header: str = AUTHORIZATION,
+        *,
+        below: str = "",
     ) -> Grant:
         """Return what the request may do on an entity's path, "" is the namespace.
 
         Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
-        the token.
+        the token, which may be for just what the request names `below` the entity.
         """
         token = request.headers.get(header, "")
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, text, CHALLENGE)
         try:
-            used_at = request.raw_path if header == AUTHORIZATION else None
-            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), used_at)
+            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
         except TokenRefused as error:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
             text = f"InvalidSignature: {error}"

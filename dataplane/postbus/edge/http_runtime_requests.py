@@ -97,12 +97,16 @@ _UNKNOWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`path` is the entity's, decoded, in the case of the request; `lock_token` a delivery tag."""
+    """`path` is the entity's, decoded, in the case of the request; `lock_token` a delivery tag.
+
+    `below`: the rest of the address, such as `messages/head`.
+    """
 
     action: Action
     path: str
     timeout_s: float
     lock_token: bytes = b""
+    below: str = "messages"
 
     def with_timeout(self, timeout_s: float) -> Target:
         return replace(self, timeout_s=timeout_s)
@@ -134,7 +138,8 @@ def target_of(method: str, raw_path: str) -> Target:
         raise HttpRefused(405, f"This address takes {allowed} only.", {"Allow": allowed})
     path = "/".join(_decoded(part) for part in entity)
     token = _token(parts[-1]) if form == "lock" else b""
-    return Target(action, path, _timeout_s(query), token)
+    below = unquote("/".join(parts[len(entity) :]))
+    return Target(action, path, _timeout_s(query), token, below)
 
 
 def refusal_of(refused: Refused, target: Target) -> HttpRefused:
