@@ -39,6 +39,7 @@ def full_sample() -> BusSample:
         2_000,
         7,
         8,
+        {("runtime", 201): 11},
         [DoorSample("amqp", 5, 9)],
         [PartitionSample(0, "active", 2, 1, 77, is_full=True, commits=commits)],
         [
@@ -74,6 +75,7 @@ def test_every_number_of_a_sample_is_told() -> None:
         "postbus_authentication_failures_total 7.0",
         "postbus_connections_refused_total 8.0",
         'postbus_connections{door="amqp"} 5.0',
+        'postbus_http_requests_total{api="runtime",status="201"} 11.0',
         'postbus_connections_accepted_total{door="amqp"} 9.0',
         'postbus_partition_status_info{partition="0",status="active"} 1.0',
         'postbus_partition_reloads_total{partition="0"} 2.0',

@@ -110,6 +110,9 @@ class BusSample:
     window_limit_bytes: int = 0
     authentication_failures: int = 0
     refused_connections: int = 0
+    http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(API, status) -> how often it was answered."""
+
     doors: list[DoorSample] = field(default_factory=list)
     partitions: list[PartitionSample] = field(default_factory=list)
     entities: list[EntitySample] = field(default_factory=list)
@@ -148,6 +151,7 @@ class BusCollector(Collector):
             sample.refused_connections,
         )
         yield from _door_families(sample.doors)
+        yield _http_family(sample.http_answers)
         yield from _partition_families(sample.partitions)
         yield from _commit_families(sample.partitions)
         yield from _entity_families(bounded(sample.entities), sample.now_ms)
@@ -162,6 +166,15 @@ def _door_families(doors: list[DoorSample]) -> Iterator[Metric]:
         opened.add_metric([door.name], door.connections)
         accepted.add_metric([door.name], door.accepted)
     yield from (opened, accepted)
+
+
+def _http_family(answers: dict[tuple[str, int], int]) -> Metric:
+    requests = CounterMetricFamily(
+        "postbus_http_requests", "Requests over HTTP by their answer.", labels=["api", "status"]
+    )
+    for (api, status), count in answers.items():
+        requests.add_metric([api, str(status)], count)
+    return requests
 
 
 def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:

@@ -240,6 +240,18 @@ def test_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
     assert outcome == cell.outcome
 
 
+def test_requests_are_counted_by_what_they_are_about_and_their_answer(bus: ControlledBus) -> None:
+    token = shown_as("Manage", "sb://localhost/").token
+    before = dict(bus.run(bus.bus.sample()).http_answers)
+    for path, status in ((f"/{QUEUE}", 200), ("/$Resources/queues", 200), ("/health", 200)):
+        assert by_http(bus, "http", "GET", path, token * (path != "/health")) == str(status)
+    assert by_http(bus, "http", "POST", f"/{QUEUE}/messages", "") == "401"
+    after = bus.run(bus.bus.sample()).http_answers
+    grown = {key: count - before.get(key, 0) for key, count in after.items()}
+    wanted = {("administration", 200): 2, ("health", 200): 1, ("runtime", 401): 1}
+    assert {key: count for key, count in grown.items() if count} == wanted
+
+
 def test_table_names_every_attempt() -> None:
     named = {(cell.door, cell.attempt) for cell in cells()}
     assert {door for door, _ in named} >= set(OVER_AMQP)

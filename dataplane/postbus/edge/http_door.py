@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -43,6 +44,10 @@ LINGER_S: Final = 2.0
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
 SERVER: Final = "Postbus"
+ADMINISTRATION: Final = "administration"
+RUNTIME: Final = "runtime"
+WEBSOCKET: Final = "websocket"
+HEALTH: Final = "health"
 HEALTHY: Final = {"status": "healthy", "message": "Service is healthy."}
 UNHEALTHY: Final = {"status": "unhealthy", "message": "Service is starting or stopping."}
 
@@ -69,11 +74,15 @@ class HttpDoor:
     ) -> None:
         """A handler that is None answers 404. Call it with a running loop."""
         self._namespace = namespace
-        self._administration = administration
-        self._runtime = runtime
-        self._websocket = websocket
+        self._handlers = {
+            ADMINISTRATION: administration,
+            RUNTIME: runtime,
+            WEBSOCKET: websocket,
+        }
         self._is_healthy = is_healthy
         self.accepted_count = 0
+        self.answers: Counter[tuple[str, int]] = Counter()
+        """What was answered: (API, status) -> how often."""
         self._server = web.Server(
             self._handle,
             access_log=None,
@@ -115,15 +124,17 @@ class HttpDoor:
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer = await self._answer_or_refuse(request)
+        api = _api_of(request)
+        answer = await self._answer_or_refuse(api, request)
+        self.answers[api, answer.status] += 1
         if not answer.prepared:
             answer.headers["Server"] = SERVER
         return answer
 
-    async def _answer_or_refuse(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer_or_refuse(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         try:
             _check_head(request)
-            return await self._answer(request)
+            return await self._answer(api, request)
         except HttpRefused as error:
             refused = error
         except web.HTTPException as error:  # aiohttp's own, of a body that cannot be read
@@ -137,18 +148,14 @@ class HttpDoor:
             await asyncio.sleep(refused.delay_s)
         return error_answer(refused, self._namespace, request.path)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = request.path
-        if path.lower().rstrip("/") == WEBSOCKET_PATH:
-            handler = self._websocket
-        elif path == "/health" and "Authorization" not in request.headers:
+    async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
+        if api == HEALTH:
             return self._tell_health()
-        elif _is_about_messages(request):
-            handler = self._runtime
-        else:
-            handler = self._administration
+        handler = self._handlers[api]
         if handler is None:
-            text = f"Nothing answers {request.method} {path} here. Use AMQP, or GET /health."
+            text = (
+                f"Nothing answers {request.method} {request.path} here. Use AMQP, or GET /health."
+            )
             raise HttpRefused(404, text)
         return await handler.handle(request)
 
@@ -159,6 +166,16 @@ class HttpDoor:
             status=200 if is_healthy else 503,
             content_type="application/json",
         )
+
+
+def _api_of(request: web.BaseRequest) -> str:
+    """Return what a request is about."""
+    path = request.path
+    if path.lower().rstrip("/") == WEBSOCKET_PATH:
+        return WEBSOCKET
+    if path == "/health" and "Authorization" not in request.headers:
+        return HEALTH
+    return RUNTIME if _is_about_messages(request) else ADMINISTRATION
 
 
 async def read_limited(request: web.BaseRequest, max_bytes: int) -> bytes:
