@@ -93,6 +93,9 @@ def test_audiences_of_all_clients_name_the_same_entity(audience: str) -> None:
         (token("sb%3A%2F%2Fh").replace("sb%3A", "sb%3a"), "sb://h/orders"),
         (token("sb%3A%2F%2Fh", rule="local", key="near"), "sb://h/other"),
         ("Bearer x", "sb://h/orders"),
+        # An octet that is no UTF-8, as HTTP brings it.
+        (token("sb%3A%2F%2Fh").replace("sig=", "sig=\udcff"), "sb://h/orders"),
+        (token("sb%3A%2F%2Fh").replace("sr=", "sr=\udcff"), "sb://h/orders"),
     ],
 )
 def test_wrong_tokens_grant_nothing(bad: str, audience: str) -> None:

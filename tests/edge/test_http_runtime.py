@@ -19,7 +19,16 @@ import pytest
 from postbus.edge import http_runtime_receives
 from postbus.edge.http_runtime_receives import _Consumer
 from postbus.edge.intake import INTAKE_HARD_BYTES
-from postbus.entity.commands import AddConsumer, Command, Delivery, Enqueue, Reply, Settle
+from postbus.entity.commands import (
+    AddConsumer,
+    Command,
+    Delivery,
+    Enqueue,
+    Refusal,
+    Refused,
+    Reply,
+    Settle,
+)
 from tests.edge.bus_thread import MAX_RECEIVES, RULES, BusThread, sas_token
 from tests.edge.http_client import HttpClient, token_of, url_of
 from tests.edge.sdk_steps import send
@@ -316,10 +325,76 @@ async def test_receives_at_one_entity_are_limited(http: HttpClient, queue: str) 
 async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http.bus.router, "submit", lambda *_: None)
+    late: list[Callable[[Reply], None]] = []
+    monkeypatch.setattr(http.bus.router, "submit", lambda *said: late.append(said[2]))
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
+    assert http.bus.listener.intake.used_bytes == len("maybe")  # it is under way still
+    http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
+
+
+async def test_who_hangs_up_while_a_send_is_under_way_makes_no_room(
+    http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Callable[[Reply], None]] = []
+    monkeypatch.setattr(http.bus.router, "submit", lambda *said: late.append(said[2]))
+    for count in (1, 2):
+        sending = asyncio.create_task(http.send(queue, "12345"))
+        async with asyncio.timeout(10):
+            while len(late) < count:
+                await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await asyncio.sleep(0.05)  # it is noticed
+        assert http.bus.listener.intake.used_bytes == 5 * count
+    for on_reply in late:
+        http.bus.run(tell(on_reply, Refused(Refusal.NOT_APPLIED)))
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("is_old", [False, True], ids=["rule changed", "token old"])
+async def test_a_receive_that_waits_gets_nothing_when_its_right_is_over(
+    http: HttpClient, queue: str, method: str, is_old: bool
+) -> None:
+    bus, root = http.bus, http.token
+    http.token = token_of(bus, "listener")
+    receiving = asyncio.create_task(http.call(method, f"/{queue}/messages/head?timeout=50"))
+    await wait_for_receives(http, 1)
+    http.token = token_of(bus, duration_s=6_000)
+    try:
+        if is_old:
+            bus.real_shift_s = 1_000
+        else:
+            bus.set_rules(*(rule for rule in RULES if rule.name != "listener"))
+        assert (await http.send(queue, "not for you")).status == 201
+        assert (await receiving).status == 401
+    finally:
+        bus.set_rules(*RULES)
+        bus.real_shift_s = 0
+    http.token = root
+    again = await http.lock(queue, timeout_s=5)
+    assert (again.body, again.broker["DeliveryCount"]) == (b"not for you", 1)
+
+
+async def test_a_body_that_comes_after_its_rule_is_gone_is_not_stored(
+    http: HttpClient, queue: str
+) -> None:
+    bus = http.bus
+    token = token_of(bus, "sender")
+    reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
+    head = f"POST /{queue}/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    said = f"{head}Authorization: {token}\r\nContent-Length: 1\r\nExpect: 100-continue\r\n\r\n"
+    writer.write(said.encode())
+    assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+    bus.set_rules(*(rule for rule in RULES if rule.name != "sender"))
+    try:
+        writer.write(b"x")
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+    finally:
+        bus.set_rules(*RULES)
+        writer.close()
+    assert bus.counts(queue).active == 0
 
 
 async def test_tls_is_told_in_location(http: HttpClient, queue: str) -> None:

@@ -102,6 +102,7 @@ class Authorizer:
             name, _, value = part.partition("=")
             fields[name.strip().lower()] = value
         try:
+            token.encode()  # HTTP brings what is no UTF-8 as half surrogate pairs
             resource, signature = fields["sr"], unquote(fields["sig"])
             expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
             expires_s = float(int(expiry))

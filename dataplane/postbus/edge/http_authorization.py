@@ -87,13 +87,28 @@ class HttpAuthorizer:
             text = f"InvalidSignature: {error}"
             raise HttpRefused(401, text, CHALLENGE, delay_s=delay_s) from None
         if not has_right(grant.rights, needed):
-            raise HttpRefused(
-                401,
-                f"Unauthorized access. '{needed.value}' claim(s) are required to perform this"
-                f" operation. Resource: 'sb://{self._namespace}/{path}'.",
-                CHALLENGE,
-            )
+            raise self._missing(needed, path)
         return grant
+
+    def check_again(self, grant: Grant, needed: Right) -> None:
+        """Raise `HttpRefused` 401 when a right is over: a rule has changed, or the token is old.
+
+        For what was authorized a while ago.
+        """
+        known = self._authorizer.renewed(grant)
+        if known is None or known.expires_s <= self._real_time_s():
+            text = "InvalidSignature: The token is worth nothing any more: get another."
+            raise HttpRefused(401, text, CHALLENGE)
+        if not has_right(known.rights, needed):
+            raise self._missing(needed, grant.path)
+
+    def _missing(self, needed: Right, path: str) -> HttpRefused:
+        return HttpRefused(
+            401,
+            f"Unauthorized access. '{needed.value}' claim(s) are required to perform this"
+            f" operation. Resource: 'sb://{self._namespace}/{path}'.",
+            CHALLENGE,
+        )
 
 
 def error_answer(refused: HttpRefused, namespace: str, path: str) -> web.Response:

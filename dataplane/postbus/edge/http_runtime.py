@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 from aiohttp import web
 
+from postbus.broker.authz import Grant
 from postbus.broker.router import Address, Router
 from postbus.contract import NamespaceLimits, Right
 from postbus.edge.attaching import attach_refusal
@@ -63,7 +65,9 @@ READING_BYTES: Final = 128 << 20
 BUSY: Final = Refused(Refusal.BUSY)
 LOST: Final = Refused(Refusal.LOCK_LOST)
 
-Handling: TypeAlias = Callable[[web.BaseRequest, Target, Address], Awaitable[web.StreamResponse]]
+Handling: TypeAlias = Callable[
+    [web.BaseRequest, Target, Address, Grant], Awaitable[web.StreamResponse]
+]
 
 
 class RuntimeHandler:
@@ -98,7 +102,7 @@ class RuntimeHandler:
         target = target_of(request.method, request.raw_path)
         is_send = target.action is Action.SEND
         needed = Right.SEND if is_send else Right.LISTEN
-        self._authorizer.authorize(request, target.path, needed, below=target.below)
+        grant = self._authorizer.authorize(request, target.path, needed, below=target.below)
         address = await self._resolve(target)
         refused = attach_refusal(address, is_sender=is_send)
         if refused is None and not is_send and _needs_session(address):
@@ -107,7 +111,7 @@ class RuntimeHandler:
             )
         if refused is not None:
             raise refusal_of(refused, target)
-        return await self._handlings[target.action](request, target, address)
+        return await self._handlings[target.action](request, target, address, grant)
 
     def stop(self) -> None:
         """Let nobody wait for messages any more."""
@@ -129,25 +133,28 @@ class RuntimeHandler:
     # --- sending --------------------------------------------------------------------------------
 
     async def _send(
-        self, request: web.BaseRequest, target: Target, address: Address
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Store one message or a batch of them, all or none."""
         body = await self._body_of(request, target, address)
+        self._authorizer.check_again(grant, Right.SEND)
         kind = request.headers.get("Content-Type")
         is_batch = kind is not None and kind.strip().lower() == BATCH_TYPE
-        intake = self._intake
-        intake.take(len(body))
+        give_back = partial(self._intake.give_back, len(body))
+        self._intake.take(len(body))
         try:
             if is_batch:
                 envelopes = await _members(body)
             else:
                 envelopes = [single_message(request.headers.items(), kind, body)]
-            command = Enqueue(address.entity_no, envelopes, is_atomic=is_batch)
-            reply = await self._call(address, command, target.timeout_s)
         except BadMessage as error:
+            give_back()
             raise HttpRefused(400, str(error)) from None
-        finally:
-            intake.give_back(len(body))
+        except BaseException:
+            give_back()
+            raise
+        command = Enqueue(address.entity_no, envelopes, is_atomic=is_batch)
+        reply = await self._call(address, command, target.timeout_s, give_back)
         if isinstance(reply, Enqueued) and not reply.refusals:
             return web.Response(status=201)
         if isinstance(reply, Enqueued) and reply.refusals:
@@ -170,10 +177,10 @@ class RuntimeHandler:
     # --- receiving ------------------------------------------------------------------------------
 
     async def _peek_lock(
-        self, request: web.BaseRequest, target: Target, address: Address
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Lock a message and show it; one that cannot be shown is given back."""
-        delivery = await self._take(request, target, address)
+        delivery = await self._take(request, target, address, grant)
         if delivery is None:
             return web.Response(status=204)
         try:
@@ -192,12 +199,12 @@ class RuntimeHandler:
             raise
 
     async def _read_and_delete(
-        self, request: web.BaseRequest, target: Target, address: Address
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Delete a message, then show it. Until it is deleted it is only locked (D6)."""
         ends = asyncio.get_running_loop().time() + target.timeout_s
         while True:
-            delivery = await self._take(request, target, address)
+            delivery = await self._take(request, target, address, grant)
             if delivery is None:
                 return web.Response(status=204)
             tokens = [delivery.lock_token]
@@ -218,22 +225,29 @@ class RuntimeHandler:
             raise _refusal_of(reply, target)
 
     async def _take(
-        self, request: web.BaseRequest, target: Target, address: Address
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> Delivery | None:
+        """Return a message for who may have it still; rules change while a receive waits."""
         taken = await self._receives.take(address, target.timeout_s, request.transport)
         if isinstance(taken, Refused):
             raise refusal_of(taken, target)
+        if taken is not None:
+            try:
+                self._authorizer.check_again(grant, Right.LISTEN)
+            except HttpRefused:
+                release(self._router, address, [taken.lock_token])
+                raise
         return taken
 
     # --- settling -------------------------------------------------------------------------------
 
     async def _complete(
-        self, _request: web.BaseRequest, target: Target, address: Address
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         return await self._settle(target, address, Disposition.COMPLETE)
 
     async def _unlock(
-        self, _request: web.BaseRequest, target: Target, address: Address
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         return await self._settle(target, address, Disposition.ABANDON)
 
@@ -249,7 +263,7 @@ class RuntimeHandler:
         raise _refusal_of(reply, target)
 
     async def _renew(
-        self, _request: web.BaseRequest, target: Target, address: Address
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         command = RenewLocks(address.entity_no, address.sub_queue, [target.lock_token])
         reply = await self._call(address, command, target.timeout_s)
@@ -261,10 +275,17 @@ class RuntimeHandler:
 
     # --- partitions -----------------------------------------------------------------------------
 
-    async def _call(self, address: Address, command: Command, timeout_s: float) -> Reply:
+    async def _call(
+        self,
+        address: Address,
+        command: Command,
+        timeout_s: float,
+        on_reply: Callable[[], None] = lambda: None,
+    ) -> Reply:
         """Return what came of a command; UNKNOWN when that is not known in time.
 
-        A client that hangs up takes nothing back.
+        A client that hangs up takes nothing back. `on_reply` is called when the command is done,
+        also when nobody waits for that any more.
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Reply] = loop.create_future()
@@ -273,7 +294,11 @@ class RuntimeHandler:
             if not answered.done():
                 answered.set_result(reply)
 
-        self._router.submit(address.partition_id, command, answer)
+        def reply_to(reply: Reply) -> None:
+            on_reply()
+            answer(reply)
+
+        self._router.submit(address.partition_id, command, reply_to)
         if answered.done():
             return answered.result()
         timer = loop.call_later(timeout_s or ANSWER_S, answer, Refused(Refusal.UNKNOWN))
