@@ -62,6 +62,7 @@ class AdministrationTest {
         TopicProperties topic = admin.getTopic("events");
         assertEquals("new", admin.updateTopic(topic.setUserMetadata("new")).getUserMetadata());
         assertTrue(admin.getTopicExists("events"));
+        assertTrue(admin.listTopics().stream().anyMatch(each -> each.getName().equals("events")));
         admin.createSubscription("events", "all");
         SubscriptionProperties all = admin.getSubscription("events", "all");
         assertEquals(

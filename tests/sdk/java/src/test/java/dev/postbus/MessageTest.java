@@ -13,6 +13,7 @@ import static dev.postbus.Bus.send;
 import static dev.postbus.Bus.sender;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -77,6 +78,10 @@ class MessageTest {
         try (ServiceBusSenderClient sender = sender("plain-1");
                 ServiceBusReceiverClient receiver = receiver("plain-1")) {
             assertEquals("plain-1", sender.getEntityPath());
+            assertEquals("plain-1", receiver.getEntityPath());
+            assertEquals(Bus.HOST, sender.getFullyQualifiedNamespace());
+            assertEquals(Bus.HOST, receiver.getFullyQualifiedNamespace());
+            assertFalse(sender.getIdentifier().equals(receiver.getIdentifier()));
             sender.sendMessage(sent);
             ServiceBusReceivedMessage got = one(receiver);
             assertEquals("hello", got.getBody().toString());
@@ -128,6 +133,12 @@ class MessageTest {
             ServiceBusReceivedMessage deferred =
                 receiver.receiveDeferredMessage(again.getSequenceNumber());
             assertEquals("2", deferred.getApplicationProperties().get("tries"));
+            receiver.abandon(deferred);
+            deferred =
+                receiver
+                    .receiveDeferredMessageBatch(List.of(again.getSequenceNumber()))
+                    .iterator()
+                    .next();
             receiver.deadLetter(
                 deferred,
                 new DeadLetterOptions()
@@ -204,10 +215,13 @@ class MessageTest {
                     .processError(context -> errors.add(context.getException()))
                     .buildProcessorClient()) {
             assertEquals("plain-6", processor.getQueueName());
+            assertNull(processor.getTopicName());
+            assertNull(processor.getSubscriptionName());
             processor.start();
             assertTrue(processor.isRunning());
             send("plain-6", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9");
             assertTrue(all.await(LONG.toSeconds(), TimeUnit.SECONDS), seen.toString());
+            assertFalse(String.valueOf(processor.getIdentifier()).isEmpty());
             processor.stop();
         }
         assertEquals(10, new TreeSet<>(seen).size());
@@ -231,6 +245,8 @@ class MessageTest {
                         .subscriptionName("all")
                         .disableAutoComplete()
                         .buildClient()) {
+            assertEquals("topic-1/subscriptions/all", rules.getEntityPath().toLowerCase());
+            assertEquals(Bus.HOST, rules.getFullyQualifiedNamespace());
             rules.deleteRule("$Default");
             rules.createRule("big", new CreateRuleOptions(new SqlRuleFilter("amount > 10")));
             rules.createRule("none", new CreateRuleOptions(new SqlRuleFilter("1 = 2")));

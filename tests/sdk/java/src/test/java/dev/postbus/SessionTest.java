@@ -2,6 +2,7 @@ package dev.postbus;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.azure.messaging.servicebus.ServiceBusClientBuilder;
 import com.azure.messaging.servicebus.ServiceBusMessage;
@@ -11,6 +12,7 @@ import com.azure.messaging.servicebus.ServiceBusSenderClient;
 import com.azure.messaging.servicebus.ServiceBusSessionReceiverClient;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.OffsetDateTime;
 import java.util.ArrayList;
 import java.util.List;
 import org.junit.jupiter.api.Test;
@@ -45,6 +47,7 @@ class SessionTest {
                         receiver.complete(each);
                     }
                 }
+                assertTrue(receiver.renewSessionLock().isAfter(OffsetDateTime.now()));
                 receiver.setSessionState(state);
                 assertArrayEquals(state, receiver.getSessionState());
             }
