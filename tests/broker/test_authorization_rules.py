@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import asyncpg
 import pytest
@@ -98,6 +100,27 @@ async def refused(work: object) -> Refusal:
     with pytest.raises(DirectoryRefusal) as caught:
         await work  # type: ignore[misc]
     return caught.value.refused.refusal
+
+
+async def test_who_goes_while_a_rule_is_deleted_does_not_keep_it_in_force(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.rules.put(None, WantedRule("robot", SEND))
+    replace, begun = rig.store.replace, asyncio.Event()
+
+    async def told_late(*said: Any) -> list[SealedRule]:
+        written = await replace(*said)
+        begun.set()
+        await asyncio.sleep(0.05)
+        return written
+
+    monkeypatch.setattr(rig.store, "replace", told_late)
+    deleting = asyncio.create_task(rig.rules.delete(None, "robot"))
+    await begun.wait()
+    deleting.cancel()
+    await rig.rules.put("orders", WantedRule("other", LISTEN))  # changes come one at a time still
+    assert deleting.cancelled()
+    assert not rig.may("robot", "made-1")
 
 
 async def test_rule_counts_at_once_and_after_a_restart(rig: Rig) -> None:

@@ -17,6 +17,7 @@ from postbus.broker.authz import Authorizer, KeyPair, KeyRule
 from postbus.broker.directory import Directory, DirectoryRefusal
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.broker.sealing import KeySeal, SealBroken
+from postbus.broker.unbroken import unbroken
 from postbus.contract import EntityKind, Right, check_rule_name
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
@@ -66,7 +67,7 @@ class AuthorizationRuleDescription:
 
 
 class AuthorizationRules:
-    """All rules of a namespace. `load` once; changes are one at a time.
+    """All rules of a namespace. `load` once; changes are one at a time and run to their end.
 
     A scope is the name of a queue or topic, None for the namespace. Changes raise
     `DirectoryRefusal`; one that perhaps was stored is looked up before anybody is answered.
@@ -123,6 +124,9 @@ class AuthorizationRules:
 
     async def put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         """Make a rule or change it."""
+        return await unbroken(self._put(scope, wanted))
+
+    async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         async with self._changing:
             known = self._stored.get(self._number_of(scope), [])
             others = [_kept(rule) for rule in known if rule.name != wanted.name]
@@ -134,6 +138,9 @@ class AuthorizationRules:
 
         A declared rule may be repeated as it is: clients send back what they were told.
         """
+        await unbroken(self._replace_all(scope, wanted))
+
+    async def _replace_all(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         async with self._changing:
             await self._replace(scope, self._besides_declared(scope, wanted))
 
@@ -149,6 +156,9 @@ class AuthorizationRules:
 
     async def delete(self, scope: str | None, name: str) -> None:
         """Remove a rule: what was signed with its keys is worth nothing at once."""
+        await unbroken(self._delete(scope, name))
+
+    async def _delete(self, scope: str | None, name: str) -> None:
         async with self._changing:
             known = self._stored.get(self._number_of(scope), [])
             if any(rule.name == name for rule in self._declared_at(scope)):

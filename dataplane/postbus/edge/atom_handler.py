@@ -22,9 +22,9 @@ from postbus.broker.administration import (
     RuntimeInformation,
 )
 from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
-from postbus.broker.authz import Grant
 from postbus.broker.directory import DirectoryRefusal
 from postbus.broker.router import Availability
+from postbus.broker.unbroken import unbroken
 from postbus.contract import (
     EntityKind,
     EntityProperties,
@@ -33,7 +33,7 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.edge.atom_descriptions import DESCRIPTIONS, Place, Shown, read_description
+from postbus.edge.atom_descriptions import DESCRIPTIONS, Place, Shown, Wanted, read_description
 from postbus.edge.atom_errors import bad_request, explained, not_found
 from postbus.edge.atom_feeds import DEFAULT_VERSION, Feeds, nothing
 from postbus.edge.atom_paths import (
@@ -107,14 +107,17 @@ class AtomHandler:
         target = target_of(request.path)
         if isinstance(target, Root) and request.method == "GET":
             return _feed(nothing(self._now_ms()))
-        path = "/".join(part for part in request.path.split("/") if part)
-        grant = self._authorizer.authorize(request, path, Right.MANAGE)
+        if isinstance(target, Subscriptions):  # who manages a topic may see what it has
+            self._authorizer.authorize(request, target.topic, Right.MANAGE, below="subscriptions")
+        else:
+            path = "/".join(part for part in request.path.split("/") if part)
+            self._authorizer.authorize(request, path, Right.MANAGE)
         try:
             match request.method:
                 case "GET":
                     return await self._get(request, target)
                 case "PUT":
-                    return await self._put(request, target, grant)
+                    return await self._put(request, target)
                 case "DELETE":
                     return await self._delete(request, target)
         except BadDocument as error:
@@ -203,16 +206,16 @@ class AtomHandler:
 
     # --- changes --------------------------------------------------------------------------------
 
-    async def _put(self, request: web.BaseRequest, target: Target, grant: Grant) -> web.Response:
+    async def _put(self, request: web.BaseRequest, target: Target) -> web.Response:
         match target:
             case EntityAt() | SubscriptionAt():
-                return await self._put_entity(request, target, grant)
+                return await self._put_entity(request, target)
             case RuleAt(at, name):
                 return await self._put_rule(request, at, name)
         raise bad_request(f"{request.path} cannot be made: this is no name of an entity")
 
     async def _put_entity(
-        self, request: web.BaseRequest, target: EntityAt | SubscriptionAt, grant: Grant
+        self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
     ) -> web.Response:
         mode, expected_version = _condition(request)
         kind, description = await _described(request)
@@ -225,22 +228,35 @@ class AtomHandler:
         path = target.path if isinstance(target, SubscriptionAt) else target.name
         known = self._administration.find(path)
         wanted = read_description(kind, description, None if known is None else known.properties)
-        self._check_forwards(request, grant, wanted.properties, known)
+        self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
+        put = await unbroken(self._put_whole(target, path, wanted, mode, expected_version))
+        return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
+
+    async def _put_whole(
+        self,
+        target: EntityAt | SubscriptionAt,
+        path: str,
+        wanted: Wanted,
+        mode: PutMode,
+        expected_version: int | None,
+    ) -> EntityDescription:
+        """Store a definition and, where it brings some, its authorization rules."""
+        administration = self._administration
         match wanted.properties:
             case QueueProperties():
-                put = await self._administration.put_queue(
+                put = await administration.put_queue(
                     path, wanted.properties, mode=mode, expected_version=expected_version
                 )
             case TopicProperties():
-                put = await self._administration.put_topic(
+                put = await administration.put_topic(
                     path, wanted.properties, mode=mode, expected_version=expected_version
                 )
             case SubscriptionProperties():
                 assert isinstance(target, SubscriptionAt)
                 is_new = mode is PutMode.CREATE and wanted.default_rule is not None
-                put = await self._administration.put_subscription(
+                put = await administration.put_subscription(
                     target.topic,
                     target.name,
                     wanted.properties,
@@ -252,7 +268,7 @@ class AtomHandler:
                 assert_never(wanted.properties)
         if wanted.authorization_rules is not None:
             await self._put_authorization_rules(put, mode, wanted.authorization_rules)
-        return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
+        return put
 
     async def _put_authorization_rules(
         self, put: EntityDescription, mode: PutMode, wanted: tuple[WantedRule, ...]
@@ -263,9 +279,13 @@ class AtomHandler:
         """
         try:
             await self._rules.replace(put.name, wanted)
-        except Exception:
-            if mode is PutMode.CREATE:
+        except DirectoryRefusal:
+            if mode is not PutMode.CREATE:
+                raise _half_done() from None
+            try:
                 await self._administration.delete(put.name, expected_version=put.version)
+            except AdministrationRefused:
+                raise _half_done() from None
             raise
 
     async def _put_rule(
@@ -299,20 +319,23 @@ class AtomHandler:
     def _check_forwards(
         self,
         request: web.BaseRequest,
-        grant: Grant,
         wanted: EntityProperties,
         known: EntityDescription | None,
     ) -> None:
-        """Refuse to forward to where the rule of an entity may not send; the request may bring
-        another token for it.
-        """
-        if grant.scope is None:
-            return
+        """Refuse to forward to where the client may not send; it may bring another token for it."""
         for name, header in SUPPLEMENTS.items():
             to = getattr(wanted, name, None)
             before = None if known is None else getattr(known.properties, name, None)
-            if to is not None and to != before and not grant.covers(to.lower()):
+            if to is None or to == before:
+                continue
+            if header in request.headers:
                 self._authorizer.authorize(request, to, Right.SEND, header)
+                continue
+            try:
+                self._authorizer.authorize(request, to, Right.SEND)
+            except HttpRefused as error:
+                text = f"{error.text} To forward to {to}, send a token for it in {header}."
+                raise HttpRefused(401, text, error.headers, delay_s=error.delay_s) from None
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -384,6 +407,11 @@ class AtomHandler:
 
 CREATED: Final = 201
 ALLOW: Final = {"Allow": "GET, PUT, DELETE"}
+
+
+def _half_done() -> DirectoryRefusal:
+    text = "The definition is stored, its authorization rules are not: repeat it"
+    return DirectoryRefusal(Refused(Refusal.UNKNOWN, text))
 
 
 def _entry(text: str, status: int = 200) -> web.Response:
