@@ -11,7 +11,9 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
+from postbus.entity import paging
 from postbus.entity.commands import (
+    DeferredReceived,
     DeleteChosen,
     Disposition,
     Enqueue,
@@ -20,15 +22,17 @@ from postbus.entity.commands import (
     MessageState,
     Peek,
     Peeked,
+    ReceiveDeferred,
     Refusal,
     Refused,
     Reply,
     ResendChosen,
+    SetDemand,
     Settle,
     Settled,
     SubQueue,
 )
-from postbus.entity.outcomes import Settling
+from postbus.entity.outcomes import Needs, Outcome, Settling
 from postbus.entity.topic_state import TopicState
 from postbus.entity.triage import MAX_CHOSEN
 from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
@@ -37,6 +41,7 @@ from tests.entity.forward_rig import Bus
 from tests.entity.partition_rig import (
     ACTIVE,
     DLQ,
+    PEEK_LOCK,
     QUEUE,
     START_MS,
     TOPIC,
@@ -537,6 +542,64 @@ def test_properties_that_were_set_on_deferring_are_not_lost_before_their_commit(
     assert properties_of(found.envelope) == {"seen": 1}
 
 
+def changed_and_unloaded(rig: Rig, sub_queue: SubQueue, number: int) -> None:
+    """Abandon a message with a change whose commit stays under way; only its key is kept."""
+    (one,) = rig.receive(sub_queue=sub_queue)
+    assert one.sequence == number
+    rig.is_auto = False
+    rig.submit(
+        Settle(QUEUE, sub_queue, [one.lock_token], Disposition.ABANDON, properties={"seen": 1})
+    )
+    entity = rig.state.entity_by_no(QUEUE)
+    assert entity is not None
+    limit_bytes, rig.budget.limit_bytes = rig.budget.limit_bytes, 0
+    paging.shed(entity.sub_queue(sub_queue))
+    rig.budget.limit_bytes = limit_bytes
+    assert entity.sub_queue(sub_queue).stubs
+
+
+def test_properties_that_were_set_on_abandoning_are_sent_again_before_their_commit() -> None:
+    rig = Rig()
+    (number,) = kill(rig, "a")
+    changed_and_unloaded(rig, DLQ, number)
+    rig.submit(ResendChosen(QUEUE, DLQ, [number], QUEUE))
+    rig.commit()
+    (found,) = rig.peek()
+    assert properties_of(found.envelope) == {"seen": 1}
+
+
+def test_properties_that_were_set_on_abandoning_are_delivered_before_their_commit() -> None:
+    rig = Rig()
+    (number,) = rig.send("a")
+    changed_and_unloaded(rig, ACTIVE, number)
+    consumer_id = rig.names["A"]
+    replies = rig.submit(Peek(QUEUE, ACTIVE, 0, 9, 1 << 20))
+    rig.submit(SetDemand(consumer_id, 2, is_drain=True))
+    rig.commit()
+    (again,) = rig.inbox("A")
+    assert properties_of(again.envelope) == {"seen": 1}
+    (peeked,) = replies
+    assert isinstance(peeked, Peeked)
+    assert [properties_of(each.envelope) for each in peeked.messages] == [{"seen": 1}]
+    assert again.envelope.size_bytes == peeked.messages[0].envelope.size_bytes
+
+
+def test_properties_that_were_set_on_abandoning_what_is_deferred_are_not_lost() -> None:
+    rig = Rig()
+    (number,) = rig.send("a")
+    rig.settle(Disposition.DEFER, *rig.receive())
+    reply = rig.apply(ReceiveDeferred(QUEUE, ACTIVE, [number], PEEK_LOCK))
+    assert isinstance(reply, DeferredReceived)
+    token = reply.deliveries[0].lock_token
+    rig.is_auto = False
+    rig.submit(Settle(QUEUE, ACTIVE, [token], Disposition.ABANDON, properties={"seen": 1}))
+    replies = rig.submit(ReceiveDeferred(QUEUE, ACTIVE, [number], PEEK_LOCK))
+    rig.commit()
+    (again,) = replies
+    assert isinstance(again, DeferredReceived)
+    assert properties_of(again.deliveries[0].envelope) == {"seen": 1}
+
+
 def test_a_message_whose_commit_is_under_way_is_deleted_after_it() -> None:
     rig = Rig()
     rig.send("a")
@@ -639,3 +702,23 @@ def test_deferred_dead_letters_are_peeked_alone() -> None:
         reply = rig.apply(Peek(QUEUE, DLQ, 0, 9, 1 << 20, state=state))
         assert isinstance(reply, Peeked)
         assert [name_of(each.envelope) for each in reply.messages] == expected
+
+
+def test_a_look_at_dead_letters_goes_on_behind_those_that_left_while_it_read() -> None:
+    rig = Rig()
+    numbers = kill(rig, *(message(name, size_bytes=200_000) for name in "abcdefgh"))
+    dead = rig.receive(count=7, sub_queue=DLQ)
+    peek = Peek(QUEUE, DLQ, 0, 9, 100_000)
+    needs = rig.state.apply(peek, rig.now_ms, None)
+    assert isinstance(needs, Needs)
+    found = rig.tables.read_numbers(*needs.numbers[0])
+    assert len(found) < 8
+    rig.settle(Disposition.COMPLETE, *dead, sub_queue=DLQ)
+    rig.send(*(message(size_bytes=10) for _ in range(900)))  # more of that size may be read
+    needs = rig.state.apply(peek, rig.now_ms, found)
+    assert isinstance(needs, Needs), "the page is empty, the queue is not"
+    found = rig.tables.read_numbers(*needs.numbers[0])
+    outcome = rig.state.apply(peek, rig.now_ms, found)
+    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome.reply, Peeked)
+    assert [each.sequence for each in outcome.reply.messages] == numbers[7:]

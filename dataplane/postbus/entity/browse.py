@@ -98,7 +98,8 @@ def peeked(
             count = sub.attempts.get(row_key, row.delivery_count)
             if message is not None:
                 count = message.failures
-            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, row.envelope)
+            envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope)
         total_bytes += peeked.envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
@@ -197,7 +198,8 @@ def _peek_kept(
             is_deferred = message.is_deferred
         if is_deferred and command.state is MessageState.ACTIVE:
             continue
-        total_bytes += row.envelope.size_bytes
+        envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
+        total_bytes += envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
         count = sub.attempts.get(row.row_key, row.delivery_count)
@@ -205,8 +207,8 @@ def _peek_kept(
             count = message.failures
         state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
         assert row.sequence is not None
-        messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, row.envelope))
-    if not messages and len(found) >= limit and found[-1].sequence is not None:
+        messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope))
+    if not messages and found and found[-1].sequence is not None:  # none of these is here any more
         return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
     return Peeked(messages)
 
@@ -263,7 +265,7 @@ def receive_deferred(
 
 
 def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
-    envelope = row.envelope
+    envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
     section = sub.deferred_sections.get(row.row_key)
     if section is not None:  # the row may not show the patch yet
         envelope = locks.with_properties(envelope, section)

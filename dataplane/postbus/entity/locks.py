@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
 
 REASON_CHARS: Final = 4_096
 """Longest reason or description. Source: Azure's page on dead-letter queues."""
@@ -321,6 +322,7 @@ def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: byt
     assert old is not None
     grown_bytes = len(section) - len(old.application_properties)
     message.envelope = with_properties(old, section)
+    sub.turn.note_change(message.row_key, section)
     sub.entity.size_bytes += grown_bytes
     sub.turn.window.add(0, grown_bytes)
 
@@ -331,6 +333,12 @@ def with_properties(envelope: Envelope, section: bytes) -> Envelope:
     fields["application_properties"] = section
     fields["size_bytes"] += len(section) - len(envelope.application_properties)
     return Envelope(**fields)
+
+
+def as_changed(turn: Turn, row_key: int, envelope: Envelope) -> Envelope:
+    """Return what was read of a row, with the change of its properties that it may not show."""
+    section = turn.changed_section(row_key)
+    return envelope if section is None else with_properties(envelope, section)
 
 
 # --- time -----------------------------------------------------------------------------------------

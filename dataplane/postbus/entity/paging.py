@@ -263,8 +263,9 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
                 load(sub, stub, row)
             else:
                 sub.backlog_head += 1
-                sub.ready.append(from_row(sub, row))
-                window.add(1, row.envelope.size_bytes)
+                envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+                sub.ready.append(from_row(sub, row, envelope))
+                window.add(1, envelope.size_bytes)
         rows.popleft()
     _trim_backlog(sub)
     return count
@@ -278,7 +279,7 @@ def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
 def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
     """Give a message its envelope back if it was unloaded."""
     if message.envelope is None:
-        message.envelope = envelope
+        message.envelope = envelope = locks.as_changed(sub.turn, message.row_key, envelope)
         sub.turn.window.add(1, envelope.size_bytes)
         if envelope.shared is not None:
             sub.turn.window.share(envelope.shared)
@@ -293,15 +294,18 @@ def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:
         locks.put_back(sub, message)
 
 
-def from_row(sub: SubQueueState, row: StoredRow) -> QueuedMessage:
-    """Make a message of its row. The attempts in memory are newer than the row's count."""
+def from_row(sub: SubQueueState, row: StoredRow, envelope: Envelope) -> QueuedMessage:
+    """Make a message of its row and what that holds as it is now.
+
+    The attempts in memory are newer than the row's count.
+    """
     row_key = row.row_key
     if sub.is_main:
         sequence = sub.numbering.number_of(row_key)
     else:
         assert row.sequence is not None
         sequence = row.sequence
-    message = QueuedMessage(row_key, sequence, row.enqueued_ms, row.envelope)
+    message = QueuedMessage(row_key, sequence, row.enqueued_ms, envelope)
     message.failures = sub.attempts.pop(row_key, row.delivery_count)
     message.recorded = message.failures
     return message

@@ -31,6 +31,9 @@ MAINTENANCE_LIMIT: Final = 1_000
 OUTSTANDING_MS: Final = 100
 """After this time an acquisition that is neither settled nor returned is journalled (D6)."""
 
+READING_MS: Final = 10_000
+"""So long a read may take. Our choice: twice the silence after which a store counts as away."""
+
 DONE: Final = Done()
 
 
@@ -38,6 +41,7 @@ class Turn:
     """Shared by all entities of a partition; see the module's docstring."""
 
     __slots__ = (
+        "_changed",
         "_timer_count",
         "_traffic",
         "allowance",
@@ -92,6 +96,7 @@ class Turn:
         self.timers: list[tuple[int, int, OnTime]] = []
         self.sub_queues: dict[SubQueueState, None] = {}
         self.settled: dict[tuple[int, Settling], list[int]] = {}
+        self._changed: dict[int, tuple[int, bytes]] = {}
         self._timer_count = 0
 
     def begin(self, now_ms: int) -> Outcome:
@@ -124,6 +129,22 @@ class Turn:
         return row_key >= self.first_key and (
             enqueued_ms >= self.committed_ms or self.backdated_ms >= self.committed_ms
         )
+
+    def note_change(self, row_key: int, section: bytes) -> None:
+        """Keep changed application properties until their commit is over, and every read that
+        began before: a row that is read meanwhile does not show them.
+        """
+        changed = self._changed
+        changed.pop(row_key, None)
+        until_ms = min(self.committed_ms, self.now_ms - READING_MS)
+        while changed and next(iter(changed.values()))[0] < until_ms:
+            del changed[next(iter(changed))]
+        changed[row_key] = (self.now_ms, section)
+
+    def changed_section(self, row_key: int) -> bytes | None:
+        """Return the application properties that a row may not show yet."""
+        found = self._changed.get(row_key) if self._changed else None
+        return None if found is None else found[1]
 
     # --- time -----------------------------------------------------------------------------------
 
