@@ -106,18 +106,20 @@ async def test_who_goes_while_a_rule_is_deleted_does_not_keep_it_in_force(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.rules.put(None, WantedRule("robot", SEND))
-    replace, begun = rig.store.replace, asyncio.Event()
+    replace, begun, goes_on = rig.store.replace, asyncio.Event(), asyncio.Event()
 
     async def told_late(*said: Any) -> list[SealedRule]:
         written = await replace(*said)
         begun.set()
-        await asyncio.sleep(0.05)
+        await goes_on.wait()
         return written
 
     monkeypatch.setattr(rig.store, "replace", told_late)
     deleting = asyncio.create_task(rig.rules.delete(None, "robot"))
     await begun.wait()
     deleting.cancel()
+    await asyncio.wait([deleting])
+    goes_on.set()
     await rig.rules.put("orders", WantedRule("other", LISTEN))  # changes come one at a time still
     assert deleting.cancelled()
     assert not rig.may("robot", "made-1")

@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from xml.etree import ElementTree
 
@@ -351,23 +351,30 @@ async def test_a_queue_whose_rules_cannot_be_stored_is_not_there(
 async def test_who_hangs_up_leaves_no_entity_without_its_rules(
     http: HttpClient, bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = bus.authorization_rules._store.replace
-    begun = threading.Event()
+    rules = bus.authorization_rules
+    replace = rules._store.replace
+    begun, goes_on = threading.Event(), threading.Event()
 
     async def slow(*said: Any) -> Any:
         begun.set()
-        await asyncio.sleep(0.3)
+        assert await asyncio.to_thread(goes_on.wait, 10)
         return await replace(*said)
 
-    monkeypatch.setattr(bus.authorization_rules._store, "replace", slow)
+    monkeypatch.setattr(rules._store, "replace", slow)
     asking = asyncio.create_task(put(http, "/whole", RULE))
     assert await asyncio.to_thread(begun.wait, 10)
     asking.cancel()
     await asyncio.wait([asking])
-    async with asyncio.timeout(10):
-        while [rule.name for rule in bus.authorization_rules.listed("whole")] != ["k"]:
-            await asyncio.sleep(0.02)
+    await wait_until(lambda: bus.http.connection_count == 0)
+    goes_on.set()
+    await wait_until(lambda: [rule.name for rule in rules.listed("whole")] == ["k"])
     bus.delete("whole")
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.02)
 
 
 async def test_counts_that_cannot_be_had_are_not_made_up(

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
@@ -128,7 +128,13 @@ async def wait_for_receives(http: HttpClient, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def wait_for_count(found: list[Reply], count: int) -> None:
+async def wait_for_connections(http: HttpClient, count: int) -> None:
+    async with asyncio.timeout(10):
+        while http.bus.http.connection_count != count:
+            await asyncio.sleep(0.01)
+
+
+async def wait_for_count(found: Sequence[object], count: int) -> None:
     async with asyncio.timeout(10):
         while len(found) < count:
             await asyncio.sleep(0.005)
@@ -341,12 +347,10 @@ async def test_who_hangs_up_while_a_send_is_under_way_makes_no_room(
     monkeypatch.setattr(http.bus.router, "submit", lambda *said: late.append(said[2]))
     for count in (1, 2):
         sending = asyncio.create_task(http.send(queue, "12345"))
-        async with asyncio.timeout(10):
-            while len(late) < count:
-                await asyncio.sleep(0.01)
+        await wait_for_count(late, count)
         sending.cancel()
         await asyncio.wait([sending])
-        await asyncio.sleep(0.05)  # it is noticed
+        await wait_for_connections(http, 0)
         assert http.bus.listener.intake.used_bytes == 5 * count
     for on_reply in late:
         http.bus.run(tell(on_reply, Refused(Refusal.NOT_APPLIED)))
