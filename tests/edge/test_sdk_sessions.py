@@ -123,6 +123,19 @@ def test_next_session_waits_for_one_and_times_out(client: ServiceBusClient, queu
     assert accepted == ["here"]
 
 
+def test_a_next_session_that_was_there_at_once_is_kept(
+    client: ServiceBusClient, queue: str
+) -> None:
+    """Granted while the attach is read, before anything could wait."""
+    send(client, queue, "s", "a")
+    with client.get_queue_receiver(
+        queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SOON_S
+    ) as receiver:
+        (message,) = take(receiver, 1)
+        assert receiver.receive_messages(1, max_wait_time=3 * SOON_S) == []
+        receiver.complete_message(message)
+
+
 def test_a_session_has_one_holder(client: ServiceBusClient, queue: str) -> None:
     with client.get_queue_receiver(queue, session_id="mine") as receiver:
         assert receiver.session.session_id == "mine"

@@ -93,11 +93,11 @@ class SessionDoor(ReceiverDoor):
 
     def attach(self) -> None:
         """Ask for the session; the attach is answered when it is granted or refused."""
-        self._register()
-        if self._wanted.session_id is None:
+        if self._wanted.session_id is None:  # first, since a session may be granted at once
             asked = self._link.properties.get(TIMEOUT_PROPERTY)
             wait_s = asked / 1_000 if isinstance(asked, int) else NEXT_SESSION_S
             self._wait_timer = self.connection.call_later(wait_s, self._waited_enough)
+        self._register()
 
     @property
     def session_id(self) -> bytes:
