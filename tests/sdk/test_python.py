@@ -1,0 +1,37 @@
+"""The Python SDK: what the tests of the doors call of it, measured while they run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.coverage import keep, read_calls
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = "azure-servicebus"
+LIMIT_S = 1_800
+
+
+@pytest.mark.sdk
+def test_every_public_method_is_called_and_works(tmp_path: Path) -> None:
+    """`make test` runs the same tests; here they are counted."""
+    file = tmp_path / "calls.json"
+    modules = sorted(str(path) for path in (ROOT / "tests/edge").glob("test_sdk_*.py"))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.sdk.python_calls",
+        "-p",
+        "no:xdist",
+    ]
+    subprocess.run(
+        [*command, "--calls", str(file), *modules], cwd=ROOT, check=True, timeout=LIMIT_S
+    )
+    keep(CLIENT, importlib.metadata.version(CLIENT), read_calls([file]))
