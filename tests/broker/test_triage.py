@@ -406,6 +406,30 @@ async def test_a_session_is_peeked_and_purged_alone(store: Store, is_spread: boo
 
 
 @pytest.mark.parametrize("is_spread", [False, True])
+async def test_dead_letters_of_a_session_are_purged_alone(store: Store, is_spread: bool) -> None:
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q", is_spread=is_spread)
+        sessions = keys_for(4)
+        sent = [message(f"{session}{n}", session=session) for session in sessions for n in range(3)]
+        await bus.sent(bus.address("q"), *sent)
+        for path in ("q", "q" + DEAD):
+            pages = [await triage.peek(path, session_id=sessions[2], count=2)]
+            pages.append(
+                await triage.peek(path, session_id=sessions[2], from_number=pages[0].next_number)
+            )
+            found = [each.session_id for page in pages for each in page.messages]
+            assert found == [sessions[2]] * 3
+            if path == "q":
+                await kill(bus, "q")
+        purged = await triage.purge("q" + DEAD, session_id=sessions[2])
+        assert (purged.matched, purged.deleted, purged.is_end) == (3, 3, True)
+        left = await triage.peek("q" + DEAD)
+        assert {each.session_id for each in left.messages} == {*sessions} - {sessions[2]}
+        assert len(left.messages) == 9
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
 async def test_dead_letters_of_a_subscription_return_to_it_alone(
     store: Store, is_spread: bool
 ) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
 
 from postbus.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -148,6 +149,35 @@ def test_topic_comes_back_with_its_subscriptions_and_rights(
     assert api.post(f"/v1/deleted/{number}/restore").status == 200
     assert api.get(f"{subscription}/runtime").body["messageCount"] == 1
     assert api.get(f"{rule}?keys=true").body["primaryKey"] == "a key of its own"
+
+
+def test_keys_of_a_queue_open_it_again_when_it_comes_back(
+    running: ControlledBus, name: str
+) -> None:
+    api = running.caller
+    api.put(path_of("queues", name), {})
+    rule = path_of("queues", name, "authorization-rules", "sender")
+    api.put(rule, {"rights": ["Send"], "primaryKey": "a key of its own"})
+    endpoint = running.connection_string.split(";")[0]
+    theirs = f"{endpoint};SharedAccessKeyName=sender;SharedAccessKey=a key of its own"
+    if "UseDevelopmentEmulator" in running.connection_string:
+        theirs += ";UseDevelopmentEmulator=true"
+
+    def send_with_the_key() -> None:
+        client = ServiceBusClient.from_connection_string(theirs, retry_total=0)
+        with client, client.get_queue_sender(name) as sender:
+            sender.send_messages(ServiceBusMessage("one"))
+
+    send_with_the_key()
+    number = api.delete(f"{path_of('queues', name)}?policy=Retain").body["entityId"]
+    api.put(path_of("queues", name), {})
+    with pytest.raises(ServiceBusError):
+        send_with_the_key()
+    assert count_of(api, name) == 0
+    api.delete(path_of("queues", name))
+    api.post(f"/v1/deleted/{number}/restore")
+    send_with_the_key()
+    assert count_of(api, name) == 2
 
 
 @pytest.mark.parametrize("number", ["0", "1", "999999999", "9" * 30, "-1", "one", "%D9%A1"])

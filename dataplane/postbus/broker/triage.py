@@ -170,13 +170,13 @@ class Triage:
         before the end is reached.
         """
         address = self._address(path)
-        filtered = _Filter(where)
+        filtered = _Filter(where, session_id)
         walk = self._walk(address, from_number, session_id, state)
         count = min(max(count, 1), PAGE_MESSAGES)
         body_bytes = min(max(body_bytes, 0), MAX_BODY_BYTES)
         found: list[PeekedMessage] = []
         while len(found) < count and walk.goes_on:
-            page = await walk.next_page(count if where is None else PAGE_MESSAGES)
+            page = await walk.next_page(PAGE_MESSAGES if filtered.is_narrow else count)
             for message in page:
                 walk.looked(message)
                 if filtered.selects(message):
@@ -219,7 +219,7 @@ class Triage:
     ) -> PurgePage:
         """Delete, or only count, what a filter selects among up to `count` messages."""
         address = self._address(path)
-        filtered = _Filter(where)
+        filtered = _Filter(where, session_id)
         walk = self._walk(address, from_number, session_id, state)
         count = min(max(count, 1), LOOKED_AT)
         matched = 0
@@ -345,7 +345,7 @@ class Triage:
         key = None if session_id is None else session_id.encode()
         if not address.is_partitioned:
             places: Iterable[int] = (address.partition_id,)
-        elif key is None:
+        elif key is None or address.sub_queue is not SubQueue.ACTIVE:
             places = range(max(partition_of_number(from_number), 0), len(self._hosts))
         else:
             home = partition_of_key(key, len(self._hosts))
@@ -443,10 +443,15 @@ class _Walk:
 
 
 class _Filter:
-    """A condition over stored messages; `failed` counts those it could not be asked of."""
+    """A condition over stored messages; `failed` counts those it could not be asked of.
 
-    def __init__(self, where: str | None) -> None:
+    Only an entity with sessions, and only its main queue, looks for one session itself.
+    """
+
+    def __init__(self, where: str | None, session_id: str | None = None) -> None:
         self.failed = 0
+        self.is_narrow = where is not None or session_id is not None
+        self._session_id = None if session_id is None else session_id.encode()
         self._test: Test | None = None
         if where is not None:
             try:
@@ -455,6 +460,8 @@ class _Filter:
                 raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
 
     def selects(self, message: PeekedMessage) -> bool:
+        if self._session_id not in (None, message.envelope.session_id):
+            return False
         if self._test is None:
             return True
         try:
