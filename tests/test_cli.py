@@ -88,7 +88,7 @@ def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]
 def test_help_shows_examples_and_exit_codes(command: tuple[str, ...]) -> None:
     done = postbus(*command, "--help")
     assert done.returncode == 0
-    assert "postbus dev examples/" in done.stdout
+    assert "postbus dev" in done.stdout or f"postbus {command[0]} " in done.stdout
     assert "Exit codes" in done.stdout
 
 

@@ -292,7 +292,9 @@ def list_contexts(output: OutputFormat = Format.TABLE) -> None:
 
 @context.command(epilog=EPILOG)
 def show(
-    name: Annotated[str | None, typer.Argument(help="Name of a context [the one in use].")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a context; else the one in use.")
+    ] = None,
     output: OutputFormat = Format.TABLE,
 ) -> None:
     """Show one context; keys are not shown."""

@@ -138,7 +138,7 @@ def lose_locks(
 def store_outage(
     duration: Duration,
     partition: Annotated[
-        int | None, typer.Option("--partition", help="Only this one [all].")
+        int | None, typer.Option("--partition", help="Only this one; else all.")
     ] = None,
     control_port: ControlPort = None,
     context: ContextName = None,

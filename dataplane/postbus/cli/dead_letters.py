@@ -36,16 +36,26 @@ if TYPE_CHECKING:
     from postbus.cli.chosen_messages import Handled, Selection
     from postbus.cli.control_client import ControlClient
 
-EPILOG: Final = examples(
+LIST: Final = (
     "postbus dlq list orders",
     "postbus dlq list orders --where \"DeadLetterReason = 'bad'\" -o json",
+    "postbus dlq list order-events/Subscriptions/large-orders --bodies",
+)
+RESEND: Final = (
     "postbus dlq resend orders 17 18              chosen ones, to where they came from",
+    "postbus dlq resend orders --all --dry-run    only count",
     "postbus dlq resend orders --all --rate 100   at most a hundred a second",
     "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
+)
+EDIT: Final = (
     "postbus dlq edit orders 17 --body fixed --property amount:int=7",
+    "postbus dlq edit orders 17 --remove-property region --session '' --to order-repair",
+)
+DELETE: Final = (
     "postbus dlq delete orders 17",
     "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\" --yes",
 )
+EPILOG: Final = examples(LIST[0], RESEND[0], RESEND[2], EDIT[0], DELETE[0])
 
 dlq = typer.Typer(
     help="Look at dead letters, send them again, or delete them.",
@@ -60,7 +70,7 @@ Rate = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
 To = Annotated[
-    str | None, typer.Option("--to", help="Another queue or topic [where they came from].")
+    str | None, typer.Option("--to", help="Another queue or topic; else where they came from.")
 ]
 FIELDS: Final = {
     "--id": "messageId",
@@ -72,7 +82,7 @@ FIELDS: Final = {
 }
 
 
-@dlq.command("list", epilog=EPILOG)
+@dlq.command("list", epilog=examples(*LIST))
 def list_letters(
     entity: Entity,
     where: Where = None,
@@ -107,7 +117,7 @@ def list_letters(
         chosen.warn()
 
 
-@dlq.command(epilog=EPILOG)
+@dlq.command(epilog=examples(*RESEND))
 def resend(
     entity: Entity,
     numbers: Numbers = None,
@@ -129,7 +139,7 @@ def resend(
         work.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
 
 
-@dlq.command(epilog=EPILOG)
+@dlq.command(epilog=examples(*DELETE))
 def delete(
     entity: Entity,
     numbers: Numbers = None,
@@ -149,7 +159,7 @@ def delete(
         work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
 
 
-@dlq.command(epilog=EPILOG)
+@dlq.command(epilog=examples(*EDIT))
 def edit(
     entity: Entity,
     number: Annotated[int, typer.Argument(help="Sequence number.")],

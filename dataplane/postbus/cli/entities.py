@@ -30,7 +30,7 @@ DELETE_EPILOG: Final = examples(
     "postbus delete orders                    asks first",
     "postbus delete orders --yes --policy DeleteIfEmpty",
     "postbus delete orders --policy Retain    its messages can be restored",
-    "postbus delete order-events/Subscriptions/archive --yes",
+    "postbus delete order-events/Subscriptions/everything --yes",
 )
 RESTORE_EPILOG: Final = examples(
     "postbus get deleted                      what can be restored, with its number",

@@ -22,35 +22,42 @@ from postbus.cli import entities, manifest_commands, message_commands, receiving
 from postbus.cli.contexts import context
 from postbus.cli.control import clock, fault
 from postbus.cli.dead_letters import dlq
-from postbus.cli.failures import Exit, err, expected_failures, out
+from postbus.cli.failures import Exit, err, examples, expected_failures, out
 
-EPILOG: Final = """
-[bold]Examples[/bold]
-
-  postbus dev                     a bus with one queue, queue.1
-
-  postbus dev examples/           the queues declared in a folder
-
-  postbus dev --ephemeral         forgets everything when it stops
-
-  postbus dev bus.yaml --data /tmp/b --port 5700
-
-  POSTBUS_STORES=postgresql://bus@db/bus postbus serve bus.yaml
-
-  postbus check bus.yaml          only look for mistakes
-
-  postbus dev --clock manual      a bus for tests; then, in another shell:
-
-  postbus clock advance 5m        let five minutes pass at once
-
+RUNNING_CODES: Final = """
 [bold]Exit codes[/bold]
 
   0 stopped as asked, 2 usage, 3 settings, 4 manifests,
 
-  5 data directory, port or certificate, 6 Postgres,
-
-  7 no bus answers, or it refuses, 70 a bug
+  5 data directory, port or certificate, 6 Postgres, 70 a bug
 """
+EPILOG: Final = examples(
+    "postbus dev                     a bus with one queue, queue.1",
+    "postbus send queue.1 hello      in another shell of the same folder",
+    "postbus receive queue.1",
+    "postbus get queues              what there is, with counts",
+    "postbus apply bus.yaml          declare more",
+)
+DEV_EPILOG: Final = examples(
+    "postbus dev                     a bus with one queue, queue.1",
+    "postbus dev examples/           the queues declared in a folder",
+    "postbus dev --ephemeral         forgets everything when it stops",
+    "postbus dev --port 0            a second bus beside another",
+    "postbus dev bus.yaml --data /tmp/b --port 5700",
+    "POSTBUS_DATA=/tmp/b postbus status   commands find it by its folder",
+    "postbus dev --clock manual      a bus for tests; then, in another shell:",
+    "postbus clock advance 5m        let five minutes pass at once",
+    codes=RUNNING_CODES,
+)
+SERVE_EPILOG: Final = examples(
+    "POSTBUS_STORES=postgresql://bus@db/bus postbus serve bus.yaml",
+    "postbus serve manifests/ --host 0.0.0.0 --log-format json",
+    codes=RUNNING_CODES,
+)
+CHECK_EPILOG: Final = examples(
+    "postbus check bus.yaml          only look for mistakes",
+    "postbus check examples/         all manifests of a folder",
+)
 
 app = typer.Typer(
     name="postbus",
@@ -111,7 +118,7 @@ ControlPort = Annotated[
 Unsafe = Annotated[
     bool, typer.Option("--unsafe", help="Accept a Postgres that may lose accepted messages.")
 ]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="human or json [human].")]
+LogFormat = Annotated[str | None, typer.Option("--log-format", help="human or json; else human.")]
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
 
 
@@ -124,7 +131,7 @@ def _main(
         raise typer.Exit
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=DEV_EPILOG)
 def dev(
     manifests: Manifests = None,
     data: Data = None,
@@ -177,7 +184,7 @@ def dev(
         )
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=SERVE_EPILOG)
 def serve(
     manifests: Manifests = None,
     stores: Stores = None,
@@ -219,7 +226,7 @@ def serve(
         run_bus(settings, definition, is_embedded=False)
 
 
-@app.command(epilog=EPILOG)
+@app.command(epilog=CHECK_EPILOG)
 def check(
     manifests: Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml.")],
 ) -> None:

@@ -89,7 +89,7 @@ def diff(manifests: Manifests, context: ContextName = None) -> None:
 
 def export(
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Where to write [standard output].")
+        Path | None, typer.Option("--file", "-f", help="File to write; else standard output.")
     ] = None,
     context: ContextName = None,
 ) -> None:

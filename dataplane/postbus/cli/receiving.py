@@ -35,8 +35,8 @@ EPILOG: Final = examples(
     "postbus receive orders --dead-letter --reason 'no price'",
     "postbus receive orders --peek-lock 20        hold it for 20 s, then give it back",
     "postbus receive orders --session customer-7  also --session '' for the next one",
-    "postbus receive order-events/Subscriptions/archive",
-    "postbus receive orders/$DeadLetterQueue --count 0 | jq .body",
+    "postbus receive order-events/Subscriptions/everything",
+    "postbus receive 'orders/$DeadLetterQueue' --count 0 | jq .body",
 )
 
 

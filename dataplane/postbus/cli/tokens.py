@@ -25,7 +25,7 @@ EPILOG: Final = examples(
 
 def token(
     entity: Annotated[
-        str | None, typer.Argument(help="Queue, topic or subscription [all of the key's].")
+        str | None, typer.Argument(help="Queue, topic or subscription; else all of the key's.")
     ] = None,
     expires: Annotated[
         str, typer.Option("--expires", parser=read_duration, metavar="DURATION", help="Valid for.")

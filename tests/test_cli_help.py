@@ -1,0 +1,75 @@
+"""What `--help` shows is true: every example can be typed, and no text loses a word.
+
+The commands are looked at as the program builds them; nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from rich.text import Text
+
+from postbus.cli import app
+
+REMARK = re.compile(r"\s{2,}\S.*$")
+NEXT = re.compile(r"""\s(?:\||&&|>)\s(?=(?:[^"]*"[^"]*")*[^"]*$)""")
+VARIABLE_TO_SHELL = re.compile(r"\$(?!\()")
+
+
+def commands(command: Any, name: str = "postbus") -> Iterator[tuple[str, Any]]:
+    """Yield every command with the words that call it."""
+    yield name, command
+    for word, each in getattr(command, "commands", {}).items():
+        yield from commands(each, f"{name} {word}")
+
+
+COMMANDS = list(commands(typer.main.get_command(app)))
+
+
+def examples_of(command: Any) -> list[str]:
+    """Return the examples of its help, without the remarks behind them."""
+    shown = Text.from_markup(command.epilog).plain.partition("Exit codes")[0].splitlines()
+    return [REMARK.sub("", line.strip()) for line in shown if "postbus " in line]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_examples_can_be_typed(name: str, command: Any) -> None:
+    examples = examples_of(command)
+    assert examples
+    for example in examples:
+        assert not VARIABLE_TO_SHELL.search(re.sub(r"'[^']*'", "", example)), example
+        inner = re.findall(r"\$\(([^)]*)\)", example)
+        outer = re.sub(r"\$\([^)]*\)", "token", example)
+        for part in [*inner, *NEXT.split(outer)]:
+            words = shlex.split(part)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                del words[0]
+            if words and words[0] == "postbus":
+                parse(words[1:])
+
+
+def parse(words: list[str]) -> None:
+    """Read a command line as the program would, without doing what it says."""
+    command: Any = COMMANDS[0][1]
+    name = "postbus"
+    while words and words[0] in (within := getattr(command, "commands", {})):
+        name, *words = words
+        command = within[name]
+    assert name != "postbus", words
+    command.make_context(name, list(words))
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_texts_are_shown_whole(name: str, command: Any) -> None:
+    """What looks like markup would be swallowed: `[all]` is, `[9465]` is not."""
+    for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
+        assert Text.from_markup(text or "").plain == (text or "")
+
+
+def test_exit_codes_are_in_the_help_of_every_command() -> None:
+    assert [name for name, command in COMMANDS if "Exit codes" not in command.epilog] == []
