@@ -27,6 +27,7 @@ from postbus.edge.control_messages import ControlMessages
 from postbus.edge.control_rules import ControlRules
 from postbus.edge.control_server import ControlServer
 from postbus.edge.control_status import ControlStatus
+from postbus.edge.suspicion import Suspicion
 from postbus.settings import Settings, is_loopback
 
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
@@ -60,6 +61,7 @@ class ControlDoor:
         data: DataDirectory,
         is_ready: Callable[[], bool],
         context: ssl.SSLContext | None,
+        suspicion: Suspicion,
     ) -> ControlDoor:
         """Listen, with TLS when there is a context.
 
@@ -67,7 +69,7 @@ class ControlDoor:
         """
         token_file = settings.control_token_file or data.ensure_control_token()
         token_file = token_file.absolute()
-        server = _server(controlled, settings, token_file, is_ready)
+        server = _server(controlled, settings, token_file, is_ready, suspicion)
         host = settings.control_host
         await server.start(host, settings.control_port, context)
         leave_note(server.port, token_file)
@@ -82,7 +84,11 @@ class ControlDoor:
 
 
 def _server(
-    controlled: Controlled, settings: Settings, token_file: Path, is_ready: Callable[[], bool]
+    controlled: Controlled,
+    settings: Settings,
+    token_file: Path,
+    is_ready: Callable[[], bool],
+    suspicion: Suspicion,
 ) -> ControlServer:
     """Return the server of the API; raises `TokenFileError`."""
     status = ControlStatus(
@@ -102,5 +108,5 @@ def _server(
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None
-    authorizer = ControlAuthorizer(token_file, accepts_certificates=accepts_certificates)
+    authorizer = ControlAuthorizer(token_file, suspicion, accepts_certificates=accepts_certificates)
     return ControlServer(operations, authorizer, controlled.fence)

@@ -74,6 +74,7 @@ class Doors:
         self._settings = settings
         self._definition = definition
         self._data = data
+        self._suspicion = Suspicion()
         self._amqp: AmqpListener | None = None
         self._http: HttpDoor | None = None
         self._runtime: RuntimeHandler | None = None
@@ -107,7 +108,7 @@ class Doors:
             reloading = self._tls_context()
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
-        suspicion = Suspicion()
+        suspicion = self._suspicion
         self._amqp = AmqpListener(
             inside.router, inside.authorizer, limits, tasks, name, suspicion=suspicion
         )
@@ -151,7 +152,7 @@ class Doors:
         with _port_errors(settings.control_host, settings.control_port):
             try:
                 self._control = await ControlDoor.open(
-                    controlled, settings, self._data, inside.is_ready, context
+                    controlled, settings, self._data, inside.is_ready, context, self._suspicion
                 )
             except TokenFileError as error:
                 raise DoorsError(str(error)) from error

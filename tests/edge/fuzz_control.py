@@ -66,7 +66,7 @@ def fuzz(bus: ControlledBus, folder: Path, *how_long: str) -> str:
         *("--generation-database", "none", "--no-color", "--suppress-health-check", "all"),
         *how_long,
     ]
-    with patch("postbus.edge.control_authorization.LAST_DELAY_S", 0.0):  # it tries wrong tokens
+    with patch("postbus.edge.suspicion.MAX_DELAY_S", 0.0):  # it tries wrong tokens
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,

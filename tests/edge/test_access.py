@@ -111,7 +111,6 @@ def bus(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[C
 def unsuspecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer guesses at once: how they are slowed down is shown elsewhere."""
     monkeypatch.setattr("postbus.edge.suspicion.FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr("postbus.edge.control_authorization.FIRST_DELAY_S", 0.0)
 
 
 # --- attempts -----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from postbus.control_lookup import token_file_of
 from postbus.edge.certificates import ensure_certificate
 from postbus.edge.control_authorization import ControlAuthorizer, TokenFileError
 from postbus.edge.control_routes import ROUTES, Route
+from postbus.edge.suspicion import Suspicion
 from postbus.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control_bus import (
@@ -82,7 +83,7 @@ def api(running: ControlledBus) -> Caller:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let wrong tokens wait no longer than right ones, where waiting is not what is tested."""
-    monkeypatch.setattr("postbus.edge.control_authorization.LAST_DELAY_S", 0.0)
+    monkeypatch.setattr("postbus.edge.suspicion.MAX_DELAY_S", 0.0)
 
 
 def asked(route: Route) -> tuple[str, str, Any]:
@@ -132,7 +133,7 @@ def test_unknown_paths_are_not_told_to_strangers(api: Caller) -> None:
 def test_wrong_tokens_wait_and_right_ones_do_not(
     api: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postbus.edge.control_authorization.LAST_DELAY_S", 0.3)
+    monkeypatch.setattr("postbus.edge.suspicion.MAX_DELAY_S", 0.3)
     for _ in range(4):
         api.get("/v1/status", token=WRONG)
     begun = time.monotonic()
@@ -197,7 +198,7 @@ def test_files_of_tokens_that_cannot_be_used(
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(TokenFileError, match=words) as caught:
-        ControlAuthorizer(file)
+        ControlAuthorizer(file, Suspicion())
     if content:
         assert content[:20].strip() not in str(caught.value) or content.startswith("#")
 

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import shutil
+import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,37 @@ def test_clients_show_certificates_of_an_authority_that_may_change(
                 await answers_http(port, client(used))
 
     runner.run(run())
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_certificate_of_an_authority_that_is_gone_does_not_live_on_in_a_session(
+    used: ServerCertificate, other: ServerCertificate, tmp_path: Path, newest: ssl.TLSVersion
+) -> None:
+    authority = tmp_path / "clients.pem"
+    shutil.copy(used.authority_file, authority)
+    files = TlsFiles(used.certificate_file, used.key_file, client_authority_file=authority)
+    tls = ReloadingContext(files)
+    client = trusting(used)
+    client.maximum_version = newest
+    client.load_cert_chain(client_certificate(used))
+
+    def ask(port: int, session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        with (
+            socket.create_connection((HOST, port), 10) as plain,
+            client.wrap_socket(plain, server_hostname="localhost", session=session) as peer,
+        ):
+            peer.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+            answer = peer.recv(1_000)
+            return answer, peer.session
+
+    async with front() as doors:
+        port = await doors.listen(HOST, 0, is_plain=False, tls=tls.context)
+        session = None
+        with suppress(ssl.SSLError, ConnectionError):  # TLS 1.2 is not spoken where clients sign
+            answer, session = await asyncio.to_thread(ask, port, None)
+            assert answer
+        install(other.authority_file, authority)
+        assert tls.look()
+        with suppress(ssl.SSLError, ConnectionError):
+            answer, _ = await asyncio.to_thread(ask, port, session)
+            assert answer == b""

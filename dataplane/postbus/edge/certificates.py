@@ -74,7 +74,7 @@ class TlsFiles:
     """What the TLS of a server is made of, PEM files.
 
     With a `client_authority_file` clients may show a certificate, which one of these authorities
-    must have signed; with `requires_client` they have to.
+    must have signed; with `requires_client` they have to. Clients speak TLS 1.3 then.
     """
 
     certificate_file: Path
@@ -147,6 +147,10 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     # An encrypted key is an error; without a password OpenSSL would ask for one on the terminal.
     context.load_cert_chain(files.certificate_file, files.key_file, password="")
     if files.client_authority_file is not None:
+        # A resumed session brings along a certificate that nobody checks again. In TLS 1.3 there
+        # are none without tickets; those of 1.2 cannot be switched off from Python.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
         context.load_verify_locations(files.client_authority_file)
         context.verify_mode = ssl.CERT_REQUIRED if files.requires_client else ssl.CERT_OPTIONAL
     return context

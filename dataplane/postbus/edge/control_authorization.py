@@ -2,7 +2,7 @@
 
 The file is read again when it changes. It may hold several tokens, one a line, so that a new one
 can be handed out before the old one goes. Wrong tokens are told apart in constant time and slowed
-down; right ones never wait.
+down as wrong keys are; right ones never wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Final
 
 from aiohttp import web
 
+from postbus.edge.suspicion import Suspicion
+
 logger = logging.getLogger(__name__)
 
 LEAST_TOKEN_CHARS: Final = 20
@@ -24,12 +26,8 @@ LEAST_TOKEN_CHARS: Final = 20
 
 MOST_TOKENS: Final = 16
 MOST_FILE_BYTES: Final = 64 * 1024
-FREE_FAILURES: Final = 3
-FIRST_DELAY_S: Final = 0.1
-LAST_DELAY_S: Final = 2.0
 MOST_DELAYED: Final = 16
-FORGIVEN_AFTER_S: Final = 60.0
-"""A minute without a wrong token forgets those before. Our choice, as all of these."""
+"""Wrong tokens that wait for their answer at a time. Our choice, as all of these."""
 
 
 class TokenFileError(Exception):
@@ -47,14 +45,19 @@ class NotAuthorized(Exception):
 class ControlAuthorizer:
     """Lets callers in. `token_file` None: only certificates count."""
 
-    def __init__(self, token_file: Path | None, *, accepts_certificates: bool = False) -> None:
+    def __init__(
+        self,
+        token_file: Path | None,
+        suspicion: Suspicion,
+        *,
+        accepts_certificates: bool = False,
+    ) -> None:
         """Read the file; raises `TokenFileError`."""
         self._token_file = token_file
+        self._suspicion = suspicion
         self._accepts_certificates = accepts_certificates
         self._read_as: tuple[int, int, int] | None = None
         self._digests: tuple[bytes, ...] = ()
-        self._failures = 0
-        self._failed_last = 0.0
         self._delayed = 0
         if token_file is not None:
             try:
@@ -103,19 +106,13 @@ class ControlAuthorizer:
 
     async def _slow_down(self, remote: str | None) -> None:
         """Let a wrong token wait, longer each time; raises `NotAuthorized` when many wait."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._failed_last > FORGIVEN_AFTER_S:
-            self._failures = 0
-        self._failed_last = now_s
-        self._failures += 1
+        delay_s = self._suspicion.note_refused(remote, "control", "wrong token")
         if self._delayed >= MOST_DELAYED:
             raise NotAuthorized("too many wrong tokens: wait a minute", is_too_often=True)
-        logger.warning("wrong control token", extra={"remote": remote, "failures": self._failures})
-        doublings = self._failures - FREE_FAILURES - 1
-        if doublings >= 0:
+        if delay_s:
             self._delayed += 1
             try:
-                await asyncio.sleep(min(FIRST_DELAY_S * 2 ** min(doublings, 10), LAST_DELAY_S))
+                await asyncio.sleep(delay_s)
             finally:
                 self._delayed -= 1
 
