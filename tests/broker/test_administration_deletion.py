@@ -24,6 +24,7 @@ from postbus.broker.router import Address
 from postbus.contract import (
     DAY_MS,
     EntityKind,
+    EntityStatus,
     QueueProperties,
     RuleProperties,
     SqlFilter,
@@ -303,6 +304,8 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         kept = await administration.put_subscription(
             "t", "kept", SUBSCRIPTION, [rule("one", "n = 1"), rule("two")], mode=CREATE
         )
+        closed = SubscriptionProperties(status=EntityStatus.DISABLED)
+        await administration.put_subscription("t", "closed", closed, mode=CREATE)
         earlier = await administration.put_subscription("t", "earlier", SUBSCRIPTION, mode=CREATE)
         await bus.sent(bus.address("t"), message("x"))
         await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.router.now_ms() + 400))
@@ -318,9 +321,9 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         restored = await administration.restore(topic.entity_no)
         assert restored.name == "t"
         subscriptions = administration.listed(EntityKind.SUBSCRIPTION, "t")
-        assert [(each.entity_no, each.rules) for each in subscriptions] == [
-            (kept.entity_no, kept.rules)
-        ]
+        assert [each.properties for each in subscriptions] == [closed, kept.properties]
+        assert (subscriptions[1].entity_no, subscriptions[1].rules) == (kept.entity_no, kept.rules)
+        assert (await administration.runtime("t/Subscriptions/closed")).active == 0
         assert (
             await administration.runtime("t/Subscriptions/kept")
         ).active == 3  # x, y, and what was due

@@ -670,6 +670,27 @@ async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(sto
     assert {entry.name for entry in directory.entries()} <= {"q1", "t"}
 
 
+async def test_of_many_definitions_the_last_of_a_name_counts(store: Store) -> None:
+    catalog = LossyCatalog(store)
+    directory, partitions = await open_directory(catalog)
+    await directory.put_queue("known", QUEUE)
+    counts = [3, 4, 5, 5]
+    wanted = [
+        WantedEntity(EntityKind.QUEUE, name, QueueProperties(max_delivery_count=count))
+        for count in counts
+        for name in ("known", "New", "new")
+    ]
+    await directory.put_all(wanted)
+    again = Directory(catalog, 4)
+    await again.load()
+    assert again.entries() == directory.entries()
+    assert [entry.name for entry in again.entries()] == ["New", "known"]
+    assert [entry.properties for entry in again.entries()] == [wanted[-1].properties] * 2
+    assert {number for each in partitions for number in each.known} == {
+        entry.entity_no for entry in again.entries()
+    }
+
+
 @pytest.mark.parametrize("what", ["answer", "write"])
 async def test_many_definitions_whose_fate_is_unknown_are_looked_up(
     store: Store, what: str

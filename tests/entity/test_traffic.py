@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postbus.contract import QueueProperties
+from postbus.contract import QueueProperties, SubscriptionProperties
 from postbus.entity.commands import Disposition, DropEntity
 from tests.entity.partition_rig import DELETE, DLQ, QUEUE, START_MS, TOPIC, Rig, message
 from tests.entity.topic_rig import ONE, TWO, publish, take, topic_rig
@@ -79,3 +79,10 @@ def test_sessions_are_counted_too() -> None:
     rig.settle(Disposition.COMPLETE, first, session_id=b"s")
     assert counters(rig) == {"accepted": 2, "delivered": 2, "completed": 1}
     assert rig.state.locked_count(QUEUE) == 1
+
+
+def test_a_copy_that_is_dead_at_once_counts_twice() -> None:
+    rig = topic_rig(1)
+    rig.put_subscription(TWO, SubscriptionProperties(requires_session=True))
+    publish(rig, message("a", session="s"), "b")
+    assert counters(rig, TWO) == {"accepted": 2, "dead_lettered": 1}

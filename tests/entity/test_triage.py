@@ -6,8 +6,10 @@ import pytest
 
 from postbus.contract import (
     DAY_MS,
+    LIMITS,
     EntityStatus,
     QueueProperties,
+    Sku,
     SubscriptionProperties,
     TopicProperties,
 )
@@ -317,6 +319,15 @@ def test_large_messages_are_handled_in_parts() -> None:
     counts = rig.state.counts(QUEUE)
     assert counts is not None
     assert (counts.active, counts.dead_letter) == (200, 0)
+
+
+def test_what_an_edit_makes_large_is_sent_in_parts() -> None:
+    rig = Rig(QueueProperties(max_message_size_in_kilobytes=102_400), limits=LIMITS[Sku.PREMIUM])
+    numbers = kill(rig, *(f"m{n}" for n in range(20)))
+    handled = resend(rig, *numbers, edit=MessageEdit(body=bytes(3 << 20)))
+    assert handled.left == numbers[10:]
+    assert list(handled.done) == numbers[:10]
+    assert resend(rig, *handled.left).left == []
 
 
 @BUDGETS

@@ -252,9 +252,11 @@ class Directory:
     def _planned(self, wanted: Sequence[WantedEntity]) -> tuple[int, list[CatalogPut]]:
         """Return what is to be stored, each checked as if those before it were there.
 
-        And for how many that is: a new topic is stored before its subscriptions.
+        And for how many that is: a new topic is stored before its subscriptions, and what is
+        wanted twice is stored twice.
         """
         puts: list[CatalogPut] = []
+        planned: set[int] = set()
         try:
             for count, each in enumerate(wanted):
                 try:
@@ -265,8 +267,12 @@ class Directory:
                 if put.topic_no is not None and put.topic_no < 0:
                     return count, puts
                 if isinstance(put, CatalogPut):
+                    if put.known is not None and put.known.entity_no in planned:
+                        return count, puts
                     puts.append(put)
-                    self._entries.put(put.entry(-len(puts), self.version, 0))
+                    entry = put.entry(-len(puts), self.version, 0)
+                    planned.add(entry.entity_no)
+                    self._entries.put(entry)
         finally:
             for number, put in reversed(list(enumerate(puts, 1))):
                 if put.known is not None:

@@ -146,9 +146,11 @@ def put_of(entry: CatalogEntry, version: int | None = None) -> PutEntity:
 def _sleeping(entry: CatalogEntry) -> EntityProperties:
     """Return how an entity is while it can only come back: it takes and gives nothing.
 
-    What a topic has scheduled still becomes copies in the subscriptions that went with it.
+    What a topic has scheduled still becomes copies in the subscriptions that went with it and that
+    would have got them.
     """
-    is_fed = entry.deleted_with is not None
+    is_open = entry.properties.status in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
+    is_fed = is_open and entry.deleted_with is not None
     changes: dict[str, object] = {
         "status": EntityStatus.RECEIVE_DISABLED if is_fed else EntityStatus.DISABLED,
         "auto_delete_on_idle_ms": MAX_DURATION_MS,

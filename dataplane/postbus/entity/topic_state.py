@@ -541,4 +541,6 @@ def _dead_letter(
         PutKept(row_key, subscription.entity_no, SubQueue.DEAD_LETTER, sequence, 0)
     )
     subscription.size_bytes += size_bytes
+    subscription.traffic.accepted += 1
+    subscription.traffic.dead_lettered += 1
     target.append_key(row_key)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from postbus.contract import EntityStatus
-from postbus.entity import chosen, topic_state
+from postbus.entity import chosen, paging, topic_state
 from postbus.entity.commands import (
     DeleteChosen,
     Enqueue,
@@ -178,7 +178,7 @@ def _check(
     plan: list[tuple[Choice, Envelope]] = []
     refusals: dict[int, Refused] = {}
     has_account = target is entity or (target is not None and target is entity.topic)
-    pending_bytes = copies = 0
+    pending_bytes = copies = sent_bytes = 0
     for index, choice in enumerate(choices):
         old = choice.envelope
         assert old is not None
@@ -202,6 +202,9 @@ def _check(
             copies += target.checked_copies
             if plan and copies > topic_state.MAX_COPIES:
                 return plan, refusals, [each.number for each in choices[index:]]
+        sent_bytes += envelope.size_bytes
+        if plan and sent_bytes > paging.READ_BYTES:  # an edit made them larger than what was read
+            return plan, refusals, [each.number for each in choices[index:]]
         pending_bytes += envelope.size_bytes - freed_bytes
         plan.append((choice, envelope))
     return plan, refusals, []
