@@ -267,6 +267,7 @@ def test_names_of_queues(name: str) -> None:
         "a\n",
         "-a",
         "t/subscriptions/s",
+        "t/Subscriptions/s/below",
     ],
 )
 def test_what_is_no_name_of_a_queue(name: str) -> None:

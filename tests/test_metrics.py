@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from postbus import http_listener
 from postbus.metrics import (
     FLOWS,
     MAX_ENTITY_LABELS,
@@ -150,6 +152,21 @@ async def test_metrics_and_health_are_served() -> None:
     finally:
         await server.stop()
     assert len(prepared) == 1
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: h"])
+async def test_who_asks_for_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(http_listener, "QUIET_S", 0.1)
+    server = MetricsServer(make_registry(full_sample), lambda: True, list)
+    await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(first)
+    async with asyncio.timeout(10):
+        await reader.read()
+    writer.close()
+    await server.stop()
 
 
 async def test_taken_port_is_an_os_error() -> None:

@@ -192,7 +192,7 @@ FILTER_NAME: Final = re.compile(r"\$Default|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A
 
 def check_entity_name(name: str) -> str:
     """Return the name of a queue or topic, or raise ValueError. Names ignore case when compared."""
-    if ENTITY_NAME.fullmatch(name) is None or "//" in name or is_subscription_path(name):
+    if ENTITY_NAME.fullmatch(name) is None or "//" in name or "/subscriptions/" in name.lower():
         raise ValueError(
             "the name of a queue or topic has 1 to 260 letters, digits and . - _ / ~, begins and"
             " ends with a letter or digit, has no empty part and does not look like that of a"

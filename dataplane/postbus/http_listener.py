@@ -9,6 +9,9 @@ from typing import Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+QUIET_S: Final = 75.0
+"""How long a connection may be without a request, or a head take to come."""
+
 
 class HttpListener:
     """One port with an application behind it; start it once."""
@@ -22,7 +25,11 @@ class HttpListener:
     ) -> None:
         """Listen, 0 takes any free port; raises OSError when the port cannot be had."""
         self._runner = web.AppRunner(
-            app, access_log=None, logger=PROTOCOL_LOG, shutdown_timeout=1.0
+            app,
+            access_log=None,
+            logger=PROTOCOL_LOG,
+            shutdown_timeout=1.0,
+            keepalive_timeout=QUIET_S,
         )
         await self._runner.setup()
         try:

@@ -163,6 +163,26 @@ def test_who_does_not_say_what_it_wants_is_cut_off(
     runner.run(run())
 
 
+class BrokenContext(ssl.SSLContext):
+    """Raises what no client should be able to make it raise."""
+
+    def wrap_bio(self, *_: object, **__: object) -> ssl.SSLObject:
+        raise ZeroDivisionError
+
+    _wrap_socket = wrap_bio
+
+
+async def test_an_arrival_that_breaks_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with front() as doors:
+        port = await doors.listen(HOST, 0, tls=BrokenContext(ssl.PROTOCOL_TLS_SERVER))
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"\x16\x03\x01")
+        assert await hangs_up(reader)
+        writer.close()
+        assert await answers_amqp(port)
+    assert "an arrival broke" in caplog.text
+
+
 def test_close_does_not_wait_for_arrivals(
     runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:

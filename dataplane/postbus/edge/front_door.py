@@ -170,9 +170,14 @@ class Arrival(asyncio.BufferedProtocol):
         except (OSError, TimeoutError) as error:  # ssl.SSLError is one too
             logger.debug("no connection", extra={"why": str(error) or type(error).__name__})
             self._leave()
-        except BaseException:
+        except asyncio.CancelledError:
             self._leave()
             raise
+        except Exception:  # a supervised boundary: one client less, not the bus
+            logger.exception("an arrival broke")
+            self._leave()
+            if self._transport is None:
+                client.close()
 
     def abort(self) -> None:
         """Cut the connection off."""
