@@ -205,6 +205,19 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
 
 
 @pytest.mark.behaviour("S205", "S238")
+async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_now() -> None:
+    async with port() as at:
+        at.harbours[2].opened.clear()
+        at.harbours[2].answers = [Arrived(0, Refused(Refusal.ENTITY_DISABLED))]
+        at.begin("plain", several(1, 2))
+        await until(lambda: len(at.harbours[2].arrived) == 1)
+        at.catalog["plain"] = Target(12, 3, is_partitioned=False, detects_duplicates=False)
+        at.harbours[2].opened.set()
+        await until(lambda: len(at.source.told) == 1)
+        assert at.source.told == [Shipped("plain", [1, 2], {})]
+        assert [(each.entity_no, each.numbers) for each in at.harbours[3].arrived] == [(12, [1, 2])]
+
+
 async def test_the_key_decides_where_in_a_partitioned_entity() -> None:
     async with port() as at:
         messages: dict[int, Envelope | None] = {

@@ -245,7 +245,9 @@ class _Shipment:
             return count > 0
         if refused.refusal in REPEATABLE:
             return count > 0
-        if refused.refusal is Refusal.ENTITY_NOT_FOUND:
+        known = self._shipper.find_target(self._ship.target)
+        is_gone = known is None or known.entity_no != target.entity_no  # deleted, perhaps retained
+        if is_gone or refused.refusal is Refusal.ENTITY_NOT_FOUND:
             return count > 0  # the catalog knows better: it is looked up again
         for number in numbers[count : count + concerned]:
             del messages[number]
