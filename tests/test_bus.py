@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote_plus
@@ -20,9 +21,10 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
+from postbus.broker.administration import DeletePolicy, PutMode
 from postbus.broker.authz import sign
 from postbus.bus import Bus, BusError, explain_store_error
-from postbus.contract import NamespaceProperties, QueueProperties, Right
+from postbus.contract import DAY_MS, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory, folder_mode
 from postbus.doors import Door
 from postbus.embedded import EmbeddedPostgres
@@ -59,7 +61,7 @@ def run_bus(folder: Path) -> RunBus:
     """Return what runs a bus on the folder of the test, on free ports."""
 
     @asynccontextmanager
-    async def run(*queues: str, **said: object) -> AsyncIterator[Bus]:
+    async def run(*queues: str, retention_ms: int = DAY_MS, **said: object) -> AsyncIterator[Bus]:
         ports = {
             "port": 0,
             "tls_port": 0,
@@ -71,7 +73,8 @@ def run_bus(folder: Path) -> RunBus:
         settings = Settings.model_validate({**ports, **said})
         with DataDirectory(folder / "bus") as data:
             is_embedded = settings.stores is None
-            bus = Bus(settings, definition(*queues), data, is_embedded=is_embedded)
+            defined = replace(definition(*queues), deleted_retention_ms=retention_ms)
+            bus = Bus(settings, defined, data, is_embedded=is_embedded)
             try:
                 await bus.start()
                 yield bus
@@ -143,6 +146,29 @@ async def test_partitions_live_in_several_databases(
             pass
     for name in names:
         run_psql(postgres_server, f"drop database {name} with (force)")
+
+
+async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
+    run_bus: RunBus, postgres_server: EmbeddedPostgres
+) -> None:
+    """Also where nothing else makes its partition load."""
+    make_database(postgres_server, "bus_retained")
+    dsn = dsn_of(postgres_server, "bus_retained")
+    async with run_bus(stores=dsn, retention_ms=1) as bus:
+        await bus.administration.put_queue("orders", QueueProperties(), mode=PutMode.CREATE)
+        await send(bus, "orders", "one", "two")
+        await bus.administration.delete("orders", policy=DeletePolicy.RETAIN)
+    (home,) = await partitions_in(dsn)
+    look = await asyncpg.connect(dsn)
+    count = f"select count(*) from partition_{home}.message"
+    try:
+        assert await look.fetchval(count) == 2
+        async with run_bus(stores=dsn), asyncio.timeout(10):
+            while await look.fetchval(count):
+                await asyncio.sleep(0.05)
+    finally:
+        await look.close()
+    run_psql(postgres_server, "drop database bus_retained with (force)")
 
 
 async def partitions_in(dsn: str) -> list[int]:

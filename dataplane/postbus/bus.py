@@ -306,8 +306,11 @@ class Bus:
             raise BusError(str(refusal)) from refusal
 
     async def _load_partitions(self, directory: Directory) -> None:
-        """Claim what holds entities, so that the first client need not wait for it."""
-        homes = {home for entry in directory.entries() for home in directory.homes_of(entry)}
+        """Claim what holds entities, so that the first client need not wait for it.
+
+        Retained ones too: only a partition that is loaded lets their messages go.
+        """
+        homes = directory.homes_in_use()
         loading = [asyncio.ensure_future(self._hosts[home].call(Tick())) for home in homes]
         if loading:
             _, late = await asyncio.wait(loading, timeout=LOADING_S)

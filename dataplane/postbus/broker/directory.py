@@ -171,6 +171,10 @@ class Directory:
         """Return the partitions that an entity lives in."""
         return self._followers.homes_of(entry)
 
+    def homes_in_use(self) -> set[int]:
+        """Return the partitions in which something lives, retained entities included."""
+        return {home for entry in self._entries.stored() for home in self.homes_of(entry)}
+
     def missing(
         self, partition_id: int, known: set[int], version: int
     ) -> list[PutEntity | DropEntity]:
