@@ -29,7 +29,7 @@ async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
     async with aiohttp.ClientSession() as session:
         yield HttpClient(bus, session)
     assert bus.listener.intake.used_bytes == 0
-    assert cast("RuntimeHandler", bus.http._runtime).reading_bytes == 0
+    assert cast("RuntimeHandler", bus.http._handlers["runtime"]).reading_bytes == 0
     assert sum(bus.receives._waiting.values()) == 0
 
 
@@ -101,6 +101,7 @@ async def test_made_up_tokens_of_any_partition(http: HttpClient, partition: str)
         (b"", "no valid JSON"),
         (b"[]", "at least one message"),
         (b"{}", "a JSON array"),
+        (b"[" + b"{}," * 10_000 + b"{}]", "at most 10,000 messages"),
         (b"[1]", "Message 0 of the batch: The message is a JSON object"),
         (b'[{"Body": null}]', "Body is a text"),
         (b'[{"Body": "\\udc00"}]', "surrogate"),
@@ -221,7 +222,7 @@ async def wait_for_reading(http: HttpClient, size_bytes: int) -> None:
 
 
 def runtime_of(http: HttpClient) -> RuntimeHandler:
-    return cast("RuntimeHandler", http.bus.http._runtime)
+    return cast("RuntimeHandler", http.bus.http._handlers["runtime"])
 
 
 async def test_slow_bodies_hold_up_other_posts_only(

@@ -34,6 +34,10 @@ MORE_PROPERTIES: Final = "Postbus-Properties"
 BATCH_TYPE: Final = "application/vnd.microsoft.servicebus.json"
 """Content type of a batch; with a parameter it is the type of a single message, as in Azure."""
 
+MAX_MEMBERS: Final = 10_000
+"""Messages of a batch. Our choice: JSON says one in three bytes, and all are one commit, which may
+not take seconds."""
+
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """A header's name. Source: RFC 9110, 5.1."""
 
@@ -114,6 +118,8 @@ def batch_of(data: bytes) -> list[Any]:
     members = parse_json(data, "The body of the batch")
     if not isinstance(members, list) or not members:
         raise BadMessage("The body of a batch is a JSON array of at least one message.")
+    if len(members) > MAX_MEMBERS:
+        raise BadMessage(f"A batch has at most {MAX_MEMBERS:,} messages: send several.")
     return members
 
 
