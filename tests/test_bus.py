@@ -32,6 +32,7 @@ from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, Ru
 from postbus.settings import Settings
 from postbus.store.errors import SchemaTooNew, StoreUnavailable
 from tests.conftest import dsn_of, make_database, run_psql
+from tests.store.driving import wait_until
 
 RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
 
@@ -160,12 +161,17 @@ async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
         await bus.administration.delete("orders", policy=DeletePolicy.RETAIN)
     (home,) = await partitions_in(dsn)
     look = await asyncpg.connect(dsn)
-    count = f"select count(*) from partition_{home}.message"
+
+    async def count() -> int:
+        return int(await look.fetchval(f"select count(*) from partition_{home}.message"))
+
+    async def is_empty() -> bool:
+        return await count() == 0
+
     try:
-        assert await look.fetchval(count) == 2
-        async with run_bus(stores=dsn), asyncio.timeout(10):
-            while await look.fetchval(count):
-                await asyncio.sleep(0.05)
+        assert await count() == 2
+        async with run_bus(stores=dsn):
+            await wait_until(is_empty)
     finally:
         await look.close()
     run_psql(postgres_server, "drop database bus_retained with (force)")
