@@ -198,7 +198,12 @@ def test_bus_of_this_folder_is_found_by_itself(here: CommandLine) -> None:
     elsewhere.folder.mkdir(exist_ok=True)
     data = str(here.folder / ".postbus")
     assert elsewhere.json("context", "show")["origin"] == "the bus at http://127.0.0.1:9465"
+    elsewhere.fails(
+        "send", "queue.1", "x", code=3, says="no bus of postbus dev runs in this folder"
+    )
     assert "manual" in elsewhere.ok("clock", POSTBUS_DATA=data)
+    assert elsewhere.ok("send", "queue.1", "x", POSTBUS_DATA=data)
+    assert here.lines("receive", "queue.1")[0]["body"] == "x"
 
 
 @pytest.mark.slow

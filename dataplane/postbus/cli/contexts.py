@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DEFAULT: Final = "default"
 """Names the bus of `postbus dev` in this folder, without being stored."""
 
+NO_BUS_HERE: Final = (
+    "no bus of postbus dev runs in this folder: go to the folder where it runs, or start one"
+)
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 KEY: Final = re.compile(r"(SharedAccess(?:Key|Signature)\s*=\s*)[^;]+", re.IGNORECASE)
 SCHEMES: Final = ("http", "https")
@@ -50,6 +53,8 @@ class Target:
     context: Context
     name: str
     origin: str
+    is_guess: bool = False
+    """Nothing said which bus: none runs in this folder and no context was chosen."""
 
     @property
     def control(self) -> str:
@@ -73,6 +78,11 @@ class Target:
             return context.connection_string
         if context.connection_string_file is not None:
             return _first_line(Path(context.connection_string_file), "connection string file")
+        if self.is_guess:
+            raise ContextError(
+                f"{NO_BUS_HERE}; for another bus set POSTBUS_CONNECTION_STRING, or store one with"
+                " postbus context set NAME --connection-string-file FILE"
+            )
         raise ContextError(
             f"no connection string for {self.origin}: set POSTBUS_CONNECTION_STRING, or store one"
             " with postbus context set NAME --connection-string-file FILE"
@@ -198,7 +208,9 @@ def find_target(
             target = Target(found, DEFAULT, f"the bus of {settings.data}")
         else:
             where = f"http://127.0.0.1:{settings.control_port}"
-            target = Target(Context(where, _token_of(settings)), DEFAULT, f"the bus at {where}")
+            target = Target(
+                Context(where, _token_of(settings)), DEFAULT, f"the bus at {where}", is_guess=True
+            )
     context = target.context
     if "control_port" in settings.model_fields_set and (control_port or name == DEFAULT):
         where = f"http://127.0.0.1:{settings.control_port}"

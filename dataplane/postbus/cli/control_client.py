@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from postbus.cli.contexts import Target
+from postbus.cli.contexts import NO_BUS_HERE, Target
 from postbus.cli.failures import ContextError, RefusedError
 
 ANSWER_S: Final = 90.0
@@ -147,6 +147,8 @@ class ControlClient:
             return NotFoundError(message)
         if status == 409:
             return ConflictError(message)
+        if status == 401 and self._target.is_guess:
+            return RefusedError(f"{NO_BUS_HERE}; the one at {self._url} refuses: {message}")
         if status == 401 and self._target.context.token_file is None:
             return RefusedError(f"{message} (postbus context set NAME --token-file FILE)")
         return RefusedError(message)
