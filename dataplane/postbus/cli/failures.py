@@ -59,9 +59,11 @@ would cost each command a fifth of a second."""
 EXIT_CODES: Final = """
 [bold]Exit codes[/bold]
 
-  0 done, 1 nothing there, or something differs, 2 usage, 3 settings or contexts,
+  0 done, 1 nothing there, or something differs, 2 usage,
 
-  4 manifests or input, 7 no bus answers, or it refuses, 130 interrupted
+  3 settings or contexts, 4 manifests or input,
+
+  7 no bus answers, or it refuses, 130 interrupted
 """
 
 

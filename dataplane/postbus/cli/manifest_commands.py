@@ -134,7 +134,10 @@ async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run:
     from postbus.cli.applying import carry_out
 
     if plan.live_name != plan.wanted.name and output is Format.TABLE:
-        err.print(f"[yellow]postbus:[/yellow] the bus is called {escape(plan.live_name)}")
+        err.print(
+            f"[yellow]postbus:[/yellow] these are manifests of {escape(plan.wanted.name)}; the bus"
+            f" they are applied to is called {escape(plan.live_name)}"
+        )
     shown = [*(each.shown() for each in plan.changes), *(each.shown() for each in plan.rules)]
     if not dry_run:
         shown = await carry_out(control, plan)
