@@ -275,6 +275,7 @@ def test_sessions(user: CommandLine) -> None:
     assert user.lines("receive", "sessions", "--session", "b")[0]["body"] == "of b"
     (told,) = user.lines("receive", "sessions", "--session", "")
     assert (told["sessionId"], told["body"]) == ("a", "of a")
+    user.fails("receive", "sessions", "--session", "", "--wait", "0.5", code=1, says="")
     user.fails("receive", "sessions", code=7, says="session")
     user.fails("send", "sessions", "x", code=7, says="session")
 
@@ -337,7 +338,7 @@ def test_bad_input(user: CommandLine) -> None:
 @pytest.mark.slow
 def test_mistake_in_a_file_says_what_was_sent_before_it(user: CommandLine) -> None:
     lines = '{"body": "good"}\nbad\n{"body": "never"}\n'
-    says = "standard input:2: no valid JSON.*--lines.*1 messages were sent before that"
+    says = "standard input:2: no valid JSON.*--lines.*1 message was sent before that"
     user.fails("send", QUEUE, "--file", "-", stdin=lines, code=4, says=says)
     told = user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")
     assert [each["body"] for each in told] == ["good"]

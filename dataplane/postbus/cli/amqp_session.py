@@ -58,6 +58,10 @@ MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """Above the largest of Premium, 100 MiB."""
 
 
+class NoSessionError(RefusedError):
+    """No session had messages for so long."""
+
+
 class AmqpSession:
     """An open connection with one session. Get it from `connected`."""
 
@@ -506,6 +510,8 @@ def _refusal(error: AmqpError | None, otherwise: str) -> RefusedError:
     if error.description == "SASL was refused":
         return RefusedError("the bus refuses the key: check the connection string")
     text = NOISE.sub("", error.description or otherwise)
+    if error.condition == SESSION_TIMEOUT:
+        return NoSessionError(text)
     return RefusedError(f"{text} ({error.condition})")
 
 

@@ -114,13 +114,18 @@ class _Taking:
     async def run(self) -> int:
         """Return how many messages were printed."""
         from postbus.amqp.performatives import Released
-        from postbus.cli.amqp_session import connected
+        from postbus.cli.amqp_session import NoSessionError, connected
         from postbus.cli.connection_strings import read_connection_string
 
         target = self._target
         endpoint = read_connection_string(target.connection_string())
         async with connected(endpoint, self._entity, target.context.ca_file) as session:
-            receiver = await session.receiver(self._entity, self._session_id, wait_s=self._wait_s)
+            try:
+                receiver = await session.receiver(
+                    self._entity, self._session_id, wait_s=self._wait_s
+                )
+            except NoSessionError:
+                return 0
             try:
                 return await self._take(receiver)
             finally:

@@ -252,9 +252,10 @@ async def _send_all(
                 each.done() and not each.cancelled() and each.exception() is None
                 for each in waiting
             )
-            if count == 1:
+            if count == 1 or not sent:
                 raise
-            raise type(error)(f"{error}\n{sent} messages were sent before that") from None
+            counted = "1 message was" if sent == 1 else f"{sent} messages were"
+            raise type(error)(f"{error}\n{counted} sent before that") from None
     return bar.done
 
 
