@@ -51,6 +51,7 @@ async def test_a_message_is_sent_locked_and_completed(http: HttpClient, queue: s
     token = locked.broker["LockToken"]
     at = f"{url_of(http.bus)}/{queue}/messages/m%201%2F2/{token}"
     assert locked.headers["Location"] == at
+    assert locked.headers["Server"] == sent.headers["Server"] == "Postbus"
     assert (await http.lock(queue)).status == 204
     assert (await http.call("DELETE", locked.path)).status == 200
     gone = await http.call("DELETE", locked.path)

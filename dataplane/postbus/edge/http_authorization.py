@@ -111,6 +111,10 @@ class HttpAuthorizer:
         )
 
 
+SERVER: Final = "Postbus"
+"""What answers call their server: neither a version nor what it is made of."""
+
+
 def error_answer(refused: HttpRefused, namespace: str, path: str) -> web.Response:
     """Return the answer of a refused request: `<Error><Code>401</Code><Detail>…</Detail></Error>`.
 

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from postbus.edge.http_authorization import HttpRefused, error_answer
+from postbus.edge.http_authorization import SERVER, HttpRefused, error_answer
 from postbus.http_listener import PROTOCOL_LOG
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ LINGER_S: Final = 2.0
 
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
-SERVER: Final = "Postbus"
 ADMINISTRATION: Final = "administration"
 RUNTIME: Final = "runtime"
 WEBSOCKET: Final = "websocket"

@@ -19,7 +19,7 @@ from postbus.broker.authz import Grant
 from postbus.broker.router import Address, Router
 from postbus.contract import NamespaceLimits, Right
 from postbus.edge.attaching import attach_refusal
-from postbus.edge.http_authorization import HttpAuthorizer, HttpRefused
+from postbus.edge.http_authorization import SERVER, HttpAuthorizer, HttpRefused
 from postbus.edge.http_door import read_limited
 from postbus.edge.http_runtime_answers import body_of, headers_of, location_path
 from postbus.edge.http_runtime_messages import (
@@ -186,6 +186,7 @@ class RuntimeHandler:
         try:
             headers = headers_of(delivery, is_locked=True)
             at = location_path(target.path, delivery)
+            headers["Server"] = SERVER  # sent from here, not by the door
             headers["Location"] = f"{request.scheme}://{request.host}{at}"
             answer = _shown(201, headers, delivery)
             await answer.prepare(request)
