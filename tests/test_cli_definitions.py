@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from postbus.cli.output import Format, print_objects
 from tests.command_line import CommandLine, folder_with_bus
 from tests.dev_bus import LIMIT_S, ROOT
 
@@ -246,6 +247,19 @@ def test_retained_queue_is_restored_with_its_messages(user: CommandLine) -> None
     assert "kept" in {each["name"] for each in user.json("get", "deleted")}
     assert user.ok("restore", "kept").startswith("restored kept (")
     assert user.lines("receive", "kept")[0]["body"] == "still here"
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def test_tables_that_are_piped_have_a_line_for_each_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"name": "n" * 70, "at": "2026-11-21T19:11:10.457000Z", "text": "t" * 70}] * 2
+    print_objects(rows, Format.TABLE)
+    heading, _, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["name", "at", "text"]
+    assert [line.split() for line in lines] == [["n" * 70, "2026-11-21T19:11:10Z", "t" * 70]] * 2
 
 
 # --- everywhere ---------------------------------------------------------------------------------

@@ -281,6 +281,14 @@ def test_sessions(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
+def test_conditions_are_told_as_they_are(user: CommandLine) -> None:
+    """`:link:` is no picture of a chain."""
+    user.fails(
+        "send", QUEUE, code=7, says=r"\(amqp:link:message-size-exceeded\)", stdin="x" * 300_000
+    )
+
+
+@pytest.mark.slow
 def test_reader_that_goes_away_loses_nothing(user: CommandLine) -> None:
     user.ok("send", QUEUE, "x", "--repeat", "20")
     receiving = subprocess.Popen(

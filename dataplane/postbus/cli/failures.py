@@ -42,8 +42,8 @@ class InputError(Exception):
     """What shall be sent, imported or applied is not what the command takes."""
 
 
-out: Final = Console(highlight=False, soft_wrap=True)
-err: Final = Console(stderr=True, highlight=False, soft_wrap=True)
+out: Final = Console(highlight=False, soft_wrap=True, emoji=False)
+err: Final = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 EXPECTED: Final = {
     "SettingsError": Exit.SETTINGS,

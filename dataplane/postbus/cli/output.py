@@ -29,6 +29,7 @@ OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Form of wh
 
 Row = Mapping[str, Any]
 MAX_CELL: Final = 80
+MAX_LINE: Final = 10_000
 PART_OF_SECOND: Final = re.compile(r"(?<=^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
 """Of a time: what people do not need; programs get it."""
 
@@ -51,7 +52,7 @@ def print_objects(
         table = Table.grid(padding=(0, 2))
         for key, value in found.items():
             table.add_row(f"[bold]{escape(key)}[/bold]", escape(cell(value)))
-        out.print(table)
+        print_table(table)
     elif not found:
         out.print(empty, markup=False)
     else:
@@ -59,10 +60,24 @@ def print_objects(
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for key, heading in headings.items():
             is_number = isinstance(found[0].get(key), int | float) and heading != ""
-            table.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+            is_short = is_number or PART_OF_SECOND.search(str(found[0].get(key))) is not None
+            table.add_column(
+                heading,
+                justify="right" if is_number else "left",
+                overflow="fold",
+                no_wrap=is_short,
+            )
         for row in found:
             table.add_row(*(escape(cell(row.get(key))) for key in headings))
-        out.print(table)
+        print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """Print a table: as wide as a terminal is, and a line for each row where there is none."""
+    if not out.is_terminal:
+        whole = out.measure(table, options=out.options.update(max_width=MAX_LINE))
+        out.width = max(out.width, whole.maximum)
+    out.print(table)
 
 
 def cell(value: object) -> str:
