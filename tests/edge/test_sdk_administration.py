@@ -355,7 +355,7 @@ def test_counts_are_exact_after_traffic(
     with bus.client() as client:
         with client.get_queue_sender(name) as sender:
             sender.send_messages([ServiceBusMessage(str(n)) for n in range(7)])
-            later = datetime.now(UTC) + timedelta(hours=1)
+            later = bus.now() + timedelta(hours=1)
             sender.schedule_messages([ServiceBusMessage("later")] * 2, later)
         with client.get_queue_receiver(name) as receiver:
             first, second, third, *_ = receiver.receive_messages(7, max_wait_time=5)
@@ -392,7 +392,7 @@ def test_a_topic_counts_its_subscriptions_and_filters(
     administration.create_rule(topic, "two", "r", filter=CorrelationRuleFilter(label="x"))
     with bus.client() as client, client.get_topic_sender(topic) as sender:
         sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
-        sender.schedule_messages(ServiceBusMessage("c"), datetime.now(UTC) + timedelta(hours=1))
+        sender.schedule_messages(ServiceBusMessage("c"), bus.now() + timedelta(hours=1))
     found = administration.get_topic_runtime_properties(topic)
     assert found.subscription_count == 2
     assert found.scheduled_message_count == 1

@@ -6,6 +6,7 @@ Clients notice nothing; the tables hold the messages until their time has passed
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from azure.servicebus import (
@@ -79,7 +80,8 @@ async def test_clients_notice_nothing_and_rows_go_in_time(
     monkeypatch.setattr(host_module, "CLOCK_SAMPLE_S", 0.1)
     plain, queue = bus.queue(), bus.queue(historyRetention="PT1H")
     assert use(client, queue) == use(client, plain)
-    assert bus.counts(queue) == bus.counts(plain)
+    counts = replace(bus.counts(queue), accessed_ms=0)
+    assert counts == replace(bus.counts(plain), accessed_ms=0)
     expected = Counter({Settling.COMPLETED: 5, Settling.DEAD_LETTERED: 2, Settling.RECEIVED: 1})
     assert await kept(bus._dsn) == expected
     for name in (queue, plain):

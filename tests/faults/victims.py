@@ -93,6 +93,8 @@ class Broker:
             "POSTBUS_HOST": "127.0.0.1",
             "POSTBUS_PORT": str(self.port),
             "POSTBUS_TLS_PORT": "0",
+            "POSTBUS_HTTP_PORT": "0",
+            "POSTBUS_CONTROL_PORT": "0",
             "POSTBUS_METRICS_PORT": "0",
             "POSTBUS_DATA": str(folder / "broker"),
             "POSTBUS_LOG_FORMAT": "json",
