@@ -36,7 +36,7 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.entity.rules import EvaluationError, RuleError
-from postbus.entity.sql_expressions import Test, compile_test
+from postbus.entity.sql_expressions import Test, compile_test, refuse_unknown
 from postbus.entity.sql_grammar import parse_filter
 from postbus.entity.triage import EDITABLE, MAX_CHOSEN, PARTITION_KEY, TOO_MANY
 from postbus.message.codec import DecodeError
@@ -455,7 +455,9 @@ class _Filter:
         self._test: Test | None = None
         if where is not None:
             try:
-                self._test = compile_test(parse_filter(where), random.Random())
+                condition = parse_filter(where)
+                refuse_unknown(condition)
+                self._test = compile_test(condition, random.Random())
             except RuleError as error:
                 raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
 

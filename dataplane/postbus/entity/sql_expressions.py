@@ -7,14 +7,14 @@ when its left side is, an item that does not compare is merely not equal; IS NUL
 are. LIKE of what is no text is unknown. A system property that does not exist is an error when it
 is looked at, as Service Bus documents it; one that has no value before the message is stored is
 refused when the rule is made (`refuse_unstored`), because it could never be true. Conditions over
-messages that are stored may ask for it.
+messages that are stored may ask for it, and are refused what no message has (`refuse_unknown`).
 """
 
 from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from typing import Final, TypeAlias, assert_never
@@ -372,14 +372,30 @@ SYSTEM_NAMES: Final = frozenset({*_READS, *_NOT_YET})
 
 def refuse_unstored(node: object) -> None:
     """Raise `RuleError` for a system property that only stored messages have."""
-    if isinstance(node, Property) and node.is_system and node.name.lower() in _NOT_YET:
-        raise RuleError(f"sys.{node.name} has no value yet when rules are asked")
+    for name in _system_names(node):
+        if name.lower() in _NOT_YET:
+            raise RuleError(f"sys.{name} has no value yet when rules are asked")
+
+
+def refuse_unknown(node: object) -> None:
+    """Raise `RuleError` for a system property that no message has."""
+    for name in _system_names(node):
+        if name.lower() not in SYSTEM_NAMES:
+            raise RuleError(
+                f"there is no system property sys.{name}; what the sender or a dead letter's reason"
+                f" added is named without sys: {name}"
+            )
+
+
+def _system_names(node: object) -> Iterator[str]:
+    if isinstance(node, Property) and node.is_system:
+        yield node.name
     if isinstance(node, tuple):
         for part in node:
-            refuse_unstored(part)
+            yield from _system_names(part)
     elif is_dataclass(node):
         for field in fields_of(node):
-            refuse_unstored(getattr(node, field.name))
+            yield from _system_names(getattr(node, field.name))
 
 
 def _system_read(name: str) -> Read:
