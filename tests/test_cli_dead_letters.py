@@ -38,6 +38,10 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
         "spec: {owner: {name: example-bus}}\n"
         for name in QUEUES
     )
+    manifest += (
+        "---\napiVersion: postbus.dev/v1alpha1\nkind: Topic\nmetadata: {name: news}\n"
+        "spec: {owner: {name: example-bus}}\n"
+    )
     path = tmp_path_factory.mktemp("bus") / "bus.yaml"
     path.write_text(manifest)
     with folder_with_bus(str(path)) as bus:
@@ -236,6 +240,15 @@ def test_bad_input(user: CommandLine) -> None:
         code=4, says="at: use text, a number or a boolean",
     )  # fmt: skip
     assert peeked(user, "refused", "--dead-letter") == ["m0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("peek",), ("dlq", "list")], ids=lambda each: each[-1])
+def test_topics_lead_to_their_subscriptions(user: CommandLine, command: tuple[str, ...]) -> None:
+    done = user.run(*command, "news")
+    assert (done.returncode, done.stdout) == (0, "no messages\n")
+    assert "news is a topic" in done.stderr
+    assert "is a topic" not in user.run(*command, "looked").stderr
 
 
 COMMANDS = [

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from postbus.cli.control_client import ControlClient, NotFoundError
+from rich.markup import escape
+
+from postbus.cli.control_client import ControlClient, NotFoundError, part
 from postbus.cli.failures import RefusedError, err
 from postbus.cli.message_json import read_time, shown_time
 from postbus.control_contract_messages import MAX_CHOSEN
@@ -83,6 +86,7 @@ class Selection:
     state: str | None = None
     failed: int = 0
     away: set[int] = field(default_factory=set)
+    is_topic: bool = False
 
     def body(self, **more: object) -> dict[str, object]:
         """Return the request for a page."""
@@ -101,8 +105,19 @@ class Selection:
         self.failed += int(page["failed"])
         self.away.update(page["away"])
 
+    async def look_for_topic(self, control: ControlClient) -> None:
+        """Notice a topic: where nobody finds messages, they are in its subscriptions."""
+        with contextlib.suppress(RefusedError):
+            self.is_topic = bool(await control.get(f"/v1/topics/{part(self.entity)}"))
+
     def warn(self) -> None:
         """Say what could not be looked at."""
+        if self.is_topic:
+            err.print(
+                f"[yellow]postbus:[/yellow] {escape(self.entity)} is a topic: its messages and dead"
+                " letters are in its subscriptions, see postbus get subscriptions"
+                f" {escape(self.entity)}"
+            )
         if self.failed:
             err.print(
                 f"[yellow]postbus:[/yellow] for {self.failed} messages the filter could not be"

@@ -111,6 +111,8 @@ def list_letters(
                 else:
                     rows.append(each)
 
+            await chosen.look_for_topic(control)
+
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=True, bodies=bodies)

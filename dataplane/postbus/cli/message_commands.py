@@ -102,6 +102,8 @@ def peek(
                 else:
                     rows.append(each)
 
+            await chosen.look_for_topic(control)
+
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=part != "main", bodies=bodies)
