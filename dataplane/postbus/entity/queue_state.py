@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from postbus.entity.turn import Turn
 
 SESSION_ID_MISSING: Final = Refused(
-    Refusal.SESSION_REQUIRED, "a message to an entity that requires sessions needs a session id"
+    Refusal.SESSION_REQUIRED, "A message sent to it needs a session id."
 )
 NOT_SENT_TO: Final = Refused(
     Refusal.NOT_ALLOWED, "messages of a subscription are sent to its topic"
