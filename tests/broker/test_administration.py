@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -231,6 +232,22 @@ async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> No
             Refusal.ALREADY_EXISTS
         )
         assert (await bus.sent(bus.address("q"), message("x"))) == [1]
+
+
+async def test_a_change_that_a_stop_cuts_short_is_answered_without_a_guess(store: Store) -> None:
+    started: list[asyncio.Task[object]] = []
+
+    def start(work: Coroutine[object, object, None]) -> None:
+        started.append(asyncio.create_task(work))
+
+    async with administered(store, start=start) as (administration, _):
+        asked = asyncio.create_task(administration.put_queue("q", QUEUE, mode=CREATE))
+        while not started:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        started[0].cancel()
+        async with asyncio.timeout(5):
+            assert await refusal_of(asked) is Refusal.UNKNOWN
 
 
 class AwayCatalog(CatalogStore):

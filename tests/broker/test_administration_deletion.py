@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import (
+    Administration,
     AdministrationRefused,
     Change,
     DeletePolicy,
@@ -296,6 +297,52 @@ async def test_sessions_and_their_states_come_back(store: Store) -> None:
         reply = await bus.call(queue, GetSessionState(queue.entity_no, b"a", consumer))
         assert reply == SessionState(b"state")
         assert (await administration.runtime("q")).active == 2
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_ids_that_were_seen_come_back(store: Store, restart: bool) -> None:
+    detecting = QueueProperties(requires_duplicate_detection=True)
+
+    async def check(administration: Administration, bus: Bus) -> None:
+        await administration.restore(made.entity_no)
+        new = (message("a", message_id="a"), message("c", message_id="c"))
+        await bus.sent(bus.address("q"), *new)
+        assert (await administration.runtime("q")).active == 3
+
+    async with administered(store) as (administration, bus):
+        made = await administration.put_queue("q", detecting, mode=CREATE)
+        old = (message("a", message_id="a"), message("b", message_id="b"))
+        await bus.sent(bus.address("q"), *old)
+        await administration.delete("q", policy=RETAIN)
+        await administration.put_queue("q", detecting, mode=CREATE)
+        await bus.sent(bus.address("q"), message("a", message_id="a"))
+        assert (await administration.runtime("q")).active == 1
+        await administration.delete("q")
+        if not restart:
+            await check(administration, bus)
+    if restart:
+        async with administered(store) as (administration, bus):
+            await check(administration, bus)
+
+
+async def test_what_falls_due_is_forwarded_when_its_queue_comes_back(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("target", QUEUE, mode=CREATE)
+        forwarding = QueueProperties(forward_to="target")
+        made = await administration.put_queue("q", forwarding, mode=CREATE)
+        await bus.sent(bus.address("q"), message("later", scheduled_ms=bus.router.now_ms() + 300))
+        await administration.delete("q", policy=RETAIN)
+        await until(lambda: _scheduled(bus, made.entity_no) == 0)
+        assert (await administration.runtime("target")).active == 0
+    async with administered(store) as (administration, bus):
+        await administration.restore(made.entity_no)
+        assert (await administration.runtime("q")).scheduled == 0
+
+        async def is_there() -> bool:
+            return (await administration.runtime("target")).active == 1
+
+        await wait_until(is_there)
+        assert (await administration.runtime("q")).active == 0
 
 
 async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store: Store) -> None:

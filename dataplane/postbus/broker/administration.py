@@ -93,6 +93,11 @@ class AdministrationRefused(Exception):
         super().__init__(refused.detail)
 
 
+CUT_SHORT: Final = Refused(
+    Refusal.UNKNOWN, "the broker stopped meanwhile; look whether it was done, or repeat it"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RuleDescription:
     """A rule of a subscription and when it was made."""
@@ -406,9 +411,12 @@ class Administration:
         )
 
         async def run() -> None:
-            answer = await _outcome(work)
-            if not answered.done():
-                answered.set_result(answer)
+            answer: T | AdministrationRefused = AdministrationRefused(CUT_SHORT)
+            try:
+                answer = await _outcome(work)
+            finally:
+                if not answered.done():
+                    answered.set_result(answer)
 
         running = run()
         try:
