@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from contextlib import suppress
 from xml.etree import ElementTree
 
@@ -41,6 +42,7 @@ from postbus.edge.atom_xml import (
     description_of,
     read_document,
     read_duration_ms,
+    type_of,
 )
 from tests.edge.atom_documents import (
     ATOM,
@@ -497,6 +499,17 @@ def test_an_entry_that_is_nested_too_deep_is_refused_for_it() -> None:
     queue_of("<New>" * (MAX_DEPTH - 3) + "</New>" * (MAX_DEPTH - 3))
     message = refusal_of("<New>" * (MAX_DEPTH - 2) + "</New>" * (MAX_DEPTH - 2))
     assert message == f"the elements are nested more than {MAX_DEPTH} levels deep"
+
+
+def test_many_prefixes_cost_no_more_than_their_bytes() -> None:
+    count = 10_000
+    prefixes = " ".join(f'xmlns:p{n}="u{n}"' for n in range(count))
+    typed = '<b i:type="p0:x"/>' * count
+    body = f'<a {prefixes} xmlns:i="{INSTANCE}">{typed}</a>'
+    begun_s = time.process_time()
+    root = read_document(body.encode())
+    assert time.process_time() - begun_s < 1.0
+    assert type_of(root[-1]) == ("u0", "x")
 
 
 def test_other_encodings_are_read() -> None:

@@ -56,14 +56,14 @@ class _Builder(TreeBuilder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._scopes: list[tuple[str, str]] = []
+        self._scopes: dict[str, list[str]] = {}  # prefix -> what it means, the innermost last
         self._depth = 0
 
     def start_ns(self, prefix: str | None, uri: str | None) -> None:
-        self._scopes.append((prefix or "", uri or ""))
+        self._scopes.setdefault(prefix or "", []).append(uri or "")
 
-    def end_ns(self, _prefix: str | None) -> None:
-        self._scopes.pop()
+    def end_ns(self, prefix: str | None) -> None:
+        self._scopes[prefix or ""].pop()
 
     def start(self, tag: str, attrs: dict[str, str], /) -> Element:
         self._depth += 1
@@ -79,9 +79,9 @@ class _Builder(TreeBuilder):
 
     def _resolved(self, name: str) -> str:
         prefix, _, local = name.rpartition(":")
-        for known, uri in reversed(self._scopes):
-            if known == prefix:
-                return f"{{{uri}}}{local}"
+        known = self._scopes.get(prefix)
+        if known:
+            return f"{{{known[-1]}}}{local}"
         if prefix:
             raise BadDocument(f"the prefix of the type {name} is not declared")
         return f"{{}}{local}"
