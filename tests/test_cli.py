@@ -162,6 +162,7 @@ def test_port_in_use(option: str, folder: Path) -> None:
         port = str(taken.getsockname()[1])
         done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS, option, port)
     assert_fails(done, 5, f"port {port} .*in use")
+    assert option != "--port" or "Postgres" not in done.stderr, "nothing is started for it"
 
 
 @pytest.mark.slow

@@ -51,8 +51,15 @@ DEFAULT_BUS: Final = BusDefinition(
 def with_free_ports(settings: Settings) -> Settings:
     """Let a second bus on this machine have other ports where nobody chose one.
 
-    Not the plain port: connection strings are made for it.
+    Not the plain port: connection strings are made for it. When that is taken, the command ends
+    here, before a Postgres is started for nothing.
     """
+    if settings.listens_plain and settings.port and not _is_free(settings.host, settings.port):
+        fail(
+            f"port {settings.port} on {settings.host} is in use, perhaps by another bus: stop it,"
+            " or choose another port with --port; 0 takes any free one",
+            Exit.MACHINE,
+        )
     changes: dict[str, int] = {}
     for name, host in (
         ("tls_port", settings.host),
