@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from proton import Delivery, Message
 from proton.handlers import MessagingHandler, TransactionHandler
-from proton.reactor import AtMostOnce, Container, LinkOption
+from proton.reactor import AtMostOnce, Container, Copy, LinkOption
 from proton.utils import (
     BlockingConnection,
     BlockingReceiver,
@@ -48,6 +48,15 @@ def connect(bus: BusThread) -> BlockingConnection:
 
 def receiver_of(connection: BlockingConnection, queue: str, credit: int = 10) -> BlockingReceiver:
     return connection.create_receiver(queue, credit=credit)
+
+
+def test_a_browser_is_refused_and_locks_nothing(
+    bus: BusThread, connection: BlockingConnection, queue: str
+) -> None:
+    connection.create_sender(queue).send(Message(body="here"))
+    with pytest.raises(LinkDetached, match=r"not-implemented.*peek"):
+        connection.create_receiver(queue, options=Copy())
+    assert receiver_of(connection, queue).receive(timeout=LONG_S).delivery_count == 0
 
 
 def test_send_receive_and_settle(

@@ -12,6 +12,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,12 +45,12 @@ def read_calls(files: Iterable[Path]) -> Methods:
 
 
 def reasons_of(client: str) -> dict[str, str]:
-    """Return why methods of a client are not called, or do not work; "Class.*" is all of it."""
+    """Return why methods of a client are not called, or do not work, by patterns of their names."""
     return dict(tomllib.loads((HERE / "reasons.toml").read_text()).get(client, {}))
 
 
 def is_explained(name: str, reasons: Iterable[str]) -> bool:
-    return name in reasons or f"{name.rpartition('.')[0]}.*" in reasons
+    return any(fnmatchcase(name, pattern) for pattern in reasons)
 
 
 def keep(client: str, version: str, methods: Methods) -> None:

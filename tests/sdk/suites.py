@@ -41,6 +41,7 @@ def entities() -> Iterator[Manifest]:
         yield queue(f"plain-{number}")
     for number in range(1, 13):
         yield queue(f"sessions-{number}", requiresSession=True)
+    yield queue("orders")
     yield queue("twice", maxDeliveryCount=2)
     yield queue("unique", requiresDuplicateDetection=True)
     yield queue("disabled", status="Disabled")

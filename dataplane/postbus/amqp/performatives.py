@@ -290,6 +290,7 @@ class Terminus:
     filters: dict[Any, Any] | None = None
     is_coordinator: bool = False
     is_dynamic: bool = False
+    is_copying: bool = False  # a source that leaves its messages: a browser of JMS
 
 
 def decode_terminus(value: object, raw: bytes) -> Terminus | None:
@@ -302,7 +303,8 @@ def decode_terminus(value: object, raw: bytes) -> Terminus | None:
     fields = fields_of(value, 8)
     address = fields[0] if isinstance(fields[0], str) else None
     filters = fields[7] if code == SOURCE and isinstance(fields[7], dict) else None
-    return Terminus(address, raw, filters, is_dynamic=fields[4] is True)
+    is_copying = code == SOURCE and fields[6] == "copy"
+    return Terminus(address, raw, filters, is_dynamic=fields[4] is True, is_copying=is_copying)
 
 
 def with_filters(source: Terminus, filters: dict[Any, Any]) -> Terminus:

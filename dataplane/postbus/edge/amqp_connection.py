@@ -450,7 +450,7 @@ class AmqpConnection:
         self.flush_soon()
 
     def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
-        """Attach unless a filter asks for what the entity does not do: none is ever ignored."""
+        """Attach unless a source asks for what the entity does not do: nothing is ignored."""
         wanted = SessionFilter.of(link.source)
         filters = (link.source.filters if link.source is not None else None) or {}
         needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
@@ -462,6 +462,8 @@ class AmqpConnection:
         if len(filters) > (wanted is not None):
             names = ", ".join(str(key) for key in filters)
             condition, text = conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
+        elif link.source is not None and link.source.is_copying:
+            condition, text = conditions.NOT_IMPLEMENTED, "Nothing is browsed by a link: peek."
         elif wanted is not None and not wanted.is_valid:
             condition, text = conditions.INVALID_FIELD, "A session filter is a string or null."
         elif wanted is None and needs_session:

@@ -5,14 +5,25 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.azure.core.exception.ClientAuthenticationException;
+import com.azure.core.exception.HttpResponseException;
 import com.azure.core.exception.ResourceExistsException;
 import com.azure.core.exception.ResourceNotFoundException;
+import com.azure.core.http.rest.Response;
+import com.azure.core.util.Context;
 import com.azure.messaging.servicebus.administration.ServiceBusAdministrationClient;
 import com.azure.messaging.servicebus.administration.ServiceBusAdministrationClientBuilder;
 import com.azure.messaging.servicebus.administration.models.CorrelationRuleFilter;
 import com.azure.messaging.servicebus.administration.models.CreateQueueOptions;
 import com.azure.messaging.servicebus.administration.models.CreateRuleOptions;
+import com.azure.messaging.servicebus.administration.models.CreateSubscriptionOptions;
+import com.azure.messaging.servicebus.administration.models.CreateTopicOptions;
+import com.azure.messaging.servicebus.administration.models.EntityStatus;
+import com.azure.messaging.servicebus.administration.models.FalseRuleFilter;
+import com.azure.messaging.servicebus.administration.models.MessagingSku;
+import com.azure.messaging.servicebus.administration.models.NamespaceProperties;
 import com.azure.messaging.servicebus.administration.models.QueueProperties;
+import com.azure.messaging.servicebus.administration.models.QueueRuntimeProperties;
 import com.azure.messaging.servicebus.administration.models.RuleProperties;
 import com.azure.messaging.servicebus.administration.models.SqlRuleAction;
 import com.azure.messaging.servicebus.administration.models.SqlRuleFilter;
@@ -91,5 +102,90 @@ class AdministrationTest {
         admin.deleteSubscription("events", "all");
         admin.deleteTopic("events");
         assertFalse(admin.getTopicExists("events"));
+    }
+
+    private static <T> T of(Response<T> response, int status) {
+        assertEquals(status, response.getStatusCode());
+        return response.getValue();
+    }
+
+    @Test
+    void queuesWithTheirResponses() {
+        Context none = Context.NONE;
+        NamespaceProperties namespace = of(admin.getNamespacePropertiesWithResponse(none), 200);
+        assertEquals(MessagingSku.STANDARD, namespace.getMessagingSku());
+        QueueProperties made =
+            of(admin.createQueueWithResponse("made-2", new CreateQueueOptions(), none), 201);
+        assertEquals("made-2", made.getName());
+        assertTrue(of(admin.getQueueExistsWithResponse("made-2", none), 200));
+        assertFalse(admin.getQueueExistsWithResponse("made-3", none).getValue());
+        QueueProperties got = of(admin.getQueueWithResponse("made-2", none), 200);
+        got.setStatus(EntityStatus.SEND_DISABLED);
+        got = of(admin.updateQueueWithResponse(got, none), 200);
+        assertEquals(EntityStatus.SEND_DISABLED, got.getStatus());
+        QueueRuntimeProperties counts =
+            of(admin.getQueueRuntimePropertiesWithResponse("made-2", none), 200);
+        assertEquals(0, counts.getTotalMessageCount());
+        assertTrue(admin.listQueues(none).stream().count() > 40);
+        of(admin.deleteQueueWithResponse("made-2", none), 200);
+        assertEquals(10, admin.createQueue("made-2").getMaxDeliveryCount());
+        admin.deleteQueue("made-2");
+    }
+
+    @Test
+    void topicsWithTheirResponses() {
+        Context none = Context.NONE;
+        of(admin.createTopicWithResponse("t", new CreateTopicOptions(), none), 201);
+        admin.createTopic("u", new CreateTopicOptions().setUserMetadata("u"));
+        assertTrue(of(admin.getTopicExistsWithResponse("t", none), 200));
+        TopicProperties topic = of(admin.getTopicWithResponse("t", none), 200);
+        of(admin.updateTopicWithResponse(topic.setUserMetadata("x"), none), 200);
+        assertTrue(admin.listTopics(none).stream().count() >= 10);
+        of(admin.createSubscriptionWithResponse("t", "s", options(), none), 201);
+        of(
+            admin.createSubscriptionWithResponse("t", "r", "only", options(), few(), none),
+            201);
+        admin.createSubscription("t", "s2", options());
+        admin.createSubscription("t", "r2", "only", options(), few());
+        assertEquals("only", admin.listRules("t", "r2").iterator().next().getName());
+        assertTrue(of(admin.getSubscriptionExistsWithResponse("t", "s", none), 200));
+        SubscriptionProperties got = of(admin.getSubscriptionWithResponse("t", "s", none), 200);
+        of(admin.updateSubscriptionWithResponse(got.setUserMetadata("x"), none), 200);
+        assertEquals(4, admin.listSubscriptions("t", none).stream().count());
+        of(admin.getSubscriptionRuntimePropertiesWithResponse("t", "s", none), 200);
+        assertEquals(
+            4, of(admin.getTopicRuntimePropertiesWithResponse("t", none), 200)
+                .getSubscriptionCount());
+        admin.createRule("t", "s", "plain"); // the order of the SDK
+        of(admin.createRuleWithResponse("t", "s", "few", few(), none), 201);
+        RuleProperties rule = of(admin.getRuleWithResponse("t", "s", "few", none), 200);
+        rule.setFilter(new FalseRuleFilter());
+        of(admin.updateRuleWithResponse("t", "s", rule, none), 200);
+        assertEquals(3, admin.listRules("t", "s", none).stream().count());
+        of(admin.deleteRuleWithResponse("t", "s", "few", none), 200);
+        of(admin.deleteSubscriptionWithResponse("t", "s", none), 200);
+        of(admin.deleteTopicWithResponse("t", none), 200);
+        admin.deleteTopic("u");
+    }
+
+    private static CreateSubscriptionOptions options() {
+        return new CreateSubscriptionOptions().setMaxDeliveryCount(4);
+    }
+
+    private static CreateRuleOptions few() {
+        return new CreateRuleOptions(new SqlRuleFilter("amount < 3"));
+    }
+
+    @Test
+    void whatIsRefused() {
+        assertThrows(ResourceNotFoundException.class, () -> admin.deleteQueue("nowhere"));
+        assertThrows(
+            HttpResponseException.class,
+            () -> admin.createQueue("bad", new CreateQueueOptions().setMaxDeliveryCount(-1)));
+        ServiceBusAdministrationClient limited =
+            new ServiceBusAdministrationClientBuilder()
+                .connectionString(Bus.keyed("listener", "l1sten/+"))
+                .buildClient();
+        assertThrows(ClientAuthenticationException.class, () -> limited.createQueue("bad"));
     }
 }

@@ -1,11 +1,13 @@
 package dev.postbus;
 
 import com.azure.core.amqp.AmqpRetryOptions;
+import com.azure.core.amqp.AmqpTransportType;
 import com.azure.messaging.servicebus.ServiceBusClientBuilder;
 import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.models.SubQueue;
 import java.io.IOException;
 import java.net.URI;
 import java.net.http.HttpClient;
@@ -22,6 +24,11 @@ final class Bus {
     static final String TLS = System.getenv("POSTBUS_TLS");
     static final String HOST = System.getenv("POSTBUS_HOST");
 
+    private static final AmqpTransportType TRANSPORT =
+        "websocket".equals(System.getenv("POSTBUS_TRANSPORT"))
+            ? AmqpTransportType.AMQP_WEB_SOCKETS
+            : AmqpTransportType.AMQP;
+
     private Bus() {}
 
     static ServiceBusClientBuilder builder() {
@@ -31,7 +38,23 @@ final class Bus {
     static ServiceBusClientBuilder builder(String connectionString) {
         return new ServiceBusClientBuilder()
             .connectionString(connectionString)
-            .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(LONG));
+            .transportType(TRANSPORT)
+            .retryOptions(retries(0, LONG));
+    }
+
+    static AmqpRetryOptions retries(int count, Duration timeout) {
+        return new AmqpRetryOptions()
+            .setMaxRetries(count)
+            .setTryTimeout(timeout);
+    }
+
+    static ServiceBusReceiverClient dead(String queue) {
+        return builder()
+            .receiver()
+            .queueName(queue)
+            .subQueue(SubQueue.DEAD_LETTER_QUEUE)
+            .disableAutoComplete()
+            .buildClient();
     }
 
     static String keyed(String rule, String key) {
