@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +17,12 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
+from postbus.amqp.conditions import AmqpLinkError
 from postbus.broker.authz import KeyRule
 from postbus.contract import Right
 from postbus.edge import amqp_listener, receiver_links
 from postbus.edge.intake import Intake
+from postbus.edge.refusals import Explainer
 from postbus.embedded import EmbeddedPostgres
 from postbus.message.codec import Described, Ulong, encode_value
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -137,6 +140,30 @@ def test_change_of_a_rule_detaches_its_links(bus: BusThread, queue: str, change:
             assert robot.expect(DETACH).fields[2].value[0] == "amqp:unauthorized-access"
         assert other.is_silent_until(END, frame(END))
     bus.set_rules(*RULES)
+
+
+def test_a_connection_that_breaks_keeps_no_other_in_its_rights(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explain, calls = Explainer.missing_right, itertools.count()
+
+    def breaking(explainer: Explainer, right: Right, path: str) -> AmqpLinkError:
+        if next(calls) == 0:
+            raise ZeroDivisionError
+        return explain(explainer, right, path)
+
+    monkeypatch.setattr(Explainer, "missing_right", breaking)
+    bus.set_rules(ROOT, KeyRule("robot", frozenset({Right.LISTEN}), Keys("one")))
+    with (
+        RawClient(bus.port, "robot", "one") as first,
+        RawClient(bus.port, "robot", "one") as second,
+    ):
+        first.attach_receiver(queue)
+        second.attach_receiver(queue)
+        bus.set_rules(*RULES)
+        assert second.expect(DETACH).fields[2].value[0] == "amqp:unauthorized-access"
+    assert [error[:16] for error in bus.log.errors()] == ["connection broke"]
+    bus.log.records.clear()
 
 
 def test_stranger_is_closed_after_a_minute(bus: BusThread) -> None:

@@ -513,6 +513,12 @@ class AmqpConnection:
 
     def review_grants(self) -> None:
         """Detach the links that are allowed no more: a token ran out or a rule changed (D19)."""
+        try:
+            self._review_grants()
+        except Exception:  # noqa: BLE001 - a supervised boundary: others are to be looked at too
+            self.broke()
+
+    def _review_grants(self) -> None:
         now_s = self.real_time_s()
         renewed = {path: self.authorizer.renewed(grant) for path, grant in self._grants.items()}
         self._grants = {
