@@ -81,7 +81,7 @@ def connection_string(user: CommandLine) -> str:
         ("at:timestamp=1970-01-01T00:00:01Z", "at", codec.Timestamp(1000)),
         ("id:uuid=00000000-0000-0000-0000-000000000001", "id", uuid.UUID(int=1)),
         ("raw:binary=AAE=", "raw", b"\0\1"),
-        ("urn:x=y", "urn:x", "y"),
+        ("urn:x:string=y", "urn:x", "y"),
     ],
 )
 def test_property_is_text_or_of_the_type_that_is_named(text: str, name: str, value: object) -> None:
@@ -90,7 +90,18 @@ def test_property_is_text_or_of_the_type_that_is_named(text: str, name: str, val
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "=x", "n:int=x", "n:int=99999999999", "b:bool=2", "u:uuid=1", "t:timestamp=1"]
+    "text",
+    [
+        "",
+        "x",
+        "=x",
+        "n:int=x",
+        "n:int=99999999999",
+        "n:integer=7",
+        "b:bool=2",
+        "u:uuid=1",
+        "t:timestamp=1",
+    ],
 )
 def test_property_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError):

@@ -240,14 +240,19 @@ def typed(name: str, kind: str, value: object) -> Any:
 
 
 def read_property(text: str) -> tuple[str, Any]:
-    """Return name and value of `name=text` or `name:type=text`; raises `InputError`."""
+    """Return name and value of `name=text` or `name:type=text`; raises `InputError`.
+
+    A name with a colon needs a type: `urn:region:string=eu`.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InputError(f"{text}: use name=text or name:type=value, such as amount:int=7")
     bare, colon, kind = name.rpartition(":")
-    if colon and bare and kind in TYPES:
-        return bare, typed(bare, kind, value)
-    return name, value
+    if not colon or not bare:
+        return name, value
+    if kind not in TYPES:
+        raise InputError(f"{text}: no type {kind}; there are {', '.join(sorted(TYPES))}")
+    return bare, typed(bare, kind, value)
 
 
 def read_time(text: str) -> int:
