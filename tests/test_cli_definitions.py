@@ -256,6 +256,8 @@ def test_tables_that_are_piped_have_a_line_for_each_row(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = [{"name": "n" * 70, "at": "2026-11-21T19:11:10.457000Z", "text": "t" * 70}] * 2
+    print_objects({"trouble": "t" * 200}, Format.TABLE)
+    assert capsys.readouterr().out.split() == ["trouble", "t" * 200]
     print_objects(rows, Format.TABLE)
     heading, _, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["name", "at", "text"]

@@ -29,6 +29,7 @@ OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Form of wh
 
 Row = Mapping[str, Any]
 MAX_CELL: Final = 80
+MAX_VALUE: Final = 1_000
 MAX_LINE: Final = 10_000
 PART_OF_SECOND: Final = re.compile(r"(?<=^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
 """Of a time: what people do not need; programs get it."""
@@ -51,7 +52,7 @@ def print_objects(
     elif isinstance(found, Mapping):
         table = Table.grid(padding=(0, 2))
         for key, value in found.items():
-            table.add_row(f"[bold]{escape(key)}[/bold]", escape(cell(value)))
+            table.add_row(f"[bold]{escape(key)}[/bold]", escape(cell(value, MAX_VALUE)))
         print_table(table)
     elif not found:
         out.print(empty, markup=False)
@@ -80,7 +81,7 @@ def print_table(table: Table) -> None:
     out.print(table)
 
 
-def cell(value: object) -> str:
+def cell(value: object, most: int = MAX_CELL) -> str:
     """Return a value as people read it; control characters are shown, not obeyed."""
     if value is None or value == "":
         return "-"
@@ -89,7 +90,7 @@ def cell(value: object) -> str:
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False, default=str)
     text = PART_OF_SECOND.sub("Z", printable(str(value)))
-    return text if len(text) <= MAX_CELL else text[: MAX_CELL - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def printable(text: str) -> str:
