@@ -161,7 +161,7 @@ public final class Coverage implements LauncherSessionListener {
         return both;
     }
 
-    public static Object leave(int[] both, Object result, Throwable thrown) {
+    public static Object leave(Method method, int[] both, Object result, Throwable thrown) {
         if (both == null || thrown != null) {
             return result;
         }
@@ -172,8 +172,8 @@ public final class Coverage implements LauncherSessionListener {
         if (result instanceof Flux<?> flux && !result.getClass().getName().contains("Paged")) {
             return flux.doOnNext(value -> add(both, 1)).doOnComplete(() -> add(both, 1));
         }
-        boolean isLazy = result != null && result.getClass().getName().startsWith("reactor.");
-        if (isLazy && result instanceof Iterable<?> lazy) {
+        // Other lists have a type of their own and begin at once.
+        if (method.getReturnType() == Iterable.class && result instanceof Iterable<?> lazy) {
             return (Iterable<Object>) () -> read(both, lazy);
         }
         add(both, 1);
@@ -213,10 +213,11 @@ public final class Coverage implements LauncherSessionListener {
 
         @Advice.OnMethodExit(onThrowable = Throwable.class)
         static void leave(
+                @Advice.Origin Method method,
                 @Advice.Enter int[] both,
                 @Advice.Return(readOnly = false, typing = Assigner.Typing.DYNAMIC) Object result,
                 @Advice.Thrown Throwable thrown) {
-            result = Coverage.leave(both, result, thrown);
+            result = Coverage.leave(method, both, result, thrown);
         }
     }
 
