@@ -6,8 +6,9 @@ BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_FLAGS ?=
-# A Postgres for each worker; a file's tests stay together because they share a bus.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A Postgres for each worker; a file's tests stay together because they share a bus. More workers than
+# cores: clients of SDKs mostly sleep, a second at each close.
+PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane
 CODE := dataplane tests bench examples
 
