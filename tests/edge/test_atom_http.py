@@ -262,6 +262,25 @@ async def test_a_token_for_one_queue_is_not_enough_to_forward_from_it(
     assert forward_of(bus, queue) == target
 
 
+async def test_a_token_for_the_bare_host_is_enough_to_forward_unless_an_entity_has_that_name(
+    http: HttpClient, bus: BusThread
+) -> None:
+    """So @azure/service-bus signs it; whoever has a token for an entity may choose the Host."""
+    queue, target, named = bus.queue(), bus.queue(), bus.queue("localhost.of.an.entity")
+    key, soon = RULES[0].keys.primary, int(time.time() + 300)
+    own = sas_token(f"{url_of(bus)}/{queue}", RULES[0].name, key, soon)
+    body = request_of("QueueDescription", f"<ForwardTo>{target}</ForwardTo>")
+    for host, status in ((named, 401), ("bus.example", 200)):
+        headers = {
+            "Authorization": own,
+            "If-Match": "*",
+            "Host": f"{host}:5300",
+            "ServiceBusSupplementaryAuthorization": sas_token(host, RULES[0].name, key, soon),
+        }
+        assert (await http.call("PUT", f"/{queue}", body, headers)).status == status
+    assert forward_of(bus, queue) == target
+
+
 async def test_who_manages_a_topic_may_list_its_subscriptions(
     http: HttpClient, bus: BusThread
 ) -> None:

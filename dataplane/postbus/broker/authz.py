@@ -89,11 +89,14 @@ class Authorizer:
     def remove_holder(self, holder: GrantHolder) -> None:
         self._holders.pop(holder, None)
 
-    def check_token(self, token: str, audience: str, now_s: float, below: str = "") -> Grant:
+    def check_token(
+        self, token: str, audience: str, now_s: float, below: str = "", host: str = ""
+    ) -> Grant:
         """Return what a SAS token grants on an audience. Raises `TokenRefused`.
 
         The signature covers the resource exactly as it was written and the expiry. A token for
-        just the place `below` the audience where it is used, such as `messages`, will do.
+        just the place `below` the audience where it is used, such as `messages`, will do. One for
+        the bare name of a `host`, without scheme, counts for the whole namespace.
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("Only shared access signatures are accepted: use a SAS key.")
@@ -110,6 +113,8 @@ class Authorizer:
             raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
         scope = resource_path(unquote_plus(resource))
+        if host and scope == host.lower():
+            scope = ""
         if not (covers(scope, path) or (below and covers(scope, f"{path}/{below.lower()}"))):
             raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):

@@ -70,18 +70,22 @@ class HttpAuthorizer:
         header: str = AUTHORIZATION,
         *,
         below: str = "",
+        host: str = "",
     ) -> Grant:
         """Return what the request may do on an entity's path, "" is the namespace.
 
         Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
-        the token, which may be for just what the request names `below` the entity.
+        the token, which may be for just what the request names `below` the entity, or for the bare
+        name of the `host`.
         """
         token = request.headers.get(header, "")
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, text, CHALLENGE)
         try:
-            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
+            grant = self._authorizer.check_token(
+                token, quote(path), self._real_time_s(), below, host
+            )
         except TokenRefused as error:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
             text = f"InvalidSignature: {error}"
