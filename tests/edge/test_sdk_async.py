@@ -159,3 +159,35 @@ async def test_auto_renewer(premium_bus: BusThread) -> None:
             await renewed.wait()
         await receiver.complete_message(message)
     assert premium_bus.counts(queue).active == 0
+
+
+async def test_a_session_of_a_subscription_has_order_state_and_lock(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
+    topic = bus.topic()
+    name = bus.subscription(topic, requiresSession=True)
+    async with client.get_topic_sender(topic) as sender:
+        for body in ("a", "b"):
+            await sender.send_messages(ServiceBusMessage(body, session_id="s1"))
+    assert await listed(client.list_subscription_sessions(topic, name)) == ["s1"]
+    async with client.get_subscription_receiver(topic, name, session_id="s1") as receiver:
+        session = receiver.session
+        before = session.locked_until_utc
+        bus.advance(5_000)
+        assert await session.renew_lock() > before
+        assert await session.get_state() is None
+        await session.set_state("seen")
+        assert await session.get_state() == b"seen"
+        assert await take(receiver, 2) == ["a", "b"]
+
+
+async def test_sessions_of_a_queue_are_listed(bus: BusThread, client: ServiceBusClient) -> None:
+    queue = bus.queue(requiresSession=True)
+    async with client.get_queue_sender(queue) as sender:
+        for session in ("s2", "s1"):
+            await sender.send_messages(ServiceBusMessage("x", session_id=session))
+    assert sorted(await listed(client.list_queue_sessions(queue))) == ["s1", "s2"]
+
+
+async def listed(found: AsyncIterator[str]) -> list[str]:
+    return [each async for each in found]

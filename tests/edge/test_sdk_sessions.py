@@ -233,6 +233,15 @@ def test_list_sessions(client: ServiceBusClient, queue: str) -> None:
     assert sorted(client.list_queue_sessions(queue)) == ["empty", *(f"s{n}" for n in range(5))]
 
 
+def test_list_sessions_of_a_subscription(bus: BusThread, client: ServiceBusClient) -> None:
+    topic = bus.topic()
+    name = bus.subscription(topic, requiresSession=True)
+    with client.get_topic_sender(topic) as sender:
+        for session in ("s2", "s1"):
+            sender.send_messages(ServiceBusMessage("x", session_id=session))
+    assert sorted(client.list_subscription_sessions(topic, name)) == ["s1", "s2"]
+
+
 def test_auto_renewer_keeps_a_session(client: ServiceBusClient, queue: str) -> None:
     send(client, queue, "s", "a")
     with (
