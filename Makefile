@@ -104,7 +104,7 @@ behaviours: setup ## run all tests and write docs/behaviours.md from those that 
 
 .PHONY: openapi
 openapi: setup ## write docs/openapi.json from the table of the control API
-	@$(BIN)/python -c "from postbus.edge.control_openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
+	@$(BIN)/python -c "from postbus.edge.control.openapi import openapi_text as text; print(text(), end='')" > docs/openapi.json
 
 .PHONY: lock
 lock: setup ## compile both lock files from pyproject.toml

@@ -42,15 +42,13 @@ from postbus.contract import (
     SqlFilter,
     parse_duration_ms,
 )
-from postbus.edge import (
-    atom_errors,
-    atom_handler,
-    atom_xml,
-    http_runtime_receives,
-    http_runtime_requests,
-    transactions,
-)
-from postbus.edge.session_links import NEXT_SESSION_S
+from postbus.edge.amqp import transactions
+from postbus.edge.amqp.session_links import NEXT_SESSION_S
+from postbus.edge.atom import errors as atom_errors
+from postbus.edge.atom import handler as atom_handler
+from postbus.edge.atom import xml_text as atom_xml
+from postbus.edge.runtime import receives as http_runtime_receives
+from postbus.edge.runtime import requests as http_runtime_requests
 from postbus.entity import dedup, outbox, sql_actions, sql_expressions, sql_grammar, topic_state
 from postbus.entity.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.forwarding import MAX_FORWARD_HOPS

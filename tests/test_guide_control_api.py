@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from postbus.control_contract import Applied, ProblemType
-from postbus.edge.control_routes import ROUTES
+from postbus.edge.control.routes import ROUTES
 from postbus.settings import Settings
 from tests.dev_bus import LIMIT_S, ROOT, DevBus, running_dev_bus
 

@@ -19,14 +19,14 @@ from postbus.broker.host import Host
 from postbus.broker.triage import Triage
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
-from postbus.edge.control_authorization import ControlAuthorizer
-from postbus.edge.control_development import ControlDevelopment
-from postbus.edge.control_entities import ControlEntities
-from postbus.edge.control_history import ControlHistory
-from postbus.edge.control_messages import ControlMessages
-from postbus.edge.control_rules import ControlRules
-from postbus.edge.control_server import ControlServer
-from postbus.edge.control_status import ControlStatus
+from postbus.edge.control.authorization import ControlAuthorizer
+from postbus.edge.control.development import ControlDevelopment
+from postbus.edge.control.entities import ControlEntities
+from postbus.edge.control.history import ControlHistory
+from postbus.edge.control.messages import ControlMessages
+from postbus.edge.control.rules import ControlRules
+from postbus.edge.control.server import ControlServer
+from postbus.edge.control.status import ControlStatus
 from postbus.edge.suspicion import Suspicion
 from postbus.settings import Settings, is_loopback
 

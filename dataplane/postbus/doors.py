@@ -22,16 +22,16 @@ from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.control_door import ControlDoor, Controlled
 from postbus.data_directory import DataDirectory
-from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.atom_handler import AtomHandler
+from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.websocket import WebSocketHandler
+from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
-from postbus.edge.control_authorization import TokenFileError
+from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.front_door import FrontDoor
-from postbus.edge.http_authorization import HttpAuthorizer
-from postbus.edge.http_door import HttpDoor
-from postbus.edge.http_runtime import RuntimeHandler
+from postbus.edge.runtime.handler import RuntimeHandler
 from postbus.edge.suspicion import Suspicion
-from postbus.edge.websocket import WebSocketHandler
+from postbus.edge.web.authorization import HttpAuthorizer
+from postbus.edge.web.door import HttpDoor
 from postbus.manifests import BusDefinition
 from postbus.metrics import BusSample, DoorSample, MetricsServer, make_registry
 from postbus.sampling import Sampler

@@ -25,8 +25,8 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.edge.atom_descriptions import Place, Shown
-from postbus.edge.atom_feeds import Feeds
+from postbus.edge.atom.descriptions import Place, Shown
+from postbus.edge.atom.feeds import Feeds
 
 PLACE = Place("https", "bus.example:5300")
 ATOM = "http://www.w3.org/2005/Atom"

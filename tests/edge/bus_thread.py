@@ -49,16 +49,16 @@ from postbus.contract import (
     TopicProperties,
 )
 from postbus.data_directory import new_key
-from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.atom_handler import AtomHandler
+from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.websocket import WebSocketHandler
+from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.front_door import FrontDoor
-from postbus.edge.http_authorization import HttpAuthorizer
-from postbus.edge.http_door import HttpDoor
-from postbus.edge.http_runtime import RuntimeHandler
-from postbus.edge.http_runtime_receives import Receives
+from postbus.edge.runtime.handler import RuntimeHandler
+from postbus.edge.runtime.receives import Receives
 from postbus.edge.suspicion import Suspicion
-from postbus.edge.websocket import WebSocketHandler
+from postbus.edge.web.authorization import HttpAuthorizer
+from postbus.edge.web.door import HttpDoor
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget

@@ -12,9 +12,9 @@ from typing import cast
 from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, Sku
-from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.front_door import FrontDoor
-from postbus.edge.http_door import HttpDoor, HttpHandler
+from postbus.edge.web.door import HttpDoor, HttpHandler
 from tests.edge.bus_thread import RULES
 
 HOST = "127.0.0.1"

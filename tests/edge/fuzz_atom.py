@@ -23,10 +23,10 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.edge.atom_descriptions import DESCRIPTIONS, read_description
-from postbus.edge.atom_feeds import Feeds
-from postbus.edge.atom_rules import read_rule
-from postbus.edge.atom_xml import BadDocument, description_of, read_document
+from postbus.edge.atom.descriptions import DESCRIPTIONS, read_description
+from postbus.edge.atom.feeds import Feeds
+from postbus.edge.atom.rules import read_rule
+from postbus.edge.atom.xml_text import BadDocument, description_of, read_document
 from tests.edge.atom_documents import BUS, INSTANCE, PLACE, described, entry_of, request_of
 
 SLOW_SECONDS = 1.0

@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from postbus.broker.clock import ClockMode
-from postbus.edge.control_openapi import openapi_document
+from postbus.edge.control.openapi import openapi_document
 from tests.conftest import dsn_of, run_server
 from tests.dev_bus import environment
 from tests.edge.control_bus import ControlledBus, controlled_bus, path_of

@@ -15,10 +15,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from postbus.edge.http_authorization import HttpRefused
-from postbus.edge.http_runtime_answers import body_of, headers_of, location_path
-from postbus.edge.http_runtime_messages import BadMessage, batch_message, batch_of, single_message
-from postbus.edge.http_runtime_requests import MAX_TIMEOUT_S, Action, target_of
+from postbus.edge.runtime.answers import body_of, headers_of, location_path
+from postbus.edge.runtime.messages import BadMessage, batch_message, batch_of, single_message
+from postbus.edge.runtime.requests import MAX_TIMEOUT_S, Action, target_of
+from postbus.edge.web.authorization import HttpRefused
 from postbus.entity.commands import Delivery
 from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 
-from postbus.edge.websocket_frames import FrameReader, WebSocketError
+from postbus.edge.amqp.websocket_frames import FrameReader, WebSocketError
 
 MAX_MESSAGE_BYTES = 100_000
 MAX_KEPT_BYTES = 131

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from postbus.contract import EntityKind
-from postbus.edge.atom_errors import REFUSALS, explained
-from postbus.edge.atom_paths import (
+from postbus.edge.atom.errors import REFUSALS, explained
+from postbus.edge.atom.paths import (
     Entities,
     EntityAt,
     NamespaceInfo,

@@ -27,16 +27,16 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.edge.atom_descriptions import (
+from postbus.edge.atom.descriptions import (
     DESCRIPTIONS,
     Shown,
     Wanted,
     read_description,
     read_path,
 )
-from postbus.edge.atom_feeds import Feeds
-from postbus.edge.atom_rules import read_rule
-from postbus.edge.atom_xml import (
+from postbus.edge.atom.feeds import Feeds
+from postbus.edge.atom.rules import read_rule
+from postbus.edge.atom.xml_text import (
     MAX_DEPTH,
     BadDocument,
     description_of,

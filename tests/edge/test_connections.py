@@ -20,7 +20,8 @@ from azure.servicebus.exceptions import (
 from postbus.amqp.conditions import AmqpLinkError
 from postbus.broker.authz import KeyRule
 from postbus.contract import Right
-from postbus.edge import amqp_listener, receiver_links
+from postbus.edge.amqp import listener as amqp_listener
+from postbus.edge.amqp import receiver_links
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
 from postbus.embedded import EmbeddedPostgres

@@ -26,8 +26,8 @@ from postbus.bus import BusError
 from postbus.control_contract import EPOCH_HEADER
 from postbus.control_lookup import token_file_of
 from postbus.edge.certificates import ensure_certificate
-from postbus.edge.control_authorization import ControlAuthorizer, TokenFileError
-from postbus.edge.control_routes import ROUTES, Route
+from postbus.edge.control.authorization import ControlAuthorizer, TokenFileError
+from postbus.edge.control.routes import ROUTES, Route
 from postbus.edge.suspicion import Suspicion
 from postbus.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -148,7 +148,7 @@ def test_wrong_tokens_wait_and_right_ones_do_not(
 def test_many_wrong_tokens_at_once_are_sent_away(
     api: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postbus.edge.control_authorization.MOST_DELAYED", 0)
+    monkeypatch.setattr("postbus.edge.control.authorization.MOST_DELAYED", 0)
     told = api.get("/v1/status", token=WRONG)
     assert (told.status, told.headers["Retry-After"]) == (429, "60")
     assert api.get("/v1/status").status == 200

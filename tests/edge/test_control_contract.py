@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 
-from postbus.edge.control_calls import STATUS_OF
-from postbus.edge.control_openapi import REFUSED, openapi_document, openapi_text
-from postbus.edge.control_routes import ROUTES
+from postbus.edge.control.calls import STATUS_OF
+from postbus.edge.control.openapi import REFUSED, openapi_document, openapi_text
+from postbus.edge.control.routes import ROUTES
 from postbus.entity.commands import Refusal
 from tests.dev_bus import ROOT, environment
 
@@ -20,7 +20,7 @@ def test_checked_in_document_is_the_served_one() -> None:
 
 def test_document_does_not_depend_on_the_process() -> None:
     """Sets have another order in every process."""
-    program = "from postbus.edge.control_openapi import openapi_text as t; print(t(), end='')"
+    program = "from postbus.edge.control.openapi import openapi_text as t; print(t(), end='')"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", program],

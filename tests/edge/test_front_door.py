@@ -19,7 +19,7 @@ from aiohttp import web
 from postbus.edge import front_door
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
 from postbus.edge.front_door import speaks_http
-from postbus.edge.http_door import read_limited
+from postbus.edge.web.door import read_limited
 from tests.edge.front_rig import (
     AMQP_HEADER,
     GET_HEALTH,

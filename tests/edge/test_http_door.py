@@ -18,11 +18,11 @@ from aiohttp.test_utils import make_mocked_request
 from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, Right, Sku
-from postbus.edge import http_door
-from postbus.edge.amqp_listener import AmqpListener
+from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.front_door import FrontDoor
-from postbus.edge.http_authorization import HttpAuthorizer, HttpRefused
-from postbus.edge.http_door import HttpDoor, read_limited
+from postbus.edge.web import door as http_door
+from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
+from postbus.edge.web.door import HttpDoor, read_limited
 from tests.edge.bus_thread import RULES, sas_token
 
 HOST = "127.0.0.1"

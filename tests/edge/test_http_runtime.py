@@ -16,9 +16,9 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 import pytest
 
-from postbus.edge import http_runtime_receives
-from postbus.edge.http_runtime_receives import _Consumer
 from postbus.edge.intake import INTAKE_HARD_BYTES
+from postbus.edge.runtime import receives as http_runtime_receives
+from postbus.edge.runtime.receives import _Consumer
 from postbus.entity.commands import (
     AddConsumer,
     Command,

@@ -12,9 +12,9 @@ from typing import cast
 import aiohttp
 import pytest
 
-from postbus.edge import http_runtime
-from postbus.edge.http_runtime import RuntimeHandler
-from postbus.edge.http_runtime_requests import STATUSES
+from postbus.edge.runtime import handler as http_runtime
+from postbus.edge.runtime.handler import RuntimeHandler
+from postbus.edge.runtime.requests import STATUSES
 from postbus.entity.commands import Refusal
 from tests.edge.bus_thread import BusThread
 from tests.edge.fuzz_http import fuzz

@@ -10,8 +10,8 @@ import pytest
 
 from postbus.broker.router import Address, Router
 from postbus.contract import EntityKind, QueueProperties
-from postbus.edge import http_runtime_receives
-from postbus.edge.http_runtime_receives import Receives
+from postbus.edge.runtime import receives as http_runtime_receives
+from postbus.edge.runtime.receives import Receives
 from postbus.entity.commands import (
     AddConsumer,
     Command,

@@ -19,9 +19,9 @@ from azure.servicebus.amqp import (
     AmqpMessageBodyType,
 )
 
-from postbus.edge.http_runtime_answers import body_of, headers_of
-from postbus.edge.http_runtime_messages import BadMessage, make_message, single_message
-from postbus.edge.http_runtime_values import (
+from postbus.edge.runtime.answers import body_of, headers_of
+from postbus.edge.runtime.messages import BadMessage, make_message, single_message
+from postbus.edge.runtime.values import (
     format_property,
     parse_instant,
     parse_property,

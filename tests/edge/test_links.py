@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from postbus.edge import idleness, receiver_links, requests
-from postbus.edge.idleness import Idleness
-from postbus.edge.receiver_links import ReceiverDoor
-from postbus.edge.requests import RequestDoor
+from postbus.edge.amqp import idleness, receiver_links, requests
+from postbus.edge.amqp.idleness import Idleness
+from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.amqp.requests import RequestDoor
 from postbus.entity.commands import (
     Command,
     DemandSet,

@@ -27,7 +27,7 @@ from azure.servicebus.exceptions import (
     SessionLockLostError,
 )
 
-from postbus.edge import receiver_links
+from postbus.edge.amqp import receiver_links
 from postbus.entity.commands import Settle
 from tests.edge.bus_thread import BusThread
 

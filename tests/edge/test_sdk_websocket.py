@@ -19,14 +19,10 @@ from azure.servicebus import (
 from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
-from postbus.edge import (
-    amqp_connection,
-    amqp_listener,
-    certificates,
-    front_door,
-    http_door,
-    suspicion,
-)
+from postbus.edge import certificates, front_door, suspicion
+from postbus.edge.amqp import connection as amqp_connection
+from postbus.edge.amqp import listener as amqp_listener
+from postbus.edge.web import door as http_door
 from tests.edge.bus_thread import RULES, TLS_HOST, BusThread
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from postbus.edge import intake, transactions
-from postbus.edge.receiver_links import ReceiverDoor
+from postbus.edge import intake
+from postbus.edge.amqp import transactions
+from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
 from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.raw_client import (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from postbus.edge import websocket
-from postbus.edge.websocket import accept_key
+from postbus.edge.amqp import websocket
+from postbus.edge.amqp.websocket import accept_key
 from tests.edge.bus_thread import RULES, TLS_HOST, BusThread
 from tests.edge.front_rig import AMQP_HEADER
 from tests.edge.raw_client import ACCEPTED, OPEN, TRANSFER, RawClient, message

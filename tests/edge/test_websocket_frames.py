@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.edge.websocket_frames import (
+from postbus.edge.amqp.websocket_frames import (
     MAX_FRAME_BYTES,
     FrameReader,
     WebSocketError,

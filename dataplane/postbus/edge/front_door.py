@@ -14,8 +14,8 @@ import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
-from postbus.edge.amqp_listener import AmqpListener
-from postbus.edge.http_door import MAX_HEAD_BYTES, HttpDoor
+from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.web.door import MAX_HEAD_BYTES, HttpDoor
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The AMQP door: connections, links and what stands behind them."""

@@ -1,0 +1,66 @@
+"""The `$cbs` node: tokens for audiences.
+
+202 grants, 401 refuses the token, 404 says that the entity is not there. Missing rights show later,
+at the attach, as clients expect.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from postbus.broker.authz import TokenRefused, audience_path
+from postbus.broker.router import Address
+from postbus.edge.amqp.addresses import parse_address
+from postbus.edge.amqp.requests import Request, Respond, Response
+from postbus.message.codec import Int
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+
+class TokenNode:
+    """Handles the put-token requests of one connection."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        """Check a token and keep what it grants."""
+        properties = request.properties
+        audience = properties.get("name")
+        if properties.get("operation") != "put-token" or not isinstance(audience, str):
+            respond(_status(400, "Send put-token with a name."))
+            return
+        # The type is no help: Python's client calls its shared access signatures "jwt" too.
+        token = request.body if isinstance(request.body, str) else ""
+        try:
+            grant = self._connection.authorizer.check_token(
+                token, audience, self._connection.real_time_s()
+            )
+        except TokenRefused as error:
+            self._connection.count_refused_token()
+            refusal = _status(401, f"InvalidSignature: {error}")
+            self._connection.refuse_slowly(str(error), partial(respond, refusal))
+            return
+        path = audience_path(audience)
+        entity = parse_address("/" + path).entity_path
+        if not entity:
+            self._connection.add_grant(grant)
+            respond(_status(202, "Accepted"))
+            return
+
+        def resolved(address: Address | None) -> None:
+            if address is None:
+                text = f"The messaging entity '{audience}' could not be found."
+                error = self._connection.explainer.error("amqp:not-found", text, entity)
+                respond(_status(404, error.description))
+                return
+            self._connection.add_grant(grant)
+            respond(_status(202, "Accepted"))
+
+        self._connection.router.resolve(entity, resolved)
+
+
+def _status(code: int, description: str) -> Response:
+    return Response({"status-code": Int(code), "status-description": description})

@@ -1,0 +1,537 @@
+"""One client connection: engine events to doors, grants, and when its links must end.
+
+The transport calls in with bytes and takes bytes out; nothing here awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeAlias
+
+from postbus.amqp import conditions
+from postbus.amqp.conditions import AmqpConnectionError, AmqpError
+from postbus.amqp.connection import Connection
+from postbus.amqp.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveriesUpdated,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    LinkFlowed,
+    OversizeReceived,
+    SaslInitReceived,
+    SessionBegun,
+    SessionEnded,
+    TransferReceived,
+    UnknownDeliveries,
+)
+from postbus.amqp.link import IncomingLink, Link, OutgoingLink
+from postbus.amqp.performatives import Rejected
+from postbus.amqp.session import Session
+from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right, resource_path
+from postbus.broker.router import Address, Router
+from postbus.contract import NamespaceLimits, Right
+from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
+from postbus.edge.amqp.cbs import TokenNode
+from postbus.edge.amqp.idleness import detach_idle
+from postbus.edge.amqp.management_node import ManagementNode
+from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.amqp.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
+from postbus.edge.amqp.sender_links import SenderDoor
+from postbus.edge.amqp.session_completions import SessionCompletions
+from postbus.edge.amqp.session_links import SessionDoor, SessionFilter
+from postbus.edge.amqp.settlements import LOST
+from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
+from postbus.edge.attaching import attach_refusal, target_refusal
+from postbus.edge.intake import Intake
+from postbus.edge.refusals import Explainer
+from postbus.edge.suspicion import Suspicion
+from postbus.entity.commands import Refusal, Refused, SubQueue
+
+logger = logging.getLogger(__name__)
+
+VIA_PROPERTY: Final = "com.microsoft:transfer-destination-address"
+"""Link property of a sender: what is sent goes on to this entity (send-via)."""
+
+MAX_REFUSED_TOKENS: Final = 20
+"""Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
+
+ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
+
+Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor | CoordinatorDoor
+
+
+class AmqpConnection:
+    """The broker's side of one client connection."""
+
+    def __init__(
+        self,
+        engine: Connection,
+        router: Router,
+        authorizer: Authorizer,
+        limits: NamespaceLimits,
+        explainer: Explainer,
+        intake: Intake,
+        suspicion: Suspicion,
+        *,
+        address: str | None,
+        connection_id: int,
+        real_time_s: Callable[[], float],
+        flush_soon: Callable[[], None],
+        cut: Callable[[], None],
+    ) -> None:
+        self.engine = engine
+        self.router = router
+        self.authorizer = authorizer
+        self.limits = limits
+        self.explainer = explainer
+        self.intake = intake
+        self.connection_id = connection_id
+        self.real_time_s = real_time_s
+        self.flush_soon = flush_soon
+        self.call_later = asyncio.get_running_loop().call_later
+        self.is_paused = False
+        self.is_ended = False
+        self.has_peer_closed = False
+        self.owed_count = 0
+        """Commands under way whose answers the client waits for."""
+        self._suspicion = suspicion
+        self._address = address
+        self._cut = cut
+        self._pumps: dict[ReceiverDoor, None] = {}
+        self._starved: dict[ReceiverDoor, None] = {}
+        self._grants: dict[str, Grant] = {}
+        self._refused_tokens = 0
+        self._doors: dict[Link, Door] = {}
+        self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
+        self.transactions = Transactions(self)
+        self.completions = SessionCompletions(self)
+        authorizer.add_holder(self)
+
+    # --- from the transport ---------------------------------------------------------------------
+
+    def receive(self, data: bytes, now_ms: int) -> None:
+        """Take bytes; transfers of one link that came together go to its door together."""
+        try:
+            while True:
+                events = self.engine.receive_data(data, now_ms)
+                self._handle(events)
+                if not any(type(event) is SaslInitReceived for event in events):
+                    break
+                data = b""  # a client may have pipelined its open behind the SASL init
+            self._feed_starved()
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self.broke()
+        self.flush_soon()
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats, idle peers and links, expired grants."""
+        try:
+            self._handle(self.engine.tick(now_ms))
+            if self._has_expired_grant():
+                self.review_grants()
+            detach_idle(self, self._doors, now_ms)
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self.broke()
+        self.flush_soon()
+
+    def run_pumps(self) -> None:
+        """Bring demand in step with credit; called once before each write."""
+        if self._pumps:
+            pumps, self._pumps = self._pumps, {}
+            try:
+                for door in pumps:
+                    door.pump()
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                self.broke()
+
+    def set_paused(self, is_paused: bool) -> None:
+        """The transport is full, or has room again."""
+        self.is_paused = is_paused
+        if not is_paused:
+            self._feed_starved()
+
+    def shut_down(self) -> None:
+        """Detach all links and close, in the words clients reconnect on."""
+        text = "The broker is shutting down; reconnect."
+        for link in list(self._doors):
+            error = self.explainer.error(conditions.DETACH_FORCED, text, self._doors[link].path)
+            self.detach(link, error)
+        self.close(conditions.CONNECTION_FORCED, text)
+
+    def close(self, condition: str, text: str) -> None:
+        """Close from our side, saying why."""
+        self.engine.close(self.explainer.error(condition, text, ""))
+        self._end()
+        self.flush_soon()
+
+    def lost(self) -> None:
+        """The transport is gone."""
+        self._end()
+
+    def broke(self) -> None:
+        """End the connection for an error of ours; called where it is handled."""
+        logger.exception("connection broke", extra={"conn": self.connection_id})
+        self._cut()
+
+    @property
+    def link_count(self) -> int:
+        return len(self._doors)
+
+    @property
+    def is_authorised(self) -> bool:
+        """Whether the client has shown a key that is still good."""
+        return bool(self._grants)
+
+    # --- for doors ------------------------------------------------------------------------------
+
+    def detach(self, link: Link, error: AmqpError | None) -> None:
+        """Detach a link from our side and forget its door."""
+        link.detach(error)
+        self._close_door(link)
+        self.flush_soon()
+
+    def add_grant(self, grant: Grant) -> None:
+        """Keep what a token grants; a later token of an audience replaces the former."""
+        self._grants[grant.path] = grant
+
+    def count_refused_token(self) -> None:
+        """Close a connection that keeps guessing."""
+        self._refused_tokens += 1
+        if self._refused_tokens >= MAX_REFUSED_TOKENS:
+            self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
+
+    def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
+        """Answer a wrong key, the later the more of them came from the client's address."""
+        delay_s = self._suspicion.note_refused(self._address, "amqp", why)
+        if delay_s:
+            self.call_later(delay_s, answer)
+        else:
+            answer()
+
+    def is_allowed(self, path: str, right: Right) -> bool:
+        """Say whether a live grant of this connection covers a right on a path."""
+        wanted, now_s = resource_path("/" + path), self.real_time_s()
+        return any(
+            grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
+            for grant in self._grants.values()
+        )
+
+    def pump_soon(self, door: ReceiverDoor) -> None:
+        """Pump a door before the next write."""
+        self._pumps[door] = None
+        self.flush_soon()
+
+    def note_starved(self, door: ReceiverDoor) -> None:
+        """Pump a door when the client has read or settled something."""
+        self._starved[door] = None
+
+    def note_answered(self) -> None:
+        """Count an answer that a client waited for."""
+        self.owed_count -= 1
+
+    def note_session(self, entity_no: int, session_id: bytes, door: SessionDoor) -> None:
+        """Remember which link holds a session."""
+        self._sessions[entity_no, session_id] = door
+
+    def forget_session(self, entity_no: int, session_id: bytes) -> None:
+        self._sessions.pop((entity_no, session_id), None)
+
+    def holder_of(self, entity_no: int, session_id: bytes | None) -> int | None:
+        """Return the consumer of this connection that holds a session; that is a use of its link.
+
+        A handler that is busy for long renews the lock and does nothing else on the link.
+        """
+        if session_id is None:
+            return None
+        door = self._sessions.get((entity_no, session_id))
+        if door is None:
+            return None
+        door.idleness.is_used = True
+        return door.consumer_id
+
+    def session_of(self, entity_no: int, link_name: object) -> bytes | None:
+        """Return the session of an entity that a link of this connection holds."""
+        for (number, session_id), door in self._sessions.items():
+            if number == entity_no and door.link_name == link_name:
+                return session_id
+        return None
+
+    def response_door(
+        self, session: Session, node: str, reply_to: str | None
+    ) -> ResponseDoor | None:
+        """Return the link that takes the responses of a node in a session."""
+        doors = [
+            door
+            for door in self._doors.values()
+            if isinstance(door, ResponseDoor) and door.answers(session, node)
+        ]
+        for door in doors:
+            if door.is_addressed(reply_to):
+                return door
+        return doors[0] if doors else None
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _handle(self, events: list[Event]) -> None:
+        burst: list[TransferReceived] = []
+        sending: IncomingLink | None = None  # the link of the burst
+        for event in events:
+            if type(event) is TransferReceived and event.link is sending:
+                burst.append(event)
+                continue
+            if burst:
+                self._receive(burst)
+                burst, sending = [], None
+            match event:
+                case TransferReceived():
+                    burst, sending = [event], event.link
+                case OversizeReceived():
+                    door = self._doors.get(event.link)
+                    if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
+                        door.refuse_oversize(event)
+                case DeliveriesUpdated():
+                    door = self._doors.get(event.link)
+                    if isinstance(door, ReceiverDoor):
+                        door.updated(event)
+                case LinkFlowed(link):
+                    door = self._doors.get(link)
+                    if isinstance(door, ReceiverDoor | ResponseDoor):
+                        door.flowed()
+                case LinkAttached(link):
+                    self._attach(link)
+                case LinkDetached(link):
+                    self._close_door(link)
+                case SessionEnded(session):
+                    for link in [each for each in self._doors if each.session is session]:
+                        self._close_door(link)
+                case SaslInitReceived():
+                    self._authenticate(event)
+                case UnknownDeliveries(session, first, last):
+                    error = self.explainer.refused(LOST, "")
+                    state = Rejected(error.condition, error.description)
+                    session.settle_unknown(first, last, state)
+                case ConnectionOpened(container_id):
+                    logger.debug(
+                        "connection opened",
+                        extra={"conn": self.connection_id, "container": container_id},
+                    )
+                case ConnectionClosed(error):
+                    self.has_peer_closed = not isinstance(error, AmqpConnectionError)
+                    self._end()
+                    if error is not None:
+                        logger.info(
+                            "connection closed with an error",
+                            extra={
+                                "conn": self.connection_id,
+                                "condition": error.condition,
+                                "why": error.description,
+                            },
+                        )
+                case SessionBegun():
+                    pass
+        if burst:
+            self._receive(burst)
+        self.completions.submit()
+
+    def _receive(self, burst: list[TransferReceived]) -> None:
+        door = self._doors.get(burst[0].link)
+        if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
+            door.receive(burst)
+
+    def _authenticate(self, event: SaslInitReceived) -> None:
+        if event.mechanism in ANONYMOUS_MECHANISMS:
+            self.engine.accept_sasl()
+            return
+        if event.mechanism == "PLAIN":
+            try:
+                _, rule_name, key = event.initial_response.decode().split("\0")
+                self.add_grant(self.authorizer.check_password(rule_name, key))
+            except (TokenRefused, ValueError) as error:
+                self.refuse_slowly(str(error), self._refuse_password)
+                return
+            self.engine.accept_sasl()
+            return
+        self.engine.refuse_sasl()
+
+    def _refuse_password(self) -> None:
+        self.engine.refuse_sasl()
+        self.flush_soon()
+
+    # --- attaching ------------------------------------------------------------------------------
+
+    def _attach(self, link: Link) -> None:
+        terminus = link.target if link.is_incoming else link.source
+        if terminus is not None and terminus.is_coordinator and isinstance(link, IncomingLink):
+            coordinator = CoordinatorDoor(self, link)
+            self._doors[link] = coordinator
+            coordinator.attach()
+            return
+        if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
+            text = "Nodes that are made for one link are not supported."
+            link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, ""))
+            return
+        if terminus is None or not terminus.address:
+            text = "The link names no address."
+            link.refuse(self.explainer.error(conditions.INVALID_FIELD, text, ""))
+            return
+        node = parse_address(terminus.address)
+        if node.node is Node.CBS:
+            self._attach_node(link, "$cbs", TokenNode(self).handle, REQUEST_SPARE_BYTES)
+            return
+        right = Right.SEND if link.is_incoming else Right.LISTEN
+        wanted = tuple(Right) if node.node is Node.MANAGEMENT else (right,)
+        if not any(self.is_allowed(node.path, each) for each in wanted):
+            error = self.explainer.missing_right(right, node.path)
+            link.refuse(error)
+            return
+        via = link.properties.get(VIA_PROPERTY)
+        if link.is_incoming and isinstance(via, str):
+            self._attach_via(link, node, parse_address(via))
+            return
+        self.router.resolve(node.path, partial(self._resolved, link, node))
+
+    def _attach_via(self, link: Link, node: NodeAddress, destination: NodeAddress) -> None:
+        """Attach a sender whose messages go on to another entity; both need the right to send."""
+        if not self.is_allowed(destination.path, Right.SEND):
+            link.refuse(self.explainer.missing_right(Right.SEND, destination.path))
+            return
+
+        def resolved(address: Address | None) -> None:
+            if link.is_gone or self.is_ended:
+                return
+            absent = Refused(Refusal.ENTITY_NOT_FOUND)
+            refused = absent if address is None else target_refusal(address)
+            if refused is not None or address is None:
+                link.refuse(self.explainer.refused(refused or absent, destination.path))
+                return
+            resolve = partial(self._resolved, link, node, via=address.name)
+            self.router.resolve(node.path, resolve)
+
+        self.router.resolve(destination.path, resolved)
+
+    def _attach_node(self, link: Link, node: str, handle: Handle, max_bytes: int) -> None:
+        if isinstance(link, IncomingLink):
+            request = RequestDoor(self, link, node, handle, max_bytes)
+            self._doors[link] = request
+            request.attach()
+        elif isinstance(link, OutgoingLink):
+            response = ResponseDoor(self, link, node)
+            self._doors[link] = response
+            response.attach()
+
+    def _resolved(
+        self, link: Link, node: NodeAddress, address: Address | None, via: str | None = None
+    ) -> None:
+        if link.is_gone or self.is_ended:
+            return
+        refused = None
+        if address is None:
+            refused = Refused(Refusal.ENTITY_NOT_FOUND)
+        elif node.node is Node.ENTITY:
+            refused = attach_refusal(address, is_sender=link.is_incoming)
+        if refused is not None or address is None:
+            link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
+        elif node.node is Node.MANAGEMENT:
+            handle = ManagementNode(self, node.path).handle
+            max_bytes = self.limits.max_message_bytes + REQUEST_SPARE_BYTES
+            self._attach_node(link, node.path.lower(), handle, max_bytes)
+        elif isinstance(link, IncomingLink):
+            sender = SenderDoor(self, link, address, node.path, via)
+            self._doors[link] = sender
+            size = address.max_message_bytes(self.limits)
+            sender.attach(size, min(size, self.limits.max_batch_bytes))
+        elif isinstance(link, OutgoingLink):
+            self._attach_receiver(link, address, node)
+        self.flush_soon()
+
+    def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
+        """Attach unless a source asks for what the entity does not do: nothing is ignored."""
+        wanted = SessionFilter.of(link.source)
+        filters = (link.source.filters if link.source is not None else None) or {}
+        needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
+        condition, text = conditions.NOT_ALLOWED, ""
+        if wanted is not None and not needs_session:
+            refused = Refused(Refusal.SESSION_NOT_SUPPORTED)
+            link.refuse(self.explainer.refused(refused, node.path))
+            return
+        if len(filters) > (wanted is not None):
+            names = ", ".join(str(key) for key in filters)
+            condition, text = conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
+        elif link.source is not None and link.source.is_copying:
+            condition, text = conditions.NOT_IMPLEMENTED, "Nothing is browsed by a link: peek."
+        elif wanted is not None and not wanted.is_valid:
+            condition, text = conditions.INVALID_FIELD, "A session filter is a string or null."
+        elif wanted is None and needs_session:
+            text = (
+                "It is not possible for an entity that requires sessions to create a "
+                "non-sessionful message receiver."
+            )
+        if text:
+            link.refuse(self.explainer.error(condition, text, node.path))
+            return
+        if wanted is None:
+            receiver = ReceiverDoor(self, link, address, node.path)
+        else:
+            receiver = SessionDoor(self, link, address, node.path, wanted)
+        self._doors[link] = receiver
+        receiver.attach()
+
+    # --- ending ---------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Nothing may be written any more but what the engine holds already."""
+        self.is_ended = True
+        self.authorizer.remove_holder(self)
+        for link in list(self._doors):
+            self._close_door(link)
+        self.transactions.roll_back()
+        self._pumps.clear()
+
+    def _close_door(self, link: Link) -> None:
+        link.is_attached = False
+        door = self._doors.pop(link, None)
+        if door is not None:
+            if isinstance(door, ReceiverDoor):
+                self._pumps.pop(door, None)
+                self._starved.pop(door, None)
+            door.close()
+
+    def _feed_starved(self) -> None:
+        if self._starved:
+            self._pumps.update(self._starved)
+            self._starved.clear()
+            self.flush_soon()
+
+    def _has_expired_grant(self) -> bool:
+        now_s = self.real_time_s()
+        return any(grant.expires_s <= now_s for grant in self._grants.values())
+
+    def review_grants(self) -> None:
+        """Detach the links that are allowed no more: a token ran out or a rule changed (D19)."""
+        try:
+            self._review_grants()
+        except Exception:  # noqa: BLE001 - a supervised boundary: others are to be looked at too
+            self.broke()
+
+    def _review_grants(self) -> None:
+        now_s = self.real_time_s()
+        renewed = {path: self.authorizer.renewed(grant) for path, grant in self._grants.items()}
+        self._grants = {
+            path: grant
+            for path, grant in renewed.items()
+            if grant is not None and grant.expires_s > now_s
+        }
+        for link, door in list(self._doors.items()):
+            if isinstance(door, SenderDoor | ReceiverDoor):
+                right, paths = Right.LISTEN, [door.path]
+                if isinstance(door, SenderDoor):
+                    right = Right.SEND
+                    paths += [] if door.via is None else [door.via]
+                lost = [each for each in paths if not self.is_allowed(each, right)]
+                if lost:
+                    self.detach(link, self.explainer.missing_right(right, lost[0]))

@@ -1,0 +1,67 @@
+"""Links that nobody uses: Service Bus detaches them after ten minutes.
+
+A door notes that it was used, which costs one store; the connection's tick looks at its doors now
+and then. So a link has no timer, and is detached at most one tick late, never early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Protocol
+
+from postbus.amqp import conditions
+from postbus.amqp.link import Link
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+LINK_IDLE_MS: Final = 600_000
+"""Idle time after which a link is detached. A transfer, a flow or a disposition is a use; credit
+that stands open is none. Source: Service Bus, idle timeout 00:10:00 of publishers and consumers."""
+
+
+class Idleness:
+    """How long one link has not been used."""
+
+    __slots__ = ("_since_ms", "is_used")
+
+    def __init__(self) -> None:
+        self.is_used = True
+        """Set with each use, taken back by the next look."""
+        self._since_ms = 0
+
+    def is_over(self, now_ms: int) -> bool:
+        """Look, and say whether the link has been idle for too long."""
+        if self.is_used:
+            self.is_used = False
+            self._since_ms = now_ms
+            return False
+        return now_ms - self._since_ms >= LINK_IDLE_MS
+
+
+class Watched(Protocol):
+    """A door; the links of nodes may be idle and have no idleness."""
+
+    path: str
+
+    @property
+    def idleness(self) -> Idleness | None: ...
+
+
+def detach_idle(connection: AmqpConnection, doors: Mapping[Link, Watched], now_ms: int) -> None:
+    """Detach the links that were not used for long, in the words clients reconnect on."""
+    idle = [
+        link
+        for link, door in doors.items()
+        if door.idleness is not None and door.idleness.is_over(now_ms)
+    ]
+    for link in idle:
+        kind = "Publisher" if link.is_incoming else "Consumer"
+        minutes, seconds = divmod(LINK_IDLE_MS // 1_000, 60)
+        text = (
+            f"The link '{link.name}' is force detached. Code: {kind.lower()}(link{link.handle})."
+            f" Details: AmqpMessage{kind}.IdleTimerExpired:"
+            f" Idle timeout: 00:{minutes:02}:{seconds:02}."
+        )
+        error = connection.explainer.error(conditions.DETACH_FORCED, text, doors[link].path)
+        connection.detach(link, error)

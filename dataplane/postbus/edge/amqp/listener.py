@@ -1,0 +1,312 @@
+"""The AMQP connections of all ports: bytes to connections and back.
+
+`front_door` accepts them and hands them over, with what it read already. Reads come in steps, so
+that other clients and commits have their turn between them. Writes are gathered and flushed once an
+event loop round. A client that does not read is bounded: its demand is withheld while the transport
+is full, and it is cut off above a hard bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+from postbus.amqp import conditions
+from postbus.amqp.connection import Connection
+from postbus.amqp.limits import Limits
+from postbus.broker.authz import Authorizer
+from postbus.broker.router import Router
+from postbus.contract import NamespaceLimits
+from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.intake import Intake
+from postbus.edge.refusals import Explainer
+from postbus.edge.suspicion import Suspicion
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES: Final = 64 << 10
+"""Bytes taken from one client in one go. Of a burst that fills it the commit begins while the next
+step is parsed. Measured, both ways at once, 1 KiB: 18 % more messages with a window of 100, 30 %
+with 1,000; half of it costs more in calls than it brings."""
+
+HIGH_WATER_BYTES: Final = 1 << 20
+BUFFER_SPARE_BYTES: Final = 16 << 20
+"""Bytes that may wait for one client beside two messages of the largest size. Above that it is cut
+off; demand is withheld long before."""
+
+LINKLESS_MS: Final = 300_000
+"""A connection without links is closed after this time (Service Bus's five minutes)."""
+
+STRANGER_MS: Final = 60_000
+"""A connection that has shown no key is closed after this time (Service Bus's minute)."""
+
+CLOSING_MS: Final = 30_000
+"""How long our last words may wait for a client that does not read them."""
+
+LINGER_S: Final = 1.0
+"""How long a client that we close may take to hang up; cutting at once could lose our last
+words."""
+
+
+class AmqpListener:
+    """All AMQP clients of this broker. `stop` lets them finish what is under way."""
+
+    def __init__(
+        self,
+        router: Router,
+        authorizer: Authorizer,
+        limits: NamespaceLimits,
+        tasks: asyncio.TaskGroup,
+        namespace: str = "postbus",
+        real_time_s: Callable[[], float] = time.time,
+        suspicion: Suspicion | None = None,
+    ) -> None:
+        self._router = router
+        self._authorizer = authorizer
+        self._limits = limits
+        self._tasks = tasks
+        self._explainer = Explainer(namespace)
+        self.intake = Intake()
+        """What all doors of this broker share."""
+        self._real_time_s = real_time_s
+        self._suspicion = suspicion or Suspicion()
+        self._has_changed = asyncio.Event()
+        self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
+        self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
+        self._connections: set[AmqpTransport] = set()
+        self._ids = itertools.count(1)
+        # One for all: it is emptied before the next read. A view, since asyncio's TLS slices it.
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._ticking = tasks.create_task(self._tick_forever(), name="amqp-ticks")
+        self.accepted_count = 0
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    async def stop(self, grace_s: float) -> None:
+        """Answer what was taken, detach the clients, wait until they are gone.
+
+        `grace_s` bounds all of it; whoever is left is cut off.
+        """
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        self._ticking.cancel()
+        for connection in self._connections:
+            connection.stop_reading()
+        await self._wait_for(
+            lambda: not any(each.is_owing for each in self._connections), deadline_s
+        )
+        for connection in list(self._connections):
+            connection.shut_down()
+        await self._wait_for(lambda: not self._connections, deadline_s)
+        self.abort()
+
+    async def _wait_for(self, is_reached: Callable[[], bool], deadline_s: float) -> None:
+        """Return when something is so, or the time is over."""
+        while not is_reached():
+            self._has_changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._has_changed.wait()
+            except TimeoutError:
+                return
+
+    def abort(self) -> None:
+        """Cut all connections."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    def welcome(self, transport: asyncio.Transport, first: bytes) -> None:
+        """Take over a connection that began with `first`."""
+        protocol = AmqpTransport(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if first:
+            protocol.receive(first, is_burst=False)
+
+    # --- for transports -------------------------------------------------------------------------
+
+    def add(self, transport: AmqpTransport, address: str | None) -> AmqpConnection:
+        """Count a new client and make its connection; it comes from an IP address."""
+        self._connections.add(transport)
+        self.accepted_count += 1
+        return AmqpConnection(
+            Connection(container_id="postbus", limits=self._engine_limits),
+            self._router,
+            self._authorizer,
+            self._limits,
+            self._explainer,
+            self.intake,
+            self._suspicion,
+            address=address,
+            connection_id=next(self._ids),
+            real_time_s=self._real_time_s,
+            flush_soon=transport.flush_soon,
+            cut=transport.abort,
+        )
+
+    def remove(self, transport: AmqpTransport) -> None:
+        self._connections.discard(transport)
+        self._has_changed.set()
+
+    def note_written(self) -> None:
+        """Something was answered; whoever waits for that looks again."""
+        self._has_changed.set()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            now_ms = time.monotonic_ns() // 1_000_000
+            for connection in list(self._connections):
+                connection.tick(now_ms)
+
+
+class AmqpTransport(asyncio.BufferedProtocol):
+    """One socket. The only place where bytes of a client meet the event loop."""
+
+    def __init__(self, listener: AmqpListener) -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connection: AmqpConnection | None = None
+        self._is_flush_due = False
+        self._is_lingering = False
+        self._is_reading_stopped = False
+        self._since_ms = time.monotonic_ns() // 1_000_000
+        self._linkless_ms = 0
+        self._closing_ms = 0
+        self._next_tick_ms = 0
+
+    # --- called by the event loop ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        peer = transport.get_extra_info("peername")
+        self._connection = self._listener.add(self, peer[0] if peer else None)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._listener.read_buffer
+
+    def buffer_updated(self, size_bytes: int) -> None:
+        data = bytes(self._listener.read_buffer[:size_bytes])
+        self.receive(data, is_burst=size_bytes == READ_BYTES)
+
+    def receive(self, data: bytes, *, is_burst: bool) -> None:
+        """Take bytes; of a burst more will come at once."""
+        assert self._connection is not None
+        self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+        if is_burst and not self._is_reading_stopped:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Read on after two rounds of the loop: the first starts a commit, the second sends it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._loop.call_soon, self._read_on)
+
+    def _read_on(self) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self._is_reading_stopped:
+            transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.set_paused(True)
+
+    def resume_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.set_paused(False)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._transport = None
+        self._listener.remove(self)
+        if self._connection is not None:
+            self._connection.lost()
+
+    # --- called by the listener -----------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Once a second: heartbeats, idle and unfinished connections."""
+        connection = self._connection
+        if connection is None or now_ms < self._next_tick_ms:
+            return
+        engine = connection.engine
+        self._next_tick_ms = now_ms + min(engine.tick_interval_ms, 15_000)
+        connection.tick(now_ms)
+        if engine.is_closed or (self._transport is not None and self._transport.is_closing()):
+            self._closing_ms = self._closing_ms or now_ms
+            if now_ms - self._closing_ms >= CLOSING_MS:
+                self.abort()
+            return
+        if not connection.is_authorised and now_ms - self._since_ms >= STRANGER_MS:
+            self._close_inactive(connection, STRANGER_MS)
+        elif connection.link_count:
+            self._linkless_ms = 0
+        elif not self._linkless_ms:
+            self._linkless_ms = now_ms
+        elif now_ms - self._linkless_ms >= LINKLESS_MS:
+            self._close_inactive(connection, LINKLESS_MS)
+
+    def _close_inactive(self, connection: AmqpConnection, allowed_ms: int) -> None:
+        text = (
+            f"The connection was inactive for more than the allowed {allowed_ms} milliseconds and"
+            " is closed by container 'LinkTracker'."
+        )
+        connection.close(conditions.CONNECTION_FORCED, text)
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether the client waits for an answer to what it sent."""
+        return self._connection is not None and self._connection.owed_count > 0
+
+    def stop_reading(self) -> None:
+        """Take nothing more from the client; it reads on."""
+        self._is_reading_stopped = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def shut_down(self) -> None:
+        """Say goodbye; the client hangs up."""
+        self._is_reading_stopped = False
+        if self._connection is not None:
+            self._connection.shut_down()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Write what the engine has at the end of this round of the event loop."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        transport, connection = self._transport, self._connection
+        if transport is None or connection is None or transport.is_closing():
+            return
+        connection.run_pumps()
+        buffers = connection.engine.data_to_send()
+        if buffers:
+            transport.write(b"".join(buffers))
+            self._listener.note_written()
+            if transport.get_write_buffer_size() > self._listener.max_buffered_bytes:
+                logger.warning("client does not read", extra={"conn": connection.connection_id})
+                transport.abort()
+                return
+        if connection.engine.is_closed and not self._is_lingering:
+            self._is_lingering = True
+            if connection.has_peer_closed:
+                transport.close()
+            else:
+                self._loop.call_later(LINGER_S, transport.close)

@@ -1,0 +1,389 @@
+"""The `$management` node of an entity: what does not fit on a link.
+
+Peek, renew, deferred messages, schedules and settlement by lock token; requests about sessions and
+rules are in modules of their own. Names carry the prefix `com.microsoft:`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from postbus.amqp import conditions
+from postbus.broker.router import Address
+from postbus.contract import Right
+from postbus.edge.amqp.management_bodies import (
+    BadRequest,
+    failure,
+    integer,
+    items,
+    numbers,
+    ok,
+    response,
+    session_id_of,
+    text,
+    tokens,
+)
+from postbus.edge.amqp.requests import Request, Respond
+from postbus.edge.amqp.rule_requests import RuleRequests
+from postbus.edge.amqp.session_requests import SessionRequests
+from postbus.edge.amqp.settlements import RELOADING
+from postbus.edge.message_ids import name_messages
+from postbus.edge.refusals import status_code
+from postbus.entity.commands import (
+    Cancelled,
+    CancelScheduled,
+    Command,
+    DeferredReceived,
+    DeleteMessages,
+    Disposition,
+    Enqueue,
+    Enqueued,
+    LocksRenewed,
+    MessagesDeleted,
+    MessageState,
+    Peek,
+    Peeked,
+    PeekedMessage,
+    ReceiveDeferred,
+    ReceiveMode,
+    Refusal,
+    Refused,
+    RenewLocks,
+    Reply,
+    Settle,
+    Settled,
+    SubQueue,
+)
+from postbus.message.codec import Array, DecodeError, Int
+from postbus.message.delivery import encode_message, token_to_uuid
+from postbus.message.envelope import Envelope
+from postbus.message.sections import slice_message
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+PREFIX: Final = "com.microsoft:"
+MAX_PEEK_COUNT: Final = 1_000
+MAX_PEEK_BYTES: Final = 1 << 20
+"""Bytes of messages in one peek response; more messages come with the next request."""
+
+TRANSACTION: Final = "$transaction"
+"""Where the transaction of a request stands among the fields of its body; no client's field."""
+
+EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
+
+DISPOSITIONS: Final = {
+    "completed": Disposition.COMPLETE,
+    "abandoned": Disposition.ABANDON,
+    "suspended": Disposition.DEAD_LETTER,
+    "defered": Disposition.DEFER,  # with one r on the wire
+}
+
+
+class ManagementNode:
+    """Handles the requests of one connection to one entity or sub-queue."""
+
+    def __init__(self, connection: AmqpConnection, path: str) -> None:
+        self.path = path
+        self._connection = connection
+        self._operations: dict[str, tuple[Right, Callable[[Address, Any, Respond], None]]] = {
+            "renew-lock": (Right.LISTEN, self._renew_lock),
+            "peek-message": (Right.LISTEN, self._peek),
+            "receive-by-sequence-number": (Right.LISTEN, self._receive_deferred),
+            "update-disposition": (Right.LISTEN, self._update_disposition),
+            "batch-delete-messages": (Right.LISTEN, self._delete),
+            "schedule-message": (Right.SEND, self._schedule),
+            "cancel-scheduled-message": (Right.SEND, self._cancel),
+        }
+        for group in (SessionRequests(connection, self), RuleRequests(connection, self)):
+            for name, run in group.operations.items():
+                self._operations[name] = (Right.LISTEN, run)
+
+    def handle(self, request: Request, respond: Respond) -> None:
+        """Dispatch one request; whatever is wrong with it becomes its response."""
+        name = request.properties.get("operation")
+        operation = None
+        if isinstance(name, str) and name.startswith(PREFIX):
+            operation = self._operations.get(name[len(PREFIX) :])
+        if operation is None:
+            self.fail(respond, 501, conditions.NOT_IMPLEMENTED, f"No operation '{name}' here.")
+            return
+        right, run = operation
+        if not self._connection.is_allowed(self.path, right):
+            why = f"Unauthorized access. '{right.value}' claim(s) are required."
+            self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
+            return
+        if request.transaction_id is not None and name != PREFIX + "update-disposition":
+            why = "Of requests only update-disposition can be part of a transaction."
+            self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
+            return
+        if not isinstance(request.body, dict):
+            self.fail(respond, 400, conditions.ARGUMENT_ERROR, "The body is not a map.")
+            return
+        body = {str(key): value for key, value in request.body.items()}
+        body[TRANSACTION] = request.transaction_id
+
+        def resolved(address: Address | None) -> None:
+            if address is None:
+                self.refuse(respond, Refused(Refusal.ENTITY_NOT_FOUND))
+                return
+            if body.get("session-id") is None:
+                link_name = request.properties.get("associated-link-name")
+                session_id = self._connection.session_of(address.entity_no, link_name)
+                if session_id is not None:  # azservicebus of Go says it by the link alone
+                    body["session-id"] = session_id.decode()
+            try:
+                run(address, body, respond)
+            except (BadRequest, DecodeError) as error:
+                self.fail(respond, 400, conditions.ARGUMENT_ERROR, str(error))
+
+        self._connection.router.resolve(self.path, resolved)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _renew_lock(self, address: Address, body: Any, respond: Respond) -> None:
+        if address.requires_session and address.sub_queue is SubQueue.ACTIVE:
+            why = "Locks of messages of a session are renewed with the session."
+            self.fail(respond, 400, conditions.NOT_ALLOWED, why)
+            return
+        command = RenewLocks(address.entity_no, address.sub_queue, tokens(body))
+
+        def answer(reply: Reply) -> None:
+            if isinstance(reply, LocksRenewed):
+                ok(respond, {"expirations": Array(0x83, list(reply.locked_until_ms))})
+            else:
+                self.refuse(respond, reply)
+
+        self.submit(address, command, answer)
+
+    def _peek(self, address: Address, body: Any, respond: Respond) -> None:
+        count = integer(body, "message-count")
+        if count < 1:
+            raise BadRequest("message-count must be at least 1")
+        command = Peek(
+            address.entity_no,
+            address.sub_queue,
+            integer(body, "from-sequence-number"),
+            min(count, MAX_PEEK_COUNT),
+            MAX_PEEK_BYTES,
+            session_id_of(body),
+        )
+
+        def answer(reply: Reply) -> None:
+            if not isinstance(reply, Peeked):
+                self.refuse(respond, reply)
+                return
+            if not reply.messages:
+                respond(response(204, "No content"))
+                return
+            encode = _peeked_without_body if body.get("omit-message-body") is True else _peeked
+            ok(respond, {"messages": [{"message": encode(each)} for each in reply.messages]})
+
+        self.submit(address, command, answer)
+
+    def _receive_deferred(self, address: Address, body: Any, respond: Respond) -> None:
+        mode = ReceiveMode.PEEK_LOCK
+        if integer(body, "receiver-settle-mode", default=1) == 0:
+            mode = ReceiveMode.RECEIVE_AND_DELETE
+        session_id = session_id_of(body)
+        command = ReceiveDeferred(
+            address.entity_no,
+            address.sub_queue,
+            numbers(body),
+            mode,
+            session_id,
+            self._connection.holder_of(address.entity_no, session_id),
+        )
+
+        def answer(reply: Reply) -> None:
+            if not isinstance(reply, DeferredReceived):
+                self.refuse(respond, reply)
+                return
+            messages = []
+            for each in reply.deliveries:
+                token = each.lock_token or None
+                entry: dict[str, Any] = {
+                    "message": encode_message(
+                        each.envelope,
+                        sequence=each.sequence,
+                        enqueued_ms=each.enqueued_ms,
+                        delivery_count=each.delivery_count,
+                        ttl_ms=each.ttl_ms,
+                        locked_until_ms=each.locked_until_ms if token else None,
+                        state=int(MessageState.DEFERRED),
+                        lock_token=token,
+                    )
+                }
+                if token:
+                    entry["lock-token"] = token_to_uuid(token)
+                messages.append(entry)
+            ok(respond, {"messages": messages})
+
+        self.submit(address, command, answer)
+
+    def _update_disposition(self, address: Address, body: Any, respond: Respond) -> None:
+        disposition = DISPOSITIONS.get(str(body.get("disposition-status")))
+        if disposition is None:
+            raise BadRequest("disposition-status is not one of " + ", ".join(DISPOSITIONS))
+        changes = body.get("properties-to-modify")
+        if changes is not None and not (
+            isinstance(changes, dict) and all(isinstance(key, str) for key in changes)
+        ):
+            raise BadRequest("properties-to-modify is no map of names")
+        properties = changes and {str(key): value for key, value in changes.items()}
+        is_dead_letter = disposition is Disposition.DEAD_LETTER
+        command = Settle(
+            address.entity_no,
+            address.sub_queue,
+            tokens(body),
+            disposition,
+            text(body, "deadletter-reason") if is_dead_letter else None,
+            text(body, "deadletter-description") if is_dead_letter else None,
+            properties,
+            session_id_of(body),
+        )
+        is_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
+        lost = Refused(Refusal.SESSION_LOCK_LOST if is_session else Refusal.LOCK_LOST)
+        if body[TRANSACTION] is not None:
+            self._enlist(address, command, body[TRANSACTION], lost, respond)
+            return
+
+        def answer(reply: Reply) -> None:
+            if isinstance(reply, Settled) and not reply.lost:
+                ok(respond, None)
+            elif isinstance(reply, Settled) or (
+                isinstance(reply, Refused) and reply.refusal in RELOADING
+            ):
+                self.refuse(respond, lost)
+            else:
+                self.refuse(respond, reply)
+
+        self.submit(address, command, answer)
+
+    def _enlist(
+        self,
+        address: Address,
+        command: Settle,
+        transaction_id: bytes,
+        lost: Refused,
+        respond: Respond,
+    ) -> None:
+        """Let a settlement wait in its transaction, if its locks live."""
+        transactions = self._connection.transactions
+        transaction = transactions.find(transaction_id)
+        if transaction is None:
+            respond(failure(410, transactions.unknown(transaction_id)))
+            return
+
+        def checked(refused: Refused | None) -> None:
+            if refused is None:
+                ok(respond, None)
+            else:
+                self.refuse(respond, lost if refused.refusal is Refusal.LOCK_LOST else refused)
+
+        transaction.add_settlement(address, command, checked)
+
+    def _schedule(self, address: Address, body: Any, respond: Respond) -> None:
+        entries = items(body, "messages")
+        if address.sub_queue is not SubQueue.ACTIVE:
+            self.refuse(respond, Refused(Refusal.NOT_ALLOWED))
+            return
+        envelopes: list[Envelope] = []
+        for entry in entries:
+            message = entry.get("message") if isinstance(entry, dict) else None
+            if not isinstance(message, bytes):
+                raise BadRequest("each entry of messages needs a binary message")
+            envelopes.append(slice_message(message))
+        name_messages(envelopes)
+        intake = self._connection.intake
+        if intake.is_full:
+            self.refuse(respond, Refused(Refusal.BUSY))
+            return
+        size_bytes = sum(envelope.size_bytes for envelope in envelopes)
+        intake.take(size_bytes)
+
+        def answer(reply: Reply) -> None:
+            intake.give_back(size_bytes)
+            if isinstance(reply, Enqueued) and not reply.refusals:
+                ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
+            elif isinstance(reply, Enqueued) and reply.refusals:
+                self.refuse(respond, next(iter(reply.refusals.values())))
+            else:
+                self.refuse(respond, reply)
+
+        self.submit(address, Enqueue(address.entity_no, envelopes, is_atomic=True), answer)
+
+    def _cancel(self, address: Address, body: Any, respond: Respond) -> None:
+        def answer(reply: Reply) -> None:
+            if isinstance(reply, Cancelled):
+                ok(respond, None)
+            else:
+                self.refuse(respond, reply)
+
+        self.submit(address, CancelScheduled(address.entity_no, numbers(body)), answer)
+
+    def _delete(self, address: Address, body: Any, respond: Respond) -> None:
+        limit = integer(body, "message-count")
+        if not 1 <= limit <= self._connection.limits.max_delete_count:
+            raise BadRequest(
+                f"message-count must be 1 to {self._connection.limits.max_delete_count}"
+            )
+        before_ms = integer(body, "enqueued-time-utc", default=self._connection.router.now_ms())
+        command = DeleteMessages(
+            address.entity_no, address.sub_queue, limit, before_ms, session_id_of(body)
+        )
+
+        def answer(reply: Reply) -> None:
+            if not isinstance(reply, MessagesDeleted):
+                self.refuse(respond, reply)
+            elif reply.count:
+                ok(respond, {"message-count": Int(reply.count)})
+            else:
+                respond(response(204, "No content"))
+
+        self.submit(address, command, answer)
+
+    # --- for the groups of operations -----------------------------------------------------------
+
+    def submit(self, address: Address, command: Command, on_reply: Callable[[Reply], None]) -> None:
+        """Submit a command that the client waits for."""
+        connection = self._connection
+
+        def answer(reply: Reply) -> None:
+            connection.note_answered()
+            try:
+                on_reply(reply)
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                connection.broke()
+
+        connection.owed_count += 1
+        connection.router.submit(address.partition_id, command, answer)
+
+    def refuse(self, respond: Respond, reply: Reply) -> None:
+        """Answer with the refusal of an entity."""
+        assert isinstance(reply, Refused)
+        refusal = reply
+        error = self._connection.explainer.refused(refusal, self.path)
+        respond(failure(status_code(refusal.refusal), error))
+
+    def fail(self, respond: Respond, code: int, condition: str, why: str) -> None:
+        """Answer with an error that is no refusal of an entity."""
+        respond(failure(code, self._connection.explainer.error(condition, why, self.path)))
+
+
+def _peeked(message: PeekedMessage) -> bytes:
+    """Return a browsed message; its expiry is told only where the sender set one (S104)."""
+    return encode_message(
+        message.envelope,
+        sequence=message.sequence,
+        enqueued_ms=message.enqueued_ms,
+        delivery_count=message.delivery_count,
+        ttl_ms=message.envelope.ttl_ms,
+        state=int(message.state),
+    )
+
+
+def _peeked_without_body(message: PeekedMessage) -> bytes:
+    encoded = _peeked(message)
+    return encoded[: len(encoded) - len(message.envelope.body)] + EMPTY_BODY

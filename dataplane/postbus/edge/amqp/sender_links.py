@@ -1,0 +1,260 @@
+"""Behind a client's sender link: AMQP transfers to `Enqueue`, refusals to rejected outcomes.
+
+Holds no state machine: credit arithmetic belongs to the engine, order to the entity. What a client
+sends inside a transaction goes to the `Transaction` and waits there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from postbus.amqp.events import OversizeReceived, TransferReceived
+from postbus.amqp.link import IncomingLink
+from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
+from postbus.broker.router import Address
+from postbus.edge.amqp.idleness import Idleness
+from postbus.edge.amqp.settlements import PRE_SETTLED, ranges_of
+from postbus.edge.intake import guarded
+from postbus.edge.message_ids import name_messages
+from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
+from postbus.message.codec import DecodeError, Ulong
+from postbus.message.envelope import Envelope
+from postbus.message.sections import BATCH_FORMAT, explode_batch, slice_message
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+SEND_CREDIT: Final = 2_000
+"""Most deliveries a client may have on the way on one link. Service Bus grants 1,000; a pipelining
+sender with a window of 1,000 must not wait for credit."""
+
+LINK_BUDGET_BYTES: Final = 16 << 20
+"""Bytes one link may have on the way, by the size of its last messages (D15)."""
+
+MAX_UNANSWERED: Final = 20_000
+"""Deliveries without an answer above which a link's sends are refused as busy. Some clients ignore
+credit: the Python SDK starts with an assumed 10,000."""
+
+LINK_ENDING: Final = frozenset(
+    {Refusal.ENTITY_NOT_FOUND, Refusal.ENTITY_DISABLED, Refusal.SEND_DISABLED}
+)
+"""Refusals of a send that hold for the whole link."""
+
+
+class SenderDoor:
+    """Takes what a client sends to one queue or topic.
+
+    `via`: the entity that gets it in the end, through the outbox of `address` (send-via).
+    """
+
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: IncomingLink,
+        address: Address,
+        path: str,
+        via: str | None = None,
+    ) -> None:
+        self.path = path
+        self.via = via
+        self.connection = connection
+        self.idleness = Idleness()
+        self._link = link
+        self._address = address
+        self._intake = connection.intake
+        self._waiting = 0  # deliveries without an answer
+        self._last_bytes = 1_024
+        self._max_batch_bytes = 0
+
+    def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
+        """Answer the attach and grant the first credit."""
+        self._max_batch_bytes = max_batch_bytes
+        self.connection.router.watch(self._address.entity_no, self)
+        self._link.accept(
+            max_message_bytes=max_message_bytes,
+            credit=SEND_CREDIT,
+            properties={"com.microsoft:max-message-batch-size": Ulong(max_batch_bytes)},
+        )
+
+    def receive(self, transfers: list[TransferReceived]) -> None:
+        """Enqueue one read's deliveries of this link, in order."""
+        envelopes: list[Envelope] = []
+        ids: list[int] = []
+        size_bytes = 0
+        is_busy = self._intake.is_full or self._waiting >= MAX_UNANSWERED
+        self.idleness.is_used = True
+        self._waiting += len(transfers)
+        self._last_bytes = len(transfers[-1].payload) or 1
+        for transfer in transfers:
+            _, delivery_id, _, message_format, is_settled, state, payload = transfer
+            if is_settled:
+                delivery_id = PRE_SETTLED
+            if is_busy:
+                self._refuse_special(transfer.state, delivery_id, Refused(Refusal.BUSY))
+                continue
+            if message_format or state is not None:
+                name_messages(envelopes)
+                self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
+                envelopes, ids, size_bytes = [], [], 0
+                self._receive_special(transfer, delivery_id)
+                continue
+            try:
+                envelopes.append(slice_message(payload))
+            except DecodeError as error:
+                self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED, str(error)))
+                continue
+            ids.append(delivery_id)
+            size_bytes += len(payload)
+        name_messages(envelopes)
+        self._submit(ids, Enqueue(self._address.entity_no, envelopes), size_bytes)
+
+    def refuse_oversize(self, event: OversizeReceived) -> None:
+        """Answer a delivery that was too large to be kept."""
+        self.idleness.is_used = True
+        self._waiting += 1
+        delivery_id = PRE_SETTLED if event.is_settled else event.delivery_id
+        detail = f"The limit is {self._link.max_message_bytes} bytes."
+        refused = Refused(Refusal.MESSAGE_TOO_LARGE, detail)
+        self._refuse_special(event.state, delivery_id, refused)
+
+    def close(self) -> None:
+        """Forget the link; answers still under way find it detached."""
+        self._intake.forget(self)
+        self.connection.router.unwatch(self._address.entity_no, self)
+
+    @guarded
+    def deleted(self) -> None:
+        """The entity is gone: nothing can be sent here any more."""
+        error = self.connection.explainer.refused(Refused(Refusal.ENTITY_NOT_FOUND), self.path)
+        self.connection.detach(self._link, error)
+
+    def replenish(self) -> None:
+        """Grant credit again when half of it is used and there is room."""
+        link = self._link
+        target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
+        if link.is_attached and link.credit <= target >> 1:
+            credit = target - self._waiting
+            if credit > link.credit:
+                if self._intake.is_over:
+                    self._intake.hold(self)
+                    return
+                link.grant(credit)
+                self.connection.flush_soon()
+
+    def _receive_special(self, transfer: TransferReceived, delivery_id: int) -> None:
+        """Take a batch, a message of a format we do not know, or one in a transaction."""
+        payload = transfer.payload
+        is_batch = transfer.message_format == BATCH_FORMAT
+        if is_batch and len(payload) > self._max_batch_bytes:
+            detail = f"A batch may have {self._max_batch_bytes} bytes."
+            refused = Refused(Refusal.MESSAGE_TOO_LARGE, detail)
+            self._refuse_special(transfer.state, delivery_id, refused)
+            return
+        try:
+            envelopes = explode_batch(payload) if is_batch else [slice_message(payload)]
+        except DecodeError as error:
+            refused = Refused(Refusal.MESSAGE_MALFORMED, str(error))
+            self._refuse_special(transfer.state, delivery_id, refused)
+            return
+        name_messages(envelopes)
+        if transfer.state is not None:
+            self._enlist(transfer, delivery_id, envelopes)
+            return
+        command = Enqueue(self._address.entity_no, envelopes, is_atomic=is_batch)
+        self._submit([delivery_id], command, len(payload))
+
+    def _refuse_special(
+        self, state: DeliveryState | None, delivery_id: int, refused: Refused
+    ) -> None:
+        """Refuse one delivery; the transaction it belongs to cannot commit without it.
+
+        The Java SDK takes every outcome of a send in a transaction as success.
+        """
+        if isinstance(state, TransactionalState):
+            transaction = self.connection.transactions.find(state.transaction_id)
+            if transaction is not None:
+                transaction.fail(refused)
+        self._refuse([delivery_id], refused)
+
+    def _enlist(
+        self, transfer: TransferReceived, delivery_id: int, envelopes: list[Envelope]
+    ) -> None:
+        """Let messages wait in their transaction; what it promises counts when it commits."""
+        state = transfer.state
+        if not isinstance(state, TransactionalState):
+            self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED))
+            return
+        transactions = self.connection.transactions
+        transaction = transactions.find(state.transaction_id)
+        if transaction is None:
+            error = transactions.unknown(state.transaction_id)
+            self._settle([delivery_id], Rejected(error.condition, error.description))
+            return
+        refused = transaction.add_send(self._address, envelopes, len(transfer.payload), self.via)
+        if refused is None:
+            self._settle([delivery_id], TransactionalState(state.transaction_id, ACCEPTED))
+        else:
+            self._refuse([delivery_id], refused)
+
+    def _submit(self, ids: list[int], command: Enqueue, size_bytes: int) -> None:
+        if not ids:
+            return
+        if self.via is not None and len(ids) > 1:  # each alone: what is wrong fails nothing else
+            for delivery_id, envelope in zip(ids, command.messages, strict=True):
+                alone = Enqueue(command.entity_no, [envelope])
+                self._submit([delivery_id], alone, envelope.size_bytes)
+            return
+        self._intake.take(size_bytes)
+        connection = self.connection
+        connection.owed_count += 1
+        answered = partial(self._answered, ids, size_bytes)
+        if self.via is None:
+            connection.router.submit(self._address.partition_id, command, answered)
+        else:
+            command.via = self.via
+            connection.router.submit(self._address.partition_id, Transact([command]), answered)
+
+    # --- answers --------------------------------------------------------------------------------
+
+    @guarded
+    def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
+        """Answer the deliveries of one command; a batch is one delivery of many messages."""
+        self._intake.give_back(size_bytes)
+        self.connection.note_answered()
+        if isinstance(reply, Refused):
+            self._refuse(ids, reply)
+            return
+        if isinstance(reply, Transacted):  # sent through an outbox
+            self._settle(ids, ACCEPTED)
+            return
+        assert isinstance(reply, Enqueued)
+        refusals = reply.refusals
+        if not refusals:
+            self._settle(ids, ACCEPTED)
+        elif len(reply.sequence_numbers) > len(ids):
+            self._refuse(ids, next(iter(refusals.values())))
+        else:
+            self._settle([each for n, each in enumerate(ids) if n not in refusals], ACCEPTED)
+            for index, refused in refusals.items():
+                self._refuse([ids[index]], refused)
+
+    def _refuse(self, ids: list[int], reply: Refused) -> None:
+        error = None
+        for delivery_id in ids:  # each refusal has a tracking id of its own (S6)
+            error = self.connection.explainer.refused(reply, self.path)
+            self._settle([delivery_id], Rejected(error.condition, error.description))
+        if error is not None and reply.refusal in LINK_ENDING and self._link.is_attached:
+            self.connection.detach(self._link, error)
+
+    def _settle(self, ids: list[int], state: DeliveryState) -> None:
+        """Tell an outcome; pre-settled deliveries get none, whatever came of them (S22, S24)."""
+        if not ids:
+            return
+        link = self._link
+        if link.is_attached:
+            for first, last in ranges_of(ids):
+                link.settle(first, last, state)
+        self._waiting -= len(ids)
+        self.replenish()
+        self.connection.flush_soon()

@@ -1,0 +1,88 @@
+"""What a client completes on links of sessions, gathered: one command for all that came at once.
+
+A receiver of many sessions has a link for each and completes a message here, a message there. One
+command and one answer for each of them would cost more than everything else that is done for them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from postbus.amqp.performatives import ACCEPTED
+from postbus.edge.amqp.settlements import ranges_of
+from postbus.edge.intake import guarded
+from postbus.entity.commands import CompleteSessions, Reply, Settled
+
+if TYPE_CHECKING:
+    from postbus.amqp.events import DeliveriesUpdated
+    from postbus.amqp.session import Session
+    from postbus.edge.amqp.connection import AmqpConnection
+    from postbus.edge.amqp.session_links import SessionDoor
+
+
+class Completion(NamedTuple):
+    """Deliveries of one link, with the consumer the link was when they were completed."""
+
+    door: SessionDoor
+    consumer_id: int
+    event: DeliveriesUpdated
+
+
+class SessionCompletions:
+    """Of one connection. What is added is submitted before anything else of the same links."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self.connection = connection
+        self._added: list[Completion] = []
+
+    def add(self, door: SessionDoor, event: DeliveriesUpdated) -> None:
+        """Take unsettled deliveries that the client accepts."""
+        self._added.append(Completion(door, door.consumer_id, event))
+
+    def submit(self) -> None:
+        """Hand on what was added, one command for each entity."""
+        added = self._added
+        if not added:
+            return
+        self._added = []
+        if len(added) == 1:
+            added[0].door.complete(added[0].event)
+            return
+        entities: dict[tuple[int, int], list[Completion]] = {}
+        for each in added:
+            entities.setdefault(each.door.place, []).append(each)
+        for (partition_id, entity_no), group in entities.items():
+            self.connection.owed_count += len(group)
+            parts = [(each.door.session_id, each.event.tags) for each in group]
+            self.connection.router.submit(
+                partition_id, CompleteSessions(entity_no, parts), partial(self._completed, group)
+            )
+
+    @guarded
+    def _completed(self, group: list[Completion], reply: Reply) -> None:
+        """Answer all together when all is well, else each link by itself."""
+        if not isinstance(reply, Settled) or reply.lost:
+            self._answer_apart(group, reply)
+            return
+        self.connection.owed_count -= len(group)
+        ids: dict[Session, list[int]] = {}
+        for door, _, event in group:
+            session = door.note_completed(event)
+            if session is not None:
+                ids.setdefault(session, []).extend(event.delivery_ids)
+        for session, answered in ids.items():
+            for first, last in ranges_of(sorted(answered)):
+                session.settle_outgoing(first, last, ACCEPTED)
+        self.connection.flush_soon()
+
+    def _answer_apart(self, group: list[Completion], reply: Reply) -> None:
+        lost = set(reply.lost or ()) if isinstance(reply, Settled) else set()
+        start = 0
+        for door, consumer_id, event in group:
+            count = len(event.tags)
+            own = reply
+            if isinstance(reply, Settled):
+                own = Settled([n for n in range(count) if start + n in lost] or None)
+            door.completed(consumer_id, event, own)
+            start += count

@@ -1,0 +1,204 @@
+"""Behind a receiver link that asks for a session: the attach waits until one is granted.
+
+A client names a session or takes the next available one; only the answer to the attach tells which
+it got. When its lock is lost the link is detached, and nothing on it can be settled any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from postbus.amqp import conditions
+from postbus.amqp.link import OutgoingLink
+from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
+from postbus.broker.router import SPREAD, Address
+from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.intake import guarded
+from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
+from postbus.message.codec import Described
+
+if TYPE_CHECKING:
+    from postbus.amqp.events import DeliveriesUpdated
+    from postbus.amqp.session import Session
+    from postbus.edge.amqp.connection import AmqpConnection
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
+DESCRIPTORS: Final = (SESSION_FILTER_CODE, SESSION_FILTER)  # no set: a list may stand there
+TIMEOUT_PROPERTY: Final = "com.microsoft:timeout"
+LOCKED_UNTIL_PROPERTY: Final = "com.microsoft:locked-until-utc"
+
+NEXT_SESSION_S: Final = 65.0
+"""How long the next available session is waited for when the client does not say. Source: a comment
+in the JavaScript SDK about what the service does."""
+
+TICKS_TO_EPOCH: Final = 621_355_968_000_000_000
+TICKS_PER_MS: Final = 10_000
+
+
+class SessionFilter:
+    """A session filter as the client wrote it. `session_id` None: the next available session."""
+
+    def __init__(self, key: object, value: object) -> None:
+        self._key = key
+        self._value = value
+        is_known = not isinstance(value, Described) or value.descriptor in DESCRIPTORS
+        asked = value.value if isinstance(value, Described) else value
+        self.is_valid = is_known and (asked is None or isinstance(asked, str))
+        self.session_id = asked.encode() if isinstance(asked, str) else None
+
+    @classmethod
+    def of(cls, source: Terminus | None) -> SessionFilter | None:
+        """Return the session filter of a source, None when it has none."""
+        for key, value in ((source.filters if source else None) or {}).items():
+            if str(key) == SESSION_FILTER or (
+                isinstance(value, Described) and value.descriptor == SESSION_FILTER_CODE
+            ):
+                return cls(key, value)
+        return None
+
+    def granting(self, source: Terminus, session_id: bytes) -> Terminus:
+        """Return the source with the session's id in the form of the request.
+
+        Source: go-amqp wants the described form back, the JavaScript and Java SDKs the plain one.
+        """
+        value: object = session_id.decode()
+        if isinstance(self._value, Described):
+            value = Described(self._value.descriptor, value)
+        return with_filters(source, {**(source.filters or {}), self._key: value})
+
+
+class SessionDoor(ReceiverDoor):
+    """Hands the messages of one session to a client."""
+
+    def __init__(
+        self,
+        connection: AmqpConnection,
+        link: OutgoingLink,
+        address: Address,
+        path: str,
+        wanted: SessionFilter,
+    ) -> None:
+        super().__init__(connection, link, address, path)
+        self._lost = Refused(Refusal.SESSION_LOCK_LOST)
+        self._wanted = wanted
+        self._wait_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def consumer_id(self) -> int:
+        """Who holds the session, for requests of the management node."""
+        return self._consumer_id
+
+    def attach(self) -> None:
+        """Ask for the session; the attach is answered when it is granted or refused."""
+        if self._wanted.session_id is None:  # first, since a session may be granted at once
+            asked = self._link.properties.get(TIMEOUT_PROPERTY)
+            wait_s = asked / 1_000 if isinstance(asked, int) else NEXT_SESSION_S
+            self._wait_timer = self.connection.call_later(wait_s, self._waited_enough)
+        self._register()
+
+    @property
+    def session_id(self) -> bytes:
+        """The session that was granted."""
+        assert self._session_id is not None
+        return self._session_id
+
+    @property
+    def link_name(self) -> str:
+        """What requests of the management node call the link."""
+        return self._link.name
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Partition and number of the entity."""
+        return self._address.partition_id, self._address.entity_no
+
+    def close(self) -> None:
+        """The link is gone: the session is free at once."""
+        self.connection.completions.submit()
+        self._stop_wait_timer()
+        if self._session_id is not None:
+            self.connection.forget_session(self._address.entity_no, self._session_id)
+        super().close()
+
+    @guarded
+    def granted(self, session_id: bytes, locked_until_ms: int) -> None:
+        """Answer the attach: the session is this link's."""
+        self._stop_wait_timer()
+        link = self._link
+        if link.is_gone or link.source is None:
+            return
+        self._session_id = session_id
+        self.connection.note_session(self._address.entity_no, session_id, self)
+        link.source = self._wanted.granting(link.source, session_id)
+        ticks = TICKS_TO_EPOCH + locked_until_ms * TICKS_PER_MS
+        link.accept({LOCKED_UNTIL_PROPERTY: ticks})
+        self.connection.pump_soon(self)  # a flow may have come right behind the attach
+
+    # --- settlement -----------------------------------------------------------------------------
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """Let completions wait for those of other links that came with them."""
+        is_completion = event.state is ACCEPTED and not event.is_settled
+        if is_completion and self._address.partition_id != SPREAD:
+            self.idleness.is_used = True
+            self.connection.completions.add(self, event)
+        else:
+            self.connection.completions.submit()
+            super().updated(event)
+
+    def complete(self, event: DeliveriesUpdated) -> None:
+        """Complete what no other link has company for."""
+        super().updated(event)
+
+    def completed(self, consumer_id: int, event: DeliveriesUpdated, reply: Reply) -> None:
+        """Answer completions that were not all done."""
+        command = self._settlement(event.tags, ACCEPTED)
+        self._settled(consumer_id, command, event.delivery_ids, ACCEPTED, reply)
+
+    def note_completed(self, event: DeliveriesUpdated) -> Session | None:
+        """Count deliveries that are done; return the AMQP session to answer on, if there is one."""
+        link = self._link
+        if not link.is_attached:
+            return None
+        link.open_count -= len(event.delivery_ids)
+        self._count_settled(len(event.delivery_ids))
+        return link.session
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """The partition was reloaded: a session that was held is lost, one waited for is not."""
+        if self._session_id is not None:
+            self.ended(Refusal.SESSION_LOCK_LOST)
+        elif not self._link.is_gone:
+            self._register()
+
+    def _register(self) -> None:
+        router = self.connection.router
+        self._consumer_id = router.new_consumer_id()
+        self._delivered = self._demand = 0
+        self._drain_limit = None
+        router.register_sink(self._address.partition_id, self._consumer_id, self)
+        mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
+        self._submit(
+            AcceptSession(
+                self._address.entity_no, self._consumer_id, mode, self._wanted.session_id
+            ),
+            partial(self._added, self._consumer_id),
+        )
+
+    def _waited_enough(self) -> None:
+        """Refuse the attach: no session came in time."""
+        self._wait_timer = None
+        text = "The operation did not complete within the allotted timeout: no session came."
+        self.connection.detach(
+            self._link, self.connection.explainer.error(conditions.TIMEOUT, text, self.path)
+        )
+
+    def _stop_wait_timer(self) -> None:
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None

@@ -1,0 +1,381 @@
+"""Transactions of one connection: the coordinator node, and what waits in an open transaction.
+
+Nothing of a transaction reaches a partition before it is discharged: messages wait here, locks are
+only looked at. Then all goes to one partition as one `Transact` (D8). The partition is that of the
+first settlement, else of the messages' key; what is sent to another entity than the first one goes
+through that one's outbox. Source: AMQP 1.0 part 4; Service Bus's send-via.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from postbus.amqp import conditions
+from postbus.amqp.conditions import AmqpError
+from postbus.amqp.events import OversizeReceived, TransferReceived
+from postbus.amqp.link import IncomingLink
+from postbus.amqp.performatives import (
+    ACCEPTED,
+    Declare,
+    Declared,
+    Discharge,
+    Rejected,
+    decode_transaction_request,
+)
+from postbus.broker.router import Address
+from postbus.broker.transactions import check_transaction_send
+from postbus.entity.commands import (
+    CheckLocks,
+    Enqueue,
+    Refusal,
+    Refused,
+    Reply,
+    Settle,
+    Settled,
+    Transact,
+    Transacted,
+)
+from postbus.message.codec import DecodeError, decode_value
+from postbus.message.envelope import Envelope
+from postbus.message.sections import slice_message
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+COORDINATOR: Final = "$coordinator"
+REQUEST_BYTES: Final = 4_096
+REQUEST_CREDIT: Final = 100
+MAX_OPEN: Final = 1_000
+"""Open transactions of one connection. Our choice: each costs about 1 KB without its messages."""
+
+MAX_OPEN_UNKNOWN: Final = 10
+"""The same while the client has shown no key: some ask for a transaction before anything else."""
+
+MAX_MESSAGES: Final = 100
+"""Messages and settlements in one transaction. Source: the quota page of Azure Service Bus."""
+
+MAX_BYTES: Final = 16 << 20
+"""Bytes of messages in one transaction (D8)."""
+
+LIFETIME_S: Final = 120.0
+"""How long a transaction may stay open. Source: Service Bus, two minutes."""
+
+OnChecked: TypeAlias = Callable[[Refused | None], None]
+Answer: TypeAlias = Callable[[AmqpError | None], None]
+
+
+class Transaction:
+    """What waits for one discharge."""
+
+    def __init__(
+        self, connection: AmqpConnection, transaction_id: bytes, coordinator: CoordinatorDoor
+    ) -> None:
+        self.transaction_id = transaction_id
+        self.coordinator = coordinator
+        self._connection = connection
+        self._operations: list[Enqueue | Settle] = []
+        self._home: Address | None = None
+        self._partition_id: int | None = None  # of the first settlement
+        self._key: bytes | None = None
+        self._size_bytes = 0
+        self._count = 0
+        self._checking = 0  # settlements whose locks are being looked at
+        self._failure: Refused | None = None  # makes the discharge fail
+        self._discharge: Answer | None = None  # waits until nothing is being checked
+        self._timer = connection.call_later(LIFETIME_S, self._expire)
+        self._is_submitted = False
+        self.is_over = False
+        self.has_timed_out = False
+
+    # --- while it is open -----------------------------------------------------------------------
+
+    def add_send(
+        self, address: Address, envelopes: list[Envelope], size_bytes: int, via: str | None
+    ) -> Refused | None:
+        """Let messages wait; return why they may not."""
+        refused = self._count_refusal(len(envelopes))
+        if refused is None and self._size_bytes + size_bytes > MAX_BYTES:
+            refused = Refused(
+                Refusal.MESSAGE_TOO_LARGE, f"A transaction may hold {MAX_BYTES} bytes of messages."
+            )
+        home = self._home or address
+        is_home = address.entity_no == home.entity_no
+        key = self._key if is_home else None
+        for envelope in envelopes:
+            if refused is None:
+                checked = check_transaction_send(address, envelope, key)
+                if isinstance(checked, Refused):
+                    refused = checked
+                else:
+                    key = checked
+        if refused is None and not self._connection.intake.let_wait(size_bytes):
+            refused = Refused(Refusal.BUSY, "Open transactions hold too many bytes of messages.")
+        if refused is not None:
+            self.fail(refused)
+            return refused
+        self._home = home
+        if is_home:
+            self._key = key
+        elif via is None:
+            via = address.name
+        self._operations.append(Enqueue(home.entity_no, envelopes, is_atomic=True, via=via))
+        self._size_bytes += size_bytes
+        return None
+
+    def fail(self, refused: Refused) -> None:
+        """Make the discharge fail: something of the transaction was refused."""
+        self._failure = self._failure or refused
+
+    def add_settlement(self, address: Address, command: Settle, on_checked: OnChecked) -> None:
+        """Let a settlement wait if its locks live; `on_checked` is called once."""
+        refused = self._count_refusal(len(command.lock_tokens))
+        partition_id = int.from_bytes(command.lock_tokens[0][8:10], "big")
+        if self._partition_id not in (None, partition_id):
+            refused = Refused(
+                Refusal.NOT_ALLOWED,
+                "Settlements of one transaction must be of one partition of the bus.",
+            )
+        if refused is not None:
+            self.fail(refused)
+            on_checked(refused)
+            return
+        self._partition_id = partition_id
+        self._home = self._home or address
+        self._checking += 1
+
+        def answered(reply: Reply) -> None:
+            self._checking -= 1
+            if isinstance(reply, Settled) and not reply.lost:
+                refused = None
+                self._operations.append(command)
+            else:
+                refused = reply if isinstance(reply, Refused) else Refused(Refusal.LOCK_LOST)
+                self.fail(refused)
+            try:
+                on_checked(refused)
+                if self._discharge is not None and not self._checking:
+                    self._commit(self._discharge)
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                self._connection.broke()
+
+        check = CheckLocks(
+            command.entity_no, command.sub_queue, command.lock_tokens, command.session_id
+        )
+        self._connection.router.submit(address.partition_id, check, answered)
+
+    def _count_refusal(self, count: int) -> Refused | None:
+        if self.is_over:
+            return Refused(Refusal.NOT_ALLOWED, "The transaction is being discharged.")
+        self._count += count
+        if self._count > MAX_MESSAGES:
+            return Refused(Refusal.NOT_ALLOWED, f"A transaction may hold {MAX_MESSAGES} messages.")
+        return None
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def discharge(self, answer: Answer) -> None:
+        """Commit; `answer` gets None, or the error of a transaction that was rolled back."""
+        self.is_over = True
+        self._timer.cancel()
+        if self._checking:
+            self._discharge = answer
+        else:
+            self._commit(answer)
+
+    def roll_back(self) -> None:
+        """Forget everything, unless a partition was told to commit it already."""
+        if self._is_submitted:
+            return
+        self.is_over = True
+        self._discharge = None
+        self._timer.cancel()
+        self._operations.clear()
+        self._connection.intake.let_wait(-self._size_bytes)
+        self._size_bytes = 0
+
+    def _commit(self, answer: Answer) -> None:
+        explainer, path = self._connection.explainer, COORDINATOR
+        if self._failure is not None:
+            reason = explainer.refused(self._failure, path).description
+            text = f"The transaction was rolled back: {reason}"
+            self.roll_back()
+            answer(explainer.error(conditions.TRANSACTION_ROLLBACK, text, path))
+            return
+        home = self._home
+        if home is None or not self._operations:
+            answer(None)
+            return
+
+        def answered(reply: Reply) -> None:
+            self._connection.note_answered()
+            intake.give_back(self._size_bytes)
+            error: AmqpError | None = None
+            if isinstance(reply, Refused):
+                error = explainer.refused(reply, home.name)
+                if reply.refusal not in (Refusal.UNKNOWN, Refusal.BUSY):
+                    text = f"The transaction was rolled back: {error.description}"
+                    error = explainer.error(conditions.TRANSACTION_ROLLBACK, text, home.name)
+            else:
+                assert isinstance(reply, Transacted)
+            try:
+                answer(error)
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                self._connection.broke()
+
+        self._is_submitted = True
+        intake = self._connection.intake
+        intake.let_wait(-self._size_bytes)
+        intake.take(self._size_bytes)
+        self._connection.owed_count += 1
+        self._connection.router.submit(home.partition_id, Transact(self._operations), answered)
+
+    def _expire(self) -> None:
+        self.has_timed_out = True
+        self.roll_back()
+
+
+class Transactions:
+    """The open transactions of one connection."""
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
+        self._open: dict[bytes, Transaction] = {}
+
+    def declare(self, coordinator: CoordinatorDoor) -> Transaction | None:
+        """Open a transaction; None when too many are open."""
+        most = self.most_open
+        if len(self._open) >= most:  # those that timed out were kept to be told of
+            for each in [each for each in self._open.values() if each.has_timed_out]:
+                self.close(each)
+        if len(self._open) >= most:
+            return None
+        transaction = Transaction(self._connection, secrets.token_bytes(16), coordinator)
+        self._open[transaction.transaction_id] = transaction
+        return transaction
+
+    @property
+    def most_open(self) -> int:
+        return MAX_OPEN if self._connection.is_authorised else MAX_OPEN_UNKNOWN
+
+    def find(self, transaction_id: bytes) -> Transaction | None:
+        """Return an open transaction; one that timed out is not open any more."""
+        transaction = self._open.get(transaction_id)
+        return None if transaction is None or transaction.is_over else transaction
+
+    def unknown(self, transaction_id: bytes) -> AmqpError:
+        """Return what to tell about an id that is not open."""
+        known = self._open.get(transaction_id)
+        if known is not None and known.has_timed_out:
+            text = f"The transaction was open for more than {LIFETIME_S:.0f} s and was rolled back."
+            return self._connection.explainer.error(conditions.TRANSACTION_TIMEOUT, text, "")
+        text = "No such transaction is open on this connection."
+        return self._connection.explainer.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
+
+    def forget_late(self, transaction_id: bytes) -> None:
+        """Forget a transaction that timed out; its client has been told."""
+        known = self._open.get(transaction_id)
+        if known is not None and known.has_timed_out:
+            self.close(known)
+
+    def close(self, transaction: Transaction) -> None:
+        """Forget a transaction that ended."""
+        self._open.pop(transaction.transaction_id, None)
+
+    def roll_back(self, coordinator: CoordinatorDoor | None = None) -> None:
+        """Roll back what a link declared that is gone, None: all, the connection is gone."""
+        for transaction in list(self._open.values()):
+            if coordinator in (None, transaction.coordinator):
+                transaction.roll_back()
+                self.close(transaction)
+
+
+class CoordinatorDoor:
+    """Behind a link to the transaction coordinator. Its transactions end with it."""
+
+    idleness: Final = None
+    path = COORDINATOR
+
+    def __init__(self, connection: AmqpConnection, link: IncomingLink) -> None:
+        self._connection = connection
+        self._link = link
+
+    def attach(self) -> None:
+        self._link.accept(max_message_bytes=REQUEST_BYTES, credit=REQUEST_CREDIT)
+
+    def receive(self, transfers: list[TransferReceived]) -> None:
+        """Answer each declare and discharge."""
+        for transfer in transfers:
+            request = _request_of(transfer)
+            match request:
+                case Declare():
+                    self._declare(transfer)
+                case Discharge():
+                    self._discharge(transfer, request)
+                case None:
+                    text = "A coordinator takes declare and discharge."
+                    self._reject(transfer, self._error(conditions.NOT_IMPLEMENTED, text))
+        if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
+            self._link.grant(REQUEST_CREDIT)
+        self._connection.flush_soon()
+
+    def refuse_oversize(self, event: OversizeReceived) -> None:
+        if not event.is_settled:
+            text = f"A request may have {REQUEST_BYTES} bytes."
+            state = Rejected(conditions.MESSAGE_SIZE_EXCEEDED, text)
+            self._link.settle(event.delivery_id, event.delivery_id, state)
+
+    def close(self) -> None:
+        """The link is gone: what it declared and did not discharge is rolled back."""
+        self._connection.transactions.roll_back(self)
+
+    def _declare(self, transfer: TransferReceived) -> None:
+        transaction = self._connection.transactions.declare(self)
+        if transaction is None:
+            most = self._connection.transactions.most_open
+            text = f"The connection may have {most} open transactions."
+            self._reject(transfer, self._error(conditions.RESOURCE_LIMIT_EXCEEDED, text))
+            return
+        if not transfer.is_settled:
+            state = Declared(transaction.transaction_id)
+            self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
+
+    def _discharge(self, transfer: TransferReceived, request: Discharge) -> None:
+        transactions = self._connection.transactions
+        transaction = transactions.find(request.transaction_id)
+        if transaction is None:
+            self._reject(transfer, transactions.unknown(request.transaction_id))
+            transactions.forget_late(request.transaction_id)
+            return
+
+        def answer(error: AmqpError | None) -> None:
+            transactions.close(transaction)
+            if error is not None:
+                self._reject(transfer, error)
+            elif self._link.is_attached and not transfer.is_settled:
+                self._link.settle(transfer.delivery_id, transfer.delivery_id, ACCEPTED)
+            self._connection.flush_soon()
+
+        if request.has_failed:
+            transaction.roll_back()
+            answer(None)
+        else:
+            transaction.discharge(answer)
+
+    def _error(self, condition: str, text: str) -> AmqpError:
+        return self._connection.explainer.error(condition, text, COORDINATOR)
+
+    def _reject(self, transfer: TransferReceived, error: AmqpError) -> None:
+        if self._link.is_attached and not transfer.is_settled:
+            state = Rejected(error.condition, error.description)
+            self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
+
+
+def _request_of(transfer: TransferReceived) -> Declare | Discharge | None:
+    try:
+        body = slice_message(transfer.payload).body
+        section, _ = decode_value(body) if body else (None, 0)
+    except DecodeError:
+        return None
+    return None if section is None else decode_transaction_request(section.value)

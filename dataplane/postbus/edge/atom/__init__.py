@@ -1,0 +1,1 @@
+"""The administration door: definitions as ServiceBusAdministrationClient speaks them, in XML."""

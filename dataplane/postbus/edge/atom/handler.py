@@ -1,0 +1,471 @@
+"""The administration door: requests of `ServiceBusAdministrationClient`s become administration.
+
+Every request needs Manage on what its path names, before anything of its body is looked at; only
+the root tells everybody that it is there. Definitions are answered with their counts, exact or not
+at all: while a partition cannot be asked, a question is answered "busy".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, assert_never
+from xml.etree.ElementTree import Element
+
+from aiohttp import web
+
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+    EntityDescription,
+    PutMode,
+    RuntimeInformation,
+)
+from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
+from postbus.broker.directory import DirectoryRefusal
+from postbus.broker.router import Availability
+from postbus.broker.unbroken import unbroken
+from postbus.contract import (
+    EntityKind,
+    EntityProperties,
+    QueueProperties,
+    Right,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.edge.atom.descriptions import DESCRIPTIONS, Place, Shown, Wanted, read_description
+from postbus.edge.atom.errors import bad_request, explained, not_found
+from postbus.edge.atom.feeds import DEFAULT_VERSION, Feeds, nothing
+from postbus.edge.atom.paths import (
+    Entities,
+    EntityAt,
+    NamespaceInfo,
+    Root,
+    RuleAt,
+    Rules,
+    SubscriptionAt,
+    Subscriptions,
+    Target,
+    Unknown,
+    target_of,
+)
+from postbus.edge.atom.rules import read_rule
+from postbus.edge.atom.xml_text import (
+    ENTRY,
+    FEED,
+    MAX_BODY_BYTES,
+    BadDocument,
+    description_of,
+    read_document,
+)
+from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
+from postbus.edge.web.door import read_limited
+from postbus.entity.commands import Refusal, Refused
+
+MAX_TOP: Final = 100
+"""Entries of a page; Service Bus gives no more either."""
+
+COUNTS_FILTERS_SINCE: Final = "2024-05"
+"""The version of the API that began to count a topic's filters."""
+
+AUTHORITY: Final = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,259}")
+VERSION: Final = re.compile(r"\d{4}-\d{2}(-\d{2})?")
+ETAG: Final = re.compile(r'(?:W/)?"?(\d{1,18})"?')
+SUPPLEMENTS: Final = {
+    "forward_to": "ServiceBusSupplementaryAuthorization",
+    "forward_dead_lettered_messages_to": "ServiceBusDlqSupplementaryAuthorization",
+}
+"""Property -> the header that brings a token for the entity it names."""
+
+EMPTY: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.AVAILABLE, 0)
+"""What an entity holds that was just made: its partitions need not be loaded to know."""
+
+NOT_COUNTED: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.LIMITED, 0)
+"""What a change is answered with when the partitions could not be asked after it."""
+
+
+class AtomHandler:
+    """See the module's docstring. Raises `HttpRefused`."""
+
+    def __init__(
+        self,
+        administration: Administration,
+        rules: AuthorizationRules,
+        authorizer: HttpAuthorizer,
+        now_ms: Callable[[], int],
+        created_ms: int,
+    ) -> None:
+        """`created_ms` is when the namespace was made; times are real ones."""
+        self._administration = administration
+        self._rules = rules
+        self._authorizer = authorizer
+        self._now_ms = now_ms
+        self._created_ms = created_ms
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        target = target_of(request.path)
+        if isinstance(target, Root) and request.method == "GET":
+            return _feed(nothing(self._now_ms()))
+        if isinstance(target, Subscriptions):  # who manages a topic may see what it has
+            self._authorizer.authorize(request, target.topic, Right.MANAGE, below="subscriptions")
+        else:
+            path = "/".join(part for part in request.path.split("/") if part)
+            self._authorizer.authorize(request, path, Right.MANAGE)
+        try:
+            match request.method:
+                case "GET":
+                    return await self._get(request, target)
+                case "PUT":
+                    return await self._put(request, target)
+                case "DELETE":
+                    return await self._delete(request, target)
+        except BadDocument as error:
+            raise bad_request(str(error)) from None
+        except (AdministrationRefused, DirectoryRefusal) as error:
+            raise explained(error.refused) from error
+        raise HttpRefused(
+            405, f"Administration knows GET, PUT and DELETE, not {request.method}.", ALLOW
+        )
+
+    # --- questions ------------------------------------------------------------------------------
+
+    async def _get(self, request: web.BaseRequest, target: Target) -> web.Response:
+        administration = self._administration
+        feeds = self._feeds(request)
+        match target:
+            case Root():
+                return _feed(nothing(self._now_ms()))
+            case NamespaceInfo():
+                return _entry(feeds.namespace(administration.properties, self._created_ms))
+            case Entities(kind):
+                path = f"$Resources/{kind.value}s"
+                return await self._list(request, path, f"{kind.value.title()}s", kind, None)
+            case EntityAt(name):
+                found = administration.find(name)
+                if found is None:
+                    return _feed(nothing(self._now_ms()))
+                return await self._answer(request, found)
+            case Subscriptions(topic):
+                path = f"{topic}/Subscriptions"
+                kind = EntityKind.SUBSCRIPTION
+                return await self._list(request, path, "Subscriptions", kind, topic)
+            case SubscriptionAt():
+                return await self._answer(request, self._subscription(target))
+            case Rules(at):
+                return self._list_rules(request, self._subscription(at))
+            case RuleAt(at, name):
+                subscription = self._subscription(at)
+                for rule in subscription.rules:
+                    if rule.properties.name.lower() == name.lower():
+                        return _entry(feeds.rule(subscription, rule))
+                raise not_found(f"{subscription.name} has no rule {name}")
+            case Unknown():
+                raise not_found(f"nothing is known of {request.path}")
+            case _:
+                assert_never(target)
+
+    async def _list(
+        self,
+        request: web.BaseRequest,
+        path: str,
+        title: str,
+        kind: EntityKind,
+        topic: str | None,
+    ) -> web.Response:
+        skip, top = _page_of(request)
+        feeds = self._feeds(request)
+        found = self._administration.listed(kind, topic, skip, top + 1)
+        entries = []
+        for description in found[:top]:
+            try:
+                shown = await self._shown(request, description)
+            except AdministrationRefused as error:
+                if error.refused.refusal is not Refusal.ENTITY_NOT_FOUND:
+                    raise
+                continue  # it was deleted meanwhile
+            entries.append(feeds.entity(shown))
+        following = _next(skip, top) if len(found) > top else None
+        return _feed(feeds.feed(path, title, entries, self._now_ms(), following))
+
+    def _list_rules(
+        self, request: web.BaseRequest, subscription: EntityDescription
+    ) -> web.Response:
+        skip, top = _page_of(request)
+        feeds = self._feeds(request)
+        entries = [feeds.rule(subscription, rule) for rule in subscription.rules[skip : skip + top]]
+        following = _next(skip, top) if len(subscription.rules) > skip + top else None
+        path = f"{subscription.name}/Rules"
+        return _feed(feeds.feed(path, "Rules", entries, self._now_ms(), following))
+
+    def _subscription(self, at: SubscriptionAt) -> EntityDescription:
+        found = self._administration.find(at.path)
+        if found is None:
+            raise not_found(f"there is no subscription {at.path}")
+        return found
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def _put(self, request: web.BaseRequest, target: Target) -> web.Response:
+        match target:
+            case EntityAt() | SubscriptionAt():
+                return await self._put_entity(request, target)
+            case RuleAt(at, name):
+                return await self._put_rule(request, at, name)
+        raise bad_request(f"{request.path} cannot be made: this is no name of an entity")
+
+    async def _put_entity(
+        self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
+    ) -> web.Response:
+        mode, expected_version = _condition(request)
+        kind, description = await _described(request)
+        is_subscription = isinstance(target, SubscriptionAt)
+        if kind is None or is_subscription is not (kind is EntityKind.SUBSCRIPTION):
+            expected = "SubscriptionDescription"
+            if not is_subscription:
+                expected = "QueueDescription or a TopicDescription"
+            raise bad_request(f"the entry describes something else; send a {expected}")
+        path = target.path if isinstance(target, SubscriptionAt) else target.name
+        known = self._administration.find(path)
+        wanted = read_description(kind, description, None if known is None else known.properties)
+        self._check_forwards(request, wanted.properties, known)
+        if wanted.authorization_rules is not None:
+            self._rules.check(path, wanted.authorization_rules)
+        put = await unbroken(self._put_whole(target, path, wanted, mode, expected_version))
+        return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
+
+    async def _put_whole(
+        self,
+        target: EntityAt | SubscriptionAt,
+        path: str,
+        wanted: Wanted,
+        mode: PutMode,
+        expected_version: int | None,
+    ) -> EntityDescription:
+        """Store a definition and, where it brings some, its authorization rules."""
+        administration = self._administration
+        match wanted.properties:
+            case QueueProperties():
+                put = await administration.put_queue(
+                    path, wanted.properties, mode=mode, expected_version=expected_version
+                )
+            case TopicProperties():
+                put = await administration.put_topic(
+                    path, wanted.properties, mode=mode, expected_version=expected_version
+                )
+            case SubscriptionProperties():
+                assert isinstance(target, SubscriptionAt)
+                is_new = mode is PutMode.CREATE and wanted.default_rule is not None
+                put = await administration.put_subscription(
+                    target.topic,
+                    target.name,
+                    wanted.properties,
+                    [wanted.default_rule] if is_new and wanted.default_rule else None,
+                    mode=mode,
+                    expected_version=expected_version,
+                )
+            case _:
+                assert_never(wanted.properties)
+        if wanted.authorization_rules is not None:
+            await self._put_authorization_rules(put, mode, wanted.authorization_rules)
+        return put
+
+    async def _put_authorization_rules(
+        self, put: EntityDescription, mode: PutMode, wanted: tuple[WantedRule, ...]
+    ) -> None:
+        """Give an entity its rules, which were checked before.
+
+        When the store fails now, an entity that was made for this request goes again.
+        """
+        try:
+            await self._rules.replace(put.name, wanted)
+        except DirectoryRefusal:
+            if mode is not PutMode.CREATE:
+                raise _half_done() from None
+            try:
+                await self._administration.delete(put.name, expected_version=put.version)
+            except AdministrationRefused:
+                raise _half_done() from None
+            raise
+
+    async def _put_rule(
+        self, request: web.BaseRequest, at: SubscriptionAt, name: str
+    ) -> web.Response:
+        mode, expected_version = _condition(request)
+        if expected_version is not None:
+            raise explained(Refused(Refusal.CONFLICT, "A rule has no ETag; send If-Match: *"))
+        root = read_document(await read_limited(request, MAX_BODY_BYTES))
+        tag, description = description_of(root)
+        if tag != "RuleDescription":
+            raise bad_request("the entry describes something else; send a RuleDescription")
+        rule = await self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
+        entry = self._feeds(request).rule(self._subscription(at), rule)
+        return _entry(entry, CREATED if mode is PutMode.CREATE else 200)
+
+    async def _delete(self, request: web.BaseRequest, target: Target) -> web.Response:
+        administration = self._administration
+        expected_version = _condition(request)[1]
+        match target:
+            case EntityAt(name):
+                await administration.delete(name, expected_version=expected_version)
+            case SubscriptionAt():
+                await administration.delete(target.path, expected_version=expected_version)
+            case RuleAt(at, name):
+                await administration.delete_rule(at.path, name)
+            case _:
+                raise not_found(f"nothing can be deleted at {request.path}")
+        return web.Response()
+
+    def _check_forwards(
+        self,
+        request: web.BaseRequest,
+        wanted: EntityProperties,
+        known: EntityDescription | None,
+    ) -> None:
+        """Refuse to forward to where the client may not send; it may bring another token for it."""
+        for name, header in SUPPLEMENTS.items():
+            to = getattr(wanted, name, None)
+            before = None if known is None else getattr(known.properties, name, None)
+            if to is None or to == before:
+                continue
+            if header in request.headers:
+                host = self._dialled(request)
+                self._authorizer.authorize(request, to, Right.SEND, header, host=host)
+                continue
+            try:
+                self._authorizer.authorize(request, to, Right.SEND)
+            except HttpRefused as error:
+                text = f"{error.text} To forward to {to}, send a token for it in {header}."
+                raise HttpRefused(401, text, error.headers, delay_s=error.delay_s) from None
+
+    def _dialled(self, request: web.BaseRequest) -> str:
+        """Return the name of this namespace that the client dialled, "" if an entity is called so.
+
+        @azure/service-bus signs its tokens for forwards for that name, without a scheme.
+        """
+        host = request.headers.get("Host", "").partition(":")[0]
+        return "" if self._administration.find(host) is not None else host
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _feeds(self, request: web.BaseRequest) -> Feeds:
+        version = request.query.get("api-version", "")
+        if VERSION.fullmatch(version) is None:
+            version = DEFAULT_VERSION
+        return Feeds(self._place(request), self._administration.namespace, version)
+
+    def _place(self, request: web.BaseRequest) -> Place:
+        host = request.headers.get("Host", "")
+        is_good = AUTHORITY.fullmatch(host) is not None
+        return Place(request.scheme, host if is_good else self._administration.namespace)
+
+    async def _shown(self, request: web.BaseRequest, description: EntityDescription) -> Shown:
+        runtime = await self._administration.runtime(description.name)
+        return self._shown_with(request, description, runtime)
+
+    def _shown_with(
+        self,
+        request: web.BaseRequest,
+        description: EntityDescription,
+        runtime: RuntimeInformation,
+    ) -> Shown:
+        is_subscription = description.kind is EntityKind.SUBSCRIPTION
+        is_counting = (
+            description.kind is EntityKind.TOPIC
+            and request.query.get("api-version", "") >= COUNTS_FILTERS_SINCE
+        )
+        return Shown(
+            description,
+            runtime,
+            self._place(request),
+            () if is_subscription else self._rules.listed(description.name),
+            self._filter_counts(description.name, runtime) if is_counting else None,
+        )
+
+    def _filter_counts(self, topic: str, runtime: RuntimeInformation) -> tuple[int, int]:
+        """Return how many SQL and correlation filters a topic's subscriptions have."""
+        sql = correlation = 0
+        subscriptions = self._administration.listed(
+            EntityKind.SUBSCRIPTION, topic, 0, runtime.subscription_count
+        )
+        for subscription in subscriptions:
+            for rule in subscription.rules:
+                if rule.properties.sql_filter is None:
+                    correlation += 1
+                else:
+                    sql += 1
+        return sql, correlation
+
+    async def _answer(
+        self, request: web.BaseRequest, description: EntityDescription, status: int = 200
+    ) -> web.Response:
+        """Return the entry of an entity with its ETag; a change that is done is never refused."""
+        runtime = EMPTY
+        if status != CREATED:
+            try:
+                runtime = await self._administration.runtime(description.name)
+            except AdministrationRefused:
+                if request.method == "GET":
+                    raise
+                runtime = NOT_COUNTED
+        shown = self._shown_with(request, description, runtime)
+        answer = _entry(self._feeds(request).entity(shown), status)
+        answer.headers["ETag"] = f'"{description.version}"'
+        return answer
+
+
+CREATED: Final = 201
+ALLOW: Final = {"Allow": "GET, PUT, DELETE"}
+
+
+def _half_done() -> DirectoryRefusal:
+    text = "The definition is stored, its authorization rules are not: repeat it"
+    return DirectoryRefusal(Refused(Refusal.UNKNOWN, text))
+
+
+def _entry(text: str, status: int = 200) -> web.Response:
+    return web.Response(body=text.encode(), status=status, headers={"Content-Type": ENTRY})
+
+
+def _feed(text: str) -> web.Response:
+    return web.Response(body=text.encode(), headers={"Content-Type": FEED})
+
+
+async def _described(request: web.BaseRequest) -> tuple[EntityKind | None, Element]:
+    root = read_document(await read_limited(request, MAX_BODY_BYTES))
+    name, description = description_of(root)
+    return DESCRIPTIONS.get(name), description
+
+
+def _condition(request: web.BaseRequest) -> tuple[PutMode, int | None]:
+    """Return what must be there before a change: nothing, something, or a version of it."""
+    said = request.headers.get("If-Match", "").strip()
+    if not said:
+        return PutMode.CREATE, None
+    if said == "*":
+        return PutMode.UPDATE, None
+    found = ETAG.fullmatch(said)
+    if found is None:
+        raise explained(
+            Refused(Refusal.CONFLICT, "If-Match is * or the ETag that a GET was answered with")
+        )
+    return PutMode.UPDATE, int(found[1])
+
+
+def _page_of(request: web.BaseRequest) -> tuple[int, int]:
+    """Return skip and top of a list; raises `HttpRefused` 400."""
+    return (
+        _number(request, "$skip", 0, 2**31 - 1),
+        max(1, min(_number(request, "$top", MAX_TOP, 2**31 - 1), MAX_TOP)),
+    )
+
+
+def _number(request: web.BaseRequest, name: str, default: int, most: int) -> int:
+    text = request.query.get(name, "").strip() or str(default)
+    if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > most:
+        raise bad_request(f"{name}: use a whole number from 0 to {most}")
+    return int(text)
+
+
+def _next(skip: int, top: int) -> str:
+    return f"$skip={skip + top}&$top={top}"

@@ -1,0 +1,1 @@
+"""The control API: definitions and messages by hand, in JSON."""

@@ -1,0 +1,398 @@
+"""Control API of definitions: queues, topics, subscriptions and their rules; counts.
+
+Bodies become calls of `Administration`, which decides; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+    DeletePolicy,
+    EntityDescription,
+    PutMode,
+)
+from postbus.broker.administration import RuleDescription as KnownRule
+from postbus.broker.administration import RuntimeInformation as Counted
+from postbus.contract import (
+    EntityKind,
+    QueueProperties,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+    subscription_path,
+)
+from postbus.control_contract import (
+    Applied,
+    CountDetails,
+    Deleted,
+    DeletionPolicy,
+    ProblemType,
+    QueueDescription,
+    QueuePage,
+    RuleDescription,
+    RulePage,
+    RuntimeInformation,
+    SubscriptionDefinition,
+    SubscriptionDescription,
+    SubscriptionPage,
+    TopicDescription,
+    TopicPage,
+    applied_hash,
+)
+from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
+from postbus.entity.commands import Refusal
+
+POLICIES: Final = {
+    DeletionPolicy.DELETE: DeletePolicy.DELETE,
+    DeletionPolicy.DELETE_IF_EMPTY: DeletePolicy.DELETE_IF_EMPTY,
+    DeletionPolicy.RETAIN: DeletePolicy.RETAIN,
+}
+
+
+class ControlEntities:
+    """Handlers of what the catalog holds."""
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    def operations(self) -> Mapping[str, Handler]:
+        return {
+            "listQueues": self._list_queues,
+            "getQueue": self._get_queue,
+            "putQueue": self._put_queue,
+            "deleteQueue": self._delete_queue,
+            "countQueue": self._count_queue,
+            "listTopics": self._list_topics,
+            "getTopic": self._get_topic,
+            "putTopic": self._put_topic,
+            "deleteTopic": self._delete_topic,
+            "countTopic": self._count_topic,
+            "listSubscriptions": self._list_subscriptions,
+            "getSubscription": self._get_subscription,
+            "putSubscription": self._put_subscription,
+            "deleteSubscription": self._delete_subscription,
+            "countSubscription": self._count_subscription,
+            "listRules": self._list_rules,
+            "getRule": self._get_rule,
+            "putRule": self._put_rule,
+            "deleteRule": self._delete_rule,
+        }
+
+    # --- queues ---------------------------------------------------------------------------------
+
+    async def _list_queues(self, call: Call) -> Answer:
+        found, next_skip = self._page(call, EntityKind.QUEUE)
+        return Answer(QueuePage(items=[_queue(each) for each in found], next_skip=next_skip))
+
+    async def _get_queue(self, call: Call) -> Answer:
+        found = self._get(EntityKind.QUEUE, call.names["queue"])
+        return Answer(_queue(found), etag=found.version)
+
+    async def _put_queue(self, call: Call) -> Answer:
+        name, kind = call.names["queue"], EntityKind.QUEUE
+        before = self._find(kind, name)
+        mode, version = _checked(call.condition, before, kind, name)
+        with _told_as_precondition(call.condition):
+            put = await self._administration.put_queue(
+                name,
+                call.read(QueueProperties),
+                mode=mode,
+                expected_version=version,
+            )
+        return self._applied(put, before)
+
+    async def _delete_queue(self, call: Call) -> Answer:
+        return await self._delete(call, EntityKind.QUEUE, call.names["queue"])
+
+    async def _count_queue(self, call: Call) -> Answer:
+        return await self._count(EntityKind.QUEUE, call.names["queue"])
+
+    # --- topics ---------------------------------------------------------------------------------
+
+    async def _list_topics(self, call: Call) -> Answer:
+        found, next_skip = self._page(call, EntityKind.TOPIC)
+        return Answer(TopicPage(items=[_topic(each) for each in found], next_skip=next_skip))
+
+    async def _get_topic(self, call: Call) -> Answer:
+        found = self._get(EntityKind.TOPIC, call.names["topic"])
+        return Answer(_topic(found), etag=found.version)
+
+    async def _put_topic(self, call: Call) -> Answer:
+        name, kind = call.names["topic"], EntityKind.TOPIC
+        before = self._find(kind, name)
+        mode, version = _checked(call.condition, before, kind, name)
+        with _told_as_precondition(call.condition):
+            put = await self._administration.put_topic(
+                name,
+                call.read(TopicProperties),
+                mode=mode,
+                expected_version=version,
+            )
+        return self._applied(put, before)
+
+    async def _delete_topic(self, call: Call) -> Answer:
+        return await self._delete(call, EntityKind.TOPIC, call.names["topic"])
+
+    async def _count_topic(self, call: Call) -> Answer:
+        return await self._count(EntityKind.TOPIC, call.names["topic"])
+
+    # --- subscriptions --------------------------------------------------------------------------
+
+    async def _list_subscriptions(self, call: Call) -> Answer:
+        found, next_skip = self._page(call, EntityKind.SUBSCRIPTION, call.names["topic"])
+        items = [_subscription(each) for each in found]
+        return Answer(SubscriptionPage(items=items, next_skip=next_skip))
+
+    async def _get_subscription(self, call: Call) -> Answer:
+        found = self._get(EntityKind.SUBSCRIPTION, _path(call))
+        return Answer(_subscription(found), etag=found.version)
+
+    async def _put_subscription(self, call: Call) -> Answer:
+        path, kind = _path(call), EntityKind.SUBSCRIPTION
+        before = self._find(kind, path)
+        mode, version = _checked(call.condition, before, kind, path)
+        wanted = call.read(SubscriptionDefinition)
+        with _told_as_precondition(call.condition):
+            put = await self._administration.put_subscription(
+                call.names["topic"],
+                call.names["subscription"],
+                _without_rules(wanted),
+                wanted.rules,
+                mode=mode,
+                expected_version=version,
+            )
+        return self._applied(put, before)
+
+    async def _delete_subscription(self, call: Call) -> Answer:
+        return await self._delete(call, EntityKind.SUBSCRIPTION, _path(call))
+
+    async def _count_subscription(self, call: Call) -> Answer:
+        return await self._count(EntityKind.SUBSCRIPTION, _path(call))
+
+    # --- rules ----------------------------------------------------------------------------------
+
+    async def _list_rules(self, call: Call) -> Answer:
+        rules = self._get(EntityKind.SUBSCRIPTION, _path(call)).rules
+        ordered = sorted(rules, key=lambda each: each.properties.name.lower())
+        skip, top = call.number("skip"), call.number("top")
+        items = [_rule(each) for each in ordered[skip : skip + top]]
+        next_skip = skip + top if skip + top < len(rules) else None
+        return Answer(RulePage(items=items, next_skip=next_skip))
+
+    async def _get_rule(self, call: Call) -> Answer:
+        subscription = self._get(EntityKind.SUBSCRIPTION, _path(call))
+        return Answer(_rule(_named(subscription, call.names["rule"])))
+
+    async def _put_rule(self, call: Call) -> Answer:
+        path, name, wanted = _path(call), call.names["rule"], call.read(RuleProperties)
+        if wanted.name.lower() != name.lower():
+            raise ControlRefused(
+                400,
+                f"name: must be {name}, as in the path; a rule is not renamed",
+                ProblemType.INVALID,
+            )
+        before = self._get(EntityKind.SUBSCRIPTION, path)
+        is_new = all(each.properties.name.lower() != name.lower() for each in before.rules)
+        await self._administration.put_rule(before.name, wanted, mode=PutMode.ANY)
+        return self._applied(self._get(EntityKind.SUBSCRIPTION, path), None if is_new else before)
+
+    async def _delete_rule(self, call: Call) -> Answer:
+        before = self._get(EntityKind.SUBSCRIPTION, _path(call))
+        await self._administration.delete_rule(before.name, call.names["rule"])
+        return self._applied(self._get(EntityKind.SUBSCRIPTION, _path(call)), before)
+
+    # --- what they have in common ---------------------------------------------------------------
+
+    def _find(self, kind: EntityKind, path: str) -> EntityDescription | None:
+        """Return what has just this path and kind."""
+        found = self._administration.find(path)
+        is_it = found is not None and found.kind is kind and found.name.lower() == path.lower()
+        return found if is_it else None
+
+    def _get(self, kind: EntityKind, path: str) -> EntityDescription:
+        found = self._find(kind, path)
+        if found is None:
+            raise _missing(kind, path)
+        return found
+
+    def _page(
+        self, call: Call, kind: EntityKind, topic: str | None = None
+    ) -> tuple[list[EntityDescription], int | None]:
+        """Return a page, and where the next begins."""
+        skip, top = call.number("skip"), call.number("top")
+        found = self._administration.listed(kind, topic, skip, top + 1)
+        return found[:top], skip + top if len(found) > top else None
+
+    async def _delete(self, call: Call, kind: EntityKind, path: str) -> Answer:
+        before = self._get(kind, path)
+        _, version = _checked(call.condition, before, kind, path)
+        policy = POLICIES[DeletionPolicy(call.text("policy"))]
+        await self._administration.delete(path, policy=policy, expected_version=version)
+        is_restorable = policy is DeletePolicy.RETAIN
+        return Answer(
+            Deleted(
+                entity_id=before.entity_no,
+                version=self._administration.version,
+                restorable=is_restorable,
+            )
+        )
+
+    async def _count(self, kind: EntityKind, path: str) -> Answer:
+        counted = await self._administration.runtime(self._get(kind, path).name)
+        return Answer(_runtime(counted))
+
+    def _applied(self, put: EntityDescription, before: EntityDescription | None) -> Answer:
+        is_new = before is None or before.entity_no != put.entity_no
+        return applied(self._administration, put, is_new=is_new)
+
+
+def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
+    """Return what a change led to."""
+    told = Applied(
+        entity_id=put.entity_no,
+        applied_hash=_hash(put),
+        version=put.version,
+        acknowledged=administration.acknowledged(),
+        created=is_new,
+    )
+    return Answer(told, 201 if is_new else 200, put.version)
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+def _checked(
+    condition: Condition, before: EntityDescription | None, kind: EntityKind, path: str
+) -> tuple[PutMode, int | None]:
+    """Return what to ask of a change; raises when the condition does not hold already."""
+    if condition.must_be_new:
+        return PutMode.CREATE, None
+    if condition.versions is None:
+        return (PutMode.UPDATE if condition.must_exist else PutMode.ANY), None
+    if before is None or before.version not in condition.versions:
+        now = "does not exist" if before is None else f'has the version "{before.version}"'
+        raise ControlRefused(
+            412,
+            f"the {kind.value} {path} {now}, If-Match says another: read it again and repeat",
+            ProblemType.VERSION_DIFFERS,
+        )
+    return PutMode.UPDATE, before.version
+
+
+@contextmanager
+def _told_as_precondition(condition: Condition) -> Iterator[None]:
+    """Say 412 where a header said what must exist and what must not."""
+    try:
+        yield
+    except AdministrationRefused as error:
+        is_new = condition.must_be_new and error.refused.refusal is Refusal.ALREADY_EXISTS
+        is_missing = condition.must_exist and error.refused.refusal is Refusal.ENTITY_NOT_FOUND
+        if not is_new and not is_missing:
+            raise
+        type = ProblemType.ALREADY_EXISTS if is_new else ProblemType.NOT_FOUND
+        raise ControlRefused(412, str(error), type) from error
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def _path(call: Call) -> str:
+    return subscription_path(call.names["topic"], call.names["subscription"])
+
+
+def _missing(kind: EntityKind, path: str) -> ControlRefused:
+    return ControlRefused(404, f"there is no {kind.value} {path}", ProblemType.NOT_FOUND)
+
+
+def _named(subscription: EntityDescription, name: str) -> KnownRule:
+    for rule in subscription.rules:
+        if rule.properties.name.lower() == name.lower():
+            return rule
+    raise ControlRefused(404, f"{subscription.name} has no rule {name}", ProblemType.NOT_FOUND)
+
+
+def _time(value_ms: int) -> datetime:
+    return datetime.fromtimestamp(value_ms / 1_000, UTC)
+
+
+def _hash(entity: EntityDescription) -> str:
+    return applied_hash(entity.properties, [rule.properties for rule in entity.rules])
+
+
+def _facts(entity: EntityDescription) -> dict[str, Any]:
+    """Return the fields that every description has."""
+    return {
+        "entity_id": entity.entity_no,
+        "name": entity.name,
+        "version": entity.version,
+        "applied_hash": _hash(entity),
+        "created_at": _time(entity.created_ms),
+        "updated_at": _time(entity.updated_ms),
+        "is_partitioned": entity.is_partitioned,
+        "partitions": entity.partitions,
+    }
+
+
+def _queue(entity: EntityDescription) -> QueueDescription:
+    assert isinstance(entity.properties, QueueProperties)
+    return QueueDescription(**_facts(entity), properties=entity.properties)
+
+
+def _topic(entity: EntityDescription) -> TopicDescription:
+    assert isinstance(entity.properties, TopicProperties)
+    return TopicDescription(**_facts(entity), properties=entity.properties)
+
+
+def _subscription(entity: EntityDescription) -> SubscriptionDescription:
+    topic, _, name = entity.name.rsplit("/", 2)
+    said = {each: getattr(entity.properties, each) for each in SubscriptionProperties.model_fields}
+    rules = tuple(rule.properties for rule in entity.rules)
+    return SubscriptionDescription(
+        **{**_facts(entity), "name": name},
+        topic=topic,
+        path=entity.name,
+        properties=SubscriptionDefinition.model_construct(**said, rules=rules),
+    )
+
+
+def _without_rules(wanted: SubscriptionDefinition) -> SubscriptionProperties:
+    """Return the properties with what was said of them, so that the tier fills in the rest."""
+    said = wanted.model_fields_set - {"rules"}
+    return SubscriptionProperties.model_construct(
+        _fields_set=said,
+        **{each: getattr(wanted, each) for each in SubscriptionProperties.model_fields},
+    )
+
+
+def _rule(rule: KnownRule) -> RuleDescription:
+    return RuleDescription(
+        name=rule.properties.name, created_at=_time(rule.created_ms), properties=rule.properties
+    )
+
+
+def _runtime(counted: Counted) -> RuntimeInformation:
+    counts = CountDetails(
+        active_message_count=counted.active,
+        dead_letter_message_count=counted.dead_letter,
+        scheduled_message_count=counted.scheduled,
+        transfer_message_count=counted.transfer,
+        transfer_dead_letter_message_count=counted.transfer_dead_letter,
+    )
+    return RuntimeInformation(
+        message_count=counted.active
+        + counted.dead_letter
+        + counted.scheduled
+        + counted.transfer
+        + counted.transfer_dead_letter,
+        count_details=counts,
+        size_in_bytes=counted.size_bytes,
+        accessed_at=None if counted.accessed_ms is None else _time(counted.accessed_ms),
+        availability=counted.availability.value,
+        subscription_count=counted.subscription_count,
+    )

@@ -1,0 +1,223 @@
+"""Control API of messages by hand: show, delete, purge, send again.
+
+`Triage` does it; here JSON becomes its arguments, and its results JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+from postbus.broker.message_view import MessageView
+from postbus.broker.triage import MessageEdit, Triage, TriageRefused
+from postbus.control_contract import (
+    FieldProblem,
+    ProblemType,
+)
+from postbus.control_contract_messages import (
+    DeletedMessages,
+    DeleteMessages,
+    EditedMessage,
+    MessagePage,
+    MessagesOf,
+    PeekMessages,
+    PurgedMessages,
+    PurgeMessages,
+    RefusedMessage,
+    ResendMessages,
+    ResentMessage,
+    ResentMessages,
+    ShownMessage,
+    StateName,
+    SubQueueName,
+)
+from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, refused
+from postbus.entity.commands import MessageState, Refused, SubQueue
+
+SUFFIXES: Final[dict[SubQueueName, str]] = {
+    "main": "",
+    "deadLetter": "/$DeadLetterQueue",
+    "transferDeadLetter": "/$Transfer/$DeadLetterQueue",
+}
+STATES: Final[dict[StateName, MessageState]] = {
+    "active": MessageState.ACTIVE,
+    "deferred": MessageState.DEFERRED,
+    "scheduled": MessageState.SCHEDULED,
+}
+STATE_NAMES: Final = {state: name for name, state in STATES.items()}
+SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
+    SubQueue.DEAD_LETTER: "deadLetter",
+    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
+}
+NO_FIELDS: Final = {"body", "body_base64", "properties", "removed_properties"}
+LAST_MS: Final = 253_402_300_799_999
+"""Calendars end with the year 9999; what is later never comes."""
+
+
+class ControlMessages:
+    """Handlers of messages by hand."""
+
+    def __init__(self, triage: Triage) -> None:
+        self._triage = triage
+
+    def operations(self) -> Mapping[str, Handler]:
+        return {
+            "peekMessages": self._peek,
+            "deleteMessages": self._delete,
+            "purgeMessages": self._purge,
+            "resendMessages": self._resend,
+        }
+
+    async def _peek(self, call: Call) -> Answer:
+        asked = call.read(PeekMessages)
+        try:
+            page = await self._triage.peek(
+                _path(asked),
+                from_number=asked.from_number,
+                count=asked.count,
+                where=asked.where,
+                session_id=asked.session_id,
+                state=None if asked.state is None else STATES[asked.state],
+                body_bytes=asked.body_bytes,
+            )
+        except TriageRefused as error:
+            raise refused(error.refused) from error
+        return Answer(
+            MessagePage(
+                messages=[_shown(each) for each in page.messages],
+                next_number=page.next_number,
+                is_end=page.is_end,
+                looked_at=page.looked_at,
+                failed=page.failed,
+                away=list(page.away),
+            )
+        )
+
+    async def _delete(self, call: Call) -> Answer:
+        asked = call.read(DeleteMessages)
+        try:
+            done = await self._triage.delete(_path(asked), asked.numbers)
+        except TriageRefused as error:
+            raise refused(error.refused) from error
+        numbers = list(done.numbers)
+        return Answer(DeletedMessages(numbers=numbers, refused=_refused(done.refused)))
+
+    async def _purge(self, call: Call) -> Answer:
+        asked = call.read(PurgeMessages)
+        try:
+            page = await self._triage.purge(
+                _path(asked),
+                where=asked.where,
+                from_number=asked.from_number,
+                count=asked.count,
+                dry_run=asked.dry_run,
+                session_id=asked.session_id,
+                state=None if asked.state is None else STATES[asked.state],
+            )
+        except TriageRefused as error:
+            raise refused(error.refused) from error
+        return Answer(
+            PurgedMessages(
+                matched=page.matched,
+                deleted=page.deleted,
+                refused=_refused(page.refused),
+                next_number=page.next_number,
+                is_end=page.is_end,
+                looked_at=page.looked_at,
+                failed=page.failed,
+                away=list(page.away),
+            )
+        )
+
+    async def _resend(self, call: Call) -> Answer:
+        asked = call.read(ResendMessages)
+        edit = None if asked.edit is None else _edit(asked.edit)
+        try:
+            done = await self._triage.resend(_path(asked), asked.numbers, to=asked.to, edit=edit)
+        except TriageRefused as error:
+            raise refused(error.refused) from error
+        resent = [
+            ResentMessage(number=number, new_number=new) for number, new in done.resent.items()
+        ]
+        return Answer(
+            ResentMessages(
+                resent=resent, forwarded=list(done.forwarded), refused=_refused(done.refused)
+            )
+        )
+
+
+def _path(asked: MessagesOf) -> str:
+    return asked.entity + SUFFIXES[asked.sub_queue]
+
+
+def _edit(said: EditedMessage) -> MessageEdit:
+    """Return the edit; raises `ControlRefused` for a body that cannot be read."""
+    body = None if said.body is None else said.body.encode()
+    if said.body_base64 is not None:
+        try:
+            if body is not None:
+                raise ValueError("body and bodyBase64 exclude each other")
+            body = base64.b64decode(said.body_base64, validate=True)
+        except (ValueError, binascii.Error) as error:
+            problem = FieldProblem(field="edit.bodyBase64", problem=str(error))
+            detail = f"{problem.field}: {problem.problem}"
+            raise ControlRefused(400, detail, ProblemType.INVALID, [problem]) from error
+    return MessageEdit(
+        body,
+        {name: getattr(said, name) for name in said.model_fields_set - NO_FIELDS},
+        said.properties,
+        tuple(said.removed_properties),
+    )
+
+
+def _refused(found: Mapping[int, Refused]) -> list[RefusedMessage]:
+    return [
+        RefusedMessage(
+            number=number, reason=each.refusal.value, detail=each.detail or each.refusal.value
+        )
+        for number, each in found.items()
+    ]
+
+
+def _shown(view: MessageView) -> ShownMessage:
+    body = None if view.body is None else base64.b64encode(view.body).decode("ascii")
+    enqueued_at = _time(view.enqueued_ms)
+    assert enqueued_at is not None
+    return ShownMessage(
+        sequence_number=view.sequence_number,
+        sub_queue=SUB_QUEUE_NAMES.get(view.sub_queue, "main"),
+        state=STATE_NAMES[view.state],
+        message_id=view.message_id,
+        session_id=view.session_id,
+        partition_key=view.partition_key,
+        correlation_id=view.correlation_id,
+        subject=view.subject,
+        content_type=view.content_type,
+        to=view.to,
+        reply_to=view.reply_to,
+        reply_to_session_id=view.reply_to_session_id,
+        enqueued_at=enqueued_at,
+        scheduled_at=_time(view.scheduled_ms),
+        expires_at=_time(view.expires_ms),
+        time_to_live=view.ttl_ms,
+        delivery_count=view.delivery_count,
+        size_in_bytes=view.size_bytes,
+        enqueued_sequence_number=view.enqueued_sequence_number,
+        dead_letter_reason=view.dead_letter_reason,
+        dead_letter_description=view.dead_letter_description,
+        dead_letter_source=view.dead_letter_source,
+        application_properties=dict(view.application_properties),
+        body_kind=str(view.body_kind.value),
+        body_bytes=view.body_bytes,
+        body_base64=body,
+        is_malformed=view.is_malformed,
+    )
+
+
+def _time(value_ms: int | None) -> datetime | None:
+    if value_ms is None or value_ms > LAST_MS:
+        return None
+    return datetime.fromtimestamp(value_ms / 1_000, UTC)

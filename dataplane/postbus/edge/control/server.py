@@ -1,0 +1,322 @@
+"""Serves the control API: listens, authorizes, reads requests by the table, writes answers.
+
+JSON over HTTP for the operator, for CI and for the command line. Callers show a token or a
+certificate. A browser of the same machine is kept out besides: on loopback the `Host` header must
+name loopback (DNS rebinding), and bodies must be declared as JSON, which a page of another origin
+may not do without asking (CSRF). Errors are problems (RFC 9457) whose text says what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from postbus.broker.administration import AdministrationRefused
+from postbus.broker.caller_fence import CallerFence, CallerTooOld, StoreAway
+from postbus.broker.preconditions import DirectoryRefusal
+from postbus.control_contract import (
+    EPOCH_HEADER,
+    MAX_EPOCH,
+    FieldProblem,
+    Problem,
+    ProblemType,
+)
+from postbus.edge.control.authorization import ControlAuthorizer, NotAuthorized
+from postbus.edge.control.calls import (
+    Answer,
+    Call,
+    Condition,
+    ControlRefused,
+    Handler,
+    refused,
+)
+from postbus.edge.control.routes import ROUTES, Query, Route
+from postbus.http_listener import HttpListener
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""Our choice: two thousand rules of the longest SQL text need this."""
+
+MOST_PROBLEMS: Final = 20
+RETRY_S: Final = 1
+NUMBER: Final = re.compile(r"[0-9]{1,19}")
+ETAG: Final = re.compile(r'"([0-9]{1,19})"')
+
+HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ControlServer:
+    """Serves the API; start it once. `operations`: a handler for every route of the table."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Handler],
+        authorizer: ControlAuthorizer,
+        fence: CallerFence,
+    ) -> None:
+        self._operations = operations
+        self._authorizer = authorizer
+        self._fence = fence
+        self._listener = HttpListener()
+        self._is_loopback = True
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
+        """Listen, 0 takes any free port; raises OSError when the port is taken."""
+        app = web.Application(middlewares=[self._answer_problems], client_max_size=MAX_BODY_BYTES)
+        for route in ROUTES:
+            app.router.add_route(route.method, route.path, self._handler_of(route))
+        self._is_loopback = _is_loopback(f"[{host}]" if ":" in host else host)
+        await self._listener.start(app, host, port, context)
+
+    async def stop(self) -> None:
+        """Stop listening; may be called twice."""
+        await self._listener.stop()
+
+    def _handler_of(self, route: Route) -> HttpHandler:
+        operation = self._operations[route.operation]
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if not route.is_open:
+                await self._authorizer.authorize(request)
+            call = await _read_call(request, route)
+            if not route.is_change:
+                return _answer(await operation(call))
+            async with self._fence.admitted(_epoch(request)):
+                return _answer(await operation(call))
+
+        return handle
+
+    @web.middleware
+    async def _answer_problems(
+        self, request: web.Request, handler: HttpHandler
+    ) -> web.StreamResponse:
+        """Refuse what browsers send for others; tell all errors in one form."""
+        try:
+            if self._is_loopback and not _is_loopback(request.headers.get("Host", "")):
+                raise ControlRefused(
+                    403,
+                    "the control API is reached as localhost or 127.0.0.1 only",
+                    ProblemType.UNAUTHORIZED,
+                )
+            if request.match_info.http_exception is not None:
+                await self._authorizer.authorize(request)  # what exists is not told to everybody
+            return await handler(request)
+        except ControlRefused as error:
+            return _problem(error.status, str(error), error.type, error.problems)
+        except (AdministrationRefused, DirectoryRefusal) as error:
+            known = refused(error.refused)
+            return _problem(known.status, str(known), known.type)
+        except NotAuthorized as error:
+            return _unauthorized(error)
+        except CallerTooOld as error:
+            detail = f"{error}: another leads now; only a higher epoch may change something"
+            return _problem(409, detail, ProblemType.CALLER_TOO_OLD)
+        except StoreAway:
+            detail = "the store is away, nothing was changed: repeat it"
+            return _problem(503, detail, ProblemType.UNAVAILABLE)
+        except web.HTTPException as error:  # of the router, or a body that is too long
+            answer = _problem(error.status, _explain(request, error))
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+            return answer
+        except Exception:
+            logger.exception("a request broke", extra={"path": request.path})
+            return _problem(500, "this is an error of Postbus; please report it")
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+async def _read_call(request: web.Request, route: Route) -> Call:
+    """Return what a request says; raises `ControlRefused` naming each mistake."""
+    names = dict(request.match_info)
+    queries = _read_queries(request, route)
+    condition = _read_condition(request) if route.is_versioned else Condition()
+    body = None
+    if route.body is not None:
+        if request.content_type != "application/json":
+            raise ControlRefused(415, "send JSON with the header `Content-Type: application/json`")
+        body = _parse(await request.read(), route.body)
+    return Call(names, body, queries, condition)
+
+
+def _parse(content: bytes, model: type[BaseModel]) -> BaseModel:
+    try:
+        return model.model_validate_json(content, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        problems = []
+        for each in error.errors(include_url=False, include_input=False)[:MOST_PROBLEMS]:
+            message = str(each["msg"]).removeprefix("Value error, ")
+            where = ".".join(map(str, each["loc"])) or "body"
+            problems.append(FieldProblem(field=where, problem=message[:1].lower() + message[1:]))
+        raise _invalid(problems) from None
+
+
+def _invalid(problems: list[FieldProblem]) -> ControlRefused:
+    detail = "; ".join(f"{each.field}: {each.problem}" for each in problems)
+    return ControlRefused(400, detail, ProblemType.INVALID, problems)
+
+
+def _read_queries(request: web.Request, route: Route) -> dict[str, str | int | bool]:
+    known = {query.name: query for query in route.queries}
+    values: dict[str, str | int | bool] = {
+        name: query.schema["default"] for name, query in known.items()
+    }
+    problems = []
+    for name, text in request.query.items():
+        query = known.get(name)
+        value = None if query is None else _read_query(query, text)
+        if query is None:
+            takes = f"takes {', '.join(known)}" if known else "takes none"
+            problems.append(FieldProblem(field=name, problem=f"is no parameter: this {takes}"))
+        elif value is None or len(request.query.getall(name)) > 1:
+            problems.append(FieldProblem(field=name, problem=_expected(query)))
+        else:
+            values[name] = value
+    if problems:
+        raise _invalid(problems)
+    return values
+
+
+def _read_query(query: Query, text: str) -> str | int | bool | None:
+    """Return the value of a parameter, None when it is not one of those allowed."""
+    schema = query.schema
+    match schema["type"]:
+        case "integer":
+            value = int(text) if NUMBER.fullmatch(text) else -1
+            return value if schema["minimum"] <= value <= schema["maximum"] else None
+        case "boolean":
+            return {"true": True, "false": False}.get(text)
+        case _:
+            return text if text in schema.get("enum", [text]) else None
+
+
+def _expected(query: Query) -> str:
+    schema = query.schema
+    match schema["type"]:
+        case "integer":
+            return f"must be a number between {schema['minimum']} and {schema['maximum']}, once"
+        case "boolean":
+            return "must be true or false, once"
+        case _:
+            return f"must be one of {', '.join(schema['enum'])}, once"
+
+
+def _read_condition(request: web.Request) -> Condition:
+    must_be_new = False
+    if (absent := request.headers.get("If-None-Match")) is not None:
+        if absent.strip() != "*" or request.method != "PUT":
+            raise ControlRefused(
+                400, "If-None-Match: only `*`, with PUT, is understood", ProblemType.INVALID
+            )
+        must_be_new = True
+    if "If-Match" not in request.headers:
+        return Condition(must_be_new=must_be_new)
+    present = ", ".join(request.headers.getall("If-Match")).strip()
+    if must_be_new:
+        raise ControlRefused(
+            400, "If-Match and If-None-Match exclude each other", ProblemType.INVALID
+        )
+    if present == "*":
+        return Condition(must_exist=True)
+    tags = [ETAG.fullmatch(tag.strip()) for tag in present.split(",")]
+    if None in tags:
+        raise ControlRefused(
+            400,
+            'If-Match: use the ETag of an answer, such as "12", or `*`',
+            ProblemType.INVALID,
+        )
+    return Condition(versions=frozenset(int(tag[1]) for tag in tags if tag is not None))
+
+
+def _epoch(request: web.Request) -> int | None:
+    """Return the epoch of a caller that has one."""
+    said = request.headers.getall(EPOCH_HEADER, [])
+    if not said:
+        return None
+    epoch = int(said[0]) if len(said) == 1 and NUMBER.fullmatch(said[0]) else -1
+    if not 0 <= epoch <= MAX_EPOCH:
+        raise ControlRefused(
+            400, f"{EPOCH_HEADER}: must be a number between 0 and {MAX_EPOCH}", ProblemType.INVALID
+        )
+    return epoch
+
+
+def _is_loopback(authority: str) -> bool:
+    """Say whether a `Host` header names this machine by a name no DNS can give away."""
+    try:
+        host = urlsplit(f"//{authority}").hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def _answer(answer: Answer) -> web.Response:
+    text = answer.text if answer.body is None else f"{answer.body.model_dump_json(by_alias=True)}\n"
+    response = web.Response(text=text, status=answer.status, content_type="application/json")
+    if answer.etag is not None:
+        response.headers["ETag"] = f'"{answer.etag}"'
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _problem(
+    status: int,
+    detail: str,
+    type: ProblemType = ProblemType.PLAIN,
+    problems: list[FieldProblem] | None = None,
+) -> web.Response:
+    body = Problem(
+        type=type,
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        problems=problems or [],
+    )
+    response = web.Response(
+        text=f"{body.model_dump_json(by_alias=True)}\n",
+        status=status,
+        content_type="application/problem+json",
+    )
+    if status == 503:
+        response.headers["Retry-After"] = str(RETRY_S)
+    return response
+
+
+def _unauthorized(error: NotAuthorized) -> web.Response:
+    if error.is_too_often:
+        answer = _problem(429, str(error), ProblemType.UNAUTHORIZED)
+        answer.headers["Retry-After"] = "60"
+        return answer
+    answer = _problem(401, str(error), ProblemType.UNAUTHORIZED)
+    answer.headers["WWW-Authenticate"] = 'Bearer realm="postbus"'
+    return answer
+
+
+def _explain(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPNotFound):
+        return "this path is not known; /openapi.json lists what is"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return (
+            f"{request.method} is not known here, only {', '.join(sorted(error.allowed_methods))}"
+        )
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return f"a body has at most {MAX_BODY_BYTES} bytes"
+    return error.reason

@@ -1,0 +1,141 @@
+"""Control API of the namespace as a whole: what it is, how its broker is, what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from postbus import __version__
+from postbus.broker.administration import Administration
+from postbus.broker.caller_fence import CallerFence
+from postbus.broker.host import Host
+from postbus.contract import NamespaceProperties
+from postbus.control_contract import (
+    Applied,
+    NamespaceDescription,
+    PartitionStatus,
+    ProblemType,
+    Status,
+    applied_hash,
+)
+from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
+from postbus.edge.control.openapi import openapi_text
+
+NAMESPACE_ID = 0
+"""The namespace is no entity; entities count from 1."""
+
+
+class ControlStatus:
+    """Handlers of what is not about one entity."""
+
+    def __init__(
+        self,
+        administration: Administration,
+        hosts: Sequence[Host],
+        fence: CallerFence,
+        is_ready: Callable[[], bool],
+        *,
+        broker_name: str,
+        is_development: bool,
+    ) -> None:
+        self._administration = administration
+        self._hosts = hosts
+        self._fence = fence
+        self._is_ready = is_ready
+        self._broker_name = broker_name
+        self._is_development = is_development
+
+    def operations(self) -> Mapping[str, Handler]:
+        return {
+            "getNamespace": self._namespace,
+            "putNamespace": self._put_namespace,
+            "getStatus": self._status,
+            "forgetCallerEpoch": self._forget_epoch,
+            "getOpenApi": self._openapi,
+        }
+
+    # --- namespace ------------------------------------------------------------------------------
+
+    async def _namespace(self, _call: Call) -> Answer:
+        administration = self._administration
+        described = NamespaceDescription(
+            name=administration.namespace,
+            version=administration.version,
+            partition_count=len(self._hosts),
+            applied_hash=applied_hash(administration.properties),
+            properties=administration.properties,
+        )
+        return Answer(described, etag=administration.version)
+
+    async def _put_namespace(self, call: Call) -> Answer:
+        """Accept what is so already; what else a namespace is, its manifest says at the start."""
+        administration = self._administration
+        _check_version(call.condition, administration.version)
+        wanted, known = call.read(NamespaceProperties), administration.properties
+        differing = [
+            field.alias or name
+            for name, field in NamespaceProperties.model_fields.items()
+            if getattr(wanted, name) != getattr(known, name)
+        ]
+        if differing:
+            raise ControlRefused(
+                409,
+                f"{', '.join(differing)}: change the manifest of the namespace and restart the"
+                " broker",
+                ProblemType.IMMUTABLE,
+            )
+        applied = Applied(
+            entity_id=NAMESPACE_ID,
+            applied_hash=applied_hash(known),
+            version=administration.version,
+            acknowledged=administration.acknowledged(),
+            created=False,
+        )
+        return Answer(applied, etag=administration.version)
+
+    # --- the broker -----------------------------------------------------------------------------
+
+    async def _status(self, _call: Call) -> Answer:
+        return Answer(self._shown())
+
+    async def _forget_epoch(self, _call: Call) -> Answer:
+        await self._fence.forget()
+        return Answer(self._shown())
+
+    async def _openapi(self, _call: Call) -> Answer:
+        return Answer(text=openapi_text())
+
+    def _shown(self) -> Status:
+        administration = self._administration
+        acknowledged = administration.acknowledged()
+        partitions = [
+            PartitionStatus(
+                partition=host.partition_id,
+                status=host.status.value,
+                version=acknowledged.get(host.partition_id),
+                reload_count=host.reload_count,
+                trouble=host.trouble,
+            )
+            for host in self._hosts
+        ]
+        return Status(
+            program_version=__version__,
+            namespace=administration.namespace,
+            broker=self._broker_name,
+            is_ready=self._is_ready(),
+            is_development=self._is_development,
+            version=administration.version,
+            highest_caller_epoch=self._fence.highest,
+            partitions=partitions,
+            troubles=[
+                f"partition {each.partition}: {each.trouble}" for each in partitions if each.trouble
+            ],
+        )
+
+
+def _check_version(condition: Condition, version: int) -> None:
+    if condition.versions is not None and version not in condition.versions:
+        raise ControlRefused(
+            412,
+            f'the catalog has the version "{version}", If-Match says another: read it again',
+            ProblemType.VERSION_DIFFERS,
+        )

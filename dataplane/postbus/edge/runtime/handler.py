@@ -1,0 +1,339 @@
+"""Messages over HTTP: send, peek-lock, read and delete, complete, unlock, renew.
+
+The door behind `POST /{entity}/messages` and its relatives. It holds no state machine and knows no
+second way in: what is sent becomes an `Enqueue` as from an AMQP link, a receive is a consumer of
+the router, a lock token finds its message by itself. Nothing is answered before its commit.
+Source: Service Bus REST, runtime operations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeAlias
+
+from aiohttp import web
+
+from postbus.broker.authz import Grant
+from postbus.broker.router import Address, Router
+from postbus.contract import NamespaceLimits, Right
+from postbus.edge.attaching import attach_refusal
+from postbus.edge.intake import Intake
+from postbus.edge.runtime.answers import body_of, headers_of, location_path
+from postbus.edge.runtime.messages import (
+    BATCH_TYPE,
+    BROKER_PROPERTIES,
+    BadMessage,
+    batch_message,
+    batch_of,
+    single_message,
+)
+from postbus.edge.runtime.receives import Receives, release
+from postbus.edge.runtime.requests import Action, Target, refusal_of, target_of
+from postbus.edge.runtime.values import http_date
+from postbus.edge.web.authorization import SERVER, HttpAuthorizer, HttpRefused
+from postbus.edge.web.door import read_limited
+from postbus.entity.commands import (
+    Command,
+    Delivery,
+    Disposition,
+    Enqueue,
+    Enqueued,
+    LocksRenewed,
+    Refusal,
+    Refused,
+    RenewLocks,
+    Reply,
+    Settle,
+    Settled,
+    SubQueue,
+)
+from postbus.message.envelope import Envelope
+
+ANSWER_S: Final = 60.0
+"""Longest wait for the answer of a partition. A commit that takes longer has failed by then or its
+result is unknown; only a partition that is loading takes so long. Source: the default timeout of
+Service Bus."""
+
+MEMBERS_A_STEP: Final = 500
+"""Members of a batch that are read before others get their turn; some 10 ms."""
+
+READING_BYTES: Final = 128 << 20
+"""Bodies that are read at a time. Above it posts are refused as busy; our choice."""
+
+BUSY: Final = Refused(Refusal.BUSY)
+LOST: Final = Refused(Refusal.LOCK_LOST)
+
+Handling: TypeAlias = Callable[
+    [web.BaseRequest, Target, Address, Grant], Awaitable[web.StreamResponse]
+]
+
+
+class RuntimeHandler:
+    """Answers the requests about messages of all connections."""
+
+    def __init__(
+        self,
+        router: Router,
+        authorizer: HttpAuthorizer,
+        limits: NamespaceLimits,
+        intake: Intake,
+        receives: Receives | None = None,
+    ) -> None:
+        self._router = router
+        self._authorizer = authorizer
+        self._limits = limits
+        self._intake = intake
+        self._receives = receives or Receives(router)
+        self.reading_bytes = 0
+        """Bytes of bodies that are on their way here, as far as clients say."""
+        self._handlings: dict[Action, Handling] = {
+            Action.SEND: self._send,
+            Action.PEEK_LOCK: self._peek_lock,
+            Action.READ_AND_DELETE: self._read_and_delete,
+            Action.COMPLETE: self._complete,
+            Action.UNLOCK: self._unlock,
+            Action.RENEW: self._renew,
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request; raises `HttpRefused`."""
+        target = target_of(request.method, request.raw_path)
+        is_send = target.action is Action.SEND
+        needed = Right.SEND if is_send else Right.LISTEN
+        grant = self._authorizer.authorize(request, target.path, needed, below=target.below)
+        address = await self._resolve(target)
+        refused = attach_refusal(address, is_sender=is_send)
+        if refused is None and not is_send and _needs_session(address):
+            refused = Refused(
+                Refusal.SESSION_REQUIRED, "Sessions are received over AMQP only, not over HTTP."
+            )
+        if refused is not None:
+            raise refusal_of(refused, target)
+        return await self._handlings[target.action](request, target, address, grant)
+
+    def stop(self) -> None:
+        """Let nobody wait for messages any more."""
+        self._receives.stop()
+
+    async def _resolve(self, target: Target) -> Address:
+        resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
+
+        def answer(address: Address | None) -> None:
+            if not resolved.done():
+                resolved.set_result(address)
+
+        self._router.resolve(target.path, answer)
+        address = await resolved
+        if address is None:
+            raise refusal_of(Refused(Refusal.ENTITY_NOT_FOUND), target)
+        return address
+
+    # --- sending --------------------------------------------------------------------------------
+
+    async def _send(
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+    ) -> web.StreamResponse:
+        """Store one message or a batch of them, all or none."""
+        body = await self._body_of(request, target, address)
+        self._authorizer.check_again(grant, Right.SEND)
+        kind = request.headers.get("Content-Type")
+        is_batch = kind is not None and kind.strip().lower() == BATCH_TYPE
+        give_back = partial(self._intake.give_back, len(body))
+        self._intake.take(len(body))
+        try:
+            if is_batch:
+                envelopes = await _members(body)
+            else:
+                envelopes = [single_message(request.headers.items(), kind, body)]
+        except BadMessage as error:
+            give_back()
+            raise HttpRefused(400, str(error)) from None
+        except BaseException:
+            give_back()
+            raise
+        command = Enqueue(address.entity_no, envelopes, is_atomic=is_batch)
+        reply = await self._call(address, command, target.timeout_s, give_back)
+        if isinstance(reply, Enqueued) and not reply.refusals:
+            return web.Response(status=201)
+        if isinstance(reply, Enqueued) and reply.refusals:
+            reply = next(iter(reply.refusals.values()))
+        raise _refusal_of(reply, target)
+
+    async def _body_of(self, request: web.BaseRequest, target: Target, address: Address) -> bytes:
+        """Read a body; slow clients fill an account of their own, not that of all senders."""
+        max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
+        length = request.content_length
+        size_bytes = max_bytes if length is None else min(length, max_bytes)
+        if self._intake.is_full or self.reading_bytes + size_bytes > READING_BYTES:
+            raise refusal_of(BUSY, target)
+        self.reading_bytes += size_bytes
+        try:
+            return await read_limited(request, max_bytes)
+        finally:
+            self.reading_bytes -= size_bytes
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    async def _peek_lock(
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+    ) -> web.StreamResponse:
+        """Lock a message and show it; one that cannot be shown is given back."""
+        delivery = await self._take(request, target, address, grant)
+        if delivery is None:
+            return web.Response(status=204)
+        try:
+            headers = headers_of(delivery, is_locked=True)
+            at = location_path(target.path, delivery)
+            headers["Server"] = SERVER  # sent from here, not by the door
+            headers["Location"] = f"{request.scheme}://{request.host}{at}"
+            answer = _shown(201, headers, delivery)
+            await answer.prepare(request)
+            await answer.write_eof()
+            return answer
+        except ConnectionError:
+            release(self._router, address, [delivery.lock_token])
+            return _for_nobody()
+        except BaseException:
+            release(self._router, address, [delivery.lock_token])
+            raise
+
+    async def _read_and_delete(
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+    ) -> web.StreamResponse:
+        """Delete a message, then show it. Until it is deleted it is only locked (D6)."""
+        ends = asyncio.get_running_loop().time() + target.timeout_s
+        while True:
+            delivery = await self._take(request, target, address, grant)
+            if delivery is None:
+                return web.Response(status=204)
+            tokens = [delivery.lock_token]
+            if request.transport is None or request.transport.is_closing():
+                release(self._router, address, tokens)
+                return _for_nobody()
+            settle = Settle(address.entity_no, address.sub_queue, tokens, Disposition.COMPLETE)
+            reply = await self._call(address, settle, ANSWER_S)
+            if isinstance(reply, Settled) and not reply.lost:
+                headers = headers_of(delivery, is_locked=False)
+                return _shown(200, headers, delivery)
+            if isinstance(reply, Settled):  # the partition was reloaded: the message is still there
+                left_s = ends - asyncio.get_running_loop().time()
+                target = target.with_timeout(max(left_s, 0.0))
+                continue
+            if isinstance(reply, Refused) and reply.refusal is Refusal.NOT_APPLIED:
+                release(self._router, address, tokens)
+            raise _refusal_of(reply, target)
+
+    async def _take(
+        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+    ) -> Delivery | None:
+        """Return a message for who may have it still; rules change while a receive waits."""
+        taken = await self._receives.take(address, target.timeout_s, request.transport)
+        if isinstance(taken, Refused):
+            raise refusal_of(taken, target)
+        if taken is not None:
+            try:
+                self._authorizer.check_again(grant, Right.LISTEN)
+            except HttpRefused:
+                release(self._router, address, [taken.lock_token])
+                raise
+        return taken
+
+    # --- settling -------------------------------------------------------------------------------
+
+    async def _complete(
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+    ) -> web.StreamResponse:
+        return await self._settle(target, address, Disposition.COMPLETE)
+
+    async def _unlock(
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+    ) -> web.StreamResponse:
+        return await self._settle(target, address, Disposition.ABANDON)
+
+    async def _settle(
+        self, target: Target, address: Address, disposition: Disposition
+    ) -> web.StreamResponse:
+        command = Settle(address.entity_no, address.sub_queue, [target.lock_token], disposition)
+        reply = await self._call(address, command, target.timeout_s)
+        if isinstance(reply, Settled):
+            if reply.lost:
+                raise refusal_of(LOST, target)
+            return web.Response(status=200)
+        raise _refusal_of(reply, target)
+
+    async def _renew(
+        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+    ) -> web.StreamResponse:
+        command = RenewLocks(address.entity_no, address.sub_queue, [target.lock_token])
+        reply = await self._call(address, command, target.timeout_s)
+        if isinstance(reply, LocksRenewed):
+            until = http_date(reply.locked_until_ms[0])
+            headers = {BROKER_PROPERTIES: f'{{"LockedUntilUtc":"{until}"}}'}
+            return web.Response(status=200, headers=headers)
+        raise _refusal_of(reply, target)
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    async def _call(
+        self,
+        address: Address,
+        command: Command,
+        timeout_s: float,
+        on_reply: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        """Return what came of a command; UNKNOWN when that is not known in time.
+
+        A client that hangs up takes nothing back. `on_reply` is called when the command is done,
+        also when nobody waits for that any more.
+        """
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Reply] = loop.create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        def reply_to(reply: Reply) -> None:
+            on_reply()
+            answer(reply)
+
+        self._router.submit(address.partition_id, command, reply_to)
+        if answered.done():
+            return answered.result()
+        timer = loop.call_later(timeout_s or ANSWER_S, answer, Refused(Refusal.UNKNOWN))
+        try:
+            return await answered
+        finally:
+            timer.cancel()
+
+
+def _refusal_of(reply: Reply, target: Target) -> HttpRefused:
+    """Return the error of a command that did not get the reply it should have."""
+    assert isinstance(reply, Refused), reply
+    return refusal_of(reply, target)
+
+
+async def _members(body: bytes) -> list[Envelope]:
+    """Return the messages of a batch; others get their turn while a long one is read."""
+    members = batch_of(body)
+    envelopes: list[Envelope] = []
+    for index, member in enumerate(members):
+        if index and index % MEMBERS_A_STEP == 0:
+            await asyncio.sleep(0)
+        envelopes.append(batch_message(index, member))
+    return envelopes
+
+
+def _shown(status: int, headers: dict[str, str], delivery: Delivery) -> web.Response:
+    return web.Response(status=status, headers=headers, body=body_of(delivery.envelope))
+
+
+def _for_nobody() -> web.Response:
+    """Return what the server tries to write to a client that is gone; an error would be logged."""
+    return web.Response(status=503)
+
+
+def _needs_session(address: Address) -> bool:
+    return address.requires_session and address.sub_queue is SubQueue.ACTIVE
