@@ -25,7 +25,7 @@ from postbus.data_directory import DataDirectory
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
-from postbus.edge.certificates import ReloadingContext, TlsFiles, ensure_certificate
+from postbus.edge.certificates import ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.runtime.handler import RuntimeHandler
@@ -184,16 +184,19 @@ class Doors:
     def _tls_context(self, client_authority_file: Path | None = None) -> ReloadingContext:
         settings = self._settings
         certificate, key = settings.tls_certificate_file, settings.tls_key_file
+        renewal: Renewal | None = None
         try:
             if certificate is None or key is None:
                 names = [name.strip() for name in settings.tls_names.split(",") if name.strip()]
                 if settings.host not in ANY_ADDRESS:
                     names.append(settings.host)
-                files = ensure_certificate(self._data.certificates, [socket.gethostname(), *names])
+                renewal = Renewal(self._data.certificates, [socket.gethostname(), *names])
+                files = renewal.files
                 self.authority_file = files.authority_file
                 certificate, key = files.certificate_file, files.key_file
             minimum = self._definition.properties.minimum_tls_version
-            return ReloadingContext(TlsFiles(certificate, key, minimum, client_authority_file))
+            used = TlsFiles(certificate, key, minimum, client_authority_file)
+            return ReloadingContext(used, renewal)
         except (OSError, ValueError) as error:
             raise DoorsError(f"the certificate cannot be used: {error}") from error
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from postbus.edge import certificates
 from postbus.edge.certificates import (
     ReloadingContext,
+    Renewal,
     ServerCertificate,
     TlsFiles,
     ensure_certificate,
@@ -165,6 +167,64 @@ async def test_files_are_watched(
     install(other.key_file, used.key_file)
     await wait_until(lambda: tls._latest is not before)
     watching.cancel()
+
+
+@pytest.fixture
+def ago() -> list[timedelta]:
+    """Return how far the clock of a renewal is behind, as its only item.
+
+    It starts when a certificate must have been made that is to be renewed an hour before now.
+    """
+    days = certificates.SERVER_DAYS - certificates.RENEW_DAYS
+    return [timedelta(days=days, hours=1)]
+
+
+@pytest.fixture
+def renewal(tmp_path: Path, ago: list[timedelta]) -> Renewal:
+    return Renewal(tmp_path / "made", now=lambda: datetime.now(UTC) - ago[0])
+
+
+def test_certificate_that_was_made_is_renewed_while_it_is_used(
+    runner: asyncio.Runner, renewal: Renewal, ago: list[timedelta]
+) -> None:
+    files = renewal.files
+    tls = ReloadingContext(TlsFiles(files.certificate_file, files.key_file), renewal)
+    client, first = trusting(files), serial_of(files.certificate_file)
+
+    async def run() -> None:
+        async with front() as doors:
+            port = await doors.listen(HOST, 0, tls=tls.context)
+            reader, writer = await asyncio.open_connection(HOST, port, ssl=client)
+            ago[0] = timedelta(hours=2)
+            assert tls.look() is False
+            assert await serial(port, client) == first
+            ago[0] = timedelta()
+            assert tls.look() is True
+            renewed = await serial(port, client)  # of the same authority
+            assert renewed == serial_of(files.certificate_file) != first
+            assert tls.look() is False
+            writer.write(AMQP_HEADER)
+            assert await reader.readexactly(8) == AMQP_HEADER
+            writer.close()
+
+    runner.run(run())
+
+
+def test_renewal_that_fails_is_logged_once_an_hour_and_the_old_certificate_stays(
+    renewal: Renewal, ago: list[timedelta], caplog: pytest.LogCaptureFixture
+) -> None:
+    files = renewal.files
+    tls = ReloadingContext(TlsFiles(files.certificate_file, files.key_file), renewal)
+    authority = files.authority_file.read_text()
+    files.authority_file.write_text("no certificate")
+    ago[0] = timedelta(minutes=59)
+    assert [tls.look() for _ in range(3)] == [False] * 3
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "BEGIN" not in caplog.text
+    files.authority_file.write_text(authority)
+    assert tls.look() is False
+    ago[0] -= timedelta(hours=1)
+    assert tls.look() is True
 
 
 def test_encrypted_key_is_refused_and_nobody_is_asked(used: ServerCertificate) -> None:

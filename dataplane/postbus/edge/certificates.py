@@ -12,7 +12,7 @@ import logging
 import os
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -33,6 +33,9 @@ RELOAD_S: Final = 5.0
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 397  # the longest that browsers and Apple's TLS accept
 RENEW_DAYS = 30
+RENEWAL_LOOK = timedelta(hours=1)
+"""How often a certificate that was made here is looked at, and tried again after a failure."""
+
 BACKDATE = timedelta(hours=1)  # clients with a slow clock
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -69,6 +72,37 @@ def ensure_certificate(
     return files
 
 
+class Renewal:
+    """Renews a certificate that was made here, long before it ends, while a server uses it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str] = (),
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Make the certificate if needed; raises as `ensure_certificate` does."""
+        self._folder = folder
+        self._names = names
+        self._now = now
+        self._looked = now()
+        self.files = ensure_certificate(folder, names, self._looked)
+
+    def look(self) -> None:
+        """Renew the certificate when it is time; what fails is logged and tried again."""
+        now = self._now()
+        if abs(now - self._looked) < RENEWAL_LOOK:
+            return
+        self._looked = now
+        try:
+            ensure_certificate(self._folder, self._names, now)
+        except (OSError, ValueError) as error:
+            logger.error(
+                "the certificate cannot be renewed, the old one stays",
+                extra={"file": str(self.files.certificate_file), "why": str(error)},
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """What the TLS of a server is made of, PEM files.
@@ -96,9 +130,13 @@ class ReloadingContext:
     keep what they began with.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
-        """Load the files; raises OSError (ssl.SSLError is one) when they cannot be used."""
+    def __init__(self, files: TlsFiles, renewal: Renewal | None = None) -> None:
+        """Load the files; raises OSError (ssl.SSLError is one) when they cannot be used.
+
+        `renewal` is of these files, where they were made here.
+        """
         self._files = files
+        self._renewal = renewal
         self._seen = self._stamps()
         self.context = self._latest = server_context(files)
         self.context.sni_callback = self._use_latest
@@ -111,6 +149,8 @@ class ReloadingContext:
 
     def look(self) -> bool:
         """Load files that have changed and say so. Files that cannot be used change nothing."""
+        if self._renewal is not None:
+            self._renewal.look()
         stamps = self._stamps()
         if stamps == self._seen:
             return False
@@ -174,6 +214,10 @@ def _ensure_authority(
             raise ValueError(f"{key_file} holds another kind of key")
         if certificate.not_valid_after_utc - now > timedelta(days=SERVER_DAYS):
             return certificate, key
+        logger.warning(
+            "the authority ends and is made anew: clients have to trust the new one",
+            extra={"file": str(certificate_file)},
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Postbus local authority")])
     certificate = (
