@@ -96,7 +96,10 @@ class Port:
             "spread": Target(8, 0, is_partitioned=True, detects_duplicates=False),
             "detecting": Target(9, 0, is_partitioned=True, detects_duplicates=True),
         }
-        self.shipper = Shipper(self.source, self.harbours, self.catalog.get)
+        self.retained: list[Target] = []
+        self.shipper = Shipper(
+            self.source, self.harbours, self.catalog.get, lambda name: self.retained
+        )
 
     async def ship(self, target: str, messages: dict[int, Envelope | None]) -> Shipped:
         """Send and return what the outbox is told."""
@@ -216,6 +219,50 @@ async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_n
         await until(lambda: len(at.source.told) == 1)
         assert at.source.told == [Shipped("plain", [1, 2], {})]
         assert [(each.entity_no, each.numbers) for each in at.harbours[3].arrived] == [(12, [1, 2])]
+
+
+@pytest.mark.behaviour("S205")
+@pytest.mark.parametrize("has_namesake", [True, False])
+async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> None:
+    async with port() as at:
+        at.retained = [Target(70, 3, is_partitioned=False, detects_duplicates=False)]
+        if not has_namesake:
+            del at.catalog["plain"]
+        at.harbours[3].answers = [AWAY, LOST, Arrived(1, Refused(Refusal.ENTITY_DISABLED))]
+        told = await at.ship("plain", several(1, 2, 3))
+        assert at.harbours[3].numbers == [[1, 2, 3]] * 3
+        assert {each.entity_no for each in at.harbours[3].arrived} == {70}
+        if has_namesake:
+            assert told == Shipped("plain", [1, 2, 3], {})
+            assert at.harbours[2].numbers == [[2, 3]]
+        else:
+            assert told.arrived == [1]
+            assert {n: each.refusal for n, each in told.refused.items()} == {
+                2: Refusal.ENTITY_NOT_FOUND,
+                3: Refusal.ENTITY_NOT_FOUND,
+            }
+
+
+async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None:
+    async with port() as at:
+        back = Target(70, 3, is_partitioned=False, detects_duplicates=False)
+        at.retained = [back]
+        del at.catalog["plain"]
+        at.harbours[3].opened.clear()
+        at.harbours[3].answers = [
+            Arrived(0, Refused(Refusal.ENTITY_DISABLED)),  # retained
+            LOST,  # restored: it took it, and nobody heard
+            Arrived(1),  # retained again
+        ]
+        at.begin("plain", several(1))
+        await until(lambda: len(at.harbours[3].arrived) == 1)
+        at.retained, at.catalog["plain"] = [], back
+        at.harbours[3].opened.set()
+        await until(lambda: len(at.harbours[3].arrived) == 2)
+        at.retained = [back]
+        del at.catalog["plain"]
+        await until(lambda: len(at.source.told) == 1)
+        assert at.source.told == [Shipped("plain", [1], {})]
 
 
 async def test_the_key_decides_where_in_a_partitioned_entity() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from postbus.broker.directory import home_of
 from postbus.broker.placement import partition_of_key
 from postbus.entity.commands import (
+    Arrive,
+    Command,
     Disposition,
     Enqueue,
     Refusal,
     Refused,
+    Reply,
     SetDemand,
     Settle,
     Settled,
@@ -34,6 +38,8 @@ from tests.broker.test_partitioned import keys_for, refusal_of
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
+
+Call = Callable[[Command], Awaitable[Reply]]
 
 
 def named(partition_id: int, stem: str = "q", partition_count: int = 4) -> str:
@@ -182,6 +188,46 @@ async def test_what_the_target_refuses_for_good_is_kept_at_the_source(
         await put(bus, target)  # bound by name: made again, it gets what comes
         await bus.sent(bus.address(source), message("late"))
         assert await arrived(bus, target, 1) == ["late"]
+
+
+@pytest.mark.behaviour("S205", "S289")
+@pytest.mark.parametrize("is_spread", [False, True])
+@pytest.mark.parametrize("is_made_again", [False, True])
+async def test_what_a_retained_target_took_unheard_is_there_once_when_it_comes_back(
+    store: Store, is_spread: bool, is_made_again: bool
+) -> None:
+    source, target = named(0), named(1)
+    async with running(store) as bus:
+        await put(bus, target, is_spread=is_spread)
+        await put(bus, source, forward_to=target)
+        await bus.load()
+        kept_no = bus.address(target).entity_no
+        heard = []
+        for host in bus.hosts:
+            call = host.call
+
+            async def deaf(command: Command, call: Call = call) -> Reply:
+                reply = await call(command)
+                if not isinstance(command, Arrive):
+                    return reply
+                heard.append(reply)
+                return await asyncio.get_running_loop().create_future()  # the process dies
+
+            host.call = deaf  # type: ignore[method-assign]
+        await bus.sent(bus.address(source), *(message(str(n)) for n in range(5)))
+        await until(lambda: len(heard) == (4 if is_spread else 1))
+        await bus.directory.retain(target, bus.router.now_ms() + 1_000_000)
+        if is_made_again:
+            await put(bus, target, is_spread=is_spread)
+    async with running(store) as bus:
+        await bus.load()
+        await bus.sent(bus.address(source), message("late"))
+        late = target if is_made_again else f"{source}/$Transfer/$DeadLetterQueue"
+        assert await arrived(bus, late, 1) == ["late"]
+        if is_made_again:
+            await bus.directory.delete(target)
+        await bus.directory.restore(kept_no)
+        assert sorted(await arrived(bus, target, 5)) == list("01234")
 
 
 async def test_dead_letters_go_where_they_are_forwarded_to(store: Store) -> None:

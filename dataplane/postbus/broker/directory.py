@@ -42,13 +42,7 @@ from postbus.contract import (
     TopicProperties,
     subscription_name,
 )
-from postbus.entity.commands import (
-    DropEntity,
-    Hold,
-    PutEntity,
-    Refusal,
-    Refused,
-)
+from postbus.entity.commands import DropEntity, Hold, PutEntity, Refusal, Refused
 from postbus.store.catalog import (
     CatalogEntry,
     CatalogPut,
@@ -62,10 +56,8 @@ __all__ = ["Directory", "DirectoryRefusal", "home_of"]
 
 logger = logging.getLogger(__name__)
 
-
 IDLE_AT_ONCE = 8
 """Idle entities whose partitions are asked at once: each refuses its clients for as long."""
-
 
 PUT_AT_ONCE = 1_000
 """Definitions of one commit. Our choice: they are some hundred kilobytes."""
@@ -147,6 +139,10 @@ class Directory:
     def numbered(self, entity_no: int) -> CatalogEntry | None:
         """Return the entity of a number, None when it is gone."""
         return self._entries.numbered(entity_no)
+
+    def retained_named(self, name: str) -> list[CatalogEntry]:
+        """Return what had a lower-case name when it was deleted, and can come back."""
+        return self._entries.retained_named(name)
 
     def entries(self) -> list[CatalogEntry]:
         return sorted(self._entries.all(), key=lambda entry: entry.name)

@@ -30,6 +30,7 @@ class Entries:
         self._subscriptions: dict[int, dict[int, CatalogEntry]] = {}
         self._orders: dict[EntityKind | int, list[str]] = {}  # of a kind, or a topic's number
         self._retained: dict[int, CatalogEntry] = {}
+        self._retained_names: dict[str, dict[int, CatalogEntry]] = {}
         self.partitioned_count = 0
         """Queues and topics that are partitioned."""
         self.count = 0
@@ -44,6 +45,7 @@ class Entries:
             self.remove(known)
         if entry.is_retained:
             self._retained[entry.entity_no] = entry
+            self._retained_names.setdefault(name, {})[entry.entity_no] = entry
             return
         for order in self._orders_of(entry):
             if order and order[-1] < name:  # as they come from the tables
@@ -59,9 +61,13 @@ class Entries:
             self._subscriptions.setdefault(entry.topic_no, {})[entry.entity_no] = entry
 
     def remove(self, entry: CatalogEntry) -> None:
-        if self._retained.pop(entry.entity_no, None) is not None:
-            return
         name = entry.name.lower()
+        if self._retained.pop(entry.entity_no, None) is not None:
+            namesakes = self._retained_names[name]
+            del namesakes[entry.entity_no]
+            if not namesakes:
+                del self._retained_names[name]
+            return
         for order in self._orders_of(entry):
             del order[bisect_left(order, name)]
         del self._by_name[name]
@@ -93,6 +99,10 @@ class Entries:
     def retained(self) -> list[CatalogEntry]:
         """Return what is deleted and can come back."""
         return list(self._retained.values())
+
+    def retained_named(self, name: str) -> list[CatalogEntry]:
+        """Return what had a name when it was deleted, and can come back."""
+        return list(self._retained_names.get(name, {}).values())
 
     def stored(self) -> list[CatalogEntry]:
         """Return whatever partitions keep: what exists and what can come back."""

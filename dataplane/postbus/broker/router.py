@@ -113,7 +113,7 @@ class Router:
         self.now_ms = clock
         directory.tell_deletions(self._tell_watchers)
         for host in hosts:
-            host.ship_with(Shipper(host, hosts, self._target_of))
+            host.ship_with(Shipper(host, hosts, self._target_of, self._retained_targets_of))
 
     # --- names ----------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Router:
         `on_resolved` gets None for a name the catalog does not know; it may be called before this
         returns.
         """
-        name = path.strip("/").lower()
+        name = _key(path)
         sub_queue = SubQueue.ACTIVE
         for suffix, candidate in SUFFIXES:
             if name.endswith(suffix):
@@ -137,11 +137,13 @@ class Router:
 
     def _target_of(self, name: str) -> Target | None:
         """Find what a name forwards to; subscriptions only get what their topic gives them."""
-        entry = self._directory.find(name.strip("/").lower())
-        if entry is None or isinstance(entry.properties, SubscriptionProperties):
-            return None
-        detects = entry.properties.requires_duplicate_detection
-        return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
+        entry = self._directory.find(_key(name))
+        return None if entry is None else _target(entry)
+
+    def _retained_targets_of(self, name: str) -> list[Target]:
+        """Find what the name forwarded to until it was deleted, and that can come back."""
+        found = [_target(entry) for entry in self._directory.retained_named(_key(name))]
+        return [target for target in found if target is not None]
 
     def _detects_duplicates(self, entity_no: int) -> bool:
         address = self._address_of(entity_no)
@@ -283,6 +285,18 @@ class Router:
 
     def _hosts_of(self, address: Address) -> Sequence[Host]:
         return self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
+
+
+def _key(path: str) -> str:
+    """Return the name by which the catalog finds a path."""
+    return path.strip("/").lower()
+
+
+def _target(entry: CatalogEntry) -> Target | None:
+    if isinstance(entry.properties, SubscriptionProperties):
+        return None
+    detects = entry.properties.requires_duplicate_detection
+    return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
 
 
 async def _done(work: Awaitable[object]) -> Done:

@@ -78,11 +78,17 @@ class Shipper:
         source: Source,
         harbours: Sequence[Harbour],
         find_target: Callable[[str], Target | None],
+        find_retained: Callable[[str], Sequence[Target]],
     ) -> None:
-        """Take the hosts of all partitions in order; `find_target` knows names in any case."""
+        """Take the hosts of all partitions in order.
+
+        `find_target` and `find_retained` know names in any case; the latter finds what had the name
+        until it was deleted, and can come back.
+        """
         self._source = source
         self._harbours = harbours
         self._find_target = find_target
+        self._find_retained = find_retained
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ship(self, effect: Ship) -> None:
@@ -101,6 +107,9 @@ class Shipper:
 
     def find_target(self, name: str) -> Target | None:
         return self._find_target(name)
+
+    def find_retained(self, name: str) -> Sequence[Target]:
+        return self._find_retained(name)
 
     def place(self, target: Target, number: int, envelope: Envelope) -> int:
         """Choose the partition; a repeat must go where its number may have been stored."""
@@ -157,6 +166,9 @@ class _Shipment:
     In each partition numbers are stored in rising order: behind a refused one nothing more is sent
     there, for if the source forgot the refusal in a crash, the target would skip that number. What
     comes behind stays undecided and is offered again once the refusal is durable.
+
+    An entity that was deleted and can come back is asked first: it may have taken a message, and
+    the answer was lost, perhaps with a former process. It takes nothing any more, but it knows.
     """
 
     def __init__(self, shipper: Shipper, ship: Ship) -> None:
@@ -165,6 +177,7 @@ class _Shipment:
         self._arrived: set[int] = set()
         self._refused: dict[int, Refused] = {}
         self._held_back: set[int] = set()
+        self._asked: set[int] = set()  # retained entities that have said what they took
 
     async def run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -206,18 +219,29 @@ class _Shipment:
         """Send until every message has arrived or is refused."""
         backoff_s = FIRST_BACKOFF_S
         while messages:
-            target = self._shipper.find_target(self._ship.target)
+            name = self._ship.target
+            retained = [
+                each
+                for each in self._shipper.find_retained(name)
+                if each.entity_no not in self._asked
+            ]
+            target = retained[0] if retained else self._shipper.find_target(name)
             if target is None:
                 self._refused.update(dict.fromkeys(messages, NOBODY))
                 return
             numbers = list(messages)
             places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
+            send = self._ask_part if retained else self._send_part
             moved = await asyncio.gather(
                 *(
-                    self._send_part(partition_id, target, [numbers[i] for i in part], messages)
+                    send(partition_id, target, [numbers[i] for i in part], messages)
                     for partition_id, part in places.items()
                 )
             )
+            if not retained:
+                self._asked.discard(target.entity_no)
+            elif all(moved):
+                self._asked.add(target.entity_no)
             if not any(moved):
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
@@ -228,19 +252,7 @@ class _Shipment:
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
     ) -> bool:
         """Send what goes to one partition; what is decided leaves `messages`. False: nothing is."""
-        # A copy each time: a target that is to fail writes into what it gets.
-        copies = [copy.copy(messages[number]) for number in numbers]
-        resent = self._ship.resent.intersection(numbers)
-        reply = await self._shipper.arrive(partition_id, target, numbers, copies, resent)
-        refused: Refused | None
-        if isinstance(reply, Arrived):
-            count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one
-        else:
-            assert isinstance(reply, Refused)
-            count, refused, concerned = 0, reply, len(numbers)  # nothing is stored
-        for number in numbers[:count]:
-            del messages[number]
-            self._arrived.add(number)
+        count, refused, concerned = await self._deliver(partition_id, target, numbers, messages)
         if refused is None:
             return count > 0
         if refused.refusal in REPEATABLE:
@@ -256,3 +268,34 @@ class _Shipment:
             del messages[number]
             self._held_back.add(number)
         return True
+
+    async def _ask_part(
+        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+    ) -> bool:
+        """Learn what one partition of a retained entity took; that leaves `messages`.
+
+        False: it could not say.
+        """
+        _, refused, _ = await self._deliver(partition_id, target, numbers, messages)
+        return refused is None or refused.refusal not in REPEATABLE
+
+    async def _deliver(
+        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+    ) -> tuple[int, Refused | None, int]:
+        """Send, and take what arrived out of `messages`; return how many, and why no more.
+
+        The last is how many behind those that arrived the refusal is about.
+        """
+        # A copy each time: a target that is to fail writes into what it gets.
+        copies = [copy.copy(messages[number]) for number in numbers]
+        resent = self._ship.resent.intersection(numbers)
+        reply = await self._shipper.arrive(partition_id, target, numbers, copies, resent)
+        if isinstance(reply, Arrived):
+            count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one
+        else:
+            assert isinstance(reply, Refused)
+            count, refused, concerned = 0, reply, len(numbers)  # nothing is stored
+        for number in numbers[:count]:
+            del messages[number]
+            self._arrived.add(number)
+        return count, refused, concerned

@@ -2,7 +2,7 @@
 
 A tombstone is the row of the entity in the catalog. It is forgotten after a time, so that names
 that come and go do not pile up; how far back the list is complete is remembered. Called by
-`broker/retained.py` and `broker/change_feed.py`.
+`broker/administration.py` and `broker/change_feed.py`.
 """
 
 from __future__ import annotations
