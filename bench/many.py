@@ -9,13 +9,14 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import statistics
 import time
+from functools import partial
 from urllib.parse import quote_plus
 
 import aiohttp
 
 from measuring import MAIN_QUEUE, Bench, Result, costing
+from messaging import alternate, both_ways, cpu_of, rate_of, summary_of
 from postbus_server import OWNER, Postbus, document
 from rows import Demand, Metric, Row, warm_up
 from server import LOOPBACK, BenchError, Server
@@ -24,26 +25,29 @@ HUNDRED = tuple(f"many-{number:03}" for number in range(100))
 ENTITY_COUNT = 10_000
 PAGE = 100
 IDLE_S = 20
-WINDOW = 100
+WINDOW = 1_000
+"""Unacknowledged messages, of all queues together."""
+SHARED = ("--shared-connections", 4)
+"""Of each direction: eight in all."""
 
 
 def _hundred_queues(bench: Bench, server: Server) -> Result:
-    """Alternate between one queue on one connection and a hundred queues with one each."""
+    """Alternate between one queue and a hundred, with as many messages on their way."""
     server.start()
     warm_up(bench, server)
     every = ",".join(HUNDRED)
     bench.client.run(server, every, "--mode", "both", "--window", 1, "--count", 10 * len(HUNDRED))
-    count = bench.bulk_count(server)
-    rates: dict[str, list[float]] = {"one": [], "many": []}
-    strangers = 0.0
-    for _ in range(bench.rounds):
-        for name, queues, window in (("one", MAIN_QUEUE, WINDOW), ("many", every, 10)):
-            options = ("--mode", "both", "--window", window, "--count", count)
-            result = bench.measure(server, *options, queue=queues)
-            rates[name].append(result["receive_rate"])
-            strangers = max(strangers, result["foreign_share"])
-    one, many = (statistics.median(found) for found in rates.values())
-    return {"one": one, "many": many, "share": 100 * many / one, "foreign_share": strangers}
+    both = partial(both_ways, bench, server)
+    each = ("--window", WINDOW // len(HUNDRED))
+    results = alternate(
+        bench,
+        {
+            "one": (lambda: both(MAIN_QUEUE, "--window", WINDOW), "each_way_rate"),
+            "many": (lambda: both(every, *each, *SHARED), "each_way_rate"),
+            "apart": (lambda: both(every, *each), "each_way_rate"),
+        },
+    )
+    return summary_of(results, [("many", "one"), ("apart", "one")])
 
 
 def _ten_thousand(_: Bench, server: Server) -> Result:
@@ -100,14 +104,18 @@ def _token(resource: str, rule: str, key: str) -> str:
 MANY_ROWS: tuple[Row, ...] = (
     Row(
         "many-queues",
-        "100 queues, each with a connection, beside one",
+        "100 queues over 8 connections, beside one queue",
         _hundred_queues,
         (
-            Metric("one", "one queue", "msg/s"),
-            Metric("many", "100 queues", "msg/s"),
-            Metric("share", "share", "%"),
+            rate_of("one", "one queue"),
+            rate_of("many", "100 queues"),
+            Metric("many_share", "100 queues, of one", "%"),
+            Metric("apart_share", "a connection each, of one", "%"),
+            cpu_of("one", "one queue"),
+            cpu_of("many", "100 queues"),
+            cpu_of("apart", "a connection each"),
         ),
-        (Demand("share", None, 80, 80),),
+        (Demand("many_share", None, 80, 80),),
         is_interleaved=False,
         only="postbus",
         queues=(MAIN_QUEUE, *HUNDRED),

@@ -18,7 +18,6 @@ namespace {
 constexpr std::size_t kFirstBufferBytes = 4096;  // idle connections come by the thousand
 constexpr std::size_t kMostBufferBytes = 1 << 20;
 constexpr std::uint32_t kWideOpenWindow = 0x7fffffff;
-constexpr std::uint32_t kHandleMax = 1023;
 constexpr const char* kSessionFilter = "com.microsoft:session-filter";
 
 }  // namespace
@@ -30,8 +29,8 @@ std::uint64_t now_ns() {
            static_cast<std::uint64_t>(time.tv_nsec);
 }
 
-Connection::Connection(const Options& options, LinkSpec link, LinkHandler& handler)
-    : options_(options), link_(std::move(link)), handler_(handler), stream_(options) {}
+Connection::Connection(const Options& options, std::string container, SessionHandler& handler)
+    : options_(options), container_(std::move(container)), handler_(handler), stream_(options) {}
 
 Connection::~Connection() { abandon(); }
 
@@ -42,7 +41,7 @@ void Connection::connect(int epoll_fd, std::uint64_t token) {
     in_.assign(kFirstBufferBytes, 0);
     in_start_ = in_end_ = out_start_ = 0;
     out_.clear();
-    next_outgoing_id_ = next_incoming_id_ = session_limit_ = delivery_count_ = link_limit_ = 0;
+    next_outgoing_id_ = next_incoming_id_ = session_limit_ = 0;
     epoll_fd_ = epoll_fd;
     token_ = token;
     state_ = State::kConnecting;
@@ -180,7 +179,9 @@ void Connection::abandon() {
 void Connection::fail(const std::string& reason) {
     const bool was_expected = state_ == State::kClosing || state_ == State::kClosed;
     abandon();
-    if (!was_expected) handler_.on_closed(reason);
+    if (was_expected) return;
+    failure_ = reason;
+    handler_.on_closed(reason);
 }
 
 // ---- frames in -------------------------------------------------------------------------------
@@ -225,26 +226,20 @@ void Connection::handle_hot_or_cold(const wire::Performative& frame, std::uint64
         case wire::kOpen:
             peer_max_frame_bytes_ = frame.fields[2].is_null() ? 0xffffffffu : frame.u32(2);
             peer_idle_ms_ = frame.u32(4);
-            state_ = State::kAttaching;
+            state_ = State::kBeginning;
             send_begin();
-            if (!link_.has_many) send_attach();
+            handler_.on_opened();
             break;
         case wire::kBegin:
             next_incoming_id_ = frame.u32(1);
             session_limit_ = next_outgoing_id_ + frame.u32(2);
-            if (link_.has_many) state_ = State::kReady;
+            state_ = State::kReady;
             break;
         case wire::kAttach:
-            if (link_.has_many) return handler_.on_link_attached(frame);
-            // A refused link is attached without its terminus, then detached with the reason.
-            if (frame.fields[link_.is_sender ? 6 : 5].is_null()) break;
-            if (!link_.is_sender) delivery_count_ = frame.u32(9);
-            state_ = State::kReady;
-            handler_.on_attached();
+            handler_.on_attach(frame);
             break;
         case wire::kDetach:
-            if (link_.has_many) return handler_.on_link_detached(frame);
-            fail("detached: " + wire::describe_error(frame.fields[2]));
+            handler_.on_detach(frame);
             break;
         case wire::kEnd:
             fail("session ended: " + wire::describe_error(frame.fields[0]));
@@ -260,12 +255,7 @@ void Connection::handle_hot_or_cold(const wire::Performative& frame, std::uint64
 void Connection::handle_flow(const wire::Performative& flow) {
     const std::uint32_t seen = flow.fields[0].is_null() ? 0 : flow.u32(0);
     session_limit_ = seen + flow.u32(1);
-    if (!flow.fields[4].is_null() && link_.is_sender && !flow.fields[6].is_null())
-        link_limit_ = flow.u32(5) + flow.u32(6);
-    if (link_.has_many && !flow.fields[4].is_null())
-        handler_.on_link_flow(flow);
-    else
-        handler_.on_flow();
+    if (!flow.fields[4].is_null()) handler_.on_flow(flow);
 }
 
 // ---- frames out ------------------------------------------------------------------------------
@@ -292,7 +282,7 @@ void Connection::send_open() {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kOpen);
-    encoder.string(link_.name + "-container");
+    encoder.string(container_);
     encoder.string(options_.hostname);
     encoder.uint(options_.max_frame_bytes);
     encoder.ushort(0);  // one channel
@@ -309,49 +299,49 @@ void Connection::send_begin() {
     encoder.uint(next_outgoing_id_);
     encoder.uint(kWideOpenWindow);
     encoder.uint(kWideOpenWindow);
-    encoder.uint(kHandleMax);
+    encoder.uint(wire::kHandleMax);
     encoder.close_list(list, 5);
     encoder.close_frame(frame);
     queue(encoder.out.data(), encoder.out.size());
 }
 
-void Connection::send_attach() {
+void Connection::attach(std::uint32_t handle, const LinkSpec& link) {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kAttach);
-    encoder.string(link_.name);
-    encoder.uint(0);
-    encoder.boolean(!link_.is_sender);
+    encoder.string(link.name);
+    encoder.uint(handle);
+    encoder.boolean(!link.is_sender);
     encoder.ubyte(0);  // snd-settle-mode unsettled
-    encoder.ubyte(!link_.is_sender && options_.confirms_settlement ? 1 : 0);
+    encoder.ubyte(!link.is_sender && options_.confirms_settlement ? 1 : 0);
     std::size_t terminus = encoder.open_list(wire::kSource);
-    encoder.string(link_.is_sender ? link_.name : link_.address);
+    encoder.string(link.is_sender ? link.name : link.address);
     encoder.close_list(terminus, 1);
     terminus = encoder.open_list(wire::kTarget);
-    encoder.string(link_.is_sender ? link_.address : link_.name);
+    encoder.string(link.is_sender ? link.address : link.name);
     encoder.close_list(terminus, 1);
-    if (link_.is_sender) {
+    if (link.is_sender) {
         encoder.null();
         encoder.null();
         encoder.uint(0);  // initial-delivery-count
     }
-    encoder.close_list(list, link_.is_sender ? 10 : 7);
+    encoder.close_list(list, link.is_sender ? 10 : 7);
     encoder.close_frame(frame);
     queue(encoder.out.data(), encoder.out.size());
 }
 
 // Asks for the next available session: the filter is there, its value is null.
-void Connection::attach_session(std::uint32_t handle, const std::string& name) {
+void Connection::attach_session(std::uint32_t handle, const LinkSpec& link) {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kAttach);
-    encoder.string(name);
+    encoder.string(link.name);
     encoder.uint(handle);
     encoder.boolean(true);  // a receiver
     encoder.ubyte(0);
     encoder.ubyte(options_.confirms_settlement ? 1 : 0);
     const std::size_t source = encoder.open_list(wire::kSource);
-    encoder.string(link_.address);
+    encoder.string(link.address);
     for (int field = 1; field < 7; ++field) encoder.null();
     const std::size_t filters = encoder.open_map();
     encoder.symbol(kSessionFilter);
@@ -359,14 +349,14 @@ void Connection::attach_session(std::uint32_t handle, const std::string& name) {
     encoder.close_map(filters, 2);
     encoder.close_list(source, 8);
     const std::size_t target = encoder.open_list(wire::kTarget);
-    encoder.string(name);
+    encoder.string(link.name);
     encoder.close_list(target, 1);
     encoder.close_list(list, 7);
     encoder.close_frame(frame);
     queue(encoder.out.data(), encoder.out.size());
 }
 
-void Connection::detach_link(std::uint32_t handle) {
+void Connection::detach(std::uint32_t handle) {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kDetach);
@@ -377,12 +367,8 @@ void Connection::detach_link(std::uint32_t handle) {
     queue(encoder.out.data(), encoder.out.size());
 }
 
-void Connection::grant(std::uint32_t delivery_count, std::uint32_t credit) {
-    grant_link(0, delivery_count_ + delivery_count, credit, false);
-}
-
-void Connection::grant_link(std::uint32_t handle, std::uint32_t delivery_count,
-                            std::uint32_t credit, bool drains) {
+void Connection::grant(std::uint32_t handle, std::uint32_t delivery_count, std::uint32_t credit,
+                       bool drains) {
     wire::Encoder encoder;
     const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
     const std::size_t list = encoder.open_list(wire::kFlow);

@@ -1,7 +1,7 @@
-// One AMQP connection with one session and one link on it, over a non-blocking socket.
+// One AMQP connection with one session on it, over a non-blocking socket.
 //
-// The hand-shake goes step by step, as client libraries do it: SASL, open, then begin and
-// attach together. What arrives afterwards is told to the LinkHandler.
+// The hand-shake goes step by step, as client libraries do it: SASL, open, then begin together
+// with what the SessionHandler attaches. Links are the handler's: it gets all their frames.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,37 @@
 #include "stream.hpp"
 #include "wire.hpp"
 
+// What is left between two serial numbers, which wrap.
+inline std::uint32_t serial_room(std::uint32_t limit, std::uint32_t used) {
+    const auto room = static_cast<std::int32_t>(limit - used);
+    return room < 0 ? 0 : static_cast<std::uint32_t>(room);
+}
+
 struct LinkSpec {
     std::string name;
     std::string address;
     bool is_sender = true;
-    bool has_many = false;  // no link by itself: the handler attaches receivers of sessions
 };
 
-class LinkHandler {
+// Fields are those of the frames; handles in them are the broker's.
+class SessionHandler {
   public:
-    virtual ~LinkHandler() = default;
-    virtual void on_attached() {}
-    virtual void on_flow() {}
-    virtual void on_transfer(const wire::Performative&, std::uint64_t /*now_ns*/) {}
-    virtual void on_disposition(const wire::Performative&, std::uint64_t /*now_ns*/) {}
-    // Of the links that the handler attached itself; fields are those of the frame.
-    virtual void on_link_attached(const wire::Performative&) {}
-    virtual void on_link_flow(const wire::Performative&) {}
-    virtual void on_link_detached(const wire::Performative&) {}
+    virtual ~SessionHandler() = default;
+    // The broker has opened, the session is asked for: links may be attached.
+    virtual void on_opened() = 0;
+    virtual void on_attach(const wire::Performative&) = 0;
+    virtual void on_flow(const wire::Performative&) = 0;  // of a link, not of the session alone
+    virtual void on_transfer(const wire::Performative&, std::uint64_t now_ns) = 0;
+    virtual void on_disposition(const wire::Performative&, std::uint64_t now_ns) = 0;
+    virtual void on_detach(const wire::Performative&) = 0;
     virtual void on_closed(const std::string& /*reason*/) {}
 };
 
 class Connection {
   public:
-    enum class State { kIdle, kConnecting, kSasl, kOpening, kAttaching, kReady, kClosing, kClosed };
+    enum class State { kIdle, kConnecting, kSasl, kOpening, kBeginning, kReady, kClosing, kClosed };
 
-    Connection(const Options& options, LinkSpec link, LinkHandler& handler);
+    Connection(const Options& options, std::string container, SessionHandler& handler);
     ~Connection();
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
@@ -52,39 +57,36 @@ class Connection {
     void close();
     // Drops the socket without a word, as a crashed client does.
     void abandon();
+    // Drops it because of something that must not happen; `failure` tells from then on.
+    void fail(const std::string& reason);
 
     State state() const { return state_; }
     bool is_ready() const { return state_ == State::kReady; }
     bool is_closed() const { return state_ == State::kClosed; }
+    const std::string& failure() const { return failure_; }  // the last one; empty: none
     std::size_t queued_bytes() const { return out_.size() - out_start_; }
+    // More should not be queued at a time, so that settlements are read in between.
+    bool is_full() const { return queued_bytes() >= kFullBytes; }
     std::uint32_t peer_max_frame_bytes() const { return peer_max_frame_bytes_; }
 
     void queue(const std::uint8_t* data, std::size_t size) {
         out_.insert(out_.end(), data, data + size);
     }
 
-    // Sender: how many transfer frames the session and how many deliveries the link takes.
-    std::uint32_t session_window() const { return left(session_limit_, next_outgoing_id_); }
-    std::uint32_t credit() const { return left(link_limit_, delivery_count_); }
-    void count_transfer_sent(bool ends_delivery) {
-        ++next_outgoing_id_;
-        if (ends_delivery) ++delivery_count_;
-    }
+    // How many transfer frames the session takes.
+    std::uint32_t session_window() const { return serial_room(session_limit_, next_outgoing_id_); }
+    void count_transfer_sent() { ++next_outgoing_id_; }
 
-    // Receiver: allows `credit` deliveries beyond the `delivery_count` ones that came.
-    void grant(std::uint32_t delivery_count, std::uint32_t credit);
-
-    // Links of the handler's own, by handle. `delivery_count` is the link's, from its attach on.
-    void attach_session(std::uint32_t handle, const std::string& name);
-    void grant_link(std::uint32_t handle, std::uint32_t delivery_count, std::uint32_t credit,
-                    bool drains);
-    void detach_link(std::uint32_t handle);
+    // Links by our handle. A grant allows `credit` deliveries beyond the `delivery_count` ones
+    // that came, counted from what the attach said.
+    void attach(std::uint32_t handle, const LinkSpec& link);
+    void attach_session(std::uint32_t handle, const LinkSpec& link);
+    void grant(std::uint32_t handle, std::uint32_t delivery_count, std::uint32_t credit,
+               bool drains = false);
+    void detach(std::uint32_t handle);
 
   private:
-    static std::uint32_t left(std::uint32_t limit, std::uint32_t used) {
-        const auto room = static_cast<std::int32_t>(limit - used);  // serial numbers wrap
-        return room < 0 ? 0 : static_cast<std::uint32_t>(room);
-    }
+    static constexpr std::size_t kFullBytes = 256 * 1024;
 
     void read(std::uint64_t now_ns);
     void make_room();
@@ -96,15 +98,14 @@ class Connection {
     void send_sasl_init();
     void send_open();
     void send_begin();
-    void send_attach();
     void send_bare(wire::Code code);
-    void fail(const std::string& reason);
     void watch_writable(bool wanted);
 
     const Options& options_;
-    LinkSpec link_;
-    LinkHandler& handler_;
+    std::string container_;
+    SessionHandler& handler_;
     State state_ = State::kIdle;
+    std::string failure_;
     Stream stream_;
     int epoll_fd_ = -1;
     std::uint64_t token_ = 0;
@@ -123,8 +124,6 @@ class Connection {
     std::uint32_t next_outgoing_id_ = 0;
     std::uint32_t next_incoming_id_ = 0;
     std::uint32_t session_limit_ = 0;
-    std::uint32_t delivery_count_ = 0;
-    std::uint32_t link_limit_ = 0;
 };
 
 // Monotonic time, the same for all processes of the machine.

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "connection.hpp"
 #include "histogram.hpp"
+#include "link.hpp"
 #include "message.hpp"
 #include "report.hpp"
 
@@ -36,50 +36,50 @@ class Member : public LinkHandler {
     Member(const Options& options, std::size_t index, bool is_sender)
         : options_(options),
           is_sender_(is_sender),
-          connection_(options,
-                      LinkSpec{"crowd-" + std::to_string(getpid()) + "-" + std::to_string(index),
-                               options.addresses[index % options.addresses.size()], is_sender},
-                      *this) {}
+          name_("crowd-" + std::to_string(getpid()) + "-" + std::to_string(index)),
+          links_(options, name_),
+          link_(links_.add({name_, options.addresses[index % options.addresses.size()], is_sender},
+                           *this)) {}
 
     void connect(int epoll_fd, std::uint64_t token, std::uint64_t now) {
         if (start_ns_ == 0) start_ns_ = now;
         ++attempts_;
         is_served_ = has_sent_ = false;
         retry_ns_ = 0;
-        connection_.connect(epoll_fd, token);
+        connection().connect(epoll_fd, token);
     }
 
     void on_attached() override {
         if (is_sender_) return;
-        connection_.grant(0, options_.credit);
+        link_.grant(0, options_.credit);
         is_served_ = true;
     }
 
-    void on_flow() override {
-        if (!is_sender_ || has_sent_ || !connection_.is_ready() || connection_.credit() == 0)
-            return;
-        EncodedMessage message(options_, 65536);
-        message.patch(0, Stamp{0, now_ns()}, 0);
+    void on_credit() override {
+        if (has_sent_ || link_.credit() == 0) return;
+        EncodedMessage message(options_, link_.handle(), 65536);
+        const std::uint64_t now = now_ns();
+        message.patch(link_.start_delivery(now), Stamp{0, now}, 0);
         const auto& frame = message.frames().front();
-        connection_.queue(message.data() + frame.offset, frame.size);
-        connection_.count_transfer_sent(true);
+        connection().queue(message.data() + frame.offset, frame.size);
+        connection().count_transfer_sent();
         has_sent_ = true;
     }
 
-    void on_disposition(const wire::Performative& disposition, std::uint64_t now) override {
-        if (!is_sender_ || disposition.fields[4].descriptor != wire::kAccepted) return;
+    void on_settled(const wire::Performative& disposition, std::uint64_t,
+                    std::uint64_t now) override {
+        if (disposition.fields[4].descriptor != wire::kAccepted) return;
         is_served_ = true;
         served_ns_ = now;
     }
 
-    void on_closed(const std::string& reason) override {
+    void on_closed(const std::string&) override {
         is_served_ = false;
-        failure_ = reason;
         retry_ns_ = now_ns() + std::min(kFirstRetryNs << std::min(attempts_, 5u), kLongestRetryNs);
     }
 
     void forget() {
-        connection_.abandon();
+        connection().abandon();
         start_ns_ = 0;
         attempts_ = 0;
         is_served_ = false;
@@ -89,20 +89,20 @@ class Member : public LinkHandler {
     bool is_served() const { return is_served_; }
     std::uint64_t waited_ns() const { return served_ns_ - start_ns_; }
     std::uint32_t attempts() const { return attempts_; }
-    const std::string& failure() const { return failure_; }
-    Connection& connection() { return connection_; }
+    Connection& connection() { return links_.connection(); }
 
   private:
     const Options& options_;
     const bool is_sender_;
-    Connection connection_;
+    const std::string name_;
+    LinkSet links_;
+    Link& link_;
     bool is_served_ = false;
     bool has_sent_ = false;
     std::uint32_t attempts_ = 0;
     std::uint64_t start_ns_ = 0;
     std::uint64_t served_ns_ = 0;
     std::uint64_t retry_ns_ = 0;
-    std::string failure_;
 };
 
 class Crowd {
@@ -164,7 +164,8 @@ class Crowd {
 
     std::string first_failure() const {
         for (const auto& member : members_)
-            if (!member->failure().empty()) return member->failure();
+            if (const auto& failure = member->connection().failure(); !failure.empty())
+                return failure;
         return "";
     }
 

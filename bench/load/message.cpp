@@ -125,7 +125,8 @@ std::uint64_t wall_ms() {
 
 }  // namespace
 
-EncodedMessage::EncodedMessage(const Options& options, std::uint32_t max_frame_bytes)
+EncodedMessage::EncodedMessage(const Options& options, std::uint32_t handle,
+                               std::uint32_t max_frame_bytes)
     : sessions_(options.sessions),
       ttl_ms_(static_cast<std::uint32_t>(options.ttl_s * 1e3)),
       due_ms_(wall_ms() + static_cast<std::uint64_t>(options.schedule_s * 1e3)) {
@@ -137,7 +138,7 @@ EncodedMessage::EncodedMessage(const Options& options, std::uint32_t max_frame_b
         const bool is_first = taken == 0;
         const std::size_t frame = encoder.open_frame(wire::kAmqpFrame);
         const std::size_t list = encoder.open_list(wire::kTransfer);
-        encoder.uint(0);  // handle
+        encoder.uint(handle);
         if (is_first) {
             id_at_ = encoder.patchable_uint();
             encoder.binary(std::string(4, '\0'));

@@ -20,7 +20,7 @@ class EncodedMessage {
         std::size_t size;
     };
 
-    EncodedMessage(const Options& options, std::uint32_t max_frame_bytes);
+    EncodedMessage(const Options& options, std::uint32_t handle, std::uint32_t max_frame_bytes);
 
     // `number` is that of the message among all of its run.
     void patch(std::uint32_t delivery_id, const Stamp& stamp, std::uint64_t number);

@@ -6,6 +6,8 @@
 #include <map>
 #include <sstream>
 
+#include "wire.hpp"
+
 namespace {
 
 constexpr const char* kUsage = R"(postbus-load: an AMQP 1.0 client that makes load and measures it
@@ -13,6 +15,7 @@ constexpr const char* kUsage = R"(postbus-load: an AMQP 1.0 client that makes lo
   postbus-load --mode send    --port 5672 --address q1 --count 100000 --window 100
   postbus-load --mode receive --port 5672 --address q1 --count 100000 --credit 500
   postbus-load --mode both    --port 5672 --address q1 --rate 20000 --count 1200000
+  postbus-load --mode both    --port 5672 --address q1,q2,q3,q4 --shared-connections 2
   postbus-load --mode idle    --port 5672 --address q1 --connections 5000
   postbus-load --mode storm   --port 5672 --address q1 --connections 500
 
@@ -20,6 +23,7 @@ connection  --host --port --hostname --user --password --max-frame
             --transport tcp|tls|websocket|tls-websocket (certificates are not checked)
             PLAIN with a user (for Postbus: a rule's name and key), else ANONYMOUS
 load        --address A[,B...]  --count N (of all connections)  --connections K (for each address)
+            --shared-connections K (over which all links of a direction are spread)
             --window W  --size BYTES  --transient
 messages    --sessions N (spread over N session ids)  --message-ids (a new one each)
             --property NAME=VALUE (digits are an integer; may be repeated)
@@ -106,6 +110,13 @@ void validate(const Options& options) {
     if (options.count == 0) refuse("--count must be 1 or more");
     if (options.sessions > 1'000'000) refuse("--sessions must be 1000000 or less");
     if (options.session_links > 1'000) refuse("--accept-sessions must be 1000 or less");
+    const std::uint64_t links = options.addresses.size() * options.connections;
+    const std::uint64_t most = std::uint64_t{options.shared} * (wire::kHandleMax + 1);
+    if (options.shared != 0 && links > most)
+        refuse("--shared-connections: a connection has room for 1024 links");
+    const bool is_crowd = options.mode == Mode::kIdle || options.mode == Mode::kStorm;
+    if (options.shared != 0 && (is_crowd || options.session_links != 0))
+        refuse("--shared-connections is for send, receive and both, without --accept-sessions");
     if (options.session_links == 0) return;
     if (options.connections != 1 || options.addresses.size() != 1)
         refuse("--accept-sessions takes one address and one connection");
@@ -130,6 +141,7 @@ Options parse_options(int argc, char** argv) {
         {"--max-frame", into(options.max_frame_bytes)},
         {"--count", into(options.count)},
         {"--connections", into(options.connections)},
+        {"--shared-connections", into(options.shared)},
         {"--window", into(options.window)},
         {"--size", into(options.body_bytes)},
         {"--credit", into(options.credit)},

@@ -23,6 +23,7 @@ struct Options {
 
     std::uint64_t count = 100000;    // messages, over all connections
     std::uint32_t connections = 1;   // for each address and direction; total for idle and storm
+    std::uint32_t shared = 0;        // connections that links of a direction share; 0: one for each
     std::uint32_t window = 100;      // unacknowledged messages of one sender
     std::uint32_t body_bytes = 1024;
     std::uint32_t credit = 500;      // of one receiver, topped up as completions are done

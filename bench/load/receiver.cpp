@@ -3,7 +3,7 @@
 #include <algorithm>
 
 void Receiver::pump() {
-    if (!connection_.is_ready()) return;
+    if (!connection().is_ready() || !is_attached()) return;
     if (range_size_ != 0) send_disposition();
     // Credit follows completions as an SDK's prefetch does, and never exceeds the quota: what
     // is delivered beyond it would stay locked and spoil the next run.
@@ -11,8 +11,7 @@ void Receiver::pump() {
     const std::uint64_t more = allowed > granted_ ? allowed - granted_ : 0;
     if (more == 0 || (more < (options_.credit + 1) / 2 && allowed != quota_)) return;
     granted_ = allowed;
-    connection_.grant(static_cast<std::uint32_t>(tally_.received),
-                      static_cast<std::uint32_t>(granted_ - tally_.received));
+    link_.grant(tally_.received, granted_ - tally_.received);
 }
 
 void Receiver::on_transfer(const wire::Performative& transfer, std::uint64_t now) {
@@ -49,9 +48,6 @@ void Receiver::send_disposition() {
     range_size_ = 0;
 }
 
-void Receiver::on_disposition(const wire::Performative& disposition, std::uint64_t now) {
-    if (!is_confirmation(disposition)) return;
-    const std::uint32_t first = disposition.u32(1);
-    const std::uint32_t last = disposition.fields[2].is_null() ? first : disposition.u32(2);
-    count_completed(std::uint64_t{last - first} + 1, now);
+void Receiver::on_settled(const wire::Performative&, std::uint64_t, std::uint64_t now) {
+    count_completed(1, now);
 }

@@ -2,11 +2,6 @@
 
 #include <cstring>
 
-Receiving::Receiving(const Options& options, LinkSpec link, std::uint64_t quota,
-                     std::uint64_t run_id)
-    : options_(options), connection_(options, std::move(link), *this), quota_(quota),
-      run_id_(run_id) {}
-
 void Receiving::note_first_frame(const wire::Performative& transfer, std::uint64_t now) {
     const std::uint8_t* end = transfer.payload + transfer.payload_size;
     const std::uint8_t* body = wire::find_data_section(transfer.payload, end, sizeof(Stamp));
@@ -30,16 +25,10 @@ void Receiving::queue_disposition(std::uint32_t first, std::uint32_t last) {
     wire::store_u32(frame + 21, last);
     if (!options_.confirms_settlement) frame[25] = 0x41;
     if (options_.rejects) frame[28] = wire::kRejected;
-    connection_.queue(frame, sizeof frame);
+    connection().queue(frame, sizeof frame);
 }
 
 void Receiving::count_completed(std::uint64_t number, std::uint64_t now) {
     tally_.completed += number;
     if (is_done() && end_ns_ == 0) end_ns_ = now;
-}
-
-bool Receiving::is_confirmation(const wire::Performative& disposition) const {
-    const bool is_from_sender = disposition.fields[0].number == 0;
-    const bool is_settled = disposition.fields[3].number == 1;
-    return is_from_sender && is_settled && options_.confirms_settlement;
 }

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "connection.hpp"
 #include "histogram.hpp"
 #include "message.hpp"
 
-class Receiving : public LinkHandler {
+class Receiving {
   public:
     struct Tally {
         std::uint64_t received = 0;
@@ -18,19 +17,19 @@ class Receiving : public LinkHandler {
         std::uint64_t sessions = 0;    // sessions accepted
     };
 
-    Receiving(const Options& options, LinkSpec link, std::uint64_t quota, std::uint64_t run_id);
+    Receiving(const Options& options, std::uint64_t quota, std::uint64_t run_id)
+        : options_(options), quota_(quota), run_id_(run_id) {}
+    virtual ~Receiving() = default;
 
+    virtual Connection& connection() = 0;
+    virtual bool is_attached() const = 0;
     // Queues settlements that wait for a full range, and the credit that is due.
     virtual void pump() = 0;
     bool is_done() const { return tally_.completed >= quota_; }
 
-    void on_closed(const std::string& reason) override { failure_ = reason; }
-
-    Connection& connection() { return connection_; }
     const Tally& tally() const { return tally_; }
     const Histogram& latency() const { return latency_; }
     std::uint64_t end_ns() const { return end_ns_; }
-    const std::string& failure() const { return failure_; }
 
   protected:
     // Reads the stamp in the first frame of a delivery.
@@ -38,11 +37,8 @@ class Receiving : public LinkHandler {
     // Completes, or rejects, the deliveries from `first` to `last`.
     void queue_disposition(std::uint32_t first, std::uint32_t last);
     void count_completed(std::uint64_t number, std::uint64_t now_ns);
-    // Whether the frame is an answer of the broker to a disposition of ours.
-    bool is_confirmation(const wire::Performative& disposition) const;
 
     const Options& options_;
-    Connection connection_;
     std::uint64_t quota_;
     Tally tally_;
 
@@ -50,5 +46,4 @@ class Receiving : public LinkHandler {
     std::uint64_t run_id_;
     std::uint64_t end_ns_ = 0;
     Histogram latency_;
-    std::string failure_;
 };

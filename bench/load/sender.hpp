@@ -4,10 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "connection.hpp"
 #include "histogram.hpp"
+#include "link.hpp"
 #include "message.hpp"
 
 class Sender : public LinkHandler {
@@ -19,48 +18,44 @@ class Sender : public LinkHandler {
         std::uint64_t released = 0;  // or modified: the broker would have it sent again
     };
 
-    Sender(const Options& options, LinkSpec link, std::uint64_t quota, double rate,
+    Sender(const Options& options, LinkSet& links, LinkSpec spec, std::uint64_t quota, double rate,
            std::uint64_t run_id, std::uint64_t first_number);
 
-    // Queues what window, credit and schedule allow. True when more could go at once.
-    bool pump(std::uint64_t now_ns);
+    // Queues what window, credit and schedule allow, until the connection is full.
+    void pump(std::uint64_t now_ns);
     void start(std::uint64_t now_ns) { start_ns_ = now_ns; }
     bool is_done() const { return settled() >= quota_; }
+    bool has_credit() const { return link_.credit() != 0; }
     std::uint64_t settled() const { return tally_.accepted + tally_.rejected + tally_.released; }
     // When the schedule of an open loop wants the next message; 0: no schedule, or all is sent.
     std::uint64_t next_due_ns() const;
 
     void on_attached() override;
-    void on_disposition(const wire::Performative& disposition, std::uint64_t now_ns) override;
-    void on_closed(const std::string& reason) override { failure_ = reason; }
+    void on_settled(const wire::Performative& disposition, std::uint64_t due_ns,
+                    std::uint64_t now_ns) override;
 
-    Connection& connection() { return connection_; }
     const Tally& tally() const { return tally_; }
     const Histogram& latency() const { return latency_; }
     std::uint64_t end_ns() const { return end_ns_; }
-    const std::string& failure() const { return failure_; }
     const std::string& refusal() const { return refusal_; }
 
   private:
     bool may_start(std::uint64_t now_ns) const;
-    void settle(std::uint32_t delivery_id, std::uint64_t outcome, std::uint64_t now_ns);
     std::uint64_t due_ns(std::uint64_t index, std::uint64_t now_ns) const;
 
     const Options& options_;
-    Connection connection_;
+    Link& link_;
+    Connection& connection_;
     std::unique_ptr<EncodedMessage> message_;
     std::uint64_t quota_;
     double rate_;
     std::uint64_t run_id_;
     std::uint64_t first_number_;  // of the messages of all senders, those of this one follow
 
-    // Send times of unsettled deliveries by delivery id, 0 where there is none.
-    std::vector<std::uint64_t> in_flight_;
     std::size_t frame_ = 0;  // next frame of the message that is being sent
     std::uint64_t start_ns_ = 0;
     std::uint64_t end_ns_ = 0;
     Tally tally_;
     Histogram latency_;
-    std::string failure_;
     std::string refusal_;  // the first reason a message was rejected with
 };

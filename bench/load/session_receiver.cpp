@@ -6,9 +6,12 @@ constexpr std::uint32_t kNoLane = 0xffffffffu;
 
 }  // namespace
 
-SessionReceiver::SessionReceiver(const Options& options, LinkSpec link, std::uint64_t quota,
+SessionReceiver::SessionReceiver(const Options& options, LinkSpec spec, std::uint64_t quota,
                                  std::uint64_t run_id)
-    : Receiving(options, link, quota, run_id), name_(link.name), lanes_(options.session_links) {
+    : Receiving(options, quota, run_id),
+      spec_(std::move(spec)),
+      connection_(options, spec_.name, *this),
+      lanes_(options.session_links) {
     lane_by_delivery_.reserve(quota);
 }
 
@@ -22,12 +25,12 @@ void SessionReceiver::pump() {
 void SessionReceiver::attach(std::size_t index) {
     lanes_[index] = Lane{};
     lanes_[index].state = Lane::State::kAttaching;
-    const std::string number = std::to_string(attach_count_++);
-    connection_.attach_session(static_cast<std::uint32_t>(index),
-                               std::to_string(index) + "-" + number + "-" + name_);
+    LinkSpec link = spec_;
+    link.name = std::to_string(index) + "-" + std::to_string(attach_count_++) + "-" + spec_.name;
+    connection_.attach_session(static_cast<std::uint32_t>(index), link);
 }
 
-void SessionReceiver::on_link_attached(const wire::Performative& attach) {
+void SessionReceiver::on_attach(const wire::Performative& attach) {
     const std::size_t index = std::stoul(std::string(attach.fields[0].text()));
     if (index >= lanes_.size()) throw wire::ProtocolError("attach of a link nobody asked for");
     const std::uint32_t remote = attach.u32(1);
@@ -51,13 +54,13 @@ void SessionReceiver::take_up(std::size_t index) {
     if (lane.is_empty) {
         if (!is_settled) return;
         lane.state = Lane::State::kDetaching;
-        connection_.detach_link(handle);
+        connection_.detach(handle);
     } else if (more * 2 >= options_.credit) {
         lane.granted += more;
-        connection_.grant_link(handle, lane.received, lane.granted - lane.received, false);
+        connection_.grant(handle, lane.received, lane.granted - lane.received);
     } else if (is_settled && lane.received != lane.first && !options_.holds_sessions) {
         lane.is_draining = true;
-        connection_.grant_link(handle, lane.received, lane.granted - lane.received, true);
+        connection_.grant(handle, lane.received, lane.granted - lane.received, true);
     }
 }
 
@@ -84,7 +87,9 @@ void SessionReceiver::on_transfer(const wire::Performative& transfer, std::uint6
 }
 
 void SessionReceiver::on_disposition(const wire::Performative& disposition, std::uint64_t now) {
-    if (!is_confirmation(disposition)) return;
+    const bool is_about_received = disposition.fields[0].number == 0;
+    const bool is_settled = disposition.fields[3].number == 1;
+    if (!is_about_received || !is_settled || !options_.confirms_settlement) return;
     const std::uint32_t first = disposition.u32(1);
     const std::uint32_t last = disposition.fields[2].is_null() ? first : disposition.u32(2);
     for (std::uint32_t id = first; static_cast<std::int32_t>(last - id) >= 0; ++id) {
@@ -96,7 +101,7 @@ void SessionReceiver::on_disposition(const wire::Performative& disposition, std:
 }
 
 // A drain is answered by counting up the credit that was not used: then there is nothing more.
-void SessionReceiver::on_link_flow(const wire::Performative& flow) {
+void SessionReceiver::on_flow(const wire::Performative& flow) {
     Lane* lane = lane_of(flow.u32(4));
     if (lane == nullptr || !lane->is_draining || flow.u32(5) != lane->granted) return;
     lane->is_draining = false;
@@ -105,15 +110,15 @@ void SessionReceiver::on_link_flow(const wire::Performative& flow) {
 }
 
 // Our own detach is answered, or no session came in time.
-void SessionReceiver::on_link_detached(const wire::Performative& detach) {
+void SessionReceiver::on_detach(const wire::Performative& detach) {
     Lane* lane = lane_of(detach.u32(0));
     if (lane == nullptr) throw wire::ProtocolError("detach of a foreign link");
     by_remote_[detach.u32(0)] = kNoLane;
     const auto index = static_cast<std::size_t>(lane - lanes_.data());
     if (lane->state == Lane::State::kHeld)
-        return on_closed("session lost: " + wire::describe_error(detach.fields[2]));
+        return connection_.fail("session lost: " + wire::describe_error(detach.fields[2]));
     if (lane->state == Lane::State::kAttaching)
-        connection_.detach_link(static_cast<std::uint32_t>(index));
+        connection_.detach(static_cast<std::uint32_t>(index));
     attach(index);
 }
 

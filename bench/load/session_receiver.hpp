@@ -10,17 +10,20 @@
 // Each link takes the next available session, completes what comes and asks for more as an SDK
 // does; when all is completed it drains, lets the session go and takes the next one. With
 // --hold-sessions it keeps the first it got.
-class SessionReceiver : public Receiving {
+class SessionReceiver : public Receiving, public SessionHandler {
   public:
-    SessionReceiver(const Options& options, LinkSpec link, std::uint64_t quota,
+    SessionReceiver(const Options& options, LinkSpec spec, std::uint64_t quota,
                     std::uint64_t run_id);
 
+    Connection& connection() override { return connection_; }
+    bool is_attached() const override { return connection_.is_ready(); }
     void pump() override;
+    void on_opened() override {}
     void on_transfer(const wire::Performative& transfer, std::uint64_t now_ns) override;
     void on_disposition(const wire::Performative& disposition, std::uint64_t now_ns) override;
-    void on_link_attached(const wire::Performative& attach) override;
-    void on_link_flow(const wire::Performative& flow) override;
-    void on_link_detached(const wire::Performative& detach) override;
+    void on_attach(const wire::Performative& attach) override;
+    void on_flow(const wire::Performative& flow) override;
+    void on_detach(const wire::Performative& detach) override;
 
   private:
     struct Lane {
@@ -38,7 +41,8 @@ class SessionReceiver : public Receiving {
     void take_up(std::size_t index);
     Lane* lane_of(std::uint32_t remote_handle);
 
-    std::string name_;
+    const LinkSpec spec_;  // of all links, which have a number each before their name
+    Connection connection_;
     std::uint64_t attach_count_ = 0;
     bool has_started_ = false;
     std::vector<Lane> lanes_;              // by our handle

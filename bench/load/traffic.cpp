@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "link.hpp"
 #include "receiver.hpp"
 #include "report.hpp"
 #include "sender.hpp"
@@ -30,6 +31,10 @@ class Traffic {
 
   private:
     void add_links(const std::string& address, std::uint64_t quota, double rate);
+    void add_sender(const LinkSpec& spec, std::uint64_t quota, double rate);
+    void add_receiver(const LinkSpec& spec, std::uint64_t quota);
+    LinkSet& place(std::vector<std::unique_ptr<LinkSet>>& sets, std::size_t index,
+                   const std::string& name);
     bool connect_all();
     bool has_credit_everywhere() const;
     void transfer_all();
@@ -46,6 +51,8 @@ class Traffic {
     const Options& options_;
     const int epoll_fd_;
     std::uint64_t run_id_;
+    std::vector<std::unique_ptr<LinkSet>> outgoing_;
+    std::vector<std::unique_ptr<LinkSet>> incoming_;
     std::vector<std::unique_ptr<Sender>> senders_;
     std::vector<std::unique_ptr<Receiving>> receivers_;
     std::vector<Connection*> connections_;  // by epoll token
@@ -72,25 +79,40 @@ Traffic::Traffic(const Options& options)
 
 void Traffic::add_links(const std::string& address, std::uint64_t quota, double rate) {
     const std::string name =
-        "load-" + std::to_string(getpid()) + "-" + std::to_string(connections_.size());
-    if (options_.mode != Mode::kReceive) {
-        senders_.push_back(std::make_unique<Sender>(
-            options_, LinkSpec{name + "-out", address, true}, quota, rate, run_id_,
-            std::uint64_t{senders_.size()} << kSenderShift));
-        connections_.push_back(&senders_.back()->connection());
-    }
-    if (options_.mode != Mode::kSend) {
-        const bool is_elsewhere =
-            options_.mode == Mode::kBoth && !options_.receive_address.empty();
-        LinkSpec link{name + "-in", is_elsewhere ? options_.receive_address : address, false};
-        link.has_many = options_.session_links != 0;
-        if (link.has_many)
-            receivers_.push_back(
-                std::make_unique<SessionReceiver>(options_, link, quota, run_id_));
-        else
-            receivers_.push_back(std::make_unique<Receiver>(options_, link, quota, run_id_));
+        "load-" + std::to_string(getpid()) + "-" +
+        std::to_string(std::max(senders_.size(), receivers_.size()));
+    if (options_.mode != Mode::kReceive) add_sender({name + "-out", address, true}, quota, rate);
+    if (options_.mode == Mode::kSend) return;
+    const bool is_elsewhere = options_.mode == Mode::kBoth && !options_.receive_address.empty();
+    add_receiver({name + "-in", is_elsewhere ? options_.receive_address : address, false}, quota);
+}
+
+void Traffic::add_sender(const LinkSpec& spec, std::uint64_t quota, double rate) {
+    const std::size_t index = senders_.size();
+    senders_.push_back(std::make_unique<Sender>(options_, place(outgoing_, index, spec.name), spec,
+                                                quota, rate, run_id_,
+                                                std::uint64_t{index} << kSenderShift));
+}
+
+void Traffic::add_receiver(const LinkSpec& spec, std::uint64_t quota) {
+    if (options_.session_links == 0) {
+        LinkSet& links = place(incoming_, receivers_.size(), spec.name);
+        receivers_.push_back(std::make_unique<Receiver>(options_, links, spec, quota, run_id_));
+    } else {
+        receivers_.push_back(std::make_unique<SessionReceiver>(options_, spec, quota, run_id_));
         connections_.push_back(&receivers_.back()->connection());
     }
+}
+
+// The connection of a direction's link of that index: its own, or the next of the shared ones.
+LinkSet& Traffic::place(std::vector<std::unique_ptr<LinkSet>>& sets, std::size_t index,
+                        const std::string& name) {
+    const std::size_t at = options_.shared == 0 ? index : index % options_.shared;
+    if (at == sets.size()) {
+        sets.push_back(std::make_unique<LinkSet>(options_, name));
+        connections_.push_back(&sets.back()->connection());
+    }
+    return *sets[at];
 }
 
 int Traffic::run() {
@@ -123,9 +145,10 @@ bool Traffic::connect_all() {
 bool Traffic::has_credit_everywhere() const {
     for (const Connection* connection : connections_)
         if (!connection->is_ready()) return false;
-    for (const auto& sender : senders_)
-        if (sender->connection().credit() == 0) return false;
-    return true;
+    const auto may_send = [](const auto& sender) { return sender->has_credit(); };
+    const auto is_attached = [](const auto& receiver) { return receiver->is_attached(); };
+    return std::all_of(senders_.begin(), senders_.end(), may_send) &&
+           std::all_of(receivers_.begin(), receivers_.end(), is_attached);
 }
 
 void Traffic::transfer_all() {
@@ -137,14 +160,12 @@ void Traffic::transfer_all() {
     for (;;) {
         const std::uint64_t now = now_ns();
         bool can_continue = false;
-        for (const auto& sender : senders_) {
-            const bool has_more = sender->pump(now);
-            sender->connection().flush();
-            can_continue |= has_more && sender->connection().queued_bytes() == 0;
-        }
-        for (const auto& receiver : receivers_) {
-            receiver->pump();
-            receiver->connection().flush();
+        for (const auto& sender : senders_) sender->pump(now);
+        for (const auto& receiver : receivers_) receiver->pump();
+        for (Connection* connection : connections_) {
+            const bool was_full = connection->is_full();
+            connection->flush();
+            can_continue |= was_full && connection->queued_bytes() == 0;
         }
         stop_ns_ = now;
         if (is_done()) return;
@@ -214,10 +235,8 @@ bool Traffic::is_done() const {
 }
 
 std::string Traffic::failure() const {
-    for (const auto& sender : senders_)
-        if (!sender->failure().empty()) return sender->failure();
-    for (const auto& receiver : receivers_)
-        if (!receiver->failure().empty()) return receiver->failure();
+    for (const Connection* connection : connections_)
+        if (!connection->failure().empty()) return connection->failure();
     return "";
 }
 
@@ -230,6 +249,7 @@ void Traffic::report(double cpu_s) const {
     report.add("count", options_.count);
     report.add("size", std::uint64_t{options_.body_bytes});
     report.add("connections", std::uint64_t{connections_.size()});
+    report.add("links", std::uint64_t{senders_.size() + receivers_.size()});
     if (!senders_.empty()) report_sending(report);
     if (!receivers_.empty()) report_receiving(report);
     report.add("elapsed_s", static_cast<double>(stop_ns_ - start_ns_) / 1e9);

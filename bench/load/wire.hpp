@@ -51,6 +51,7 @@ enum Code : std::uint8_t {
 enum FrameType : std::uint8_t { kAmqpFrame = 0, kSaslFrame = 1 };
 
 constexpr std::size_t kFrameHeaderBytes = 8;
+constexpr std::uint32_t kHandleMax = 1023;
 constexpr std::uint8_t kSaslHeader[8] = {'A', 'M', 'Q', 'P', 3, 1, 0, 0};
 constexpr std::uint8_t kAmqpHeader[8] = {'A', 'M', 'Q', 'P', 0, 1, 0, 0};
 
