@@ -30,7 +30,9 @@ from postbus.doors import Door
 from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.settings import Settings
+from postbus.store.catalog import CatalogStore
 from postbus.store.errors import SchemaTooNew, StoreUnavailable
+from postbus.store.postgres import Store
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.driving import wait_until
 
@@ -175,6 +177,46 @@ async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
     finally:
         await look.close()
     run_psql(postgres_server, "drop database bus_retained with (force)")
+
+
+@pytest.mark.parametrize("step", ["untold", "half-way"])
+async def test_what_a_crash_left_of_a_deleted_queue_goes_at_the_next_start(
+    run_bus: RunBus, postgres_server: EmbeddedPostgres, step: str
+) -> None:
+    """The partition was not told yet, or its rows were not all gone; nothing else lives there."""
+    make_database(postgres_server, "bus_dropped")
+    dsn = dsn_of(postgres_server, "bus_dropped")
+    async with run_bus(stores=dsn) as bus:
+        made = await bus.administration.put_queue("orders", QueueProperties(), mode=PutMode.CREATE)
+        await send(bus, "orders", "one", "two")
+        store = Store(dsn, unsafe=True)
+        await CatalogStore(store).delete(made.entity_no)
+        await store.close()
+    (home,) = await partitions_in(dsn)
+    look = await asyncpg.connect(dsn)
+    if step == "half-way":
+        await look.execute(f"delete from partition_{home}.entity")
+
+    async def counts() -> list[int]:
+        tables = ("entity", "message")
+        return [
+            await look.fetchval(f"select count(*) from partition_{home}.{table}")
+            for table in tables
+        ]
+
+    async def are_empty() -> bool:
+        return await counts() == [0, 0]
+
+    try:
+        assert await counts() == [1 if step == "untold" else 0, 2]
+        async with run_bus(stores=dsn):
+            await wait_until(are_empty)
+        assert await partitions_in(dsn) == [home]  # no other was made for the question
+        async with run_bus(stores=dsn) as bus:
+            assert not any(host.is_loaded for host in bus._hosts)
+    finally:
+        await look.close()
+    run_psql(postgres_server, "drop database bus_dropped with (force)")
 
 
 async def partitions_in(dsn: str) -> list[int]:

@@ -196,7 +196,7 @@ class Bus:
                 )
                 on_step("loading partitions")
                 await self._define_entities(self._administration)
-                await self._load_partitions(self._directory)
+                await self._load_partitions(stores, self._directory)
                 await self._open_rules(stores, self._directory)
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
@@ -305,12 +305,20 @@ class Bus:
                 raise BusError(text, is_about_store=True) from refusal
             raise BusError(str(refusal)) from refusal
 
-    async def _load_partitions(self, directory: Directory) -> None:
+    async def _load_partitions(self, stores: Stores, directory: Directory) -> None:
         """Claim what holds entities, so that the first client need not wait for it.
 
-        Retained ones too: only a partition that is loaded lets their messages go.
+        Retained ones too: only a partition that is loaded lets their messages go. So it is with
+        what a crash left of entities that were being dropped.
         """
         homes = directory.homes_in_use()
+        for partition_id in set(range(self._partition_count)) - homes:
+            try:
+                if await stores.home_of(partition_id).holds_anything(partition_id):
+                    homes.add(partition_id)
+            except StoreError as error:
+                extra = {"partition": partition_id, "error": str(error)}
+                logger.warning("it is not known whether a partition holds anything", extra=extra)
         loading = [asyncio.ensure_future(self._hosts[home].call(Tick())) for home in homes]
         if loading:
             _, late = await asyncio.wait(loading, timeout=LOADING_S)

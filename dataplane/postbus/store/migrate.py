@@ -104,6 +104,20 @@ async def prepare_partition(connection: Connection, partition_id: int) -> None:
         )
 
 
+async def partition_holds_anything(connection: Connection, partition_id: int) -> bool:
+    """Say whether an entity lives in a partition, or left rows behind."""
+    schema = schema_of(partition_id)
+    if not await connection.fetchval(HAS_TABLE, schema, "owner"):
+        return False
+    return bool(await connection.fetchval(HOLDS_ANYTHING.format(schema)))
+
+
+HOLDS_ANYTHING: Final = """
+select exists (select from {0}.entity) or exists (select from {0}.message)
+    or exists (select from {0}.session) or exists (select from {0}.seen)
+"""
+
+
 async def migrate_partition(connection: Connection, version: int) -> None:
     """Bring the partition in `search_path` up to date; only its owner calls this."""
     steps = steps_after(version, "partition")

@@ -27,7 +27,12 @@ from postbus.store.errors import (
     StoreUnavailable,
     translated,
 )
-from postbus.store.migrate import prepare_partition, prepare_store, schema_of
+from postbus.store.migrate import (
+    partition_holds_anything,
+    prepare_partition,
+    prepare_store,
+    schema_of,
+)
 
 __all__ = [
     "Fenced",
@@ -87,6 +92,12 @@ class Store:
         await self.open()
         async with self._side.use() as connection:
             await prepare_partition(connection, partition_id)
+
+    async def holds_anything(self, partition_id: int) -> bool:
+        """Say whether a partition has tables, and rows of an entity in one of them."""
+        await self.open()
+        async with self._side.use() as connection:
+            return await partition_holds_anything(connection, partition_id)
 
     async def sample_clock_ms(self) -> int:
         """Return database time in milliseconds since the epoch."""
