@@ -88,7 +88,7 @@ test: setup ## all tests; real Postgres, real sockets
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-sdk
-test-sdk: setup ## the SDKs of other languages against a real bus; needs node, go, java, mvn
+test-sdk: setup ## the SDKs of every language against a real bus; needs node, go, java, mvn
 	@rm -rf tests/sdk/results
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)

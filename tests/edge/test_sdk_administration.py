@@ -136,6 +136,14 @@ def test_every_method_of_the_client_works(administration: ServiceBusAdministrati
     assert do.called == methods_of(ServiceBusAdministrationClient)
 
 
+def test_a_closed_client_asks_no_more(bus: BusThread, queue: str) -> None:
+    client = administration_of(bus)
+    assert client.get_queue(queue).name == queue
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        client.get_queue(queue)
+
+
 async def test_every_method_of_the_async_client_works(bus: BusThread) -> None:
     """The steps are those of the other client; they run in a loop of their own."""
     loop = asyncio.new_event_loop()

@@ -31,6 +31,7 @@ from urllib.parse import parse_qs, urlsplit
 from postbus.data_directory import CONTROL_TOKEN_NAME
 
 HOST = "sdk-suite.servicebus.windows.net"
+HOST_OF_PAGES = "bus.example.net"
 KEEPER_PORT = 9470
 CONTROL_PORT = 9465
 READY_S = 60.0
@@ -61,7 +62,7 @@ def bring_loopback_up() -> None:
 def name_hosts(folder: Path) -> None:
     """Lay a hosts file over the machine's; nobody outside sees it."""
     hosts = folder / "hosts"
-    hosts.write_text(f"127.0.0.1 localhost {HOST} {socket.gethostname()}\n")
+    hosts.write_text(f"127.0.0.1 localhost {HOST} {HOST_OF_PAGES} {socket.gethostname()}\n")
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
 
 
@@ -105,7 +106,7 @@ class KeptBus:
             **os.environ,
             "NO_COLOR": "1",
             "POSTBUS_STORES": self._plan.stores,
-            "POSTBUS_TLS_NAMES": HOST,
+            "POSTBUS_TLS_NAMES": f"{HOST},{HOST_OF_PAGES}",
             "POSTBUS_TLS_PORT": "5671",
             "POSTBUS_HTTP_PORT": "443",
             "POSTBUS_CONTROL_PORT": str(CONTROL_PORT),

@@ -1,7 +1,8 @@
 """A plugin of pytest that writes down which public methods of azure-servicebus are called.
 
-`pytest -p tests.sdk.python_calls --calls FILE`: methods of the clients are wrapped before any test
-uses them; "worked" is a call that returned. Shape of the file: as `coverage.read_calls` wants it.
+`pytest -p tests.sdk.python_calls --calls FOLDER`: methods of the clients are wrapped before any
+test uses them; "worked" is a call that returned. Each process that runs tests, a worker of xdist or
+pytest alone, writes a file of its own. Their shape: as `coverage.read_calls` wants it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import azure.servicebus.aio
 import azure.servicebus.aio.management
 import azure.servicebus.management
 import pytest
+from azure.core.async_paging import AsyncItemPaged
+from azure.core.paging import ItemPaged
 
 CLIENTS = {
     "": (
@@ -25,6 +28,7 @@ CLIENTS = {
         azure.servicebus.ServiceBusSender,
         azure.servicebus.ServiceBusReceiver,
         azure.servicebus.ServiceBusSession,
+        azure.servicebus.ServiceBusMessageBatch,
         azure.servicebus.AutoLockRenewer,
         azure.servicebus.management.ServiceBusAdministrationClient,
     ),
@@ -52,16 +56,31 @@ def public_methods() -> dict[str, tuple[type, str]]:
 
 
 def counted(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., Any]:
-    """Return a method that counts; one that returns an awaitable worked when that has."""
+    """Return a method that counts; one that returns pages worked when it fetched one of them."""
+    finishing = counted_as_worked(method, count)
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        count["tried"] += 1
+        result = finishing(*arguments, **named)
+        if isinstance(result, ItemPaged | AsyncItemPaged):
+            count["worked"] -= 1
+            fetch, *rest = result._args
+            result._args = (counted_as_worked(fetch, count), *rest)
+        return result
+
+    return call
+
+
+def counted_as_worked(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., Any]:
+    """Return a method that has worked when it returns, or when what it returns was awaited."""
 
     async def awaited(work: Any) -> Any:
         result = await work
         count["worked"] += 1
         return result
 
-    @functools.wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
-        count["tried"] += 1
         result = method(*arguments, **named)
         if inspect.iscoroutine(result):
             return awaited(result)
@@ -72,7 +91,7 @@ def counted(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--calls", help="File to write the calls of azure-servicebus to.")
+    parser.addoption("--calls", help="Folder to write the calls of azure-servicebus to.")
 
 
 def pytest_configure() -> None:
@@ -87,6 +106,11 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    file = config.getoption("--calls")
-    if file is not None:
-        Path(file).write_text(json.dumps({"methods": calls}))
+    folder = config.getoption("--calls")
+    only_hands_out = config.pluginmanager.has_plugin("dsession")
+    if folder is None or only_hands_out:
+        return
+    # xdist gives a worker this attribute, which its type does not have.
+    worker: dict[str, str] = getattr(config, "workerinput", {"workerid": "alone"})
+    file = Path(folder) / f"{worker['workerid']}.json"
+    file.write_text(json.dumps({"methods": calls}))

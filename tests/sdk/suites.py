@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,14 @@ def queue(name: str, **properties: object) -> Manifest:
 def subscription(topic: str, name: str, **properties: object) -> Manifest:
     said = {"owner": {"name": topic}, "entityName": name, **properties}
     return manifest("Subscription", f"{topic}-{name}", **said)
+
+
+def program_of_the_page(language: str) -> str:
+    """Return what docs/clients.md shows first in a language; the suite runs it as it stands."""
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert found is not None, language
+    return found[1]
 
 
 def own_namespace() -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from postbus.embedded import EmbeddedPostgres
 from tests.sdk.coverage import Calls, Methods, keep
-from tests.sdk.suites import run_suite
+from tests.sdk.suites import program_of_the_page, run_suite
 
 pytestmark = pytest.mark.sdk
 
@@ -72,7 +72,10 @@ def test_go(postgres_server: EmbeddedPostgres, go: str, tmp_path: Path) -> None:
     listed = [go, "list", "-m", "-json", MODULE]
     module = json.loads(subprocess.run(listed, check=True, cwd=PROJECT, capture_output=True).stdout)
     command = [str(suite), "-test.v", f"-test.coverprofile={profile}"]
+    source, first_steps = tmp_path / "first_steps.go", tmp_path / "first_steps"
+    source.write_text(program_of_the_page("go"))
+    subprocess.run([go, "build", "-o", str(first_steps), str(source)], check=True, cwd=PROJECT)
     for transport in ("tls", "websocket"):
-        said = {"POSTBUS_TRANSPORT": transport}
+        said = {"POSTBUS_TRANSPORT": transport, "POSTBUS_FIRST_STEPS": str(first_steps)}
         run_suite(postgres_server, f"go_{transport}", command, PROJECT, said)
     keep(CLIENT, module["Version"], calls_of(profile, Path(module["Dir"])))

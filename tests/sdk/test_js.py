@@ -11,7 +11,7 @@ import pytest
 
 from postbus.embedded import EmbeddedPostgres
 from tests.sdk.coverage import keep, read_calls
-from tests.sdk.suites import run_suite
+from tests.sdk.suites import program_of_the_page, run_suite
 
 pytestmark = pytest.mark.sdk
 
@@ -31,7 +31,11 @@ def node() -> str:
 def test_javascript(postgres_server: EmbeddedPostgres, node: str, tmp_path: Path) -> None:
     command = [node, "--test", "--test-concurrency=1", "--test-reporter=spec"]
     for transport in ("tls", "websocket"):
-        said = {"POSTBUS_TRANSPORT": transport, "POSTBUS_COVERAGE": str(tmp_path)}
+        said = {
+            "POSTBUS_TRANSPORT": transport,
+            "POSTBUS_COVERAGE": str(tmp_path),
+            "POSTBUS_FIRST_STEPS": program_of_the_page("js"),
+        }
         run_suite(postgres_server, f"js_{transport}", command, PROJECT, said)
     package = PROJECT / "node_modules" / CLIENT / "package.json"
     version = json.loads(package.read_text())["version"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.sdk
 SUITES = Path(__file__).with_name("others")
 
 
-@pytest.mark.parametrize("client", ["kombu", "proton", "curl"])
+@pytest.mark.parametrize("client", ["kombu", "proton", "curl", "page"])
 def test_client(postgres_server: EmbeddedPostgres, client: str) -> None:
     suite = SUITES / f"suite_{client}.py"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(suite)]
