@@ -49,6 +49,7 @@ from postbus.edge.atom import handler as atom_handler
 from postbus.edge.atom import xml_text as atom_xml
 from postbus.edge.runtime import receives as http_runtime_receives
 from postbus.edge.runtime import requests as http_runtime_requests
+from postbus.edge.web import authorization as http_authorization
 from postbus.entity import dedup, outbox, sql_actions, sql_expressions, sql_grammar, topic_state
 from postbus.entity.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.forwarding import MAX_FORWARD_HOPS
@@ -390,8 +391,11 @@ def test_statuses_of_administration_are_those_of_the_bus() -> None:
     text = ADMINISTRATION.read_text(encoding="utf-8").partition("## When it fails")[2]
     told = re.findall(r"^\| (\d{3}) \| (\d*) ?\|", text, re.MULTILINE)
     known = {(status, sub_code) for status, sub_code, _ in atom_errors.REFUSALS.values()}
+    for name in ("NO_RIGHT", "NO_TOKEN", "BAD_TOKEN"):
+        code = getattr(http_authorization, name).removeprefix("SubCode=").removesuffix(".")
+        known.add((401, int(code)))
     assert {(int(status), int(code)) for status, code in told if code} == known
-    assert [int(status) for status, code in told if not code] == [401, 405, 413]
+    assert [int(status) for status, code in told if not code] == [405, 413]
     said = words(ADMINISTRATION)
     assert f"$top (at most {atom_handler.MAX_TOP})" in said
     assert f"A body has at most {atom_xml.MAX_BODY_BYTES >> 20} MiB" in said

@@ -189,23 +189,24 @@ async def test_nobody_is_told_anything_without_a_good_token(
     key = RULES[0].keys.primary
     soon = int(time.time() + 300)
     root = RULES[0].name
-    for token in (
-        "",
-        "Bearer abc",
-        "SharedAccessSignature",
-        "SharedAccessSignature sr=&sig=&se=&skn=",
-        sas_token(url_of(bus), root, "wrong", soon),
-        sas_token(url_of(bus), root, key, int(time.time()) - 1),
-        sas_token(f"{url_of(bus)}/another", root, key, soon),
-        token_of(bus, "sender"),
-        token_of(bus, "listener"),
-        token_of(bus, "of-one-queue"),
+    for token, sub_code in (
+        ("", 40102),
+        ("Bearer abc", 40103),
+        ("SharedAccessSignature", 40103),
+        ("SharedAccessSignature sr=&sig=&se=&skn=", 40103),
+        (sas_token(url_of(bus), root, "wrong", soon), 40103),
+        (sas_token(url_of(bus), root, key, int(time.time()) - 1), 40103),
+        (sas_token(f"{url_of(bus)}/another", root, key, soon), 40103),
+        (token_of(bus, "sender"), 40100),
+        (token_of(bus, "listener"), 40100),
+        (token_of(bus, "of-one-queue"), 40103),
     ):
         headers = {"Authorization": token}
         for method, path in (("GET", f"/{queue}"), ("PUT", "/new"), ("DELETE", f"/{queue}")):
             body = b"<a>" * 1_000 if method == "PUT" else None
             answer = await http.call(method, path, body, headers)
             assert answer.status == 401
+            assert answer.detail.startswith(f"SubCode={sub_code}. ")
             assert key not in answer.detail
     for path in ("/", "//"):
         assert (await http.call("GET", path, headers={"Authorization": ""})).status == 200
@@ -372,6 +373,7 @@ async def test_who_hangs_up_leaves_no_entity_without_its_rules(
 ) -> None:
     rules = bus.authorization_rules
     replace = rules._store.replace
+    others = bus.http.connection_count
     begun, goes_on = threading.Event(), threading.Event()
 
     async def slow(*said: Any) -> Any:
@@ -384,7 +386,7 @@ async def test_who_hangs_up_leaves_no_entity_without_its_rules(
     assert await asyncio.to_thread(begun.wait, 10)
     asking.cancel()
     await asyncio.wait([asking])
-    await wait_until(lambda: bus.http.connection_count == 0)
+    await wait_until(lambda: bus.http.connection_count <= others)
     goes_on.set()
     await wait_until(lambda: [rule.name for rule in rules.listed("whole")] == ["k"])
     bus.delete("whole")

@@ -27,6 +27,11 @@ XML: Final = "application/xml"
 AUTHORIZATION: Final = "Authorization"
 CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 
+NO_RIGHT: Final = "SubCode=40100."
+NO_TOKEN: Final = "SubCode=40102."
+BAD_TOKEN: Final = "SubCode=40103."
+"""What tells the errors of status 401 apart; texts of administration begin with such a number."""
+
 
 class HttpRefused(Exception):
     """A request is refused; the text is for the client and says what to do."""
@@ -81,14 +86,14 @@ class HttpAuthorizer:
         token = request.headers.get(header, "")
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
-            raise HttpRefused(401, text, CHALLENGE)
+            raise HttpRefused(401, f"{NO_TOKEN} {text}", CHALLENGE)
         try:
             grant = self._authorizer.check_token(
                 token, quote(path), self._real_time_s(), below, host
             )
         except TokenRefused as error:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
-            text = f"InvalidSignature: {error}"
+            text = f"{BAD_TOKEN} InvalidSignature: {error}"
             raise HttpRefused(401, text, CHALLENGE, delay_s=delay_s) from None
         if not has_right(grant.rights, needed):
             raise self._missing(needed, path)
@@ -101,7 +106,9 @@ class HttpAuthorizer:
         """
         known = self._authorizer.renewed(grant)
         if known is None or known.expires_s <= self._real_time_s():
-            text = "InvalidSignature: The token is worth nothing any more: get another."
+            text = (
+                f"{BAD_TOKEN} InvalidSignature: The token is worth nothing any more: get another."
+            )
             raise HttpRefused(401, text, CHALLENGE)
         if not has_right(known.rights, needed):
             raise self._missing(needed, grant.path)
@@ -109,8 +116,8 @@ class HttpAuthorizer:
     def _missing(self, needed: Right, path: str) -> HttpRefused:
         return HttpRefused(
             401,
-            f"Unauthorized access. '{needed.value}' claim(s) are required to perform this"
-            f" operation. Resource: 'sb://{self._namespace}/{path}'.",
+            f"{NO_RIGHT} Unauthorized access. '{needed.value}' claim(s) are required to perform"
+            f" this operation. Resource: 'sb://{self._namespace}/{path}'.",
             CHALLENGE,
         )
 
