@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -31,6 +32,7 @@ from postbus.contract import (
     subscription_path,
     topic_of,
 )
+from postbus.rule_values import Moment, Span
 
 
 def queue(**fields: object) -> QueueProperties:
@@ -221,15 +223,45 @@ def test_a_rule_has_one_filter() -> None:
         RuleProperties.model_validate({"name": "r", "correlationFilter": {}})
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, None, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1],
+        {"a": 1},
+        None,
+        float("nan"),
+        float("inf"),
+        {},
+        {"dateTime": "2026-01-01T00:00:00Z", "duration": "PT1S"},
+        {"dateTime": "yesterday"},
+        {"dateTime": 1.5},
+        {"duration": "P"},
+        {"duration": True + 0.5},
+    ],
+)
 def test_what_a_rule_cannot_compare_with_is_one_complaint(value: object) -> None:
     with pytest.raises(ValidationError) as caught:
         CorrelationFilter.model_validate({"properties": {"a": value}})
     assert caught.value.error_count() == 1
 
 
+@pytest.mark.parametrize("value", ['{"dateTime": 5}', '{"duration": 5}'])
+def test_json_says_times_and_durations_as_text(value: str) -> None:
+    with pytest.raises(ValidationError, match="use an ISO 8601"):
+        CorrelationFilter.model_validate_json(f'{{"properties": {{"a": {value}}}}}')
+
+
 def test_values_of_a_rule_keep_their_kind_when_stored() -> None:
-    values = {"a": True, "b": 1, "c": 1.5, "d": "1", "e": 2**62}
+    values = {
+        "a": True,
+        "b": 1,
+        "c": 1.5,
+        "d": "1",
+        "e": 2**62,
+        "f": {"dateTime": "2026-01-01T00:00:00.500Z"},
+        "g": {"duration": "-P1DT0.0000001S"},
+        "h": "2026-01-01T00:00:00Z",
+    }
     rule = RuleProperties.model_validate({"name": "r", "correlationFilter": {"properties": values}})
     again = RuleProperties.model_validate_json(rule.model_dump_json(by_alias=True))
     assert again == rule
@@ -240,7 +272,14 @@ def test_values_of_a_rule_keep_their_kind_when_stored() -> None:
         float,
         str,
         int,
+        Moment,
+        Span,
+        str,
     ]
+    assert json.loads(rule.model_dump_json(by_alias=True))["correlationFilter"]["properties"] == {
+        **values,
+        "f": {"dateTime": "2026-01-01T00:00:00.500Z"},
+    }
 
 
 # --- names --------------------------------------------------------------------------------------

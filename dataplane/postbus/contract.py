@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import isfinite
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
@@ -28,6 +27,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+from postbus.rule_values import PropertyValue
 
 T = TypeVar("T")
 
@@ -481,18 +482,6 @@ class SubscriptionProperties(SubscriptionFields):
 
 
 SqlText = Annotated[str, StringConstraints(min_length=1, max_length=1_024)]
-
-
-def _check_property_value(value: object) -> object:
-    if not isinstance(value, bool | int | float | str):
-        raise ValueError("a rule compares with text, a number or true and false")
-    if isinstance(value, float) and not isfinite(value):
-        raise ValueError("a rule cannot compare with this number")
-    return value
-
-
-PropertyValue = Annotated[bool | int | float | str, BeforeValidator(_check_property_value)]
-"""What a rule can compare with. Numbers are equal by value, whatever their AMQP width."""
 
 
 class SqlFilter(Model):

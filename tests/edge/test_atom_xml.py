@@ -23,6 +23,7 @@ from postbus.contract import (
     QueueProperties,
     Right,
     RuleProperties,
+    SqlAction,
     SqlFilter,
     SubscriptionProperties,
     TopicProperties,
@@ -44,6 +45,7 @@ from postbus.edge.atom.xml_text import (
     read_duration_ms,
     type_of,
 )
+from postbus.rule_values import Moment, Span
 from tests.edge.atom_documents import (
     ATOM,
     BUS,
@@ -322,6 +324,59 @@ def test_true_and_false_come_back_with_their_own_types(text: str, kind: str) -> 
     assert '<Action i:type="EmptyRuleAction"/>' in told
 
 
+def test_what_sql_says_is_written_in_the_order_of_service_bus() -> None:
+    rule = RuleProperties(
+        name="r",
+        sql_filter=SqlFilter(sql_expression="a = 1"),
+        action=SqlAction(sql_expression="SET b = 2"),
+    )
+    subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
+    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    for tag, kind in (("Filter", "SqlFilter"), ("Action", "SqlRuleAction")):
+        inside = re.search(rf'<{tag} i:type="{kind}">(.*)</{tag}>', told)
+        assert inside is not None
+        assert re.findall(r"<(\w+)", inside[1]) == [
+            "SqlExpression",
+            "CompatibilityLevel",
+            "Parameters",
+            "RequiresPreprocessing",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value", "again"),
+    [
+        ("dateTime", "2026-01-01T00:00:00Z", Moment(at_ms=1_767_225_600_000), None),
+        (
+            "dateTime",
+            "2026-01-01T01:00:00.1234567+01:00",
+            Moment(at_ms=1_767_225_600_123),
+            "2026-01-01T00:00:00.123Z",
+        ),
+        (
+            "dateTime",
+            "2026-01-01T00:00:00",
+            Moment(at_ms=1_767_225_600_000),
+            "2026-01-01T00:00:00Z",
+        ),
+        ("duration", "P1DT2H3M4.0000005S", Span(ticks=937_840_000_005), None),
+        ("duration", "-PT0.5S", Span(ticks=-5_000_000), None),
+        ("duration", "PT90S", Span(ticks=900_000_000), "PT1M30S"),
+        ("duration", "P0D", Span(ticks=0), "PT0S"),
+    ],
+)
+def test_times_and_durations_are_compared_with(
+    kind: str, text: str, value: Moment | Span, again: str | None
+) -> None:
+    """`again` is how it is told; None: as it was."""
+    rule = rule_of(PAIR.format(kind=f"d:{kind}", text=text) + "<Name>r</Name>")
+    assert rule.correlation_filter is not None
+    assert rule.correlation_filter.properties == {"k": value}
+    subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
+    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    assert f'i:type="d6p1:{kind}">{again or text}</Value>' in told
+
+
 def rule_of(inside: str) -> RuleProperties:
     _, description = description_of(read_document(request_of("RuleDescription", inside)))
     return read_rule(description)
@@ -377,7 +432,11 @@ PAIR = (
         (PAIR.format(kind="d:long", text=str(2**63)), "k: use a whole number"),
         (PAIR.format(kind="d:double", text="1_0"), "k: use a number"),
         (PAIR.format(kind="d:double", text="INF"), "Filter: properties.k: a rule cannot compare"),
-        (PAIR.format(kind="d:duration", text="PT1S"), "k: rules compare with text, numbers"),
+        (PAIR.format(kind="d:duration", text="P1M"), "k: use an ISO 8601 duration"),
+        (PAIR.format(kind="d:duration", text="P99999999D"), "k: ticks: a duration has at most"),
+        (PAIR.format(kind="d:dateTime", text="2026-02-30T00:00:00Z"), "k: use an ISO 8601 time"),
+        (PAIR.format(kind="d:dateTime", text="2026-02-03"), "k: use an ISO 8601 time"),
+        (PAIR.format(kind="d:dateTime", text="0001-01-01T00:00:00+01:00"), "k: at_ms: a time is"),
         (PAIR.format(kind="i:int", text="1"), "k: use one of the types string"),
         (PAIR.format(kind="int", text="1"), "k: use one of the types string"),
         (PAIR.format(kind="q:int", text="1"), "the prefix of the type q:int is not declared"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
-from postbus.message.codec import Timestamp, Ulong, Value
+from postbus.message.codec import Described, Symbol, Timestamp, Ulong, Value
 from tests.edge.bus_thread import BusThread
 from tests.edge.sdk_steps import path_of
 from tests.edge.test_hostile_input import HostileClient
@@ -61,8 +62,43 @@ def test_numbers_of_every_width_are_listed(raw: HostileClient, path: str) -> Non
     assert listed(raw, path)["new"][-1] == properties
 
 
-def test_a_filter_that_could_never_match_is_refused(raw: HostileClient, path: str) -> None:
-    assert add(raw, path, correlation_filter={"properties": {"at": Timestamp(5)}}) == 400
+def test_times_and_durations_are_compared_with(
+    bus: BusThread, raw: HostileClient, path: str
+) -> None:
+    properties = {
+        "at": Timestamp(1_767_225_600_123),
+        "for": Described(Symbol("com.microsoft:timespan"), 5_000_000),
+    }
+    assert add(raw, path, correlation_filter={"properties": properties}) == 200
+    assert listed(raw, path)["new"][-1] == properties
+    topic = path.partition("/")[0]
+    before = bus.counts(path).active
+    for hour, is_selected in ((2, False), (1, True)):
+        at = datetime(2026, 1, 1, hour, 0, 0, 123_000, timezone(timedelta(hours=1)))
+        with bus.client() as client, client.get_topic_sender(topic) as sender:
+            assert raw.ask(path, "remove-rule", {"rule-name": "new"})[0] == 200
+            wanted = {"at": properties["at"]}
+            assert add(raw, path, correlation_filter={"properties": wanted}) == 200
+            raw.ask(path, "remove-rule", {"rule-name": "$Default"})
+            sender.send_messages(ServiceBusMessage("x", application_properties={"at": at}))
+        assert bus.counts(path).active == before + is_selected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Timestamp(1 << 60),
+        Described(Symbol("com.microsoft:timespan"), "PT5M"),
+        Described(Symbol("com.example:other"), 5),
+        Described(Ulong(5), 5),
+        b"bytes",
+        [1],
+    ],
+)
+def test_a_filter_that_could_never_match_is_refused(
+    raw: HostileClient, path: str, value: Value
+) -> None:
+    assert add(raw, path, correlation_filter={"properties": {"at": value}}) == 400
 
 
 def test_sessions_far_behind_the_last_are_none(bus: BusThread, raw: HostileClient) -> None:

@@ -538,7 +538,15 @@ FILTERS = {
         session_id="s",
         reply_to_session_id="rs",
         content_type="ct",
-        properties={"i": 1, "l": 2**40, "d": 1.5, "b": True, "s": STRANGE},
+        properties={
+            "i": 1,
+            "l": 2**40,
+            "d": 1.5,
+            "b": True,
+            "s": STRANGE,
+            "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            "for": timedelta(days=1, milliseconds=7),
+        },
     ),
 }
 

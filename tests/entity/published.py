@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from postbus.contract import CorrelationFilter, RuleProperties, SqlAction, SqlFilter
 from postbus.message.codec import Symbol, Value, encode_map, encode_value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
+from postbus.rule_values import RuleValue
 from tests.message.wire_values import BODY, properties, section
 
 NOW_MS = 1_700_000_000_000
@@ -47,13 +50,13 @@ def sql(expression: str, action: str | None = None, name: str = "rule") -> RuleP
 
 
 def correlation(
-    properties: dict[str, Value] | None = None,
+    properties: Mapping[str, RuleValue | Value] | None = None,
     action: str | None = None,
     name: str = "rule",
     **fields: str,
 ) -> RuleProperties:
     return RuleProperties(
         name=name,
-        correlation_filter=CorrelationFilter(properties=properties or {}, **fields),
+        correlation_filter=CorrelationFilter(properties=dict(properties or {}), **fields),
         action=None if action is None else SqlAction(sql_expression=action),
     )

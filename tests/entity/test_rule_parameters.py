@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from postbus.contract import RuleProperties, SqlAction, SqlFilter
 from postbus.entity.rules import RuleError, check_rule, compile_rule
 from postbus.entity.sql_grammar import Comparison, Constant, Property, parse_filter
-from postbus.message.codec import Value
+from postbus.message.codec import Timestamp, Value
 from postbus.message.fields import MessageFields
+from postbus.rule_values import Moment, Span
 from tests.entity.published import fields_of, published
 
 
@@ -38,6 +39,15 @@ def test_parameters_may_stand_wherever_a_value_does() -> None:
     assert matches("a IN (@one, @text)", values, {"a": "x%"})
     assert matches("a LIKE @text AND c = @yes", values, {"a": "xyz", "c": True})
     assert matches("p(@name) = @one", values, {"b": 1})
+
+
+def test_times_and_durations_stand_for_what_they_are() -> None:
+    at, span = Moment(at_ms=5_000), Span(ticks=25_000_000)
+    assert matches("a < @at", {"@at": at}, {"a": Timestamp(4_999)})
+    assert not matches("a < @at", {"@at": at}, {"a": Timestamp(5_000)})
+    assert matches("b - a = @span", {"@span": span}, {"a": Timestamp(0), "b": Timestamp(2_500)})
+    acted = compile_rule(rule("a = 1", {"@at": at}, "SET b = @at"))
+    assert MessageFields(acted.act(fields_of(published({}))), 0).application["b"] == at.at_ms
 
 
 def test_equal_values_of_other_types_stay_apart() -> None:

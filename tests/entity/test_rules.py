@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 
 import pytest
 
 from postbus.contract import DEFAULT_RULE, CorrelationFilter, RuleProperties
+from postbus.entity.routing import Routing
 from postbus.entity.rules import (
     CORRELATION_FIELDS,
     EvaluationError,
@@ -30,6 +32,7 @@ from postbus.message.codec import (
     Value,
 )
 from postbus.message.fields import MessageFields
+from postbus.rule_values import Moment, Span
 from tests.entity.published import correlation, fields_of, published, sql
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -181,3 +184,41 @@ def test_a_wrong_rule_is_refused_when_it_is_made(rule: RuleProperties) -> None:
 @pytest.mark.parametrize("rule", [DEFAULT_RULE, sql("a = newid()", "SET a = newid()")])
 def test_a_right_rule_is_accepted(rule: RuleProperties) -> None:
     check_rule(rule)
+
+
+TICKS_OF_5_S = 621_355_968_000_000_000 + 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "value", "is_equal"),
+    [
+        (Moment(at_ms=5_000), Timestamp(5_000), True),
+        (Moment(at_ms=5_000), Timestamp(5_001), False),
+        (Moment(at_ms=5_000), 5_000, False),
+        (Moment(at_ms=5_000), "1970-01-01T00:00:05Z", False),
+        (
+            Moment(at_ms=5_000),
+            Described(Symbol("com.microsoft:datetime-offset"), TICKS_OF_5_S),
+            True,
+        ),
+        (
+            Moment(at_ms=5_000),
+            Described(Symbol("com.microsoft:datetime-offset"), 50_000_000),
+            False,
+        ),
+        (Span(ticks=7), Described(Symbol("com.microsoft:timespan"), 7), True),
+        (Span(ticks=7), Described(Symbol("com.microsoft:timespan"), 8), False),
+        (Span(ticks=7), Described(Symbol("com.microsoft:other"), 7), False),
+        (Span(ticks=7), Described(Symbol("com.microsoft:timespan"), "7"), False),
+        (Span(ticks=7), 7, False),
+        (7, Described(Symbol("com.microsoft:timespan"), 7), False),
+    ],
+)
+def test_times_and_durations_equal_what_clients_send_as_such(
+    asked: Moment | Span | int, value: Value, is_equal: bool
+) -> None:
+    rule = correlation({"p": asked})
+    assert matches(rule, {"p": value}) is is_equal
+    routing = Routing(random.Random(0))
+    routing.put(1, [rule])
+    assert bool(routing.route(published({"p": value}), 0)) is is_equal

@@ -7,7 +7,7 @@ whole topic; manifests and management check a text with `check_rule` before they
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -21,16 +21,29 @@ from postbus.entity.sql_expressions import (
     refuse_unstored,
     unknown,
 )
-from postbus.entity.sql_grammar import Assign, RuleError, parse_action, parse_filter
+from postbus.entity.sql_grammar import Assign, RuleError, Values, parse_action, parse_filter
 from postbus.entity.sql_values import KINDS, EvaluationError, Kind
-from postbus.message.codec import DecodeError, Value
+from postbus.message.codec import (
+    DATE_TIME_OFFSET,
+    TIME_SPAN,
+    DecodeError,
+    Described,
+    Symbol,
+    Timestamp,
+    Value,
+)
 from postbus.message.envelope import Envelope
 from postbus.message.fields import Field, MessageFields
+from postbus.rule_values import TICKS_A_SECOND, Moment, RuleValue, Span
 
 __all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
 
 Criteria: TypeAlias = dict[Field | str, Hashable]
 """What a correlation filter asks for: field or name of an application property -> `correlated`."""
+
+TICKS_A_MILLISECOND: Final = TICKS_A_SECOND // 1_000
+EPOCH_TICKS: Final = 621_355_968_000_000_000
+"""Ticks from the year 1 to the epoch."""
 
 CORRELATION_FIELDS: Final = {
     "content_type": Field.CONTENT_TYPE,
@@ -86,7 +99,8 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
     source = random.Random(0) if source is None else source
     action = None
     if properties.action is not None:
-        statements = parse_action(properties.action.sql_expression, properties.action.parameters)
+        values = _sql_values(properties.action.parameters)
+        statements = parse_action(properties.action.sql_expression, values)
         refuse_unstored(tuple(each.value for each in statements if isinstance(each, Assign)))
         action = compile_action(properties.name, statements, source)
     if properties.correlation_filter is not None:
@@ -94,10 +108,24 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
         return CompiledRule(properties, criteria, _correlation_test(criteria), action)
     assert properties.sql_filter is not None
     given = properties.sql_filter
-    condition = parse_filter(given.sql_expression, given.parameters)
+    condition = parse_filter(given.sql_expression, _sql_values(given.parameters))
     refuse_unstored(condition)
     test = compile_test(condition, source)
     return CompiledRule(properties, None, test, action)
+
+
+def _sql_values(parameters: Mapping[str, RuleValue]) -> Values:
+    """Return what parameters stand for in SQL, where a duration is a number of seconds."""
+    return {name: _sql_value(value) for name, value in parameters.items()}
+
+
+def _sql_value(value: RuleValue) -> bool | int | float | str:
+    match value:
+        case Moment(at_ms=at_ms):
+            return Timestamp(at_ms)
+        case Span(ticks=ticks):
+            return ticks / TICKS_A_SECOND if ticks % TICKS_A_SECOND else ticks // TICKS_A_SECOND
+    return value
 
 
 def check_rule(properties: RuleProperties) -> None:
@@ -134,14 +162,25 @@ def correlation_criteria(given: CorrelationFilter) -> Criteria:
         if text is not None:
             criteria[place] = text
     for name, value in given.properties.items():
-        criteria[name] = correlated(value)
+        criteria[name] = correlated(amqp_value(value))
     return criteria
+
+
+def amqp_value(value: RuleValue) -> Value:
+    """Return what a client would send to be equal to a value."""
+    match value:
+        case Moment(at_ms=at_ms):
+            return Timestamp(at_ms)
+        case Span(ticks=ticks):
+            return Described(Symbol(TIME_SPAN), ticks)
+    return value
 
 
 def correlated(value: Value) -> Hashable:
     """Return what a value is compared by: equal for equal numbers of any width.
 
-    A boolean or a timestamp equals no number, a uuid equals its text; compounds equal nothing.
+    A boolean or a timestamp equals no number, a uuid equals its text; compounds equal nothing but
+    the times and durations that .NET and Java send in types of their own.
     """
     if value.__class__ is str:
         text: str = value
@@ -153,9 +192,21 @@ def correlated(value: Value) -> Hashable:
         case Kind.ID:
             return str(value)
         case None:
-            return None
+            return _correlated_ticks(value) if isinstance(value, Described) else None
         case kind:
             return (kind, int(value))
+
+
+def _correlated_ticks(value: Described) -> Hashable:
+    """Return what a TimeSpan or a DateTimeOffset is compared by, None for all else."""
+    if not isinstance(value.value, int):
+        return None
+    match value.descriptor:
+        case str(name) if name == TIME_SPAN:
+            return (TIME_SPAN, int(value.value))
+        case str(name) if name == DATE_TIME_OFFSET:
+            return (Kind.TIME, (value.value - EPOCH_TICKS) // TICKS_A_MILLISECOND)
+    return None
 
 
 def _correlation_test(criteria: Criteria) -> Callable[[MessageFields], bool]:

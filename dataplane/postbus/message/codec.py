@@ -96,6 +96,12 @@ class Decimal128(bytes):
     __slots__ = ()
 
 
+TIME_SPAN: Final = "com.microsoft:timespan"
+DATE_TIME_OFFSET: Final = "com.microsoft:datetime-offset"
+"""What .NET and Java describe a duration and a time by: a number of ticks of 100 ns, the time's
+since the year 1 in UTC. Source: azure-amqp's encoding of .NET's types."""
+
+
 class Described:
     """A value with a descriptor (usually Ulong or Symbol)."""
 

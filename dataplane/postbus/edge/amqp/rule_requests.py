@@ -21,7 +21,16 @@ from postbus.contract import (
 from postbus.edge.amqp.management_bodies import BadRequest, integer, ok, response
 from postbus.edge.amqp.requests import Respond
 from postbus.entity.commands import Done, Refusal, Refused
-from postbus.message.codec import Described, Int, Timestamp, Ulong, Value
+from postbus.message.codec import (
+    TIME_SPAN,
+    Described,
+    Int,
+    Symbol,
+    Timestamp,
+    Ulong,
+    Value,
+)
+from postbus.rule_values import Moment, RuleValue, Span
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -187,11 +196,19 @@ def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
     properties = given.get("properties") or {}
     if not isinstance(properties, dict):
         raise BadRequest("properties of a correlation filter is no map")
-    if any(isinstance(each, Timestamp) for each in properties.values()):
-        raise BadRequest("a correlation filter compares with text, numbers and booleans only")
     return CorrelationFilter(
-        **named, properties={str(key): each for key, each in properties.items()}
+        **named, properties={str(key): _asked(each) for key, each in properties.items()}
     )
+
+
+def _asked(value: Any) -> Any:
+    """Return a value as definitions have it; what they cannot hold is refused by them."""
+    match value:
+        case Timestamp():
+            return Moment(at_ms=int(value))
+        case Described(descriptor=str(name), value=int(ticks)) if name == TIME_SPAN:
+            return Span(ticks=ticks)
+    return value
 
 
 def describe(rule: RuleProperties, created_ms: int) -> Described:
@@ -217,6 +234,11 @@ def _describe_filter(rule: RuleProperties) -> Described:
     return Described(SQL_FILTER, [expression, Int(COMPATIBILITY_LEVEL)])
 
 
-def _wide(value: bool | int | float | str) -> Value:
+def _wide(value: RuleValue) -> Value:
     """Return a value in an AMQP type it fits: a plain number is a long."""
+    match value:
+        case Moment(at_ms=at_ms):
+            return Timestamp(at_ms)
+        case Span(ticks=ticks):
+            return Described(Symbol(TIME_SPAN), ticks)
     return Ulong(value) if type(value) is int and value > MAX_LONG else value

@@ -23,6 +23,15 @@ from postbus.edge.atom.xml_text import (
     write_boolean,
     written,
 )
+from postbus.rule_values import (
+    Moment,
+    RuleValue,
+    Span,
+    format_moment,
+    format_span,
+    parse_moment_ms,
+    parse_span_ticks,
+)
 
 TRUE_TEXT: Final = "1=1"
 FALSE_TEXT: Final = "1=0"
@@ -152,7 +161,7 @@ def _read_pairs(said: Element) -> dict[str, Any]:
     return pairs
 
 
-def _read_value(key: str, said: Element) -> bool | int | float | str:
+def _read_value(key: str, said: Element) -> RuleValue:
     uri, kind = type_of(said)
     text = text_of(said)
     try:
@@ -165,13 +174,17 @@ def _read_value(key: str, said: Element) -> bool | int | float | str:
                 return read_boolean(text)
             case "double":
                 return _read_double(text)
-            case "dateTime" | "duration":
-                raise ValueError("rules compare with text, numbers, true and false only")
+            case "dateTime":
+                return Moment(at_ms=parse_moment_ms(text.strip()))
+            case "duration":
+                return Span(ticks=parse_span_ticks(text.strip()))
             case _:
                 raise ValueError(
-                    "use one of the types string, int, long, boolean and double of"
-                    f" {SCHEMA_NAMESPACE} as i:type"
+                    "use one of the types string, int, long, boolean, double, dateTime and"
+                    f" duration of {SCHEMA_NAMESPACE} as i:type"
                 )
+    except ValidationError as error:
+        raise BadDocument(f"{key}: {first_mistake(error)}") from None
     except ValueError as error:
         raise BadDocument(f"{key}: {error}") from None
 
@@ -222,16 +235,17 @@ def _write_sql(given: SqlFilter | SqlAction) -> str:
         f"{element('SqlExpression', given.sql_expression)}"
         f"<CompatibilityLevel>{COMPATIBILITY_LEVEL}</CompatibilityLevel>"
         f"{_write_pairs('Parameters', given.parameters)}"
+        "<RequiresPreprocessing>false</RequiresPreprocessing>"
     )
 
 
-def _write_pairs(tag: str, pairs: dict[str, bool | int | float | str]) -> str:
+def _write_pairs(tag: str, pairs: dict[str, RuleValue]) -> str:
     if not pairs:
         return f"<{tag}/>"
     return f"<{tag}>{''.join(_write_pair(key, value) for key, value in pairs.items())}</{tag}>"
 
 
-def _write_pair(key: str, value: bool | int | float | str) -> str:
+def _write_pair(key: str, value: RuleValue) -> str:
     """Return a pair; JavaScript's client knows types by their fifth letter on, hence `d6p1:`."""
     if isinstance(value, bool):
         kind, text = "boolean", write_boolean(value)
@@ -239,6 +253,10 @@ def _write_pair(key: str, value: bool | int | float | str) -> str:
         kind, text = ("int" if -MAX_INT <= value <= MAX_INT else "long"), str(value)
     elif isinstance(value, float):
         kind, text = "double", repr(value)
+    elif isinstance(value, Moment):
+        kind, text = "dateTime", format_moment(value.at_ms)
+    elif isinstance(value, Span):
+        kind, text = "duration", format_span(value.ticks)
     else:
         kind, text = "string", value
     return (
