@@ -207,6 +207,8 @@ class Doors:
         if self._front is None:
             return
         sample.refused_connections = self._front.refused_count
+        sample.strangers = len(self._front.strangers)
+        sample.cut_strangers = self._front.strangers.cut_count
         sample.http_answers = dict(self._front.http.answers)
         for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):
             sample.doors.append(DoorSample(name, door.connection_count, door.accepted_count))

@@ -110,6 +110,8 @@ class BusSample:
     window_limit_bytes: int = 0
     authentication_failures: int = 0
     refused_connections: int = 0
+    strangers: int = 0
+    cut_strangers: int = 0
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
     """(API, status) -> how often it was answered."""
 
@@ -149,6 +151,16 @@ class BusCollector(Collector):
             "postbus_connections_refused",
             "Connections refused because there were too many.",
             sample.refused_connections,
+        )
+        yield GaugeMetricFamily(
+            "postbus_connections_without_key",
+            "Open connections that have not shown a key yet.",
+            sample.strangers,
+        )
+        yield CounterMetricFamily(
+            "postbus_connections_cut",
+            "Connections without a key that had to make room.",
+            sample.cut_strangers,
         )
         yield from _door_families(sample.doors)
         yield _http_family(sample.http_answers)

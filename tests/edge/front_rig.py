@@ -14,6 +14,7 @@ from postbus.broker.router import Router
 from postbus.contract import LIMITS, Sku
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.front_door import FrontDoor
+from postbus.edge.strangers import Strangers
 from postbus.edge.web.door import HttpDoor, HttpHandler
 from tests.edge.bus_thread import RULES
 
@@ -24,14 +25,17 @@ GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
 
 @asynccontextmanager
 async def front(
-    *, max_connections: int = 100, runtime: HttpHandler | None = None
+    *,
+    max_connections: int = 100,
+    runtime: HttpHandler | None = None,
+    strangers: Strangers | None = None,
 ) -> AsyncIterator[FrontDoor]:
     """The doors without a bus: nothing here gets as far as the router."""
     async with asyncio.TaskGroup() as tasks:
         router = cast(Router, None)
         amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
         http = HttpDoor("test-bus", runtime=runtime)
-        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections)
+        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections, strangers=strangers)
         yield opened
         await opened.close()
         await amqp.stop(1.0)

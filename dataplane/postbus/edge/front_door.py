@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.strangers import Stranger, Strangers
 from postbus.edge.web.door import MAX_HEAD_BYTES, HttpDoor
 
 logger = logging.getLogger(__name__)
@@ -48,11 +49,13 @@ class FrontDoor:
         tasks: asyncio.TaskGroup,
         *,
         max_connections: int = MAX_CONNECTIONS,
+        strangers: Strangers | None = None,
     ) -> None:
         self.amqp = amqp
         self.http = http
         self._tasks = tasks
         self._max_connections = max_connections
+        self.strangers = Strangers() if strangers is None else strangers
         self._arrivals: set[Arrival] = set()
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -112,7 +115,7 @@ class FrontDoor:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(listening)
+                client, address = await loop.sock_accept(listening)
             except ConnectionAbortedError:  # the client is gone already
                 await asyncio.sleep(0)
                 continue
@@ -120,33 +123,41 @@ class FrontDoor:
                 logger.warning("cannot accept", extra={"why": str(error)})
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            if self._is_full():
+            stranger = self._admit(address[0])
+            if stranger is None:
                 self.refused_count += 1
                 client.close()
                 await asyncio.sleep(0)
                 continue
-            arrival = Arrival(self, client)
+            arrival = Arrival(self, client, stranger)
             self._arrivals.add(arrival)
             arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
             await asyncio.sleep(0)  # a flood of clients must not keep the others waiting
 
-    def _is_full(self) -> bool:
-        """Say whether a client must be turned away; tell the log once until there is room."""
+    def _admit(self, address: str) -> Stranger | None:
+        """Return a client as a stranger, None when it must be turned away.
+
+        The log hears once of a door that is full, until there is room.
+        """
         is_full = self.connection_count >= self._max_connections
-        if is_full and not self._was_full:
+        stranger = self.strangers.admit(address, is_full=is_full)
+        if is_full and stranger is None and not self._was_full:
             logger.warning("too many connections", extra={"limit": self._max_connections})
         self._was_full = is_full
-        return is_full
+        return stranger
 
     def forget(self, arrival: Arrival) -> None:
+        """An arrival is gone, or handed over."""
         self._arrivals.discard(arrival)
 
 
 class Arrival(asyncio.BufferedProtocol):
     """A client of which nobody knows yet what it speaks."""
 
-    def __init__(self, door: FrontDoor, client: socket.socket) -> None:
+    def __init__(self, door: FrontDoor, client: socket.socket, stranger: Stranger) -> None:
         self._door = door
+        self._stranger = stranger
+        stranger.hold(self, self.abort)
         self._client: socket.socket | None = client
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -181,14 +192,18 @@ class Arrival(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Cut the connection off."""
-        self._door.forget(self)
+        self._forget()
         if self._transport is not None:
             self._transport.abort()
         elif self.task is not None:
             self.task.cancel()
 
-    def _leave(self) -> None:
+    def _forget(self) -> None:
         self._door.forget(self)
+        self._stranger.release(self)
+
+    def _leave(self) -> None:
+        self._forget()
         if self._client is not None:
             self._client.close()
 
@@ -210,14 +225,14 @@ class Arrival(asyncio.BufferedProtocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._door.forget(self)
+        self._forget()
 
-    def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes], None]) -> None:
+    def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes, Stranger], None]) -> None:
         assert self._transport is not None
         assert self._patience is not None
         self._patience.cancel()
         self._door.forget(self)
-        welcome(self._transport, self._first)
+        welcome(self._transport, self._first, self._stranger)
 
 
 def speaks_http(first: bytes) -> bool | None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpLinkError
 from postbus.contract import Right
+from postbus.edge.strangers import MAX_LOGGED_CHARS
 from postbus.entity.commands import Refusal, Refused
 
 logger = logging.getLogger(__name__)
@@ -167,8 +169,10 @@ REFUSALS: Final = {
 class Explainer:
     """Makes errors for one namespace."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, is_told: Callable[[], bool] = lambda: True) -> None:
+        """`is_told`: whether the log hears of the next error."""
         self._namespace = namespace
+        self._is_told = is_told
 
     def refused(self, reply: Refused, path: str) -> AmqpLinkError:
         """Return the error of a refusal and log it under its tracking id."""
@@ -190,10 +194,12 @@ class Explainer:
         """Return an error with tracking id, system tracker and time."""
         tracking_id = f"{uuid.uuid4()}_G0"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        logger.info(
-            "refused",
-            extra={"tracking_id": tracking_id, "condition": condition, "entity": path},
-        )
+        if self._is_told():
+            entity = path[:MAX_LOGGED_CHARS]
+            logger.info(
+                "refused",
+                extra={"tracking_id": tracking_id, "condition": condition, "entity": entity},
+            )
         return AmqpLinkError(
             condition,
             f"{text} Reference:{uuid.uuid4()}, TrackingId:{tracking_id}, "

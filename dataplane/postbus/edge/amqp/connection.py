@@ -49,6 +49,7 @@ from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
 from postbus.edge.attaching import attach_refusal, target_refusal
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
+from postbus.edge.strangers import Stranger
 from postbus.edge.suspicion import Suspicion
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
@@ -79,6 +80,7 @@ class AmqpConnection:
         suspicion: Suspicion,
         *,
         address: str | None,
+        stranger: Stranger,
         connection_id: int,
         real_time_s: Callable[[], float],
         flush_soon: Callable[[], None],
@@ -101,6 +103,7 @@ class AmqpConnection:
         """Commands under way whose answers the client waits for."""
         self._suspicion = suspicion
         self._address = address
+        self.stranger = stranger
         self._cut = cut
         self._pumps: dict[ReceiverDoor, None] = {}
         self._starved: dict[ReceiverDoor, None] = {}
@@ -198,6 +201,7 @@ class AmqpConnection:
     def add_grant(self, grant: Grant) -> None:
         """Keep what a token grants; a later token of an audience replaces the former."""
         self._grants[grant.path] = grant
+        self.stranger.show_key()
 
     def count_refused_token(self) -> None:
         """Close a connection that keeps guessing."""
@@ -324,14 +328,7 @@ class AmqpConnection:
                     self.has_peer_closed = not isinstance(error, AmqpConnectionError)
                     self._end()
                     if error is not None:
-                        logger.info(
-                            "connection closed with an error",
-                            extra={
-                                "conn": self.connection_id,
-                                "condition": error.condition,
-                                "why": error.description,
-                            },
-                        )
+                        self._tell_error(error)
                 case SessionBegun():
                     pass
         if burst:
@@ -480,6 +477,17 @@ class AmqpConnection:
             receiver = SessionDoor(self, link, address, node.path, wanted)
         self._doors[link] = receiver
         receiver.attach()
+
+    def _tell_error(self, error: AmqpError) -> None:
+        if self.stranger.is_refusal_told():
+            logger.info(
+                "connection closed with an error",
+                extra={
+                    "conn": self.connection_id,
+                    "condition": error.condition,
+                    "why": error.description,
+                },
+            )
 
     # --- ending ---------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from postbus.contract import NamespaceLimits
 from postbus.edge.amqp.connection import AmqpConnection
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
+from postbus.edge.strangers import Stranger
 from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class AmqpListener:
         self._authorizer = authorizer
         self._limits = limits
         self._tasks = tasks
-        self._explainer = Explainer(namespace)
+        self._namespace = namespace
         self.intake = Intake()
         """What all doors of this broker share."""
         self._real_time_s = real_time_s
@@ -120,9 +121,10 @@ class AmqpListener:
         for connection in list(self._connections):
             connection.abort()
 
-    def welcome(self, transport: asyncio.Transport, first: bytes) -> None:
+    def welcome(self, transport: asyncio.Transport, first: bytes, stranger: Stranger) -> None:
         """Take over a connection that began with `first`."""
-        protocol = AmqpTransport(self)
+        protocol = AmqpTransport(self, stranger)
+        stranger.hold(protocol, transport.abort)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if first:
@@ -130,7 +132,9 @@ class AmqpListener:
 
     # --- for transports -------------------------------------------------------------------------
 
-    def add(self, transport: AmqpTransport, address: str | None) -> AmqpConnection:
+    def add(
+        self, transport: AmqpTransport, address: str | None, stranger: Stranger
+    ) -> AmqpConnection:
         """Count a new client and make its connection; it comes from an IP address."""
         self._connections.add(transport)
         self.accepted_count += 1
@@ -139,10 +143,11 @@ class AmqpListener:
             self._router,
             self._authorizer,
             self._limits,
-            self._explainer,
+            Explainer(self._namespace, stranger.is_refusal_told),
             self.intake,
             self._suspicion,
             address=address,
+            stranger=stranger,
             connection_id=next(self._ids),
             real_time_s=self._real_time_s,
             flush_soon=transport.flush_soon,
@@ -168,8 +173,9 @@ class AmqpListener:
 class AmqpTransport(asyncio.BufferedProtocol):
     """One socket. The only place where bytes of a client meet the event loop."""
 
-    def __init__(self, listener: AmqpListener) -> None:
+    def __init__(self, listener: AmqpListener, stranger: Stranger) -> None:
         self._listener = listener
+        self._stranger = stranger
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._connection: AmqpConnection | None = None
@@ -187,7 +193,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         peer = transport.get_extra_info("peername")
-        self._connection = self._listener.add(self, peer[0] if peer else None)
+        self._connection = self._listener.add(self, peer[0] if peer else None, self._stranger)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._listener.read_buffer
@@ -225,6 +231,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
         self._listener.remove(self)
+        self._stranger.release(self)
         if self._connection is not None:
             self._connection.lost()
 

@@ -25,7 +25,8 @@ from postbus.edge.amqp.websocket_frames import (
     close_frame,
     pong_frame,
 )
-from postbus.edge.web.authorization import HttpRefused
+from postbus.edge.strangers import Stranger
+from postbus.edge.web.authorization import STRANGER, HttpRefused
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class WebSocketHandler:
         protocol, transport = request.protocol, request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError
+        stranger = request[STRANGER]
         early = _Early()
         protocol.set_parser(early)  # type: ignore[arg-type]  # gives what came behind the head
         transport.write(
@@ -62,9 +64,10 @@ class WebSocketHandler:
                 f"Sec-WebSocket-Protocol: {subprotocol}\r\n\r\n"
             ).encode()
         )
+        made = WebSocketTransport(transport, self._amqp, stranger)
         protocol.transport = None  # it forgets the connection without closing it
         protocol.connection_lost(None)
-        WebSocketTransport(transport, self._amqp).begin(early.data)
+        made.begin(early.data)
         return web.Response()  # to nobody
 
 
@@ -84,8 +87,12 @@ class _Early:
 class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """Protocol of a socket, transport of an AMQP connection."""
 
-    def __init__(self, transport: asyncio.Transport, amqp: AmqpListener) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, amqp: AmqpListener, stranger: Stranger
+    ) -> None:
         super().__init__()
+        self._stranger = stranger
+        stranger.hold(self, self.abort)
         self._transport = transport
         self._amqp = amqp
         self._reader = FrameReader(amqp.max_buffered_bytes)
@@ -98,7 +105,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.pause_reading()  # the loop changes the way it reads with the next start
         self._transport.set_protocol(self)
         self._transport.resume_reading()
-        self._amqp.welcome(self, b"")
+        self._amqp.welcome(self, b"", self._stranger)
         if early:
             self._receive(early, is_burst=False)
 
@@ -115,7 +122,8 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             received = self._reader.receive(data)
         except WebSocketError as error:
-            logger.info("websocket closed", extra={"code": error.code, "why": str(error)})
+            if self._stranger.is_refusal_told():
+                logger.info("websocket closed", extra={"code": error.code, "why": str(error)})
             self._end(error.code, str(error))
             return
         if received.payload and self._protocol is not None and not self._is_closing:

@@ -19,11 +19,15 @@ from aiohttp import web
 
 from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right
 from postbus.contract import Right
+from postbus.edge.strangers import MAX_LOGGED_CHARS, Stranger
 from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 
 XML: Final = "application/xml"
+STRANGER: Final = web.RequestKey("stranger", Stranger)
+"""Where a request has its connection, which may have shown a key before."""
+
 AUTHORIZATION: Final = "Authorization"
 CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 
@@ -95,6 +99,9 @@ class HttpAuthorizer:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
             text = f"{BAD_TOKEN} InvalidSignature: {error}"
             raise HttpRefused(401, text, CHALLENGE, delay_s=delay_s) from None
+        stranger = request.get(STRANGER)
+        if stranger is not None:
+            stranger.show_key()
         if not has_right(grant.rights, needed):
             raise self._missing(needed, path)
         return grant
@@ -126,16 +133,24 @@ SERVER: Final = "Postbus"
 """What answers call their server: neither a version nor what it is made of."""
 
 
-def error_answer(refused: HttpRefused, namespace: str, path: str) -> web.Response:
+def error_answer(
+    refused: HttpRefused, namespace: str, path: str, *, is_told: bool = True
+) -> web.Response:
     """Return the answer of a refused request: `<Error><Code>401</Code><Detail>…</Detail></Error>`.
 
-    The text gets a tracking id that the log has too.
+    The text gets a tracking id that the log has too, unless it is not told.
     """
     tracking_id = f"{uuid.uuid4()}_G0"
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    logger.info(
-        "refused", extra={"tracking_id": tracking_id, "status": refused.status, "path": path}
-    )
+    if is_told:
+        logger.info(
+            "refused",
+            extra={
+                "tracking_id": tracking_id,
+                "status": refused.status,
+                "path": path[:MAX_LOGGED_CHARS],
+            },
+        )
     detail = _printable(
         f"{refused.text} TrackingId:{tracking_id}, SystemTracker:{namespace}:{path.strip('/')},"
         f" Timestamp:{now}"

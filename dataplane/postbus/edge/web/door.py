@@ -16,8 +16,10 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
-from postbus.edge.web.authorization import SERVER, HttpRefused, error_answer
+from postbus.edge.strangers import Stranger
+from postbus.edge.web.authorization import SERVER, STRANGER, HttpRefused, error_answer
 from postbus.http_listener import PROTOCOL_LOG
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,18 @@ class HttpHandler(Protocol):
         ...
 
 
+class _Server(web.Server):
+    """Knows of each connection who came."""
+
+    strangers: dict[RequestHandler, Stranger]
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        stranger = self.strangers.pop(handler, None)
+        if stranger is not None:
+            stranger.release(handler)
+
+
 class HttpDoor:
     """All HTTP clients of this broker."""
 
@@ -82,7 +96,7 @@ class HttpDoor:
         self.accepted_count = 0
         self.answers: Counter[tuple[str, int]] = Counter()
         """What was answered: (API, status) -> how often."""
-        self._server = web.Server(
+        self._server = _Server(
             self._handle,
             access_log=None,
             logger=PROTOCOL_LOG,
@@ -94,15 +108,18 @@ class HttpDoor:
             auto_decompress=False,
             handler_cancellation=True,  # a receive that waits ends with its client
         )
+        self._server.strangers = {}
 
     @property
     def connection_count(self) -> int:
         return len(self._server.connections)
 
-    def welcome(self, transport: asyncio.Transport, first: bytes) -> None:
+    def welcome(self, transport: asyncio.Transport, first: bytes, stranger: Stranger) -> None:
         """Take over a connection that began with `first`."""
         self.accepted_count += 1
         protocol = self._server()
+        self._server.strangers[protocol] = stranger
+        stranger.hold(protocol, transport.abort)
         transport.pause_reading()  # the loop changes the way it reads with the next start
         transport.set_protocol(protocol)
         transport.resume_reading()
@@ -123,6 +140,8 @@ class HttpDoor:
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (stranger := self._server.strangers.get(request.protocol)) is not None:
+            request[STRANGER] = stranger
         api = _api_of(request)
         answer = await self._answer_or_refuse(api, request)
         self.answers[api, answer.status] += 1
@@ -145,7 +164,9 @@ class HttpDoor:
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
         if refused.delay_s:
             await asyncio.sleep(refused.delay_s)
-        return error_answer(refused, self._namespace, request.path)
+        stranger = request.get(STRANGER)
+        is_told = stranger is None or stranger.is_refusal_told()
+        return error_answer(refused, self._namespace, request.path, is_told=is_told)
 
     async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         if api == HEALTH:
