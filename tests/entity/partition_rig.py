@@ -175,7 +175,7 @@ class Rig:
             self.results.append(result)
             if isinstance(result, Outcome):
                 break
-            found = Found()
+            found = Found(result.row_keys)
             found += self.tables.read(result.row_keys)
             for session in result.states:
                 if session in self.tables.states:

@@ -34,7 +34,7 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
-from postbus.entity.outcomes import Needs, Outcome, Settling
+from postbus.entity.outcomes import Found, Needs, Outcome, Settling
 from postbus.entity.topic_state import TopicState
 from postbus.entity.triage import MAX_CHOSEN
 from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
@@ -713,6 +713,37 @@ def test_deferred_dead_letters_are_peeked_alone() -> None:
         reply = rig.apply(Peek(QUEUE, DLQ, 0, 9, 1 << 20, state=state))
         assert isinstance(reply, Peeked)
         assert [name_of(each.envelope) for each in reply.messages] == expected
+
+
+@pytest.mark.parametrize("has_sessions", [True, False])
+def test_a_look_goes_on_behind_what_left_while_it_read(has_sessions: bool) -> None:
+    rig = Rig(QueueProperties(requires_session=has_sessions), budget_bytes=700)
+    session = "s" if has_sessions else None
+    numbers = rig.send(*(message(f"m{n}", session=session) for n in range(20)))
+    peek = Peek(QUEUE, ACTIVE, 0, 3, 1 << 20)
+    while True:  # until nothing of it is loaded
+        needs = rig.state.apply(peek, rig.now_ms, None)
+        if isinstance(needs, Needs) and len(needs.row_keys) == 3:
+            break
+        delete(rig, numbers.pop(0))
+    found = Found(needs.row_keys)
+    found += rig.tables.read(needs.row_keys)
+    delete(rig, *numbers[:3])
+    needs = rig.state.apply(peek, rig.now_ms, found)
+    assert isinstance(needs, Needs), "the page is empty, the queue is not"
+    reply = rig.apply(peek)
+    assert isinstance(reply, Peeked)
+    assert [each.sequence for each in reply.messages] == numbers[3:6]
+
+
+def test_a_look_ends_before_what_is_not_stored_yet() -> None:
+    rig = Rig(budget_bytes=700, is_auto=False)
+    rig.submit(Enqueue(QUEUE, [message(f"m{n}") for n in range(20)]))
+    rig.submit(Peek(QUEUE, ACTIVE, 15, 3, 1 << 20))
+    *_, needs, outcome = rig.results
+    assert isinstance(needs, Needs)
+    assert isinstance(outcome, Outcome)
+    assert outcome.reply == Peeked([])
 
 
 def test_a_look_at_dead_letters_goes_on_behind_those_that_left_while_it_read() -> None:

@@ -30,7 +30,7 @@ from postbus.entity.commands import (
     Refused,
     StoredRow,
 )
-from postbus.entity.outcomes import Needs, RecordAcquired, Settling
+from postbus.entity.outcomes import Found, Needs, RecordAcquired, Settling
 from postbus.entity.queued import QueuedMessage
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ def peeked(
         else:
             row = rows.get(row_key)
             if row is None:
+                if not messages and isinstance(found, Found) and row_key not in found.row_keys:
+                    return Needs(row_keys=absent)  # all that was read left meanwhile
                 break  # not committed yet; what follows must not overtake it
             count = sub.attempts.get(row_key, row.delivery_count)
             if message is not None:
@@ -121,6 +123,8 @@ def entries_from(
         unordered = (entry for entry in _out_of_order(sub) if entry[0] >= from_sequence)
         wanted = (entry for entry in unordered if state is None or entry[2] is state)
         entries += nsmallest(limit, wanted, key=number_of_entry)
+        if state is not MessageState.ACTIVE:
+            entries += _deferred_from(sub, from_sequence, limit)
     return entries
 
 
@@ -145,8 +149,13 @@ def _out_of_order(sub: SubQueueState) -> Iterator[Entry]:
     for message in objects_out_of_order(sub):
         state = deferred if message.is_deferred else active
         yield message.sequence, message.row_key, state, message
-    for sequence, row_key in sub.deferred.items():
-        yield sequence, row_key, deferred, None
+
+
+def _deferred_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
+    """Return the first `limit` deferred messages; there may be a million, in no order."""
+    deferred = sub.deferred
+    first = nsmallest(limit, [number for number in deferred if number >= from_sequence])
+    return [(number, deferred[number], MessageState.DEFERRED, None) for number in first]
 
 
 def scheduled_entries(
@@ -186,12 +195,12 @@ def _peek_kept(
         message.row_key: message
         for message in chain(sub.ready, sub.tail, objects_out_of_order(sub))
     }
-    deferred = set(sub.deferred.values())
     messages: list[PeekedMessage] = []
     total_bytes = 0
     for row in found:
         message = objects.get(row.row_key)
-        is_deferred = row.row_key in deferred
+        assert row.sequence is not None
+        is_deferred = sub.deferred.get(row.sequence) == row.row_key
         if message is None and not is_deferred and not _is_in_backlog(sub, row.row_key):
             continue
         if message is not None:
@@ -206,7 +215,6 @@ def _peek_kept(
         if message is not None:
             count = message.failures
         state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
-        assert row.sequence is not None
         messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope))
     if not messages and found and found[-1].sequence is not None:  # none of these is here any more
         return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])

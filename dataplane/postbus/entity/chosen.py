@@ -178,11 +178,10 @@ def _locate(
         for message in messages:
             if message.row_key in by_key:
                 note(spot, message.row_key, message)
-    for row_key in place.deferred.values():
-        if row_key in by_key:
-            note(Spot.DEFERRED, row_key, None)
     backlog = place.backlog
-    for row_key in by_key:
+    for row_key, number in by_key.items():
+        if place.deferred.get(number) == row_key:
+            note(Spot.DEFERRED, row_key, None)
         at = bisect_left(backlog, row_key, place.backlog_head)
         if at < len(backlog) and backlog[at] == row_key:
             note(Spot.BACKLOG, row_key, None)
@@ -219,6 +218,9 @@ def _cut_out(place: SubQueueState, chosen: list[Choice]) -> None:
     spots: dict[Spot, set[int]] = {}
     for choice in chosen:
         spots.setdefault(choice.spot, set()).add(choice.row_key)
+        if choice.spot is Spot.DEFERRED:
+            del place.deferred[choice.number]
+            place.deferred_sections.pop(choice.row_key, None)
     gone = spots.get(Spot.RETURNED)
     if gone:
         place.returned = [each for each in place.returned if each[0] not in gone]
@@ -231,12 +233,6 @@ def _cut_out(place: SubQueueState, chosen: list[Choice]) -> None:
     gone = spots.get(Spot.TAIL)
     if gone:
         place.tail = deque(each for each in place.tail if each.row_key not in gone)
-    gone = spots.get(Spot.DEFERRED)
-    if gone:
-        for number in [number for number, key in place.deferred.items() if key in gone]:
-            del place.deferred[number]
-        for row_key in gone:
-            place.deferred_sections.pop(row_key, None)
     gone = spots.get(Spot.BACKLOG)
     if gone:
         _cut_backlog(place, gone)

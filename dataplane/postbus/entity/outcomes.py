@@ -7,6 +7,7 @@ must become. Plain data; only `partition_state` makes it, host and journal read 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -350,15 +351,18 @@ class Needs:
 class Found(list[StoredRow]):
     """The answer to `Needs`: the rows, and what else was asked for.
 
+    `row_keys`: those that were asked for; one of them without a row is gone, or not stored yet.
     `states`: (entity_no, session_id) -> state, absent when there is none. `seen`: (entity_no,
     digest) of ids that were seen.
     """
 
+    row_keys: frozenset[int]
     states: dict[tuple[int, bytes], bytes]
     seen: set[tuple[int, bytes]]
 
-    def __init__(self) -> None:
+    def __init__(self, row_keys: Iterable[int] = ()) -> None:
         super().__init__()
+        self.row_keys = frozenset(row_keys)
         self.states = {}
         self.seen = set()
 

@@ -255,7 +255,7 @@ class Journal(Generic[P]):
 
     async def read(self, needs: Needs) -> Found:
         """Return what a command needs of the tables; raises StoreUnavailable."""
-        found = Found()
+        found = Found(needs.row_keys)
         if needs.row_keys:
             found += await self.read_rows(needs.row_keys)
         for first_key, end_key, limit in needs.ranges:
