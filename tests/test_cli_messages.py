@@ -244,6 +244,13 @@ def test_many_are_sent_and_received_in_order(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
+def test_what_the_bus_is_too_busy_for_is_sent_again(user: CommandLine) -> None:
+    user.ok("fault", "store-outage", "2s")
+    assert user.ok("send", QUEUE, "patient", "--repeat", "700") == f"sent 700 messages to {QUEUE}\n"
+    assert len(user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")) == 700
+
+
+@pytest.mark.slow
 @pytest.mark.behaviour("S84")
 def test_scheduled_message_waits(user: CommandLine) -> None:
     user.ok("send", QUEUE, "later", "--schedule", "1h")
@@ -361,6 +368,19 @@ def test_mistake_in_a_file_says_what_was_sent_before_it(user: CommandLine) -> No
     user.fails("send", QUEUE, "--file", "-", stdin=lines, code=4, says=says)
     told = user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")
     assert [each["body"] for each in told] == ["good"]
+
+
+@pytest.mark.slow
+def test_what_was_stored_behind_a_refused_message_is_counted(user: CommandLine) -> None:
+    lines = [
+        json.dumps({"body": str(n), "sessionId": "s"} if n != 1 else {"body": "1"})
+        for n in range(9)
+    ]
+    (user.folder / "gap.jsonl").write_text("\n".join(lines))
+    says = "8 messages were sent, some of them behind it"
+    user.fails("send", "sessions", "--file", "gap.jsonl", code=7, says=says)
+    taken = user.lines("receive", "sessions", "--session", "s", "--count", "0", "--wait", "0.5")
+    assert [each["body"] for each in taken] == list("02345678")
 
 
 @pytest.mark.slow

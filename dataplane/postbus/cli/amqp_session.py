@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from postbus.amqp.client import ClientConnection, ClientSession
-from postbus.amqp.conditions import AmqpError
+from postbus.amqp.conditions import SERVER_BUSY, AmqpError
 from postbus.amqp.events import (
     ConnectionClosed,
     ConnectionOpened,
@@ -56,6 +56,10 @@ NOISE: Final = re.compile(r" To know more visit \S+ Reference:[^,]+,")
 TAG_BYTES: Final = 8
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """Above the largest of Premium, 100 MiB."""
+
+
+class BusyError(RefusedError):
+    """The bus cannot do it now; it had no effect and may be tried again."""
 
 
 class NoSessionError(RefusedError):
@@ -303,7 +307,7 @@ class Sender:
                     error = AmqpError(condition or "rejected", description or "")
                     waiting.set_exception(_refusal(error, "the bus refuses the message"))
                 case Released() | Modified():
-                    waiting.set_exception(RefusedError("the bus is busy: send the message again"))
+                    waiting.set_exception(BusyError("the bus is busy: send the message again"))
                 case _:
                     waiting.set_exception(RefusedError("the bus did not say what became of it"))
 
@@ -512,6 +516,8 @@ def _refusal(error: AmqpError | None, otherwise: str) -> RefusedError:
     text = NOISE.sub("", error.description or otherwise)
     if error.condition == SESSION_TIMEOUT:
         return NoSessionError(text)
+    if error.condition == SERVER_BUSY:
+        return BusyError(f"{text} ({error.condition})")
     return RefusedError(f"{text} ({error.condition})")
 
 

@@ -24,8 +24,18 @@ from postbus.cli.failures import InputError, RefusedError, err, examples, expect
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from postbus.cli.amqp_session import Sender
+
 WINDOW: Final = 500
 """Messages on the way at a time; the bus groups what comes together in one commit."""
+
+BUSY_S: Final = 30.0
+"""How long a message that the bus is too busy for is sent again: what clients of Service Bus do."""
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 3.0
+ANSWER_S: Final = 30.0
+"""How long to wait for answers that only count what was sent."""
 
 EPILOG: Final = examples(
     "postbus send orders 'hello'",
@@ -230,33 +240,130 @@ async def _send_all(
 
     endpoint = read_connection_string(target.connection_string())
     title = None if count is not None and count < WINDOW else "sending"
-    waiting: deque[asyncio.Future[None]] = deque()
     with progress_bar(title, count) as bar:
+        run = _Run(bar)
         try:
             async with connected(endpoint, entity, target.context.ca_file) as session:
                 sender = await session.sender(entity)
                 try:
                     for payload in payloads:
-                        waiting.append(await sender.begin(payload))
-                        while len(waiting) >= WINDOW or (waiting and waiting[0].done()):
-                            await sender.confirmed(waiting[0])
-                            waiting.popleft()
-                            bar.advance()
-                finally:  # also when a line is wrong: what was sent before it is confirmed
-                    while waiting:
-                        await sender.confirmed(waiting[0])
-                        waiting.popleft()
-                        bar.advance()
+                        await run.send(sender, payload)
+                except InputError:  # what was sent before a wrong line is confirmed
+                    await run.finish(sender)
+                    raise
+                except asyncio.CancelledError:
+                    await run.count_behind()
+                    raise
+                await run.finish(sender)
+        except asyncio.CancelledError:
+            if count != 1 and bar.done:
+                err.print(f"[red]postbus:[/red] {run.were_sent()}")
+            raise
         except (RefusedError, InputError) as error:
-            sent = bar.done + sum(
-                each.done() and not each.cancelled() and each.exception() is None
-                for each in waiting
-            )
-            if count == 1 or not sent:
+            if count == 1 or not bar.done:
                 raise
-            counted = "1 message was" if sent == 1 else f"{sent} messages were"
-            raise type(error)(f"{error}\n{counted} sent before that") from None
+            raise type(error)(f"{error}\n{run.told()}") from None
     return bar.done
+
+
+class _Run:
+    """What one run of the command has sent, and what is on the way, in its order.
+
+    What the bus is too busy for had no effect, so it is sent again, before anything new and in its
+    order, but behind what was on the way with it.
+    """
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar = bar
+        self._on_way: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._has_gap = False
+
+    async def send(self, sender: Sender, payload: bytes) -> None:
+        """Send a message when there is room; raises `RefusedError`."""
+        try:
+            await self._begin(sender, payload)
+            while len(self._on_way) >= WINDOW or (self._on_way and self._on_way[0][1].done()):
+                await self._confirm_next(sender)
+        except RefusedError:
+            await self.count_behind()
+            raise
+
+    async def finish(self, sender: Sender) -> None:
+        """Wait until nothing is on the way; raises `RefusedError`."""
+        try:
+            while self._on_way:
+                await self._confirm_next(sender)
+        except RefusedError:
+            await self.count_behind()
+            raise
+
+    async def count_behind(self) -> None:
+        """Look what became of what is on the way, where that is all that is wanted."""
+        futures = [future for _, future in self._on_way]
+        self._on_way.clear()
+        if not futures:
+            return
+        answered, _ = await asyncio.wait(futures, timeout=ANSWER_S)
+        stored = sum(not each.cancelled() and each.exception() is None for each in answered)
+        self._has_gap |= stored > 0
+        self._bar.advance(stored)
+
+    def were_sent(self) -> str:
+        """Return how many messages the bus has."""
+        done = self._bar.done
+        return "1 message was sent" if done == 1 else f"{done} messages were sent"
+
+    def told(self) -> str:
+        """Return how many the bus has, for whoever reads why not all."""
+        return (
+            f"{self.were_sent()}{', some of them behind it' if self._has_gap else ' before that'}"
+        )
+
+    async def _begin(self, sender: Sender, payload: bytes) -> None:
+        self._on_way.append((payload, await sender.begin(payload)))
+
+    async def _confirm_next(self, sender: Sender) -> None:
+        from postbus.cli.amqp_session import BusyError
+
+        payload, future = self._on_way.popleft()
+        try:
+            await sender.confirmed(future)
+            self._bar.advance()
+        except BusyError as error:
+            await self._send_again(sender, payload, error)
+        except asyncio.CancelledError:
+            self._on_way.appendleft((payload, future))
+            raise
+
+    async def _send_again(self, sender: Sender, payload: bytes, busy: RefusedError) -> None:
+        """Send a refused message, and those behind it that are refused too, until none is."""
+        loop = asyncio.get_running_loop()
+        deadline, pause_s = loop.time() + BUSY_S, FIRST_PAUSE_S
+        refused = [payload, *await self._refused(sender)]
+        self._has_gap = True
+        while refused:
+            if loop.time() > deadline:
+                raise busy
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            for payload in refused:
+                await self._begin(sender, payload)
+            refused = await self._refused(sender)
+        self._has_gap = False
+
+    async def _refused(self, sender: Sender) -> list[bytes]:
+        """Wait for all that is on the way; return what the bus is too busy for."""
+        from postbus.cli.amqp_session import BusyError
+
+        refused = []
+        while self._on_way:
+            payload, future = self._on_way.popleft()
+            try:
+                await sender.confirmed(future)
+                self._bar.advance()
+            except BusyError:
+                refused.append(payload)
+        return refused
 
 
 class ProgressBar:
