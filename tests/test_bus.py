@@ -9,8 +9,9 @@ import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote_plus
@@ -18,8 +19,9 @@ from urllib.parse import quote_plus
 import aiohttp
 import asyncpg
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
 
 from postbus.broker.administration import DeletePolicy, PutMode
 from postbus.broker.authz import sign
@@ -270,6 +272,114 @@ async def test_metrics_tell_what_lies_in_queues(run_bus: RunBus) -> None:
     assert re.search(r'postbus_commit_seconds_count{partition="\d+"} [1-9]', text)
     assert 'postbus_connections{door="amqp"}' in text
     assert 'status="active"' in text
+
+
+def value_of(text: str, name: str, **labels: str) -> float:
+    """Return one number of a scrape, summed over what is not said."""
+    values = [
+        float(value)
+        for said, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
+        if all(f'{label}="{text}"' in said for label, text in labels.items())
+    ]
+    assert values, name
+    return sum(values)
+
+
+async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
+    async with (
+        run_bus("orders") as bus,
+        client_of(bus) as client,
+        client.get_queue_sender("orders") as sender,
+    ):
+        brief = ServiceBusMessage("brief", time_to_live=timedelta(milliseconds=1))
+        await sender.send_messages(brief)
+        await sender.send_messages([ServiceBusMessage(str(number)) for number in range(5)])
+        later = datetime.now(UTC) + timedelta(hours=1)
+        await sender.schedule_messages([ServiceBusMessage("later")] * 3, later)
+        async with client.get_queue_receiver("orders") as receiver:
+            messages: list[ServiceBusReceivedMessage] = []
+            while len(messages) < 4:
+                messages += await receiver.receive_messages(4 - len(messages), max_wait_time=5)
+            await receiver.complete_message(messages[0])
+            await receiver.dead_letter_message(messages[1])
+            await receiver.abandon_message(messages[2])
+            (again,) = await receiver.receive_messages(1, max_wait_time=5)
+            assert again.delivery_count == 1
+            text = await scrape(bus)
+    states = {"active": 3, "locked": 2, "scheduled": 3, "dead_letter": 1}
+    for state, count in states.items():
+        assert value_of(text, "postbus_messages", entity="orders", state=state) == count
+    flows = {"accepted": 9, "delivered": 5, "completed": 1, "dead_lettered": 1, "expired": 1}
+    for flow, count in flows.items():
+        assert value_of(text, f"postbus_messages_{flow}_total", entity="orders") == count
+    assert value_of(text, "postbus_entity_size_bytes", entity="orders") > 0
+    assert value_of(text, "postbus_window_bytes") > 0
+    assert value_of(text, "postbus_store_written_rows_total") >= 8
+
+
+async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus:
+        host, port = bus.doors()[Door.TLS]
+        with pytest.raises(ssl.SSLError):  # its authority is not known here
+            await asyncio.open_connection(host, port, ssl=ssl.create_default_context())
+        ((_, connection_string),) = bus.connection_strings()
+        wrong = connection_string.replace("SharedAccessKey=", "SharedAccessKey=x")
+        client = ServiceBusClient.from_connection_string(wrong, retry_total=0)
+        async with client:
+            with pytest.raises(ServiceBusAuthenticationError):
+                await client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"))
+        http = dict(bus.summary())["http"]
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{http}/orders/messages/head") as answer:
+                assert answer.status == 401
+            text = await scrape(bus)
+            assert value_of(text, "postbus_connections", door="http") == 1
+        assert value_of(text, "postbus_connections_failed_total") == 1
+        assert value_of(text, "postbus_authentication_failures_total") == 1
+        assert value_of(text, "postbus_connections_accepted_total", door="amqp") == 1
+        asked = {"api": "runtime", "status": "401"}
+        assert value_of(text, "postbus_http_requests_total", **asked) == 1
+        assert bus._doors is not None
+        assert bus._doors._front is not None
+        bus._doors._front._max_connections = 0
+        reader, writer = await asyncio.open_connection(*bus.doors()[Door.PLAIN])
+        assert await reader.read() == b""
+        writer.close()
+        assert value_of(await scrape(bus), "postbus_connections_refused_total") == 1
+
+
+async def test_metrics_follow_what_happens_to_partitions(run_bus: RunBus, folder: Path) -> None:
+    dsn = f"postgresql://postbus@/postgres?host={folder / 'bus' / 'postgres' / 'socket'}"
+    async with run_bus("orders") as bus:
+        await send(bus, "orders", "one", "two")
+    async with run_bus("orders") as bus:
+        assert await receive(bus, "orders", 1) == ["one"]
+        before = await scrape(bus)
+        assert value_of(before, "postbus_store_reads_total") >= 1  # they were not in memory
+        assert value_of(before, "postbus_store_read_rows_total") >= 2
+        assert value_of(before, "postbus_journal_queued_bytes") == 0
+        commits = value_of(before, "postbus_commit_seconds_count")
+        (home,) = await partitions_in(dsn)
+        other = await asyncpg.connect(dsn)
+        try:
+            async with other.transaction():
+                await other.execute(f"lock table partition_{home}.message in exclusive mode")
+                sending = asyncio.create_task(send(bus, "orders", "x" * 10_000))
+                while value_of(await scrape(bus), "postbus_journal_queued_bytes") < 10_000:
+                    assert not sending.done()
+            await sending
+            after = await scrape(bus)
+            assert value_of(after, "postbus_journal_queued_bytes") == 0
+            assert value_of(after, "postbus_commit_seconds_count") > commits
+            assert value_of(after, "postbus_partition_fences_total") == 0
+            await other.execute(f"update partition_{home}.owner set epoch = epoch + 1")
+        finally:
+            await other.close()
+        with suppress(ServiceBusError):  # refused, as another broker seems to have taken it
+            await send(bus, "orders", "three")
+        while value_of(await scrape(bus), "postbus_partition_fences_total") == 0:
+            await asyncio.sleep(0)
+        assert value_of(await scrape(bus), "postbus_partition_reloads_total") == 1
 
 
 async def test_keys_are_made_only_where_none_were_given(run_bus: RunBus, folder: Path) -> None:

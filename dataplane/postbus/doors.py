@@ -209,6 +209,7 @@ class Doors:
         sample.refused_connections = self._front.refused_count
         sample.strangers = len(self._front.strangers)
         sample.cut_strangers = self._front.strangers.cut_count
+        sample.failed_connections = self._front.failed_count
         sample.http_answers = dict(self._front.http.answers)
         for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):
             sample.doors.append(DoorSample(name, door.connection_count, door.accepted_count))

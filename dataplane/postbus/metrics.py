@@ -112,6 +112,7 @@ class BusSample:
     refused_connections: int = 0
     strangers: int = 0
     cut_strangers: int = 0
+    failed_connections: int = 0
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
     """(API, status) -> how often it was answered."""
 
@@ -161,6 +162,11 @@ class BusCollector(Collector):
             "postbus_connections_cut",
             "Connections without a key that had to make room.",
             sample.cut_strangers,
+        )
+        yield CounterMetricFamily(
+            "postbus_connections_failed",
+            "Connections that failed before they said what they speak.",
+            sample.failed_connections,
         )
         yield from _door_families(sample.doors)
         yield _http_family(sample.http_answers)

@@ -60,6 +60,11 @@ class FrontDoor:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self.refused_count = 0
+        """Clients turned away because there were too many."""
+
+        self.failed_count = 0
+        """Clients whose TLS handshake failed, or that did not say in time what they speak."""
+
         self._was_full = False
 
     async def listen(
@@ -180,6 +185,7 @@ class Arrival(asyncio.BufferedProtocol):
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is one too
             logger.debug("no connection", extra={"why": str(error) or type(error).__name__})
+            self._door.failed_count += 1
             self._leave()
         except asyncio.CancelledError:
             self._leave()
@@ -211,7 +217,11 @@ class Arrival(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._patience = self._loop.call_later(ARRIVAL_S, self.abort)
+        self._patience = self._loop.call_later(ARRIVAL_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._door.failed_count += 1
+        self.abort()
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._door.amqp.read_buffer
