@@ -1,58 +1,66 @@
-"""A plugin of pytest that writes down which public methods of azure-servicebus are called.
+"""A plugin of pytest that writes down which public methods of a client in Python are called.
 
-`pytest -p tests.sdk.python_calls --calls FOLDER`: methods of the clients are wrapped before any
-test uses them; "worked" is a call that returned. Each process that runs tests, a worker of xdist or
-pytest alone, writes a file of its own. Their shape: as `coverage.read_calls` wants it.
+`pytest -p tests.sdk.python_calls --calls FOLDER --client NAME`: methods of its classes are wrapped
+before any test uses them; "worked" is a call that returned. Each process that runs tests, a worker
+of xdist or pytest alone, writes a file of its own. Their shape: as `coverage.read_calls` wants it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import azure.servicebus
-import azure.servicebus.aio
-import azure.servicebus.aio.management
-import azure.servicebus.management
 import pytest
 from azure.core.async_paging import AsyncItemPaged
 from azure.core.paging import ItemPaged
 
+AZURE = "azure-servicebus"
 CLIENTS = {
-    "": (
-        azure.servicebus.ServiceBusClient,
-        azure.servicebus.ServiceBusSender,
-        azure.servicebus.ServiceBusReceiver,
-        azure.servicebus.ServiceBusSession,
-        azure.servicebus.ServiceBusMessageBatch,
-        azure.servicebus.AutoLockRenewer,
-        azure.servicebus.management.ServiceBusAdministrationClient,
-    ),
-    "aio.": (
-        azure.servicebus.aio.ServiceBusClient,
-        azure.servicebus.aio.ServiceBusSender,
-        azure.servicebus.aio.ServiceBusReceiver,
-        azure.servicebus.aio.ServiceBusSession,
-        azure.servicebus.aio.AutoLockRenewer,
-        azure.servicebus.aio.management.ServiceBusAdministrationClient,
-    ),
+    AZURE: [
+        "azure.servicebus.ServiceBusClient",
+        "azure.servicebus.ServiceBusSender",
+        "azure.servicebus.ServiceBusReceiver",
+        "azure.servicebus.ServiceBusSession",
+        "azure.servicebus.ServiceBusMessageBatch",
+        "azure.servicebus.AutoLockRenewer",
+        "azure.servicebus.management.ServiceBusAdministrationClient",
+        "azure.servicebus.aio.ServiceBusClient",
+        "azure.servicebus.aio.ServiceBusSender",
+        "azure.servicebus.aio.ServiceBusReceiver",
+        "azure.servicebus.aio.ServiceBusSession",
+        "azure.servicebus.aio.AutoLockRenewer",
+        "azure.servicebus.aio.management.ServiceBusAdministrationClient",
+    ],
+    "kombu": ["kombu.transport.azureservicebus.Channel"],
+    "python-qpid-proton": [
+        "proton.utils.BlockingConnection",
+        "proton.utils.BlockingSender",
+        "proton.utils.BlockingReceiver",
+    ],
 }
+NOT_FOR_USERS = ("_", "on_")  # what begins so: private names, and what an engine calls
+OLD_NAMES = {"next"}  # Python 2's name for iteration
+
 calls: dict[str, dict[str, int]] = {}
 
 
-def public_methods() -> dict[str, tuple[type, str]]:
+def public_methods(client: str) -> dict[str, tuple[type, str]]:
     """Return the name of each method in the table -> its class and name."""
-    return {
-        f"{prefix}{client.__name__}.{name}": (client, name)
-        for prefix, clients in CLIENTS.items()
-        for client in clients
-        for name, value in inspect.getmembers_static(client)
-        if not name.startswith("_") and not isinstance(value, property) and name != "next"
-    }
+    found: dict[str, tuple[type, str]] = {}
+    for path in CLIENTS[client]:
+        module, _, kind = path.rpartition(".")
+        owner: type = getattr(importlib.import_module(module), kind)
+        prefix = "aio." if ".aio." in path else ""
+        for name, value in inspect.getmembers_static(owner):
+            is_method = inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
+            if is_method and not name.startswith(NOT_FOR_USERS) and name not in OLD_NAMES:
+                found[f"{prefix}{kind}.{name}"] = owner, name
+    return found
 
 
 def counted(method: Callable[..., Any], count: dict[str, int]) -> Callable[..., Any]:
@@ -91,18 +99,19 @@ def counted_as_worked(method: Callable[..., Any], count: dict[str, int]) -> Call
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--calls", help="Folder to write the calls of azure-servicebus to.")
+    parser.addoption("--calls", help="Folder to write the calls to.")
+    parser.addoption("--client", default=AZURE, choices=list(CLIENTS), help="Whose calls.")
 
 
-def pytest_configure() -> None:
-    for name, (client, method) in public_methods().items():
-        found = inspect.getattr_static(client, method)
+def pytest_configure(config: pytest.Config) -> None:
+    for name, (owner, method) in public_methods(config.getoption("--client")).items():
+        found = inspect.getattr_static(owner, method)
         count = calls[name] = {"tried": 0, "worked": 0}
         if isinstance(found, classmethod | staticmethod):
             wrapped: Any = type(found)(counted(found.__func__, count))
         else:
             wrapped = counted(found, count)
-        setattr(client, method, wrapped)
+        setattr(owner, method, wrapped)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from proton import ConnectionException, Message, SSLDomain
+from proton import ConnectionException, Endpoint, Message, SSLDomain
 from proton.reactor import ReceiverOption
 from proton.utils import BlockingConnection, LinkDetached
 
@@ -52,6 +52,8 @@ def test_a_message_is_sent_and_accepted(connection: BlockingConnection) -> None:
     assert (message.body, message.id, message.subject) == ("hello", "id-1", "s")
     assert message.properties == {"n": 1}
     receiver.accept()
+    sender.close()
+    assert sender.link.state & Endpoint.REMOTE_CLOSED
 
 
 def test_what_is_released_comes_again_and_what_is_rejected_is_dead(
