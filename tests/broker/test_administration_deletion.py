@@ -18,6 +18,7 @@ from postbus.broker.administration import (
     DeletePolicy,
     PutMode,
     Tombstone,
+    WantedEntity,
 )
 from postbus.broker.clock import ManualClock
 from postbus.broker.directory import Directory
@@ -401,6 +402,29 @@ async def test_a_topic_deleted_for_good_takes_retained_subscriptions_along(
 
 async def _has_no_rows(database: str) -> bool:
     return await rows_of(database) == 0
+
+
+async def test_partitions_learn_of_many_subscriptions_in_few_commits(store: Store) -> None:
+    """A change of a topic with two thousand of them holds up no other for minutes."""
+    async with administered(store, partition_count=1) as (administration, bus):
+        made = await administration.put_topic("t", TOPIC, mode=CREATE)
+        await bus.load()
+        wanted = [
+            WantedEntity(EntityKind.SUBSCRIPTION, f"s{n}", SUBSCRIPTION, "t") for n in range(250)
+        ]
+        for work in (
+            administration.put_all(wanted),
+            administration.delete("t", policy=RETAIN),
+            administration.restore(made.entity_no),
+            administration.delete("t"),
+        ):
+            before = sum(bus.hosts[0].counters.commit_counts)
+            await work
+            assert sum(bus.hosts[0].counters.commit_counts) - before < 30
+            state = bus.hosts[0].state
+            assert state is not None
+            assert state.catalog_version == administration.version
+            assert administration.acknowledged() == {0: administration.version}
 
 
 async def test_what_a_restore_needs_must_be_there(store: Store) -> None:

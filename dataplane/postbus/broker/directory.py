@@ -415,10 +415,9 @@ class Directory:
         for entry in moved:
             self._entries.put(entry)
             self.version = entry.version
-        for entry in moved:
-            await self._tell(entry, put_of(entry))
-            if was_elsewhere:
-                self._followers.tell_move(entry)
+        await self._tell([(entry, put_of(entry)) for entry in moved])
+        for entry in moved if was_elsewhere else ():
+            self._followers.tell_move(entry)
 
     # --- rules ----------------------------------------------------------------------------------
 
@@ -512,8 +511,7 @@ class Directory:
         self.version = version
         for gone in (*below, entry):
             self._entries.remove(gone)
-        for gone in (*below, entry):
-            await self._followers.tell_gone(gone, version)
+        await self._followers.tell_gone([*below, entry], version)
         return True
 
     async def _written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
@@ -551,27 +549,31 @@ class Directory:
     async def _tell_changes(self, known: list[CatalogEntry], known_version: int) -> None:
         """Let partitions follow what the tables turned out to say, in order of version (D14)."""
         before = {entry.entity_no: entry for entry in known}
+        news: list[tuple[CatalogEntry, PutEntity]] = []
         for put in puts_in_order(self._entries.stored(), set(before), known_version):
             entry = self._entries.stored_numbered(put.entity_no)
             assert entry is not None
-            await self._tell(entry, put)
-            was = before.get(put.entity_no)
+            news.append((entry, put))
+        await self._tell(news)
+        for entry in {entry.entity_no: entry for entry, _ in news}.values():
+            was = before.get(entry.entity_no)
             if was is not None and was.is_retained is not entry.is_retained:
                 self._followers.tell_move(entry)
-        for entry in sorted(known, key=lambda each: each.entity_no, reverse=True):
-            if self._entries.stored_numbered(entry.entity_no) is None:
-                await self._followers.tell_gone(entry, self.version)
+        known.sort(key=lambda each: each.entity_no, reverse=True)
+        gone = [each for each in known if self._entries.stored_numbered(each.entity_no) is None]
+        await self._followers.tell_gone(gone, self.version)
 
     def _note_use(self, entity_no: int | None) -> None:
         """Keep an entity whose deletion is considered."""
         if entity_no in self._unused:
             self._unused[entity_no] = False
 
-    async def _tell(self, entry: CatalogEntry, put: PutEntity) -> None:
+    async def _tell(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
         """Let partitions follow; that thaws what was frozen since the write began."""
-        self._note_use(entry.entity_no)
-        self._note_use(entry.topic_no)
-        await self._followers.tell(entry, put)
+        for entry, _ in news:
+            self._note_use(entry.entity_no)
+            self._note_use(entry.topic_no)
+        await self._followers.tell(news)
 
 
 def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:
