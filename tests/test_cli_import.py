@@ -239,12 +239,21 @@ def test_command_prints_manifests_that_check_takes(tmp_path: Path) -> None:
 
 # --- manifests that are written -----------------------------------------------------------------
 
+TYPED = {
+    "d": {"duration": "PT1H"},
+    "e": {"dateTime": "2031-01-01T00:00:00.500"},
+    "f": {"uuid": "12345678-1234-5678-1234-567812345678"},
+    "g": {"binary": "AP8="},
+}
 RULES = (
     RuleProperties.model_validate({"name": "all", "sqlFilter": {"sqlExpression": "1=1"}}),
     RuleProperties.model_validate(
         {
             "name": "some",
-            "correlationFilter": {"label": "x", "properties": {"a": 1, "b": True, "c": "1"}},
+            "correlationFilter": {
+                "label": "x",
+                "properties": {"a": 1, "b": True, "c": "1"} | TYPED,
+            },
             "action": {"sqlExpression": "SET a = 2"},
         }
     ),

@@ -32,7 +32,7 @@ from postbus.contract import (
     subscription_path,
     topic_of,
 )
-from postbus.rule_values import Moment, Span
+from postbus.rule_values import Identifier, Moment, Octets, Span
 
 
 def queue(**fields: object) -> QueueProperties:
@@ -237,6 +237,11 @@ def test_a_rule_has_one_filter() -> None:
         {"dateTime": 1.5},
         {"duration": "P"},
         {"duration": True + 0.5},
+        {"uuid": "{12345678-1234-5678-1234-567812345678}"},
+        {"uuid": 5},
+        {"binary": "A"},
+        {"binary": "\u00e4"},
+        {"binary": 5},
     ],
 )
 def test_what_a_rule_cannot_compare_with_is_one_complaint(value: object) -> None:
@@ -261,6 +266,9 @@ def test_values_of_a_rule_keep_their_kind_when_stored() -> None:
         "f": {"dateTime": "2026-01-01T00:00:00.500Z"},
         "g": {"duration": "-P1DT0.0000001S"},
         "h": "2026-01-01T00:00:00Z",
+        "i": {"uuid": "12345678-1234-5678-1234-567812345678"},
+        "j": {"binary": "AP8="},
+        "k": {"dateTime": "2026-01-01T00:00:00"},
     }
     rule = RuleProperties.model_validate({"name": "r", "correlationFilter": {"properties": values}})
     again = RuleProperties.model_validate_json(rule.model_dump_json(by_alias=True))
@@ -275,6 +283,9 @@ def test_values_of_a_rule_keep_their_kind_when_stored() -> None:
         Moment,
         Span,
         str,
+        Identifier,
+        Octets,
+        Moment,
     ]
     assert json.loads(rule.model_dump_json(by_alias=True))["correlationFilter"]["properties"] == {
         **values,

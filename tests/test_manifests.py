@@ -7,6 +7,7 @@ import pytest
 
 from postbus.contract import DAY_MS, Right, Sku
 from postbus.manifests import BusDefinition, RuleKeys, read_manifests, read_one_bus
+from postbus.rule_values import Moment, parse_moment_ms
 from postbus.yaml_documents import ManifestError
 
 NAMESPACE = """\
@@ -245,10 +246,13 @@ def test_rules_are_exactly_those_given(tmp_path: Path) -> None:
         - name: eu
           filterType: CorrelationFilter
           correlationFilter: {label: order, properties: {region: eu, urgent: true, weight: 3}}
+        - name: new-year
+          correlationFilter:
+            properties: {due: {dateTime: 2031-01-01T00:00:00Z}}
     """
     (subscription,) = read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + shifted(rules)).subscriptions
     assert subscription.rules is not None
-    red, eu = subscription.rules
+    red, eu, year = subscription.rules
     assert (red.name, red.sql_filter and red.sql_filter.sql_expression) == (
         "red",
         "colour = 'red' AND weight > 3",
@@ -256,6 +260,9 @@ def test_rules_are_exactly_those_given(tmp_path: Path) -> None:
     assert red.action is not None
     assert eu.correlation_filter is not None
     assert eu.correlation_filter.properties == {"region": "eu", "urgent": True, "weight": 3}
+    assert year.correlation_filter is not None
+    due = parse_moment_ms("2031-01-01T00:00:00Z")
+    assert year.correlation_filter.properties == {"due": Moment(at_ms=due)}
     (none,) = read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + "  rules: []\n").subscriptions
     assert none.rules == ()
 

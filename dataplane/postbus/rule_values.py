@@ -1,12 +1,15 @@
-"""What rules of subscriptions compare with: texts, numbers, booleans, times and durations.
+"""What rules of subscriptions compare with: beside plain values times, durations, ids and octets.
 
-JSON has no times and no durations, and a text stays one: in definitions they are
-`{"dateTime": "2026-01-01T00:00:00Z"}` and `{"duration": "PT5M"}`.
+JSON has no notation for these, and a text stays one: in definitions they are
+`{"dateTime": "2026-01-01T00:00:00Z"}`, `{"duration": "PT5M"}`, `{"uuid": "..."}` and
+`{"binary": "base64"}`. A time that was given without a zone counts as UTC and stays without one.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+import uuid
 from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Annotated, Final, TypeAlias
@@ -17,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PlainValidator,
     ValidationInfo,
     WithJsonSchema,
 )
@@ -39,6 +43,15 @@ _SPAN: Final = re.compile(
 )
 
 
+_ID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class Zoneless(int):
+    """Milliseconds of a time that came without a zone."""
+
+    __slots__ = ()
+
+
 def parse_moment_ms(text: str) -> int:
     """Return milliseconds since the epoch of an ISO 8601 time; one without a zone is UTC."""
     try:
@@ -48,7 +61,7 @@ def parse_moment_ms(text: str) -> int:
     if moment is None:
         raise ValueError("use an ISO 8601 time such as 2026-01-01T00:00:00Z")
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
+        return Zoneless((moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1))
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
@@ -56,7 +69,8 @@ def format_moment(at_ms: int) -> str:
     """Return the ISO 8601 form that `parse_moment_ms` reads back."""
     moment = _EPOCH + timedelta(milliseconds=at_ms)
     precision = "milliseconds" if at_ms % 1_000 else "seconds"
-    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
+    zone = "" if isinstance(at_ms, Zoneless) else "Z"
+    return moment.isoformat(timespec=precision).replace("+00:00", zone)
 
 
 def parse_span_ticks(text: str) -> int:
@@ -89,7 +103,7 @@ def _read_moment(value: object, info: ValidationInfo) -> int:
         raise ValueError("use an ISO 8601 time such as 2026-01-01T00:00:00Z")
     if not _FIRST_MS <= value <= _LAST_MS:
         raise ValueError("a time is in the years 1 to 9999")
-    return int(value)
+    return value if isinstance(value, Zoneless) else int(value)
 
 
 def _read_span(value: object, info: ValidationInfo) -> int:
@@ -108,7 +122,7 @@ class Moment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     at_ms: Annotated[
         int,
-        BeforeValidator(_read_moment),
+        PlainValidator(_read_moment),
         PlainSerializer(format_moment, return_type=str),
         WithJsonSchema({"type": "string", "format": "date-time"}),
     ] = Field(alias="dateTime")
@@ -126,6 +140,53 @@ class Span(BaseModel):
     ] = Field(alias="duration")
 
 
+def _read_id(value: object) -> uuid.UUID:
+    if isinstance(value, uuid.UUID):
+        return value
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:
+        raise ValueError("use a uuid such as 12345678-1234-5678-1234-567812345678")
+    return uuid.UUID(value)
+
+
+def _read_octets(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            return base64.b64decode("".join(value.split()), validate=True)
+    except ValueError:
+        pass
+    raise ValueError("use base64 for a binary")
+
+
+def format_octets(octets: bytes) -> str:
+    return base64.b64encode(octets).decode("ascii")
+
+
+class Identifier(BaseModel):
+    """A uuid; it equals its text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    id: Annotated[
+        uuid.UUID,
+        PlainValidator(_read_id),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string", "format": "uuid"}),
+    ] = Field(alias="uuid")
+
+
+class Octets(BaseModel):
+    """Bytes; what AMQP calls a binary. A text in base64."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    octets: Annotated[
+        bytes,
+        PlainValidator(_read_octets),
+        PlainSerializer(format_octets, return_type=str),
+        WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+    ] = Field(alias="binary")
+
+
 def _check_value(value: object, info: ValidationInfo) -> object:
     """Choose by the shape, so that a mistake is one complaint."""
     match value:
@@ -133,7 +194,11 @@ def _check_value(value: object, info: ValidationInfo) -> object:
             return Moment(at_ms=_read_moment(at, info))
         case {"duration": span, **rest} if not rest:
             return Span(ticks=_read_span(span, info))
-        case bool() | int() | str() | Moment() | Span():
+        case {"uuid": text, **rest} if not rest:
+            return Identifier(id=_read_id(text))
+        case {"binary": text, **rest} if not rest:
+            return Octets(octets=_read_octets(text))
+        case bool() | int() | str() | Moment() | Span() | Identifier() | Octets():
             return value
         case float() if isfinite(value):
             return value
@@ -141,11 +206,12 @@ def _check_value(value: object, info: ValidationInfo) -> object:
             raise ValueError("a rule cannot compare with this number")
     raise ValueError(
         "a rule compares with text, a number, true and false,"
-        ' {"dateTime": "2026-01-01T00:00:00Z"} or {"duration": "PT5M"}'
+        ' {"dateTime": "2026-01-01T00:00:00Z"}, {"duration": "PT5M"}, {"uuid": "..."} or'
+        ' {"binary": "base64"}'
     )
 
 
-RuleValue: TypeAlias = bool | int | float | str | Moment | Span
+RuleValue: TypeAlias = bool | int | float | str | Moment | Span | Identifier | Octets
 
 PropertyValue = Annotated[RuleValue, BeforeValidator(_check_value)]
 """What a rule can compare with. Numbers are equal by value, whatever their AMQP width."""

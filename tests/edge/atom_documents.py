@@ -27,7 +27,7 @@ from postbus.contract import (
 )
 from postbus.edge.atom.descriptions import Place, Shown
 from postbus.edge.atom.feeds import Feeds
-from postbus.rule_values import Moment, Span
+from postbus.rule_values import Moment, Octets, Span
 
 PLACE = Place("https", "bus.example:5300")
 ATOM = "http://www.w3.org/2005/Atom"
@@ -119,6 +119,7 @@ VALUES = (
         lambda at_ms: Moment(at_ms=at_ms), st.integers(-62_135_596_800_000, 253_402_300_799_999)
     )
     | st.builds(lambda ticks: Span(ticks=ticks), st.integers(-(2**63), 2**63 - 1))
+    | st.builds(lambda octets: Octets(octets=octets), st.binary(max_size=20))
 )
 PAIRS = st.dictionaries(XML_TEXT, VALUES, max_size=3)
 SQL_TEXT = XML_TEXT.filter(bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+import uuid
 from contextlib import suppress
 from xml.etree import ElementTree
 
@@ -45,7 +46,7 @@ from postbus.edge.atom.xml_text import (
     read_duration_ms,
     type_of,
 )
-from postbus.rule_values import Moment, Span
+from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span
 from tests.edge.atom_documents import (
     ATOM,
     BUS,
@@ -353,12 +354,8 @@ def test_what_sql_says_is_written_in_the_order_of_service_bus() -> None:
             Moment(at_ms=1_767_225_600_123),
             "2026-01-01T00:00:00.123Z",
         ),
-        (
-            "dateTime",
-            "2026-01-01T00:00:00",
-            Moment(at_ms=1_767_225_600_000),
-            "2026-01-01T00:00:00Z",
-        ),
+        ("dateTime", "2026-01-01T00:00:00", Moment(at_ms=1_767_225_600_000), None),
+        ("base64Binary", "AP8=", Octets(octets=b"\0\xff"), None),
         ("duration", "P1DT2H3M4.0000005S", Span(ticks=937_840_000_005), None),
         ("duration", "-PT0.5S", Span(ticks=-5_000_000), None),
         ("duration", "PT90S", Span(ticks=900_000_000), "PT1M30S"),
@@ -366,7 +363,7 @@ def test_what_sql_says_is_written_in_the_order_of_service_bus() -> None:
     ],
 )
 def test_times_and_durations_are_compared_with(
-    kind: str, text: str, value: Moment | Span, again: str | None
+    kind: str, text: str, value: RuleValue, again: str | None
 ) -> None:
     """`again` is how it is told; None: as it was."""
     rule = rule_of(PAIR.format(kind=f"d:{kind}", text=text) + "<Name>r</Name>")
@@ -435,6 +432,7 @@ PAIR = (
         (PAIR.format(kind="d:duration", text="P1M"), "k: use an ISO 8601 duration"),
         (PAIR.format(kind="d:duration", text="P99999999D"), "k: ticks: a duration has at most"),
         (PAIR.format(kind="d:dateTime", text="2026-02-30T00:00:00Z"), "k: use an ISO 8601 time"),
+        (PAIR.format(kind="d:base64Binary", text="x"), "k: binary: use base64"),
         (PAIR.format(kind="d:dateTime", text="2026-02-03"), "k: use an ISO 8601 time"),
         (PAIR.format(kind="d:dateTime", text="0001-01-01T00:00:00+01:00"), "k: at_ms: a time is"),
         (PAIR.format(kind="i:int", text="1"), "k: use one of the types string"),
@@ -452,6 +450,20 @@ def test_a_mistake_in_a_rule_is_told(inside: str, message: str) -> None:
     with pytest.raises(BadDocument) as caught:
         rule_of(inside)
     assert str(caught.value).startswith(message)
+
+
+def test_a_guid_is_read_and_written_as_the_text_it_equals() -> None:
+    text = str(uuid.UUID(int=1))
+    said = PAIR.format(kind="d:guid", text=text)
+    with pytest.raises(BadDocument, match="k: use one of the types string"):
+        rule_of(said)
+    serialization = "http://schemas.microsoft.com/2003/10/Serialization/"
+    found = rule_of(said.replace("http://www.w3.org/2001/XMLSchema'", f"{serialization}'"))
+    assert found.correlation_filter is not None
+    assert found.correlation_filter.properties == {"k": Identifier(id=uuid.UUID(int=1))}
+    again = rule_back(found).correlation_filter
+    assert again is not None
+    assert again.properties == {"k": text}
 
 
 def test_a_subscription_may_bring_its_first_rule() -> None:

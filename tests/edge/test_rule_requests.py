@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
@@ -68,9 +69,13 @@ def test_times_and_durations_are_compared_with(
     properties = {
         "at": Timestamp(1_767_225_600_123),
         "for": Described(Symbol("com.microsoft:timespan"), 5_000_000),
+        "id": uuid.UUID(int=7),
+        "raw": b"\x00\xff",
     }
     assert add(raw, path, correlation_filter={"properties": properties}) == 200
-    assert listed(raw, path)["new"][-1] == properties
+    found = listed(raw, path)["new"][-1]
+    assert found == properties
+    assert all(type(found[name]) is type(value) for name, value in properties.items())
     topic = path.partition("/")[0]
     before = bus.counts(path).active
     for hour, is_selected in ((2, False), (1, True)):
@@ -91,8 +96,10 @@ def test_times_and_durations_are_compared_with(
         Described(Symbol("com.microsoft:timespan"), "PT5M"),
         Described(Symbol("com.example:other"), 5),
         Described(Ulong(5), 5),
-        b"bytes",
+        Described(Symbol("com.microsoft:timespan"), True),
+        None,
         [1],
+        {},
     ],
 )
 def test_a_filter_that_could_never_match_is_refused(

@@ -545,6 +545,7 @@ FILTERS = {
             "b": True,
             "s": STRANGE,
             "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+            "local": datetime(2020, 7, 5, 11, 12, 13),  # noqa: DTZ001 - it is sent without one
             "for": timedelta(days=1, milliseconds=7),
         },
     ),

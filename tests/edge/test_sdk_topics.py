@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from azure.servicebus import (
@@ -14,9 +14,11 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
+from azure.servicebus.management import CorrelationRuleFilter, SqlRuleFilter
 
 from postbus.contract import CorrelationFilter, RuleProperties, SqlAction, SqlFilter
 from tests.edge.bus_thread import BusThread
+from tests.edge.test_sdk_administration import administration_of
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +131,38 @@ def test_sql_and_correlation_filters_choose(bus: BusThread, client: ServiceBusCl
     for name in ("red", "label", "blue", "none"):
         with client.get_subscription_receiver(topic, name) as receiver:
             assert receiver.peek_messages(1) == []
+
+
+def test_times_and_durations_choose(bus: BusThread, client: ServiceBusClient) -> None:
+    topic = bus.topic()
+    moment, span = datetime(2026, 11, 21, 12, 30, 1, tzinfo=UTC), timedelta(hours=2)
+    filters = {
+        "moment": CorrelationRuleFilter(properties={"at": moment}),
+        "span": CorrelationRuleFilter(properties={"for": span}),
+        "sql": SqlRuleFilter(
+            'at > @at AND "for" <= @for',
+            parameters={"@at": moment - timedelta(days=1), "@for": span},
+        ),
+    }
+    with administration_of(bus) as administration:
+        for name, wanted in filters.items():
+            bus.subscription(topic, name, [])
+            administration.create_rule(topic, name, "r", filter=wanted)
+    described = {
+        "TYPE": "DESCRIBED",
+        "VALUE": (
+            {"TYPE": "SYMBOL", "VALUE": b"com.microsoft:timespan"},
+            {"TYPE": "LONG", "VALUE": 2 * 3_600 * 10_000_000},
+        ),
+    }
+    publish(client, topic, "both", application_properties={"at": moment, "for": described})
+    late = moment + timedelta(milliseconds=1)
+    publish(client, topic, "other", application_properties={"at": late, "for": 7_201})
+    numbers = {"at": {"TYPE": "LONG", "VALUE": int(moment.timestamp() * 1_000)}, "for": 7_201}
+    publish(client, topic, "numbers", application_properties=numbers)
+    for name in filters:
+        with client.get_subscription_receiver(topic, name) as receiver:
+            assert [str(each) for each in receiver.peek_messages(5)] == ["both"], name
 
 
 def test_actions_change_copies_and_rules_with_actions_give_one_each(

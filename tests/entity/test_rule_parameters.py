@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 from postbus.contract import RuleProperties, SqlAction, SqlFilter
 from postbus.entity.rules import RuleError, check_rule, compile_rule
 from postbus.entity.sql_grammar import Comparison, Constant, Property, parse_filter
-from postbus.message.codec import Timestamp, Value
+from postbus.message.codec import Described, Symbol, Timestamp, Ulong, Value
+from postbus.message.described_times import EPOCH_TICKS
 from postbus.message.fields import MessageFields
-from postbus.rule_values import Moment, Span
+from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span, parse_moment_ms
 from tests.entity.published import fields_of, published
 
 
@@ -48,6 +51,55 @@ def test_times_and_durations_stand_for_what_they_are() -> None:
     assert matches("b - a = @span", {"@span": span}, {"a": Timestamp(0), "b": Timestamp(2_500)})
     acted = compile_rule(rule("a = 1", {"@at": at}, "SET b = @at"))
     assert MessageFields(acted.act(fields_of(published({}))), 0).application["b"] == at.at_ms
+
+
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+SPAN = Symbol("com.microsoft:timespan")
+OFFSET = Symbol("com.microsoft:datetime-offset")
+A_SECOND = Moment(at_ms=1_000)
+AN_HOUR = Span(ticks=36_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "value", "fits"),
+    [
+        (A_SECOND, "a > @p", Timestamp(1_001), True),
+        (A_SECOND, "a > @p", Timestamp(1_000), False),
+        (A_SECOND, "a > @p", 1_001, False),
+        (A_SECOND, "a = @p", "1970-01-01T00:00:01Z", True),
+        (A_SECOND, "@p <= a", Timestamp(1_000), True),
+        (A_SECOND, "a = @p", Described(OFFSET, EPOCH_TICKS + 10_000_000), True),
+        (AN_HOUR, "a = @p", Described(SPAN, 36_000_000_000), True),
+        (AN_HOUR, "a < @p", Described(SPAN, 35_999_999_999), True),
+        (AN_HOUR, "a < @p", Described(SPAN, 36_000_000_000), False),
+        (AN_HOUR, "a = @p", 3_600, True),
+        (AN_HOUR, "a = @p", "PT1H", False),
+        (AN_HOUR, "sys.TimeToLive > @p", None, True),
+        (Identifier(id=ID), "a = @p", ID, True),
+        (Identifier(id=ID), "a = @p", str(ID).upper(), True),
+        (Octets(octets=b"\0"), "a = @p", b"\0", True),
+        (Octets(octets=b"\0"), "a = @p", b"", False),
+        (Octets(octets=b"\0"), "a IN (1, @p)", b"\0", True),
+    ],
+)
+def test_times_durations_ids_and_octets_compare(
+    asked: RuleValue, text: str, value: Value, fits: bool
+) -> None:
+    assert matches(text, {"@p": asked}, {"a": value}) is fits
+
+
+def test_durations_of_messages_compare_with_each_other() -> None:
+    both: dict[str, Value] = {"a": Described(SPAN, 5), "b": Described(SPAN, 6)}
+    assert matches("a < b AND a = a", {}, both)
+    assert not matches("a = b", {}, {"a": Described(Ulong(1), 5), "b": Described(Ulong(1), 5)})
+
+
+def test_an_action_sets_a_time_to_live_from_a_duration() -> None:
+    values = {"@at": Moment(at_ms=parse_moment_ms("2030-01-01T00:00:00")), "@for": AN_HOUR}
+    made = rule("1=1", values, "SET at = @at; SET sys.TimeToLive = @for")
+    acted = MessageFields(compile_rule(made).act(fields_of(published({"c": 1}))), 0)
+    assert type(acted.application["at"]) is Timestamp
+    assert acted.ttl_ms == 3_600_000
 
 
 def test_equal_values_of_other_types_stay_apart() -> None:

@@ -32,7 +32,7 @@ from postbus.message.codec import (
     Value,
 )
 from postbus.message.fields import MessageFields
-from postbus.rule_values import Moment, Span
+from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span
 from tests.entity.published import correlation, fields_of, published, sql
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -210,12 +210,18 @@ TICKS_OF_5_S = 621_355_968_000_000_000 + 50_000_000
         (Span(ticks=7), Described(Symbol("com.microsoft:timespan"), 8), False),
         (Span(ticks=7), Described(Symbol("com.microsoft:other"), 7), False),
         (Span(ticks=7), Described(Symbol("com.microsoft:timespan"), "7"), False),
+        (Identifier(id=ID), ID, True),
+        (Identifier(id=ID), str(ID), True),
+        (Identifier(id=ID), uuid.UUID(int=1), False),
+        (Octets(octets=b"x"), b"x", True),
+        (Octets(octets=b"x"), "x", False),
+        (Octets(octets=b""), None, False),
         (Span(ticks=7), 7, False),
         (7, Described(Symbol("com.microsoft:timespan"), 7), False),
     ],
 )
 def test_times_and_durations_equal_what_clients_send_as_such(
-    asked: Moment | Span | int, value: Value, is_equal: bool
+    asked: RuleValue, value: Value, is_equal: bool
 ) -> None:
     rule = correlation({"p": asked})
     assert matches(rule, {"p": value}) is is_equal

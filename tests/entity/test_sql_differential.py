@@ -68,7 +68,7 @@ TIMES = st.sampled_from([NOW_MS, NOW_MS + 500, NOW_MS - 80_000, 0]).map(Timestam
 IDS = [uuid.UUID(int=1), uuid.UUID("12345678-1234-5678-1234-56789abcdef0"), uuid.UUID(int=2**127)]
 ID_TEXTS = [str(IDS[0]), str(IDS[1]), str(IDS[1]).upper(), "no id"]
 ODD = st.sampled_from(
-    [b"", b"\x01", b"\x02", Decimal128(bytes(16)), Described(Symbol("com.microsoft:timespan"), 5)]
+    [b"", b"\x01", b"\x02", Decimal128(bytes(16)), Described(Symbol("com.example:span"), 5)]
 )
 BY_KIND: dict[str, st.SearchStrategy[Value]] = {
     "number": NUMBERS,

@@ -22,9 +22,8 @@ from postbus.entity.sql_expressions import (
     unknown,
 )
 from postbus.entity.sql_grammar import Assign, RuleError, Values, parse_action, parse_filter
-from postbus.entity.sql_values import KINDS, EvaluationError, Kind
+from postbus.entity.sql_values import KINDS, EvaluationError, Kind, seconds_of
 from postbus.message.codec import (
-    DATE_TIME_OFFSET,
     TIME_SPAN,
     DecodeError,
     Described,
@@ -32,18 +31,15 @@ from postbus.message.codec import (
     Timestamp,
     Value,
 )
+from postbus.message.described_times import offset_ms, span_ticks
 from postbus.message.envelope import Envelope
 from postbus.message.fields import Field, MessageFields
-from postbus.rule_values import TICKS_A_SECOND, Moment, RuleValue, Span
+from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span
 
 __all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
 
 Criteria: TypeAlias = dict[Field | str, Hashable]
 """What a correlation filter asks for: field or name of an application property -> `correlated`."""
-
-TICKS_A_MILLISECOND: Final = TICKS_A_SECOND // 1_000
-EPOCH_TICKS: Final = 621_355_968_000_000_000
-"""Ticks from the year 1 to the epoch."""
 
 CORRELATION_FIELDS: Final = {
     "content_type": Field.CONTENT_TYPE,
@@ -119,13 +115,8 @@ def _sql_values(parameters: Mapping[str, RuleValue]) -> Values:
     return {name: _sql_value(value) for name, value in parameters.items()}
 
 
-def _sql_value(value: RuleValue) -> bool | int | float | str:
-    match value:
-        case Moment(at_ms=at_ms):
-            return Timestamp(at_ms)
-        case Span(ticks=ticks):
-            return ticks / TICKS_A_SECOND if ticks % TICKS_A_SECOND else ticks // TICKS_A_SECOND
-    return value
+def _sql_value(value: RuleValue) -> Value:
+    return seconds_of(value.ticks) if isinstance(value, Span) else amqp_value(value)
 
 
 def check_rule(properties: RuleProperties) -> None:
@@ -173,6 +164,10 @@ def amqp_value(value: RuleValue) -> Value:
             return Timestamp(at_ms)
         case Span(ticks=ticks):
             return Described(Symbol(TIME_SPAN), ticks)
+        case Identifier(id=value_id):
+            return value_id
+        case Octets(octets=octets):
+            return octets
     return value
 
 
@@ -199,14 +194,10 @@ def correlated(value: Value) -> Hashable:
 
 def _correlated_ticks(value: Described) -> Hashable:
     """Return what a TimeSpan or a DateTimeOffset is compared by, None for all else."""
-    if not isinstance(value.value, int):
-        return None
-    match value.descriptor:
-        case str(name) if name == TIME_SPAN:
-            return (TIME_SPAN, int(value.value))
-        case str(name) if name == DATE_TIME_OFFSET:
-            return (Kind.TIME, (value.value - EPOCH_TICKS) // TICKS_A_MILLISECOND)
-    return None
+    ticks, at_ms = span_ticks(value), offset_ms(value)
+    if ticks is not None:
+        return (TIME_SPAN, ticks)
+    return None if at_ms is None else (Kind.TIME, at_ms)
 
 
 def _correlation_test(criteria: Criteria) -> Callable[[MessageFields], bool]:

@@ -189,7 +189,7 @@ def _comparison_with_constant(operation: Compare, read: Read, constant: Value) -
             return compare(operation, value, constant)
 
         return test_text
-    if type(constant) is bool:
+    if type(constant) not in NUMBERS:
         return lambda fields: compare(operation, read(fields), constant)
 
     def test_number(fields: MessageFields) -> bool | None:

@@ -15,6 +15,8 @@ from typing import Any, Final, NoReturn, TypeAlias, assert_never
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
+from postbus.message.codec import Value
+
 MAX_CHARS: Final = 1_024
 MAX_COMPARISONS: Final = 32
 MAX_STATEMENTS: Final = 32
@@ -106,9 +108,9 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """`value` is a bool, int (64 bits), float, str or None."""
+    """`value` is a bool, int (64 bits), float, str or None; of a parameter any simple value."""
 
-    value: bool | int | float | str | None
+    value: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Remove:
 
 Statement: TypeAlias = Assign | Remove
 
-Values: TypeAlias = Mapping[str, bool | int | float | str]
+Values: TypeAlias = Mapping[str, Value]
 """What parameters stand for. Names ignore case and may begin with `@`."""
 
 NOTHING: Final[Values] = {}
@@ -341,7 +343,7 @@ class _Nodes(Transformer[Token, Any]):
             return Positive(operand)
         if isinstance(operand, Constant) and type(operand.value) in (int, float):
             assert operand.value is not None
-            return Constant(-operand.value)  # type: ignore[operator]  # a number, by the test above
+            return Constant(-operand.value)  # a number, by the test above
         return Negative(operand)
 
     def scoped(self, scope: Token, name: Token) -> Property:

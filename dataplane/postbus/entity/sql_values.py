@@ -20,6 +20,7 @@ from typing import Any, Final
 from postbus.message.codec import (
     Byte,
     Char,
+    Described,
     Float,
     Int,
     Short,
@@ -31,6 +32,8 @@ from postbus.message.codec import (
     Ushort,
     Value,
 )
+from postbus.message.described_times import offset_ms, span_ticks
+from postbus.rule_values import TICKS_A_SECOND
 
 MAX_TEXT_CHARS: Final = 32 * 1024
 """Longest text that adding may give: the limit of one property, which it would have to fit."""
@@ -104,6 +107,9 @@ def compare(operation: Compare, left: Value, right: Value) -> bool | None:
     if left is None or right is None:
         return None
     left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
+    if left_kind is None or right_kind is None:
+        left, right = _plain_time(left), _plain_time(right)
+        left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
     if left_kind is not right_kind:
         if left_kind is Kind.TEXT:
             left = _read_as(right_kind, left)
@@ -115,14 +121,33 @@ def compare(operation: Compare, left: Value, right: Value) -> bool | None:
     return None if left_kind is None else operation(left, right)
 
 
+# --- times and durations of .NET ------------------------------------------------------------------
+
+
+def seconds_of(ticks: int) -> int | float:
+    """Return what a duration is in SQL."""
+    whole, rest = divmod(ticks, TICKS_A_SECOND)
+    return ticks / TICKS_A_SECOND if rest else whole
+
+
+def _plain_time(value: Value) -> Value:
+    """Return a duration or a time of .NET as what it compares as, anything else as it is."""
+    if value.__class__ is not Described:
+        return value
+    ticks, at_ms = span_ticks(value), offset_ms(value)
+    if ticks is not None:
+        return seconds_of(ticks)
+    return value if at_ms is None else Timestamp(at_ms)
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
 def _read_as(kind: Kind | None, text: str) -> Value:
     """Read a text beside a value of another kind; None when it is not one."""
     if kind is Kind.TIME:
         return timestamp_of(text)
     return uuid_of(text) if kind is Kind.ID else None
-
-
-# --- texts ----------------------------------------------------------------------------------------
 
 
 def timestamp_of(text: str) -> Timestamp | None:

@@ -5,6 +5,7 @@ Requests carry plain maps, answers AMQP described lists whose codes clients comp
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -30,7 +31,8 @@ from postbus.message.codec import (
     Ulong,
     Value,
 )
-from postbus.rule_values import Moment, RuleValue, Span
+from postbus.message.described_times import offset_ms, span_ticks
+from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -206,8 +208,14 @@ def _asked(value: Any) -> Any:
     match value:
         case Timestamp():
             return Moment(at_ms=int(value))
-        case Described(descriptor=str(name), value=int(ticks)) if name == TIME_SPAN:
+        case Described() if (ticks := span_ticks(value)) is not None:
             return Span(ticks=ticks)
+        case Described() if (at_ms := offset_ms(value)) is not None:
+            return Moment(at_ms=at_ms)
+        case uuid.UUID():
+            return Identifier(id=value)
+        case bytes():
+            return Octets(octets=value)
     return value
 
 
@@ -241,4 +249,8 @@ def _wide(value: RuleValue) -> Value:
             return Timestamp(at_ms)
         case Span(ticks=ticks):
             return Described(Symbol(TIME_SPAN), ticks)
+        case Identifier(id=value_id):
+            return value_id
+        case Octets(octets=octets):
+            return octets
     return Ulong(value) if type(value) is int and value > MAX_LONG else value

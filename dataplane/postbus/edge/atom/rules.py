@@ -24,10 +24,13 @@ from postbus.edge.atom.xml_text import (
     written,
 )
 from postbus.rule_values import (
+    Identifier,
     Moment,
+    Octets,
     RuleValue,
     Span,
     format_moment,
+    format_octets,
     format_span,
     parse_moment_ms,
     parse_span_ticks,
@@ -52,6 +55,7 @@ CORRELATION_ELEMENTS: Final = {
 """Element -> field, in the order of Service Bus."""
 
 PAIR: Final = "KeyValueOfstringanyType"
+GUID: Final = "{http://schemas.microsoft.com/2003/10/Serialization/}guid"
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -178,10 +182,14 @@ def _read_value(key: str, said: Element) -> RuleValue:
                 return Moment(at_ms=parse_moment_ms(text.strip()))
             case "duration":
                 return Span(ticks=parse_span_ticks(text.strip()))
+            case "base64Binary":
+                return Octets.model_validate({"binary": text})
+            case other if other == GUID:
+                return Identifier.model_validate({"uuid": text.strip()})
             case _:
                 raise ValueError(
-                    "use one of the types string, int, long, boolean, double, dateTime and"
-                    f" duration of {SCHEMA_NAMESPACE} as i:type"
+                    "use one of the types string, int, long, boolean, double, dateTime, duration"
+                    f" and base64Binary of {SCHEMA_NAMESPACE} as i:type"
                 )
     except ValidationError as error:
         raise BadDocument(f"{key}: {first_mistake(error)}") from None
@@ -257,6 +265,10 @@ def _write_pair(key: str, value: RuleValue) -> str:
         kind, text = "dateTime", format_moment(value.at_ms)
     elif isinstance(value, Span):
         kind, text = "duration", format_span(value.ticks)
+    elif isinstance(value, Identifier):
+        kind, text = "string", str(value.id)  # which it equals: SDKs know no type for it
+    elif isinstance(value, Octets):
+        kind, text = "base64Binary", format_octets(value.octets)
     else:
         kind, text = "string", value
     return (
