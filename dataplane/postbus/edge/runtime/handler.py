@@ -30,7 +30,7 @@ from postbus.edge.runtime.messages import (
     single_message,
 )
 from postbus.edge.runtime.receives import Receives, release
-from postbus.edge.runtime.requests import Action, Target, refusal_of, target_of
+from postbus.edge.runtime.requests import STATUSES, Action, Target, refusal_of, target_of
 from postbus.edge.runtime.values import http_date
 from postbus.edge.web.authorization import SERVER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.door import read_limited
@@ -170,7 +170,7 @@ class RuntimeHandler:
             raise refusal_of(BUSY, target)
         self.reading_bytes += size_bytes
         try:
-            return await read_limited(request, max_bytes)
+            return await read_limited(request, max_bytes, STATUSES[Refusal.MESSAGE_TOO_LARGE])
         finally:
             self.reading_bytes -= size_bytes
 

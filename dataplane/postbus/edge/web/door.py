@@ -198,12 +198,14 @@ def _api_of(request: web.BaseRequest) -> str:
     return RUNTIME if _is_about_messages(request) else ADMINISTRATION
 
 
-async def read_limited(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Return the body; raises `HttpRefused` 413 above `max_bytes`, 408 when it takes too long."""
+async def read_limited(
+    request: web.BaseRequest, max_bytes: int, too_large_status: int = 413
+) -> bytes:
+    """Return the body; raises `HttpRefused` above `max_bytes`, and 408 when it takes too long."""
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
         raise HttpRefused(415, f"Send the body as it is: the encoding {encoding} is not taken.")
-    too_large = HttpRefused(413, f"The body is larger than {max_bytes} bytes.")
+    too_large = HttpRefused(too_large_status, f"The body is larger than {max_bytes} bytes.")
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
