@@ -121,6 +121,31 @@ def test_what_is_not_built_yet_is_refused_by_name(model: type[Model]) -> None:
     model.model_validate({"enableExpress": False})
 
 
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("lockDuration", ["PT5S", "PT5M"], ["PT4.999S", "PT5M0.001S"]),
+        ("defaultMessageTimeToLive", ["PT1S", "P10675199D"], ["PT0.999S", "PT0S"]),
+        ("duplicateDetectionHistoryTimeWindow", ["PT20S", "P7D"], ["PT19.999S", "P7DT0.001S"]),
+        ("maxDeliveryCount", [1, 2_000], [0, -1]),
+        ("userMetadata", ["", "x" * 1_024], ["x" * 1_025]),
+        ("maxSizeInMegabytes", [1_024, 81_920], [1_023, 81_921]),
+        ("maxMessageSizeInKilobytes", [256, 102_400], [255, 102_401]),
+    ],
+)
+def test_limits_of_service_bus_are_those_here(
+    name: str, allowed: list[object], refused: list[object]
+) -> None:
+    for model in (QueueProperties, TopicProperties, SubscriptionProperties):
+        if name not in {field.alias for field in model.model_fields.values()}:
+            continue
+        for value in allowed:
+            model.model_validate({name: value})
+        for value in refused:
+            with pytest.raises(ValidationError):
+                model.model_validate({name: value})
+
+
 @pytest.mark.behaviour("S120", "S122")
 @pytest.mark.parametrize("model", [QueueProperties, TopicProperties, SubscriptionProperties])
 def test_idle_entities_are_kept_for_five_minutes_at_least(model: type[Model]) -> None:

@@ -375,7 +375,7 @@ UserMetadata = Annotated[str, StringConstraints(max_length=1_024)]
 """A note of the owner's. It is kept and given back; nothing here reads it."""
 
 LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
-TtlDuration = Annotated[DurationMs, _duration_between(1, MAX_DURATION_MS)]
+TtlDuration = Annotated[DurationMs, _duration_between(1_000, MAX_DURATION_MS)]
 DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
 IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
 Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]

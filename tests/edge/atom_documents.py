@@ -77,7 +77,7 @@ XML_TEXT = st.text(
 NAMES = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,20}[A-Za-z0-9])?", fullmatch=True).filter(
     lambda name: "//" not in name
 )
-TIMES = st.integers(1, 10**12) | st.just(MAX_DURATION_MS)
+TIMES = st.integers(1_000, 10**12) | st.just(MAX_DURATION_MS)
 SHARED = {
     "status": st.sampled_from(EntityStatus),
     "default_message_ttl_ms": TIMES,
