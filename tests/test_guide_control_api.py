@@ -56,7 +56,8 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
-    restored, history, messages, fenced, forgotten = rest
+    namespace, restored, history, messages, fenced, forgotten = rest
+    assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
     (put,) = answers(queue)

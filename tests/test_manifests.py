@@ -148,7 +148,8 @@ def test_queue_of_another_cluster_namespace_needs_permission(tmp_path: Path) -> 
 
 
 def test_how_long_deleted_entities_are_kept(tmp_path: Path) -> None:
-    assert read(tmp_path, NAMESPACE).deleted_retention_ms == 7 * DAY_MS
+    assert read(tmp_path, NAMESPACE).deleted_retention_ms is None
+    assert read(tmp_path, NAMESPACE).declared.soft_delete.retention_ms == 7 * DAY_MS
     text = NAMESPACE.replace("{}", "{operatorSpec: {softDelete: {retention: P30D}}}")
     assert read(tmp_path, text).deleted_retention_ms == 30 * DAY_MS
     (complaint,) = complaints(tmp_path, text.replace("P30D", "P91D"))

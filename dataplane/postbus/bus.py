@@ -27,10 +27,12 @@ from postbus.broker.administration import (
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.caller_fence import CallerFence
+from postbus.broker.changes import Changes
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
+from postbus.broker.namespace import Namespace
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
@@ -61,6 +63,7 @@ from postbus.store.authorization import AuthorizationStore
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
+from postbus.store.namespace import NamespaceStore
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
 
@@ -180,28 +183,27 @@ class Bus:
                 await self._start_postgres()
             on_step("opening the store")
             stores = Stores(self._dsns(), unsafe=self._settings.is_unsafe)
-            self._directory = await self._open_catalog(stores)
+            self._directory, namespace = await self._open_catalog(stores)
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
                 self._triage = Triage(router, self._hosts)
+                changes = Changes(tasks.create_task)
                 self._administration = Administration(
                     self._directory,
                     self._hosts,
                     TombstoneStore(stores.first),
-                    namespace=self._definition.name,
-                    properties=self._definition.properties,
+                    namespace,
+                    changes,
                     now_ms=self._clock,
-                    start=tasks.create_task,
-                    retention_ms=self._definition.deleted_retention_ms,
                 )
                 on_step("loading partitions")
                 await self._define_entities(self._administration)
                 await self._load_partitions(stores, self._directory)
-                await self._open_rules(stores, self._directory)
+                await self._open_rules(stores, self._directory, changes)
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
-                    await self._open_doors(router, tasks)
+                    await self._open_doors(router, namespace, tasks)
                     self._is_ready = True
                     ready.set_result(None)
                     await self._stopping.wait()
@@ -234,7 +236,7 @@ class Bus:
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
-    async def _open_catalog(self, stores: Stores) -> Directory:
+    async def _open_catalog(self, stores: Stores) -> tuple[Directory, Namespace]:
         """Check and migrate the stores; any trouble now is for the user, not to be waited for."""
         catalog = CatalogStore(stores.first)
         try:
@@ -244,10 +246,17 @@ class Bus:
             await catalog.record_shape(properties.sku.name.value, self._partition_count)
             directory = Directory(catalog, self._partition_count, properties.limits)
             await directory.load()
+            namespace = Namespace(
+                self._definition.name,
+                self._definition.declared,
+                NamespaceStore(stores.first),
+                directory,
+            )
+            await namespace.load()
             self._created_ms = await catalog.created_ms()
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
-        return directory
+        return directory, namespace
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -336,12 +345,15 @@ class Bus:
 
     # --- doors ----------------------------------------------------------------------------------
 
-    async def _open_doors(self, router: Router, tasks: asyncio.TaskGroup) -> None:
+    async def _open_doors(
+        self, router: Router, namespace: Namespace, tasks: asyncio.TaskGroup
+    ) -> None:
         self._doors = Doors(self._settings, self._definition, self._data)
         assert self._rules is not None
         self._sampler = self._make_sampler(self._doors)
         inside = Inside(
             router=router,
+            namespace=namespace,
             administration=self.administration,
             authorizer=self._authorizer,
             rules=self._rules,
@@ -376,7 +388,7 @@ class Bus:
 
     # --- keys -----------------------------------------------------------------------------------
 
-    async def _open_rules(self, stores: Stores, directory: Directory) -> None:
+    async def _open_rules(self, stores: Stores, directory: Directory, changes: Changes) -> None:
         """Let declared and stored authorization rules count."""
         file = self._settings.sealing_key_file
         try:
@@ -391,6 +403,7 @@ class Bus:
             self._authorizer,
             self._key_rules(),
             new_key,
+            changes,
         )
         self._fence = CallerFence(CallerEpochStore(stores.first))
         try:

@@ -33,6 +33,7 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
+from postbus.namespace_contract import NamespaceDefinition
 
 PROTOCOL: Final = 1
 """Version of this API, the `1` of `/v1`. Fields and paths are only added within one version."""
@@ -234,13 +235,13 @@ class RuntimeInformation(Told):
 
 
 class NamespaceDescription(Told):
-    """The bus namespace. `version`: the catalog's."""
+    """The bus namespace. `version`: the catalog's, the ETag. `properties` may be put back."""
 
     name: str
     version: int
     partition_count: int
     applied_hash: str
-    properties: NamespaceProperties
+    properties: NamespaceDefinition
 
 
 # --- deleted entities and changes ---------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
+from postbus.broker.namespace import Namespace
 from postbus.broker.router import Router
 from postbus.control_door import ControlDoor, Controlled
 from postbus.data_directory import DataDirectory
@@ -57,6 +58,7 @@ class Inside:
     """What is behind the doors. `created_ms`: when the namespace was made, in real time."""
 
     router: Router
+    namespace: Namespace
     administration: Administration
     authorizer: Authorizer
     rules: AuthorizationRules
@@ -105,7 +107,7 @@ class Doors:
         limits = self._definition.properties.limits
         tls: ssl.SSLContext | None = None
         if settings.is_tls_enabled:
-            reloading = self._tls_context()
+            reloading = self._tls_context(inside.namespace)
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
         suspicion = self._suspicion
@@ -145,7 +147,7 @@ class Doors:
         settings, controlled = self._settings, inside.controlled
         context: ssl.SSLContext | None = None
         if settings.is_control_tls:
-            reloading = self._tls_context(settings.control_client_ca_file)
+            reloading = self._tls_context(inside.namespace, settings.control_client_ca_file)
             name = "certificates of the control API"
             self._reloading.append(tasks.create_task(reloading.watch(), name=name))
             context = reloading.context
@@ -181,7 +183,9 @@ class Doors:
 
     # --- TLS ------------------------------------------------------------------------------------
 
-    def _tls_context(self, client_authority_file: Path | None = None) -> ReloadingContext:
+    def _tls_context(
+        self, namespace: Namespace, client_authority_file: Path | None = None
+    ) -> ReloadingContext:
         settings = self._settings
         certificate, key = settings.tls_certificate_file, settings.tls_key_file
         renewal: Renewal | None = None
@@ -194,11 +198,13 @@ class Doors:
                 files = renewal.files
                 self.authority_file = files.authority_file
                 certificate, key = files.certificate_file, files.key_file
-            minimum = self._definition.properties.minimum_tls_version
+            minimum = namespace.definition.minimum_tls_version
             used = TlsFiles(certificate, key, minimum, client_authority_file)
-            return ReloadingContext(used, renewal)
+            context = ReloadingContext(used, renewal)
         except (OSError, ValueError) as error:
             raise DoorsError(f"the certificate cannot be used: {error}") from error
+        namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
+        return context
 
     # --- what it tells --------------------------------------------------------------------------
 

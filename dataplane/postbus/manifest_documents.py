@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from postbus.contract import (
-    DAY_MS,
     Model,
     NamespaceProperties,
     QueueFields,
@@ -25,6 +24,7 @@ from postbus.contract import (
     check_subscription_name,
     not_yet,
 )
+from postbus.namespace_contract import SoftDelete
 
 API_VERSION: Final = "postbus.dev/v1alpha1"
 MAX_RULES: Final = 100
@@ -45,12 +45,6 @@ class AllowedNamespaces(Model):
 
     source: Literal["Same", "All", "Selector"] = Field("Same", alias="from")
     selector: dict[str, Any] | None = None
-
-
-class SoftDelete(Model):
-    """How long deleted entities are kept that are to be kept, so that they can be restored."""
-
-    retention_ms: Retention = Field(7 * DAY_MS, alias="retention")
 
 
 class NamespaceOperatorSpec(Model):

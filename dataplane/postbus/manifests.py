@@ -20,7 +20,6 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from postbus.contract import (
-    DAY_MS,
     AuthorizationRule,
     EntityKind,
     EntityProperties,
@@ -49,12 +48,14 @@ from postbus.manifest_documents import (
     MODELS,
     Metadata,
     NamespaceDocument,
+    NamespaceOperatorSpec,
     QueueDocument,
     QueueSpec,
     SecretDocument,
     SubscriptionDocument,
     TopicDocument,
 )
+from postbus.namespace_contract import NamespaceDefinition, SoftDelete
 from postbus.yaml_documents import Document, ManifestError, Problem, files_of, read_documents
 
 
@@ -105,7 +106,10 @@ class SubscriptionDefinition:
 
 @dataclass(frozen=True, slots=True)
 class BusDefinition:
-    """A bus namespace with everything that belongs to it."""
+    """A bus namespace with everything that belongs to it.
+
+    `deleted_retention_ms`: how long what is deleted is kept; None: that is not said.
+    """
 
     name: str
     properties: NamespaceProperties
@@ -113,7 +117,19 @@ class BusDefinition:
     queues: tuple[QueueDefinition, ...]
     topics: tuple[TopicDefinition, ...] = ()
     subscriptions: tuple[SubscriptionDefinition, ...] = ()
-    deleted_retention_ms: int = 7 * DAY_MS
+    deleted_retention_ms: int | None = None
+
+    @property
+    def declared(self) -> NamespaceDefinition:
+        """The namespace alone. What nothing is said of is not set."""
+        said = set(self.properties.model_fields_set)
+        values = {name: getattr(self.properties, name) for name in NamespaceProperties.model_fields}
+        values["soft_delete"] = SoftDelete()
+        if self.deleted_retention_ms is not None:
+            said.add("soft_delete")
+            kept_ms = self.deleted_retention_ms
+            values["soft_delete"] = SoftDelete.model_construct(retention_ms=kept_ms)
+        return NamespaceDefinition.model_construct(_fields_set=said, **values)
 
 
 # --- checking -----------------------------------------------------------------------------------
@@ -288,7 +304,7 @@ class _BusReader:
             tuple(self._queues()),
             tuple(self._topics()),
             tuple(self._subscribed()),
-            spec.operator_spec.soft_delete.retention_ms,
+            _said_retention_ms(spec.operator_spec),
         )
         self._check_forwarding()
         self._check_counts()
@@ -429,6 +445,11 @@ class _BusReader:
                 problems.append(f"{topic}: {problem}")
         for problem in problems:
             self._complain(self._document, ("metadata", "name"), problem)
+
+
+def _said_retention_ms(spec: NamespaceOperatorSpec) -> int | None:
+    is_said = "soft_delete" in spec.model_fields_set
+    return spec.soft_delete.retention_ms if is_said else None
 
 
 def _only(model: type[M], spec: Model) -> M:

@@ -9,21 +9,30 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import Administration, AdministrationRefused
-from postbus.contract import NamespaceProperties
+from postbus.broker.changes import Changes
+from postbus.broker.namespace import Namespace
 from postbus.entity.commands import Refusal
+from postbus.namespace_contract import NamespaceDefinition
+from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from postbus.store.tombstones import TombstoneStore
 from tests.broker.partition_rig import Bus, running
 
 
-def administration_of(bus: Bus, store: Store, **options: Any) -> Administration:
+def administration_of(
+    bus: Bus,
+    store: Store,
+    start: Any = None,
+    declared: NamespaceDefinition = NamespaceDefinition(),  # noqa: B008 - never changed
+    **options: Any,
+) -> Administration:
     return Administration(
         bus.directory,
         bus.hosts,
         TombstoneStore(store),
-        namespace="test-bus",
-        properties=NamespaceProperties(),
-        **{"now_ms": bus.router.now_ms, "start": bus.hosts[0].start, **options},
+        Namespace("test-bus", declared, NamespaceStore(store), bus.directory),
+        Changes(start or bus.hosts[0].start),
+        **{"now_ms": bus.router.now_ms, **options},
     )
 
 

@@ -264,6 +264,33 @@ async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) ->
         assert administration.find("q") is None
 
 
+class BrokenCatalog(CatalogStore):
+    async def put(self, **given: Any) -> Any:
+        raise ZeroDivisionError("a mistake of ours")
+
+
+async def test_what_was_not_written_is_not_applied_whatever_broke(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        bus.directory._catalog = BrokenCatalog(store)
+        made = administration.put_queue("q", QUEUE, mode=CREATE)
+        assert await refusal_of(made) is Refusal.NOT_APPLIED
+        assert administration.find("q") is None
+
+
+async def test_what_breaks_after_the_commit_is_unknown_and_logged(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_entity_no: int) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("q", QUEUE, mode=CREATE)
+        bus.directory.tell_deletions(broken)
+        assert await refusal_of(administration.delete("q")) is Refusal.UNKNOWN
+        assert administration.find("q") is None
+    assert any(each.exc_info and each.levelname == "ERROR" for each in caplog.records)
+
+
 # --- counts -------------------------------------------------------------------------------------
 
 

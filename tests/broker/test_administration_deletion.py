@@ -51,6 +51,7 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
+from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
@@ -447,7 +448,8 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
     def now_ms() -> int:
         return bus.router.now_ms() + ahead_ms
 
-    async with administered(store, now_ms=lambda: now_ms(), retention_ms=DAY_MS) as (
+    declared = NamespaceDefinition.model_validate({"softDelete": {"retention": "P1D"}})
+    async with administered(store, now_ms=lambda: now_ms(), declared=declared) as (
         administration,
         bus,
     ):

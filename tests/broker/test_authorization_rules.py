@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import asyncpg
@@ -18,6 +18,7 @@ from postbus.broker.authorization_rules import (
     WantedRule,
 )
 from postbus.broker.authz import Authorizer, KeyRule, TokenRefused
+from postbus.broker.changes import Changes
 from postbus.broker.directory import Directory, DirectoryRefusal
 from postbus.broker.sealing import KeySeal, SealBroken
 from postbus.contract import QueueProperties, Right
@@ -66,6 +67,7 @@ class Rig:
         self.store = LossyStore(store)
         self.authorizer = Authorizer()
         self.numbers = itertools.count(1)
+        self.tasks: list[asyncio.Task[None]] = []
         self.rules = self.made(SEAL)
 
     def made(self, seal: KeySeal) -> AuthorizationRules:
@@ -76,7 +78,11 @@ class Rig:
             self.authorizer,
             (ROOT, FIRST),
             lambda: f"made-{next(self.numbers)}",
+            Changes(self.start),
         )
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        self.tasks.append(asyncio.create_task(work))
 
     def may(self, name: str, key: str) -> frozenset[Right]:
         """Tell what a password grants."""

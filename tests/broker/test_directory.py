@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from postbus.broker.directory import Directory, DirectoryRefusal, home_of
 from postbus.broker.entries import Entries, put_of
-from postbus.broker.preconditions import WantedEntity
+from postbus.broker.preconditions import NotWritten, WantedEntity
 from postbus.contract import (
     DEFAULT_RULE,
     LIMITS,
@@ -198,7 +198,7 @@ async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -
     directory = Directory(catalog, 4)
     await directory.load()
     catalog.loses_write = True
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(NotWritten):
         await directory.put_queue("orders", QueueProperties())
     assert directory.find("orders") is None
     catalog.loses_write = False
@@ -555,7 +555,7 @@ async def take_steps(database: str, steps: list[tuple[str, int, int, str]]) -> N
         for what, which, count, loss in steps:
             catalog.loses_write = loss == "loses_write"
             catalog.loses_answer = loss == "loses_answer"
-            lost = StoreUnavailable if loss == "loses_write" else DirectoryRefusal
+            lost = NotWritten if loss == "loses_write" else DirectoryRefusal
             with suppress(DirectoryRefusal, lost):
                 await take_step(directory, partitions, what, which, count)
         again = Directory(CatalogStore(store), 2)
@@ -703,7 +703,7 @@ async def test_many_definitions_whose_fate_is_unknown_are_looked_up(
         assert len(directory.entries()) == 13
         assert sum(len(each.known) for each in partitions) == 13
     else:
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(NotWritten):
             await directory.put_all(wanted_entities())
         assert directory.entries() == []
 

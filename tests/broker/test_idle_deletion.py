@@ -15,6 +15,7 @@ from postbus.broker.clock import ManualClock
 from postbus.broker.directory import IDLE_AT_ONCE, Directory
 from postbus.broker.host import Host
 from postbus.broker.idle_deletion import freeze
+from postbus.broker.preconditions import NotWritten
 from postbus.contract import (
     LIMITS,
     EntityProperties,
@@ -243,7 +244,7 @@ async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: St
     directory, partitions = await open_directory(store, 1, catalog)
     entry = await directory.put_queue("orders", TEMPORARY)
     catalog.loses_write = True
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(NotWritten):
         await directory.idle(entry.entity_no)
     await settle()
     assert directory.find("orders") == entry

@@ -30,16 +30,17 @@ from azure.servicebus import ServiceBusClient
 from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer, KeyRule
+from postbus.broker.changes import Changes
 from postbus.broker.clock import ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
+from postbus.broker.namespace import Namespace
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.contract import (
     LIMITS,
     NamespaceLimits,
-    NamespaceProperties,
     QueueProperties,
     Right,
     RuleProperties,
@@ -62,9 +63,11 @@ from postbus.edge.web.door import HttpDoor
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
+from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
+from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from postbus.store.tombstones import TombstoneStore
 
@@ -252,14 +255,19 @@ class BusThread:
     async def _administer(self, store: Store, tasks: asyncio.TaskGroup) -> None:
         """Let definitions and authorization rules be changed while it runs."""
         sku = next((sku for sku, limits in LIMITS.items() if limits == self.limits), Sku.STANDARD)
+        changes = Changes(tasks.create_task)
         self.administration = Administration(
             self._directory,
             self._hosts,
             TombstoneStore(store),
-            namespace="test-bus",
-            properties=NamespaceProperties(sku=SkuProperties(name=sku)),
+            Namespace(
+                "test-bus",
+                NamespaceDefinition(sku=SkuProperties(name=sku)),
+                NamespaceStore(store),
+                self._directory,
+            ),
+            changes,
             now_ms=self.clock,
-            start=tasks.create_task,
         )
         self.authorization_rules = AuthorizationRules(
             AuthorizationStore(store),
@@ -268,6 +276,7 @@ class BusThread:
             self.authorizer,
             RULES,
             new_key,
+            changes,
         )
         await self.authorization_rules.load()
         self._directory.tell_deletions(lambda _: self.authorization_rules.refresh())

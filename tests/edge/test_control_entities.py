@@ -333,16 +333,38 @@ def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
 # --- the namespace ------------------------------------------------------------------------------
 
 
-def test_namespace_is_told_and_stays(api: Caller) -> None:
+def test_namespace_is_told_and_put(api: Caller) -> None:
     told = api.get("/v1/namespace")
     assert (told.body["name"], told.body["partitionCount"]) == ("test-bus", 16)
     same = api.put("/v1/namespace", told.body["properties"])
     assert (same.status, same.body["appliedHash"]) == (200, told.body["appliedHash"])
-    changed = api.put("/v1/namespace", {**told.body["properties"], "minimumTlsVersion": "1.3"})
-    assert (changed.status, changed.kind) == (409, "immutable")
-    assert "minimumTlsVersion" in changed.body["detail"]
-    old = api.put("/v1/namespace", told.body["properties"], headers={"If-Match": '"0"'})
-    assert old.status == 412
+    assert same.body["version"] == told.body["version"]
+    wanted = {**told.body["properties"], "tags": {"team": "shop"}}
+    changed = api.put("/v1/namespace", wanted)
+    assert (changed.status, changed.body["entityId"], changed.body["created"]) == (200, 0, False)
+    version = changed.body["version"]
+    assert version > told.body["version"]
+    assert changed.body["acknowledged"] == {str(each): version for each in range(16)}
+    again = api.get("/v1/namespace")
+    assert again.body["properties"] == wanted
+    assert again.body["appliedHash"] == changed.body["appliedHash"] != told.body["appliedHash"]
+    assert again.headers["ETag"] == changed.headers["ETag"] == f'"{version}"'
+    assert api.put("/v1/namespace", wanted).body["version"] == version
+    assert api.put("/v1/namespace", {}).body["appliedHash"] == told.body["appliedHash"]
+
+
+def test_what_a_namespace_is_for_life_is_refused_by_name(api: Caller) -> None:
+    before = api.get("/v1/namespace").body
+    refused = api.put("/v1/namespace", {"sku": {"name": "Basic"}, "minimumTlsVersion": "1.3"})
+    assert (refused.status, refused.kind) == (409, "immutable")
+    assert "sku.name" in refused.body["detail"]
+    old = api.put("/v1/namespace", {}, headers={"If-Match": '"0"'})
+    assert (old.status, old.kind) == (412, "version-differs")
+    new = api.put("/v1/namespace", {}, headers={"If-None-Match": "*"})
+    assert (new.status, new.kind) == (412, "already-exists")
+    wrong = api.put("/v1/namespace", {"softDelete": {"retention": "PT1S"}})
+    assert (wrong.status, wrong.kind) == (400, "invalid")
+    assert api.get("/v1/namespace").body == before
 
 
 def test_status_names_the_broker_and_its_partitions(api: Caller) -> None:

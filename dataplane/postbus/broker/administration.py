@@ -15,8 +15,10 @@ from enum import Enum
 from typing import Final, TypeVar, assert_never
 
 from postbus.broker.change_feed import MOST, Change, ChangeFeed
+from postbus.broker.changes import Changes
 from postbus.broker.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.host import Host
+from postbus.broker.namespace import Namespace
 from postbus.broker.preconditions import (
     DirectoryRefusal,
     Precondition,
@@ -30,7 +32,6 @@ from postbus.contract import (
     EntityKind,
     EntityProperties,
     NamespaceLimits,
-    NamespaceProperties,
     QueueProperties,
     RuleProperties,
     SubscriptionProperties,
@@ -38,6 +39,7 @@ from postbus.contract import (
 )
 from postbus.entity.commands import Refusal, Refused, Tick
 from postbus.entity.counts import Counts, sum_of
+from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.catalog import CatalogEntry
 from postbus.store.errors import StoreError
 from postbus.store.tombstones import Tombstone, TombstoneStore
@@ -63,9 +65,6 @@ LOADING_S: Final = 10.0
 """How long a question waits for partitions. Our choice: twice the silence after which a partition
 may be taken over, and less than a client waits."""
 
-RETENTION_MS: Final = 7 * DAY_MS
-"""How long a deleted entity is kept where its namespace does not say. Our choice."""
-
 TOMBSTONES_MS: Final = 100 * DAY_MS
 """How long it is known that an entity was deleted; longer than any retention. Our choice."""
 
@@ -85,17 +84,8 @@ class DeletePolicy(Enum):
     RETAIN = "Retain"
 
 
-class AdministrationRefused(Exception):
-    """A change or a question that is refused; nothing changed."""
-
-    def __init__(self, refused: Refused) -> None:
-        self.refused = refused
-        super().__init__(refused.detail)
-
-
-CUT_SHORT: Final = Refused(
-    Refusal.UNKNOWN, "the broker stopped meanwhile; look whether it was done, or repeat it"
-)
+class AdministrationRefused(DirectoryRefusal):
+    """A change or a question that is refused; nothing changed, unless it says UNKNOWN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +144,34 @@ class Administration:
         directory: Directory,
         hosts: Sequence[Host],
         tombstones: TombstoneStore,
+        namespace: Namespace,
+        changes: Changes,
         *,
-        namespace: str,
-        properties: NamespaceProperties,
         now_ms: Callable[[], int],
-        start: Callable[[Coroutine[object, object, None]], object],
-        retention_ms: int = RETENTION_MS,
         loading_s: float = LOADING_S,
     ) -> None:
-        """`now_ms` is entity time, `start` runs a coroutine in a task of the bus."""
+        """`now_ms` is entity time."""
         self._directory = directory
         self._hosts = hosts
         self._tombstones = tombstones
         self._feed = ChangeFeed(directory, tombstones)
         self._now_ms = now_ms
-        self._start = start
-        self._retention_ms = retention_ms
         self._loading_s = loading_s
         self._stopping = asyncio.Event()
-        self.namespace = namespace
-        self.properties = properties
+        self._namespace = namespace
+        self._changes = changes
 
     # --- questions ------------------------------------------------------------------------------
+
+    @property
+    def namespace(self) -> str:
+        """The namespace's name."""
+        return self._namespace.name
+
+    @property
+    def properties(self) -> NamespaceDefinition:
+        """What the namespace is."""
+        return self._namespace.definition
 
     @property
     def limits(self) -> NamespaceLimits:
@@ -254,6 +250,15 @@ class Administration:
             raise _refused(Refusal.NOT_APPLIED, f"the store is away{why}; try again")
 
     # --- definitions ----------------------------------------------------------------------------
+
+    async def put_namespace(
+        self, wanted: NamespaceDefinition, expected_version: int | None = None
+    ) -> int:
+        """Change what the namespace is; return the catalog's version that it has then.
+
+        `expected_version`: the catalog's. Raises NOT_ALLOWED naming what is for life.
+        """
+        return await self._change(self._namespace.put(wanted, expected_version))
 
     async def put_queue(
         self,
@@ -341,7 +346,7 @@ class Administration:
                     await self._load([self._hosts[home] for home in directory.homes_of(entry)])
                 work = directory.delete_if_empty(name, expected_version)
             case DeletePolicy.RETAIN:
-                until_ms = self._now_ms() + self._retention_ms
+                until_ms = self._now_ms() + self.properties.soft_delete.retention_ms
                 work = directory.retain(name, until_ms, expected_version)
             case _:
                 assert_never(policy)
@@ -374,10 +379,12 @@ class Administration:
         return await self._asked(self._feed.changes(max(since_version, 0), wait_s))
 
     async def _asked(self, work: Coroutine[object, object, T]) -> T:
-        answer = await _outcome(work)
-        if isinstance(answer, AdministrationRefused):
-            raise answer
-        return answer
+        try:
+            return await work
+        except DirectoryRefusal as error:
+            raise AdministrationRefused(error.refused) from None
+        except StoreError as error:
+            raise _refused(Refusal.NOT_APPLIED, f"the store is away: {error}; try again") from error
 
     async def reap(self) -> None:
         """Let go of what need not be kept any longer."""
@@ -404,31 +411,15 @@ class Administration:
 
     # --- how a change runs ----------------------------------------------------------------------
 
+    async def run(self, work: Coroutine[object, object, T]) -> T:
+        """Run what consists of several changes to its end, whatever becomes of who asked for it."""
+        return await self._change(work)
+
     async def _change(self, work: Coroutine[object, object, T]) -> T:
-        """Run a change to its end, whatever becomes of who asked for it."""
-        answered: asyncio.Future[T | AdministrationRefused] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-        async def run() -> None:
-            answer: T | AdministrationRefused = AdministrationRefused(CUT_SHORT)
-            try:
-                answer = await _outcome(work)
-            finally:
-                if not answered.done():
-                    answered.set_result(answer)
-
-        running = run()
         try:
-            self._start(running)
-        except RuntimeError:  # the bus's tasks have ended
-            running.close()
-            work.close()
-            raise _refused(Refusal.NOT_APPLIED, "the broker is stopping") from None
-        answer = await answered
-        if isinstance(answer, AdministrationRefused):
-            raise answer
-        return answer
+            return await self._changes.run(work)
+        except DirectoryRefusal as error:
+            raise AdministrationRefused(error.refused) from error.__cause__
 
     def _described(self, entry: CatalogEntry) -> EntityDescription:
         return EntityDescription(
@@ -443,21 +434,6 @@ class Administration:
             entry.is_partitioned,
             tuple(self._directory.homes_of(entry)),
         )
-
-
-async def _outcome(work: Coroutine[object, object, T]) -> T | AdministrationRefused:
-    """Return what a change returns, or why it did not happen."""
-    try:
-        return await work
-    except DirectoryRefusal as error:
-        return AdministrationRefused(error.refused)
-    except StoreError as error:
-        refused = _refused(Refusal.NOT_APPLIED, f"the store is away: {error}; try again")
-        refused.__cause__ = error
-        return refused
-    except Exception:  # a definition of a client's may not end the bus
-        logger.exception("a change of a definition broke")
-        return _refused(Refusal.NOT_APPLIED, "it could not be done; the broker's log says why")
 
 
 def _refused(refusal: Refusal, detail: str) -> AdministrationRefused:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postbus.broker.authz import Authorizer, KeyPair, KeyRule
+from postbus.broker.changes import Changes
 from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.preconditions import NotWritten
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.broker.sealing import KeySeal, SealBroken
-from postbus.broker.unbroken import unbroken
 from postbus.contract import EntityKind, Right, check_rule_name
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
@@ -81,6 +82,7 @@ class AuthorizationRules:
         authorizer: Authorizer,
         declared: Sequence[KeyRule],
         new_key: Callable[[], str],
+        changes: Changes,
     ) -> None:
         """`new_key` makes the text of a random key."""
         self._store = store
@@ -89,6 +91,7 @@ class AuthorizationRules:
         self._authorizer = authorizer
         self._declared = list(declared)
         self._new_key = new_key
+        self._changes = changes
         self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
         self._changing = asyncio.Lock()
 
@@ -124,7 +127,7 @@ class AuthorizationRules:
 
     async def put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         """Make a rule or change it."""
-        return await unbroken(self._put(scope, wanted))
+        return await self._changes.run(self._put(scope, wanted))
 
     async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         async with self._changing:
@@ -138,7 +141,7 @@ class AuthorizationRules:
 
         A declared rule may be repeated as it is: clients send back what they were told.
         """
-        await unbroken(self._replace_all(scope, wanted))
+        await self._changes.run(self._replace_all(scope, wanted))
 
     async def _replace_all(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         async with self._changing:
@@ -156,7 +159,7 @@ class AuthorizationRules:
 
     async def delete(self, scope: str | None, name: str) -> None:
         """Remove a rule: what was signed with its keys is worth nothing at once."""
-        await unbroken(self._delete(scope, name))
+        await self._changes.run(self._delete(scope, name))
 
     async def _delete(self, scope: str | None, name: str) -> None:
         async with self._changing:
@@ -187,11 +190,10 @@ class AuthorizationRules:
         sealed = [self._sealed(entity_no, rule) for rule in rules if rule.name not in kept]
         try:
             written = await self._store.replace(entity_no, sealed, kept)
-        except StoreError as error:
+        except Exception as error:
             await self._make_sure()
             if _worth(self._stored.get(entity_no, [])) != _worth(rules):
-                detail = f"the store is away: {error}; try again"
-                raise _refusal(Refusal.NOT_APPLIED, detail) from error
+                raise NotWritten(error) from error
             return
         self._stored[entity_no] = [self._opened(rule) for rule in written]
         self.refresh()

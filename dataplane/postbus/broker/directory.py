@@ -9,18 +9,20 @@ write that failed may be durable all the same: the tables are read again before 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
 from postbus.broker.entries import Entries, put_of, puts_in_order
 from postbus.broker.followers import DefinitionFollower, Followers
 from postbus.broker.idle_deletion import freeze, hold
+from postbus.broker.placement import home_of
 from postbus.broker.preconditions import (
     ANYHOW,
     DirectoryRefusal,
+    NotWritten,
     Precondition,
     PutMode,
     WantedEntity,
@@ -74,8 +76,8 @@ USED: Final = Refused(Refusal.BUSY, "it was used or changed meanwhile; try again
 class Directory:
     """Definitions in memory, in step with the catalog's tables.
 
-    What changes a definition raises `DirectoryRefusal`, or what the store raised when nothing was
-    written; it waits for the store as long as that is unknown.
+    What changes a definition raises `DirectoryRefusal`, or `NotWritten`; it waits for the store as
+    long as that is unknown.
     """
 
     def __init__(
@@ -203,6 +205,16 @@ class Directory:
         return self._subscription(path).rules
 
     # --- definitions ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def unchanged(self, version: int | None = None) -> AsyncIterator[None]:
+        """Let no definition change in a block; CONFLICT when the version is another one."""
+        async with self._changing:
+            await self._make_sure()
+            if version is not None and version != self.version:
+                detail = f"the catalog has version {self.version} and not {version}"
+                raise refusal(Refusal.CONFLICT, detail)
+            yield
 
     async def put_queue(
         self, name: str, properties: QueueProperties, condition: Precondition = ANYHOW
@@ -517,15 +529,15 @@ class Directory:
     async def _written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
         """Write to the catalog. None: the answer was lost, but the tables say that it is written.
 
-        Then the partitions know of it already. Raises what the store did when it is not.
+        Then the partitions know of it already. Raises `NotWritten` when it is not.
         """
         self._is_unsure = True
         try:
             result = await work
-        except Exception:
+        except Exception as error:
             await self._make_sure()
             if not is_written():
-                raise
+                raise NotWritten(error) from error
             return None
         self._is_unsure = False
         return result
@@ -583,13 +595,3 @@ def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:
         and found.properties == put.properties
         and [rule.properties for rule in found.rules] == asked
     )
-
-
-def home_of(name: str, partition_count: int) -> int:
-    """Choose the partition of a new entity by rendezvous hashing of its name."""
-    key = name.lower().encode()
-
-    def weight(partition_id: int) -> bytes:
-        return hashlib.blake2b(key, digest_size=8, salt=partition_id.to_bytes(2, "big")).digest()
-
-    return max(range(partition_count), key=weight)

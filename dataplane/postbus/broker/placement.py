@@ -1,7 +1,7 @@
-"""Which partition of a partitioned entity a message belongs to.
+"""Where an entity lives, and which partition of a partitioned one a message belongs to.
 
-A pure function of the message's key and the partition count, which is for life (D18): the same key
-leads to the same place after a restart, from another broker and by way of a forward.
+Pure functions of a key and the partition count, which is for life (D18): the same key leads to the
+same place after a restart, from another broker and by way of a forward.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ NUMBER_BITS: Final = 48
 
 TOKEN_PARTITION: Final = slice(8, 10)
 """Where a lock token says its partition, big-endian (D11)."""
+
+
+def home_of(name: str, partition_count: int) -> int:
+    """Choose the partition of a new entity by rendezvous hashing of its name."""
+    key = name.lower().encode()
+
+    def weight(partition_id: int) -> bytes:
+        return hashlib.blake2b(key, digest_size=8, salt=partition_id.to_bytes(2, "big")).digest()
+
+    return max(range(partition_count), key=weight)
 
 
 def key_of(envelope: Envelope, *, detects_duplicates: bool) -> bytes | None:

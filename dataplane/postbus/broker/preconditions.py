@@ -47,6 +47,14 @@ class DirectoryRefusal(Exception):
         super().__init__(refused.detail)
 
 
+class NotWritten(Exception):
+    """A change failed, and the tables say that nothing was written. `why`: what failed."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
 def refusal(why: Refusal, detail: str) -> DirectoryRefusal:
     return DirectoryRefusal(Refused(why, detail))
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.changes import explained
+from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.partitioned import PartitionedEntities
 from postbus.broker.placement import SPREAD
@@ -31,7 +32,6 @@ from postbus.contract import (
 from postbus.entity.commands import (
     Command,
     Done,
-    Refusal,
     Refused,
     Reply,
     SubQueue,
@@ -39,7 +39,6 @@ from postbus.entity.commands import (
 )
 from postbus.entity.counts import Counts, sum_of
 from postbus.store.catalog import CatalogEntry, StoredRule
-from postbus.store.errors import StoreError
 
 __all__ = ["SPREAD", "Address", "Availability", "Router"]
 
@@ -249,13 +248,8 @@ class Router:
             reply: T | Refused
             try:
                 reply = await work
-            except DirectoryRefusal as error:
-                reply = error.refused
-            except StoreError as error:
-                reply = Refused(Refusal.NOT_APPLIED, str(error))
-            except Exception:  # a definition of a client's may not end the bus
-                logger.exception("a change of a definition broke")
-                reply = Refused(Refusal.NOT_APPLIED, "it could not be stored")
+            except Exception as error:  # noqa: BLE001 - a client's definition may not end the bus
+                reply = explained(error).refused
             try:
                 on_reply(reply)
             except Exception:

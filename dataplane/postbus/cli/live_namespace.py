@@ -22,6 +22,7 @@ from postbus.manifests import (
     SubscriptionDefinition,
     TopicDefinition,
 )
+from postbus.namespace_contract import NamespaceDefinition
 
 M = TypeVar("M", bound=Model)
 
@@ -73,6 +74,7 @@ async def read_namespace(control: ControlClient, *, with_rules: bool = True) -> 
         tuple(queues),
         tuple(topics),
         tuple(subscriptions),
+        known(NamespaceDefinition, told["properties"]).soft_delete.retention_ms,
     )
 
 

@@ -31,6 +31,7 @@ from postbus.manifests import (
     SubscriptionDefinition,
     TopicDefinition,
 )
+from postbus.namespace_contract import SoftDelete
 
 Entity = QueueDefinition | TopicDefinition | SubscriptionDefinition
 Manifest = dict[str, Any]
@@ -49,10 +50,16 @@ class ManifestWriter:
         self._taken: dict[str, dict[str, str]] = {}
 
     def namespace(
-        self, properties: NamespaceProperties, rules: Sequence[RuleDefinition]
+        self,
+        properties: NamespaceProperties,
+        rules: Sequence[RuleDefinition],
+        deleted_retention_ms: int | None = None,
     ) -> Manifest:
         """Return the manifest of the bus itself; keys are not part of it."""
         spec = _said(properties, NamespaceProperties())
+        if deleted_retention_ms not in {None, SoftDelete().retention_ms}:
+            kept = SoftDelete.model_construct(retention_ms=deleted_retention_ms)
+            spec["operatorSpec"] = {"softDelete": kept.model_dump(by_alias=True, mode="json")}
         if "sku" in spec:
             spec["sku"] = {"name": properties.sku.name.value, **spec["sku"]}
         return self._manifest("Namespace", self.bus, self._bus_name, spec | _rules(rules))
@@ -110,7 +117,7 @@ def resource_name(name: str) -> str:
 def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
     """Yield the manifests of a bus: itself, queues, topics with their subscriptions."""
     writer = ManifestWriter(definition.name, definition.properties.limits)
-    yield writer.namespace(definition.properties, definition.rules)
+    yield writer.namespace(definition.properties, definition.rules, definition.deleted_retention_ms)
     for queue in definition.queues:
         yield writer.entity(queue)
     for topic in definition.topics:

@@ -13,7 +13,7 @@ import os
 import ssl
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -167,6 +167,12 @@ class ReloadingContext:
         logger.info("certificate loaded", extra={"file": file})
         return True
 
+    def require(self, minimum: str) -> None:
+        """Refuse new connections below a version of TLS, "1.2" or "1.3"."""
+        self._files = replace(self._files, minimum=minimum)
+        for context in (self.context, self._latest):  # the version is chosen before `_use_latest`
+            context.minimum_version = _minimum_version(self._files)
+
     def _use_latest(
         self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
     ) -> None:
@@ -181,19 +187,25 @@ class ReloadingContext:
 def server_context(files: TlsFiles) -> ssl.SSLContext:
     """Return the TLS context of a server; raises OSError or ssl.SSLError for unusable files."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    is_newest = files.minimum == "1.3"
-    context.minimum_version = ssl.TLSVersion.TLSv1_3 if is_newest else ssl.TLSVersion.TLSv1_2
+    context.minimum_version = _minimum_version(files)
     context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
     # An encrypted key is an error; without a password OpenSSL would ask for one on the terminal.
     context.load_cert_chain(files.certificate_file, files.key_file, password="")
     if files.client_authority_file is not None:
-        # A resumed session brings along a certificate that nobody checks again. In TLS 1.3 there
-        # are none without tickets; those of 1.2 cannot be switched off from Python.
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
         context.load_verify_locations(files.client_authority_file)
         context.verify_mode = ssl.CERT_REQUIRED if files.requires_client else ssl.CERT_OPTIONAL
     return context
+
+
+def _minimum_version(files: TlsFiles) -> ssl.TLSVersion:
+    """Return the oldest version that is let in.
+
+    A resumed session brings along a certificate of a client that nobody checks again. In TLS 1.3
+    there are none without tickets; those of 1.2 cannot be switched off from Python.
+    """
+    is_newest = files.minimum == "1.3" or files.client_authority_file is not None
+    return ssl.TLSVersion.TLSv1_3 if is_newest else ssl.TLSVersion.TLSv1_2
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -75,3 +75,9 @@ create table postbus.caller_epoch (
     is_only boolean primary key default true check (is_only),
     epoch bigint not null
 );
+
+-- What the namespace was told to be while it ran; no row: nothing, its manifest alone says it.
+create table postbus.namespace (
+    is_only boolean primary key default true check (is_only),
+    definition jsonb not null
+);

@@ -24,7 +24,6 @@ from postbus.broker.administration import (
 from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
 from postbus.broker.directory import DirectoryRefusal
 from postbus.broker.router import Availability
-from postbus.broker.unbroken import unbroken
 from postbus.contract import (
     EntityKind,
     EntityProperties,
@@ -231,7 +230,9 @@ class AtomHandler:
         self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
-        put = await unbroken(self._put_whole(target, path, wanted, mode, expected_version))
+        put = await self._administration.run(
+            self._put_whole(target, path, wanted, mode, expected_version)
+        )
         return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
 
     async def _put_whole(

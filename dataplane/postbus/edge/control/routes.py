@@ -16,7 +16,6 @@ from postbus.contract import (
     FILTER_NAME,
     RULE_NAME,
     SUBSCRIPTION_NAME,
-    NamespaceProperties,
     QueueProperties,
     RuleProperties,
     TopicProperties,
@@ -62,6 +61,7 @@ from postbus.control_contract_messages import (
     ResendMessages,
     ResentMessages,
 )
+from postbus.namespace_contract import NamespaceDefinition
 
 MAX_VERSION: Final = 2**63 - 1
 
@@ -308,9 +308,9 @@ NAMESPACE: Final = (
         "PUT",
         "/v1/namespace",
         "namespace",
-        "Say what the namespace is to be; what only a restart changes is refused",
+        "Say what the namespace is to be; what it is for life is left out, or said as it is",
         Applied,
-        NamespaceProperties,
+        NamespaceDefinition,
         refusals=(409, 412),
         is_change=True,
         is_versioned=True,

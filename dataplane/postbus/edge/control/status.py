@@ -8,7 +8,6 @@ from postbus import __version__
 from postbus.broker.administration import Administration
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.host import Host
-from postbus.contract import NamespaceProperties
 from postbus.control_contract import (
     Applied,
     NamespaceDescription,
@@ -19,6 +18,7 @@ from postbus.control_contract import (
 )
 from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
 from postbus.edge.control.openapi import openapi_text
+from postbus.namespace_contract import NamespaceDefinition
 
 NAMESPACE_ID = 0
 """The namespace is no entity; entities count from 1."""
@@ -67,30 +67,18 @@ class ControlStatus:
         return Answer(described, etag=administration.version)
 
     async def _put_namespace(self, call: Call) -> Answer:
-        """Accept what is so already; what else a namespace is, its manifest says at the start."""
+        """Change what can be changed while the broker runs."""
         administration = self._administration
-        _check_version(call.condition, administration.version)
-        wanted, known = call.read(NamespaceProperties), administration.properties
-        differing = [
-            field.alias or name
-            for name, field in NamespaceProperties.model_fields.items()
-            if getattr(wanted, name) != getattr(known, name)
-        ]
-        if differing:
-            raise ControlRefused(
-                409,
-                f"{', '.join(differing)}: change the manifest of the namespace and restart the"
-                " broker",
-                ProblemType.IMMUTABLE,
-            )
+        expected = _expected_version(call.condition, administration.version)
+        version = await administration.put_namespace(call.read(NamespaceDefinition), expected)
         applied = Applied(
             entity_id=NAMESPACE_ID,
-            applied_hash=applied_hash(known),
-            version=administration.version,
+            applied_hash=applied_hash(administration.properties),
+            version=version,
             acknowledged=administration.acknowledged(),
             created=False,
         )
-        return Answer(applied, etag=administration.version)
+        return Answer(applied, etag=version)
 
     # --- the broker -----------------------------------------------------------------------------
 
@@ -132,10 +120,16 @@ class ControlStatus:
         )
 
 
-def _check_version(condition: Condition, version: int) -> None:
-    if condition.versions is not None and version not in condition.versions:
+def _expected_version(condition: Condition, version: int) -> int | None:
+    """Return the version that a change is for, None for any; raises when it is another already."""
+    if condition.must_be_new:
+        raise ControlRefused(412, "the namespace exists", ProblemType.ALREADY_EXISTS)
+    if condition.versions is None:
+        return None
+    if version not in condition.versions:
         raise ControlRefused(
             412,
             f'the catalog has the version "{version}", If-Match says another: read it again',
             ProblemType.VERSION_DIFFERS,
         )
+    return version

@@ -1,0 +1,86 @@
+"""What the namespace itself is: its manifest at a start, what it is told while it runs after that.
+
+What is for life the manifest alone says. The rest is stored beside the catalog and raises its
+version; it concerns doors and the administration, no partition has to follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from postbus.broker.directory import Directory
+from postbus.broker.preconditions import NotWritten, refusal
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.entity.commands import Refusal
+from postbus.namespace_contract import NamespaceDefinition, changed, immutable_fields, in_force
+from postbus.store.errors import StoreError
+from postbus.store.namespace import NamespaceStore
+
+logger = logging.getLogger(__name__)
+
+
+class Namespace:
+    """One namespace; `load` comes first. `on_change` are told whenever its definition changed."""
+
+    def __init__(
+        self, name: str, declared: NamespaceDefinition, store: NamespaceStore, directory: Directory
+    ) -> None:
+        """`declared`: what manifests say; what they do not say is not set, and can be put."""
+        self.name = name
+        self.definition = declared
+        self.on_change: list[Callable[[NamespaceDefinition], None]] = []
+        self._declared = declared
+        self._store = store
+        self._directory = directory
+
+    async def load(self) -> None:
+        """Take over what was put before this start; raises `StoreUnavailable`."""
+        _, put = await self._store.load()
+        self.definition = in_force(self._declared, put)
+
+    async def put(self, wanted: NamespaceDefinition, expected_version: int | None = None) -> int:
+        """Change the definition; return the catalog's version that it has then.
+
+        An equal definition changes nothing. Raises `DirectoryRefusal`, and `NotWritten`.
+        """
+        async with self._directory.unchanged(expected_version):
+            fields = immutable_fields(self.definition, wanted)
+            if fields:
+                raise refusal(Refusal.NOT_ALLOWED, _why_not(fields))
+            wanted = changed(self.definition, wanted)
+            if wanted != self.definition:
+                await self._write(wanted)
+            return self._directory.version
+
+    async def _write(self, wanted: NamespaceDefinition) -> None:
+        try:
+            self._directory.version = await self._store.put(wanted)
+        except Exception as error:
+            version, put = await self._read_again()
+            if put != wanted:
+                raise NotWritten(error) from error
+            self._directory.version = version
+        self.definition = wanted
+        for tell in self.on_change:
+            tell(wanted)
+
+    async def _read_again(self) -> tuple[int, NamespaceDefinition | None]:
+        """Return what is stored when a write's result is unknown; repeated until it works."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                return await self._store.load()
+            except StoreError as error:
+                logger.warning("the namespace could not be read", extra={"error": str(error)})
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+
+def _why_not(fields: list[str]) -> str:
+    whys = {
+        "authorizationRules": "are changed at /v1/authorization-rules, those of a manifest there",
+    }
+    for_life = "is for life: make another namespace and move the messages"
+    return "; ".join(f"{field} {whys.get(field, for_life)}" for field in fields)
