@@ -26,7 +26,14 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 from postbus.broker.administration import DeletePolicy, PutMode
 from postbus.broker.authz import sign
 from postbus.bus import Bus, BusError, explain_store_error
-from postbus.contract import DAY_MS, NamespaceProperties, QueueProperties, Right
+from postbus.contract import (
+    DAY_MS,
+    NamespaceProperties,
+    QueueProperties,
+    Right,
+    Sku,
+    SkuProperties,
+)
 from postbus.data_directory import DataDirectory, folder_mode
 from postbus.doors import Door
 from postbus.embedded import EmbeddedPostgres
@@ -66,7 +73,9 @@ def run_bus(folder: Path) -> RunBus:
     """Return what runs a bus on the folder of the test, on free ports."""
 
     @asynccontextmanager
-    async def run(*queues: str, retention_ms: int = DAY_MS, **said: object) -> AsyncIterator[Bus]:
+    async def run(
+        *queues: str, retention_ms: int = DAY_MS, sku: Sku = Sku.STANDARD, **said: object
+    ) -> AsyncIterator[Bus]:
         ports = {
             "port": 0,
             "tls_port": 0,
@@ -78,7 +87,10 @@ def run_bus(folder: Path) -> RunBus:
         settings = Settings.model_validate({**ports, **said})
         with DataDirectory(folder / "bus") as data:
             is_embedded = settings.stores is None
-            defined = replace(definition(*queues), deleted_retention_ms=retention_ms)
+            properties = NamespaceProperties(sku=SkuProperties(name=sku))
+            defined = replace(
+                definition(*queues), deleted_retention_ms=retention_ms, properties=properties
+            )
             bus = Bus(settings, defined, data, is_embedded=is_embedded)
             try:
                 await bus.start()
@@ -318,7 +330,8 @@ async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
 
 
 async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> None:
-    async with run_bus("orders") as bus:
+    """In the Basic tier, which has fewer of them."""
+    async with run_bus("orders", sku=Sku.BASIC) as bus:
         host, port = bus.doors()[Door.TLS]
         with pytest.raises(ssl.SSLError):  # its authority is not known here
             await asyncio.open_connection(host, port, ssl=ssl.create_default_context())
@@ -341,6 +354,7 @@ async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> No
         assert value_of(text, "postbus_http_requests_total", **asked) == 1
         assert bus._doors is not None
         assert bus._doors._front is not None
+        assert bus._doors._front._max_connections == 1_000
         bus._doors._front._max_connections = 0
         reader, writer = await asyncio.open_connection(*bus.doors()[Door.PLAIN])
         assert await reader.read() == b""

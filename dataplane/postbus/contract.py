@@ -96,6 +96,9 @@ class NamespaceLimits:
     max_correlation_rule_count: int = 100_000
     """Subscriptions and rules are counted for each topic."""
 
+    max_connections: int = 5_000
+    """Of all doors together. Premium's thousand a messaging unit is not enforced either."""
+
     is_basic: bool = False
     """No topics, sessions, duplicate detection, forwarding, transactions, deletion when idle."""
 
@@ -106,7 +109,9 @@ class NamespaceLimits:
 
 
 LIMITS: Final = {
-    Sku.BASIC: NamespaceLimits(16, 256 * 1024, 256 * 1024, 14 * DAY_MS, is_basic=True),
+    Sku.BASIC: NamespaceLimits(
+        16, 256 * 1024, 256 * 1024, 14 * DAY_MS, max_connections=1_000, is_basic=True
+    ),
     Sku.STANDARD: NamespaceLimits(16, 256 * 1024, 256 * 1024, MAX_DURATION_MS),
     Sku.PREMIUM: NamespaceLimits(
         1,

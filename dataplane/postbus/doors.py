@@ -130,7 +130,9 @@ class Doors:
             websocket=WebSocketHandler(self._amqp),
             is_healthy=inside.is_ready,
         )
-        self._front = FrontDoor(self._amqp, self._http, tasks)
+        self._front = FrontDoor(
+            self._amqp, self._http, tasks, max_connections=limits.max_connections
+        )
         wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:
             wanted.append((Door.PLAIN, settings.port, True, None))

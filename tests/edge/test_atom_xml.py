@@ -21,9 +21,12 @@ from postbus.contract import (
     EntityKind,
     EntityProperties,
     EntityStatus,
+    NamespaceProperties,
     QueueProperties,
     Right,
     RuleProperties,
+    Sku,
+    SkuProperties,
     SqlAction,
     SqlFilter,
     SubscriptionProperties,
@@ -298,6 +301,25 @@ def test_every_text_makes_a_well_formed_answer(text: str) -> None:
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
     told = Feeds(PLACE, text).rule(subscription, RuleDescription(rule, 5))
     read_document(told.encode())
+
+
+@pytest.mark.parametrize(
+    ("sku", "units"),
+    [
+        (SkuProperties(name=Sku.BASIC), ""),
+        (SkuProperties(name=Sku.STANDARD), ""),
+        (SkuProperties(name=Sku.PREMIUM), "<MessagingUnits>1</MessagingUnits>"),
+        (SkuProperties(name=Sku.PREMIUM, capacity=4), "<MessagingUnits>4</MessagingUnits>"),
+    ],
+)
+def test_a_namespace_tells_its_tier(sku: SkuProperties, units: str) -> None:
+    told = Feeds(PLACE, "bus").namespace(NamespaceProperties(sku=sku), 1_700_000_000_000)
+    assert (
+        "<CreatedTime>2023-11-14T22:13:20.000Z</CreatedTime>"
+        f"<MessagingSKU>{sku.name.value}</MessagingSKU>{units}"
+        "<ModifiedTime>2023-11-14T22:13:20.000Z</ModifiedTime><Name>bus</Name>"
+        "<NamespaceType>Messaging</NamespaceType></NamespaceInfo>"
+    ) in told
 
 
 # --- rules ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from azure.servicebus import (
 from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from azure.servicebus.exceptions import ServiceBusConnectionError
 
+from postbus.contract import LIMITS, Sku
 from postbus.edge import certificates, front_door, suspicion
 from postbus.edge.amqp import connection as amqp_connection
 from postbus.edge.amqp import listener as amqp_listener
@@ -209,7 +210,8 @@ def test_guide_sends(bus: BusThread) -> None:
 @pytest.mark.parametrize(
     "limit",
     [
-        f"all ports together | {front_door.MAX_CONNECTIONS:,};",
+        f"all ports together | {LIMITS[Sku.STANDARD].max_connections:,},",
+        f"in Basic {LIMITS[Sku.BASIC].max_connections:,};",
         f"first HTTP request | {front_door.ARRIVAL_S:.0f} s each",
         f"shown no key | {amqp_listener.STRANGER_MS // 1_000} s",
         f"without links | {amqp_listener.LINKLESS_MS // 60_000} min",
