@@ -175,6 +175,37 @@ async def test_who_asks_for_nothing_is_cut_off(
     await server.stop()
 
 
+async def test_more_connections_than_the_most_cut_off_the_idle_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_listener, "MAX_CONNECTIONS", 5)
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def prepare() -> None:
+        has_begun.set()
+        await may_end.wait()
+
+    server = MetricsServer(make_registry(full_sample), lambda: True, list, prepare)
+    await server.start("127.0.0.1", 0)
+    asking, scraper = await asyncio.open_connection("127.0.0.1", server.port)
+    scraper.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n")
+    await has_begun.wait()
+    kept = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(7)]
+    async with asyncio.timeout(10):
+        for reader, _ in kept[:3]:
+            assert await reader.read() == b""
+        may_end.set()
+        head = await asking.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"Server: Postbus\r\n" in head
+        for reader, writer in kept[3:]:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+    for _, writer in [*kept, (asking, scraper)]:
+        writer.close()
+    await server.stop()
+
+
 async def test_taken_port_is_an_os_error() -> None:
     first = MetricsServer(make_registry(full_sample), lambda: True, list)
     await first.start("127.0.0.1", 0)

@@ -1,16 +1,86 @@
-"""Listens for HTTP beside the bus: what metrics and the control API have in common."""
+"""What all HTTP here shares: connections of bounded cost, and ports beside the bus.
+
+`edge.web` has the data ports; metrics and the control API listen with `HttpListener`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
 
 QUIET_S: Final = 75.0
 """How long a connection may be without a request, or a head take to come."""
+
+HANDSHAKE_S: Final = 10.0
+"""How long a client may take for its TLS handshake."""
+
+STOP_S: Final = 1.0
+"""How long requests may take to end when a port is closed."""
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Request line and headers together; custom properties of a message are headers."""
+
+MAX_CONNECTIONS: Final = 200
+"""Connections of one port beside the bus. Our choice: a few scrapers, operators and people."""
+
+SERVER: Final = "Postbus"
+"""What answers call their server: neither a version nor what it is made of."""
+
+TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"Server: Postbus\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+
+
+class HttpConnection(RequestHandler):
+    """One HTTP client: bounds the head of every request, which the parser collects without end."""
+
+    __slots__ = ("_body", "_head_bytes")
+
+    def __init__(self, server: web.Server, **limits: Any) -> None:
+        super().__init__(server, **limits)
+        self._body: StreamReader | None = None
+        self._head_bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return not self._request_in_progress
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; a client whose head grows too long is told so and cut off."""
+        is_head = self._body is None or self._body.is_eof()
+        request_count = self._request_count
+        super().data_received(data)
+        if self._request_count != request_count:
+            self._head_bytes = 0
+            if self._messages:
+                self._body = self._messages[-1][1]
+        elif is_head and not self._upgraded:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        if self.transport is not None:
+            if self.is_idle and not self._messages:
+                self.transport.write(TOO_LARGE)
+            self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer under our name."""
+        if not resp.prepared:
+            resp.headers["Server"] = SERVER
+        return await super().finish_response(request, resp, start_time)
 
 
 class HttpListener:
@@ -18,32 +88,58 @@ class HttpListener:
 
     def __init__(self) -> None:
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.Server | None = None
         self.port = 0
 
     async def start(
         self, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
     ) -> None:
         """Listen, 0 takes any free port; raises OSError when the port cannot be had."""
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=PROTOCOL_LOG,
-            shutdown_timeout=1.0,
-            keepalive_timeout=QUIET_S,
-        )
+        self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+
+        def welcome() -> HttpConnection:
+            _make_room(server)
+            return HttpConnection(
+                server,
+                loop=asyncio.get_running_loop(),
+                access_log=None,
+                logger=PROTOCOL_LOG,
+                keepalive_timeout=QUIET_S,
+            )
+
+        limit = HANDSHAKE_S if context is not None else None
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=context).start()
+            self._listening = await asyncio.get_running_loop().create_server(
+                welcome, host, port, ssl=context, ssl_handshake_timeout=limit
+            )
         except BaseException:
             await self.stop()
             raise
-        self.port = int(self._runner.addresses[0][1])
+        self.port = int(self._listening.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Stop listening; may be called twice."""
         runner, self._runner = self._runner, None
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening.close()
         if runner is not None:
             await runner.cleanup()
+
+
+def _make_room(server: web.Server) -> None:
+    """Cut the client off that has been idle for longest when there are too many."""
+    connections = server.connections
+    if len(connections) < MAX_CONNECTIONS:
+        return
+    for connection in connections:
+        if not isinstance(connection, HttpConnection) or connection.is_idle:
+            connection.force_close()
+            return
+    connections[0].force_close()
 
 
 def is_ours(record: logging.LogRecord) -> bool:

@@ -40,7 +40,7 @@ async def front(
         await opened.close()
         await amqp.stop(1.0)
         await http.stop(1.0)
-        assert opened.connection_count == 0
+        assert opened.connection_count == len(opened.strangers) == 0
 
 
 async def wait_a_moment() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import cast
 from urllib.parse import quote_plus
 from xml.etree import ElementTree
@@ -24,8 +25,8 @@ from postbus.edge.web import door as http_door
 from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
 from postbus.edge.web.door import HttpDoor, read_limited
 from tests.edge.bus_thread import RULES, sas_token
+from tests.edge.front_rig import GET_HEALTH, HOST, wait_a_moment
 
-HOST = "127.0.0.1"
 ROOT = RULES[0]
 NOW_S = 1_800_000_000
 
@@ -206,6 +207,111 @@ async def test_headers_are_limited_together(rig: Rig) -> None:
     fields = b"".join(b"Name-%d: %s\r\n" % (n, b"x" * 14_000) for n in range(5))
     head = b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n" + fields + b"\r\n"
     assert (await rig.raw(head)).startswith(b"HTTP/1.1 431 ")
+
+
+async def begin(rig: Rig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect and ask for the health, so that the front door bounds nothing any more."""
+    reader, writer = await asyncio.open_connection(HOST, rig.port)
+    writer.write(GET_HEALTH)
+    async with asyncio.timeout(10):
+        await reader.readuntil(b"}")
+    return reader, writer
+
+
+async def test_later_heads_are_bounded_while_they_come(rig: Rig) -> None:
+    reader, writer = await begin(rig)
+    writer.write(b"GET /health HTTP/1.1\r\nHost: here\r\n")
+    field = b"Name: %s\r\n" % (b"x" * 10_000)
+    for _ in range(6):
+        writer.write(field)
+        await wait_a_moment()
+    assert not reader.at_eof()
+    writer.write(field)
+    async with asyncio.timeout(10):
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+async def test_heads_behind_a_request_that_waits_are_bounded_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = asyncio.Event()
+    monkeypatch.setattr(Named, "handle", lambda *_: waits.wait())
+    reader, writer = await begin(rig)
+    writer.write(GET_HEALTH.replace(b"health", b"orders") + GET_HEALTH[:-2])
+    await wait_a_moment()
+    with suppress(ConnectionError):
+        for _ in range(20):
+            writer.write(b"Name: %s\r\n" % (b"x" * 10_000))
+            await wait_a_moment()
+    async with asyncio.timeout(10):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+
+
+async def test_bodies_and_many_requests_are_no_heads(rig: Rig) -> None:
+    reader, writer = await begin(rig)
+    for _ in range(3):
+        writer.write(
+            b"POST /orders/messages HTTP/1.1\r\nHost: here\r\nContent-Length: 200000\r\n\r\n"
+        )
+        for _ in range(20):
+            writer.write(b"x" * 10_000)
+            await wait_a_moment()
+        writer.write(GET_HEALTH * 20)
+    async with asyncio.timeout(10):
+        for number in range(63):
+            status = b"HTTP/1.1 200 " if number % 21 else b"HTTP/1.1 413 "
+            assert (await reader.readuntil(b"\r\n")).startswith(status)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(re.findall(rb"Content-Length: (\d+)", head)[0]))
+    writer.close()
+
+
+POST = b"POST /orders/messages HTTP/1.1\r\nHost: here\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        POST + b"Content-Length: 6\r\n" + CHUNKED + LAST_CHUNK,
+        POST + CHUNKED + b"Content-Length: 5\r\n" + LAST_CHUNK,
+        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        POST + b"Content-Length: +5\r\n\r\nhello",
+        POST + b"Content-Length: 0x5\r\n\r\nhello",
+        POST + b"Content-Length: 99999999999999999999\r\n\r\nhello",
+        POST + b"Transfer-Encoding: xchunked\r\n" + LAST_CHUNK,
+        POST + b"Transfer-Encoding: chunked, identity\r\n" + LAST_CHUNK,
+        POST + b"Transfer-Encoding: gzip, chunked\r\n" + LAST_CHUNK,
+        POST + CHUNKED + b"Transfer-Encoding: identity\r\n" + LAST_CHUNK,
+        POST + b"Transfer-Encoding : chunked\r\n" + LAST_CHUNK,
+        POST + b"Name: x\r\n Transfer-Encoding: chunked\r\n" + LAST_CHUNK,
+        POST + b"Name: x\rTransfer-Encoding: chunked\r\n" + LAST_CHUNK,
+        POST + b"Name: x\0\r\nContent-Length: 0\r\n\r\n",
+        POST + b"Host: there\r\nContent-Length: 0\r\n\r\n",
+        POST.replace(b"\r\n", b"\n") + b"Content-Length: 0\n\n",
+        POST.replace(b"1.1", b"1.0") + b"Connection: keep-alive\r\n" + CHUNKED + LAST_CHUNK,
+        POST + CHUNKED + b"\r\n0x5\r\nhello" + LAST_CHUNK,
+        POST + CHUNKED + b"\r\n-5\r\nhello" + LAST_CHUNK,
+        POST + CHUNKED + b"\r\n5;a\nb\r\nhello" + LAST_CHUNK,
+        POST + CHUNKED + b"\r\n5\nhello\n0\n\n",
+        POST + CHUNKED + b"\r\n5\r\nhelloXX0\r\n\r\n",
+        POST + CHUNKED + b"\r\nFFFFFFFFFFFFFFFFF\r\nhello" + LAST_CHUNK,
+        b"GET /health\r\n\r\n",
+    ],
+)
+async def test_what_others_may_read_differently_ends_the_connection(
+    rig: Rig, request_bytes: bytes
+) -> None:
+    """Nothing that was smuggled in a body is answered; nor is told what this is made of."""
+    found = await rig.raw(request_bytes + GET_HEALTH)
+    assert len(re.findall(rb"HTTP/[01]\.[019] (?:400|501) ", found)) == 1
+    assert b"healthy" not in found
+    assert b"Server: Postbus\r\n" in found
+    assert b"aiohttp" not in found
 
 
 # --- authorization ------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from typing import Final, cast
 
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.strangers import Stranger, Strangers
-from postbus.edge.web.door import MAX_HEAD_BYTES, HttpDoor
+from postbus.edge.web.door import HttpDoor
+from postbus.http_listener import MAX_HEAD_BYTES
 
 logger = logging.getLogger(__name__)
 

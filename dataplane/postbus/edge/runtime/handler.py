@@ -32,7 +32,7 @@ from postbus.edge.runtime.messages import (
 from postbus.edge.runtime.receives import Receives, release
 from postbus.edge.runtime.requests import STATUSES, Action, Target, refusal_of, target_of
 from postbus.edge.runtime.values import http_date
-from postbus.edge.web.authorization import SERVER, HttpAuthorizer, HttpRefused
+from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
 from postbus.edge.web.door import read_limited
 from postbus.entity.commands import (
     Command,
@@ -49,6 +49,7 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
+from postbus.http_listener import SERVER
 from postbus.message.envelope import Envelope
 
 ANSWER_S: Final = 60.0

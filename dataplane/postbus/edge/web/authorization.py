@@ -129,10 +129,6 @@ class HttpAuthorizer:
         )
 
 
-SERVER: Final = "Postbus"
-"""What answers call their server: neither a version nor what it is made of."""
-
-
 def error_answer(
     refused: HttpRefused, namespace: str, path: str, *, is_told: bool = True
 ) -> web.Response:

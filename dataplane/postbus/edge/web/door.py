@@ -19,13 +19,10 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from postbus.edge.strangers import Stranger
-from postbus.edge.web.authorization import SERVER, STRANGER, HttpRefused, error_answer
-from postbus.http_listener import PROTOCOL_LOG
+from postbus.edge.web.authorization import STRANGER, HttpRefused, error_answer
+from postbus.http_listener import MAX_HEAD_BYTES, PROTOCOL_LOG, HttpConnection
 
 logger = logging.getLogger(__name__)
-
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Request line and headers together; custom properties of a message are headers."""
 
 MAX_LINE_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10
@@ -45,6 +42,7 @@ LINGER_S: Final = 2.0
 
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
+CLOSE: Final = {"Connection": "close"}
 ADMINISTRATION: Final = "administration"
 RUNTIME: Final = "runtime"
 WEBSOCKET: Final = "websocket"
@@ -65,6 +63,9 @@ class _Server(web.Server):
     """Knows of each connection who came."""
 
     strangers: dict[RequestHandler, Stranger]
+
+    def __call__(self) -> HttpConnection:
+        return HttpConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
         super().connection_lost(handler, exc)
@@ -145,8 +146,6 @@ class HttpDoor:
         api = _api_of(request)
         answer = await self._answer_or_refuse(api, request)
         self.answers[api, answer.status] += 1
-        if not answer.prepared:
-            answer.headers["Server"] = SERVER
         return answer
 
     async def _answer_or_refuse(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
@@ -166,7 +165,10 @@ class HttpDoor:
             await asyncio.sleep(refused.delay_s)
         stranger = request.get(STRANGER)
         is_told = stranger is None or stranger.is_refusal_told()
-        return error_answer(refused, self._namespace, request.path, is_told=is_told)
+        answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
+        if refused.headers.items() >= CLOSE.items():
+            answer.force_close()
+        return answer
 
     async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         if api == HEALTH:
@@ -225,6 +227,12 @@ async def read_limited(
 
 
 def _check_head(request: web.BaseRequest) -> None:
+    """Raise `HttpRefused` for heads that are too large or that others may read in another way."""
+    codings = ",".join(request.headers.getall("Transfer-Encoding", []))
+    if request.version < (1, 0) or (codings and request.version < (1, 1)):
+        raise HttpRefused(400, "Speak HTTP/1.1; a body in chunks needs it.", CLOSE)
+    if codings and codings.strip().lower() != "chunked":
+        raise HttpRefused(501, "Of transfer encodings only chunked is known.", CLOSE)
     size_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
     if size_bytes + len(request.raw_path) > MAX_HEAD_BYTES:
         raise HttpRefused(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes together.")
