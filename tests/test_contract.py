@@ -20,6 +20,7 @@ from postbus.contract import (
     Right,
     RuleProperties,
     Sku,
+    SqlFilter,
     SubscriptionProperties,
     TopicProperties,
     check_entity_name,
@@ -240,6 +241,22 @@ def test_a_rule_has_one_filter() -> None:
     sql = {"sqlExpression": "a = 1"}
     correlated = {"label": "x"}
     both = {"name": "r", "sqlFilter": sql, "correlationFilter": correlated}
+    true = {"name": "r", "filterType": "TrueFilter"}
+    for wrong in (
+        true | {"sqlFilter": sql},
+        true | {"sqlFilter": {"sqlExpression": "1=0"}},
+        true | {"sqlFilter": {"sqlExpression": "1=1", "parameters": {"@a": 1}}},
+        true | {"correlationFilter": {"label": "x"}},
+        {"name": "r", "filterType": "FalseFilter", "sqlFilter": {"sqlExpression": "1=1"}},
+    ):
+        with pytest.raises(ValidationError, match="has no other filter than 1="):
+            RuleProperties.model_validate(wrong)
+    made = RuleProperties.model_validate(true)
+    assert made.sql_filter == SqlFilter(sql_expression="1=1")
+    assert RuleProperties.model_validate_json(made.model_dump_json(by_alias=True)) == made
+    plain = RuleProperties(name="r", sql_filter=SqlFilter(sql_expression="1=1"))
+    assert plain != made
+    assert RuleProperties(name="r", filter_type="SqlFilter", sql_filter=plain.sql_filter) == plain
     wrong = {"name": "r", "filterType": "CorrelationFilter", "sqlFilter": sql}
     for fields in ({"name": "r"}, both, wrong):
         with pytest.raises(ValidationError, match="either a sqlFilter or a correlationFilter"):

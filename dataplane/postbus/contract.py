@@ -532,17 +532,35 @@ class SqlAction(Model):
     parameters: dict[str, PropertyValue] = Field(default_factory=dict)
 
 
+FIXED_FILTERS: Final = {"TrueFilter": "1=1", "FalseFilter": "1=0"}
+"""Types of filters that say the same of every message -> the SQL that does."""
+
+
 class RuleProperties(Model):
-    """A named filter, and an action or none. `1=1` and `1=0` are the true and the false filter."""
+    """A named filter, and an action or none.
+
+    `filter_type` says what `sql_filter` does not: whether it was made as a true or a false filter,
+    whose SQL need not be given. The other types are known by the filter and become None.
+    """
 
     name: Annotated[str, AfterValidator(check_filter_name)]
-    filter_type: Literal["SqlFilter", "CorrelationFilter"] | None = Field(None, alias="filterType")
+    filter_type: Literal["SqlFilter", "CorrelationFilter", "TrueFilter", "FalseFilter"] | None = (
+        Field(None, alias="filterType")
+    )
     sql_filter: SqlFilter | None = Field(None, alias="sqlFilter")
     correlation_filter: CorrelationFilter | None = Field(None, alias="correlationFilter")
     action: SqlAction | None = None
 
     @model_validator(mode="after")
     def _has_one_filter(self) -> RuleProperties:
+        fixed = FIXED_FILTERS.get(self.filter_type or "")
+        if fixed is not None:
+            given = self.sql_filter
+            is_other = given is not None and (given.sql_expression != fixed or given.parameters)
+            if is_other or self.correlation_filter is not None:
+                raise ValueError(f"a {self.filter_type} has no other filter than {fixed}")
+            object.__setattr__(self, "sql_filter", SqlFilter(sql_expression=fixed))
+            return self
         kinds = [
             kind
             for kind, given in (
@@ -553,12 +571,11 @@ class RuleProperties(Model):
         ]
         if len(kinds) != 1 or self.filter_type not in (None, kinds[0]):
             raise ValueError("a rule has either a sqlFilter or a correlationFilter")
+        object.__setattr__(self, "filter_type", None)
         return self
 
 
-DEFAULT_RULE: Final = RuleProperties(
-    name="$Default", sql_filter=SqlFilter(sql_expression="1=1"), filter_type="SqlFilter"
-)
+DEFAULT_RULE: Final = RuleProperties(name="$Default", filter_type="TrueFilter")
 """What a subscription begins with when no rules are given."""
 
 EntityProperties: TypeAlias = QueueProperties | TopicProperties | SubscriptionProperties

@@ -124,7 +124,7 @@ def applied_hash(
     rules = getattr(properties, "rules", None) or rules
     if rules:
         in_order = sorted(rules, key=lambda rule: rule.name.lower())
-        said["rules"] = [_canonical(rule, {"filter_type"}) for rule in in_order]
+        said["rules"] = [_canonical(rule, set()) for rule in in_order]
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 

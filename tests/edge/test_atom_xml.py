@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from postbus.broker.administration import RuleDescription
 from postbus.broker.authorization_rules import AuthorizationRuleDescription, Keys, WantedRule
 from postbus.contract import (
+    DEFAULT_RULE,
     MAX_DURATION_MS,
     CorrelationFilter,
     EntityKind,
@@ -341,10 +342,15 @@ def test_a_rule_reads_as_what_it_was(rule: RuleProperties) -> None:
 @pytest.mark.parametrize(("text", "kind"), [("1=1", "TrueFilter"), ("1=0", "FalseFilter")])
 def test_true_and_false_come_back_with_their_own_types(text: str, kind: str) -> None:
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
-    rule = RuleProperties(name="r", sql_filter=SqlFilter(sql_expression=text))
+    rule = RuleProperties.model_validate({"name": "r", "filterType": kind})
     told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
     assert f'<Filter i:type="{kind}"><SqlExpression>{text}</SqlExpression>' in told
     assert '<Action i:type="EmptyRuleAction"/>' in told
+    assert rule_back(rule) == rule
+    as_sql = RuleProperties(name="r", sql_filter=SqlFilter(sql_expression=text))
+    assert as_sql != rule
+    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(as_sql, 5))
+    assert f'<Filter i:type="SqlFilter"><SqlExpression>{text}</SqlExpression>' in told
 
 
 def test_what_sql_says_is_written_in_the_order_of_service_bus() -> None:
@@ -407,9 +413,7 @@ def test_python_calls_false_something_else() -> None:
 
 
 def test_a_rule_without_filter_and_name_is_the_default_one() -> None:
-    assert rule_of("") == RuleProperties(
-        name="$Default", sql_filter=SqlFilter(sql_expression="1=1")
-    )
+    assert rule_of("") == DEFAULT_RULE
 
 
 def test_prefixes_mean_what_the_document_says_they_mean() -> None:

@@ -63,6 +63,24 @@ def test_numbers_of_every_width_are_listed(raw: HostileClient, path: str) -> Non
     assert listed(raw, path)["new"][-1] == properties
 
 
+def test_true_and_false_filters_and_sql_that_says_the_same_stay_apart(
+    raw: HostileClient, path: str
+) -> None:
+    wanted: dict[str, tuple[int, Value]] = {
+        "true-filter": (7, {}),
+        "false-filter": (8, {}),
+        "sql-filter": (6, {"expression": "1=1"}),
+    }
+    for kind, (code, said) in wanted.items():
+        body: dict[str, Value] = {"rule-name": "new", "rule-description": {kind: said}}
+        assert raw.ask(path, "add-rule", body)[0] == 200
+        _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
+        described = {each["rule-description"].value[2]: each for each in found["rules"]}
+        chosen = described["new"]["rule-description"].value[0]
+        assert chosen.descriptor == 0x0000_0013_7000_0000 + code
+        assert raw.ask(path, "remove-rule", {"rule-name": "new"})[0] == 200
+
+
 def test_times_and_durations_are_compared_with(
     bus: BusThread, raw: HostileClient, path: str
 ) -> None:

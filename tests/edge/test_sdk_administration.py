@@ -528,6 +528,7 @@ STRANGE = "a < b & 'c' > \"d\""
 FILTERS = {
     "true": TrueRuleFilter(),
     "false": FalseRuleFilter(),
+    "sql that is true": SqlRuleFilter("1=1"),
     "sql": SqlRuleFilter("a = @a AND b = @b", parameters={"@a": STRANGE, "@b": 5}),
     "correlation": CorrelationRuleFilter(
         correlation_id="c",
@@ -568,9 +569,9 @@ def test_a_rule_reads_back_as_it_was_made(
         assert type(rule.filter) is type(wanted)
         if isinstance(wanted, CorrelationRuleFilter):
             assert vars(rule.filter) == vars(wanted)
-        elif kind == "sql":
+        elif kind.startswith("sql"):
             assert rule.filter.sql_expression == wanted.sql_expression
-            assert rule.filter.parameters == wanted.parameters
+            assert rule.filter.parameters == (wanted.parameters or {})
         assert rule.action.sql_expression == "SET x = @x; REMOVE y"
         assert rule.action.parameters == {"@x": "z"}
         assert rule.created_at_utc.year > 2000

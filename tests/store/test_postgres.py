@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from postbus.contract import RuleProperties
 from postbus.embedded import EmbeddedPostgres
 from postbus.store import postgres as postgres_module
 from postbus.store.errors import StoreError
@@ -154,6 +156,43 @@ async def test_migrations_and_schema_make_equal_tables(store: Store, database: s
     assert made[0]
     assert made[1]
     assert [list(map(tuple, rows)) for rows in made] == [list(map(tuple, rows)) for rows in grown]
+
+
+async def test_rules_of_older_stores_that_are_always_true_become_true_filters(
+    store: Store, database: str
+) -> None:
+    """Until then `1=1` was told as a true filter, whatever it was made as."""
+    (step,) = [each for each in all_migrations() if "fixed_filters" in each.name]
+
+    def stored(name: str, text: str, **more: object) -> dict[str, object]:
+        made = {"sqlExpression": text, "compatibilityLevel": 20, "parameters": {}}
+        return {"rule": {"name": name, "sqlFilter": made | more}, "created_ms": 5}
+
+    rules = [
+        stored("z", "1=1"),
+        stored("f", "1=0"),
+        stored("s", "1 = 1"),
+        stored("p", "1=1", parameters={"@a": 1}),
+        {"rule": {"name": "c", "correlationFilter": {"label": "1=1"}}, "created_ms": 6},
+    ]
+    await store.open()
+    async with connected(database) as look:
+        await look.execute(
+            "insert into postbus.catalog (entity_no, name, kind, definition, home_partition,"
+            " version, created_ms, updated_ms, rules)"
+            " values (1, 'a', 'subscription', '{}', 0, 1, 0, 0, $1), (2, 'b', 'queue', '{}', 0, 1,"
+            " 0, 0, '[]')",
+            json.dumps(rules),
+        )
+        await look.execute(step.sql)
+        found = await look.fetch("select rules from postbus.catalog order by entity_no")
+    after, none = (json.loads(row["rules"]) for row in found)
+    types = [each["rule"].get("filterType") for each in after]
+    assert types == ["TrueFilter", "FalseFilter", None, None, None]
+    for each in after:
+        RuleProperties.model_validate(each["rule"])
+        each["rule"].pop("filterType", None)
+    assert (after, none) == (rules, [])
 
 
 def test_migrations_are_numbered_without_gaps() -> None:

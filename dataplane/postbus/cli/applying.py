@@ -379,9 +379,7 @@ def _facts(entity: Entity) -> dict[str, Any]:
 
 
 def _rule_facts(rule: RuleProperties) -> dict[str, Any]:
-    said: dict[str, Any] = rule.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, exclude={"filter_type"}
-    )
+    said: dict[str, Any] = rule.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return said
 
 

@@ -158,9 +158,9 @@ def _sparse(value: Any) -> Any:
 
 
 def _rule(rule: RuleProperties) -> dict[str, Any]:
-    said: dict[str, Any] = rule.model_dump(
-        mode="json", by_alias=True, exclude_defaults=True, exclude={"filter_type"}
-    )
+    said: dict[str, Any] = rule.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if rule.filter_type is not None:
+        del said["sqlFilter"]  # the type says it
     return said
 
 

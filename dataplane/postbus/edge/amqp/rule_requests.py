@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -47,8 +47,6 @@ FALSE_FILTER: Final = Ulong(0x0000_0013_7000_0008)
 CORRELATION_FILTER: Final = Ulong(0x0000_0013_7000_0009)
 """Descriptor codes of answers; those of filters have another prefix than rules and actions."""
 
-TRUE_TEXT: Final = "1=1"
-FALSE_TEXT: Final = "1=0"
 COMPATIBILITY_LEVEL: Final = 20
 MAX_LISTED: Final = 1_000
 MAX_LONG: Final = (1 << 63) - 1
@@ -148,6 +146,7 @@ def rule_of(body: Any) -> RuleProperties:
     try:
         return RuleProperties(
             name=name,
+            filter_type=_filter_type(fields),
             sql_filter=_sql_filter(fields),
             correlation_filter=_correlation_filter(fields),
             action=_action(fields.get("sql-rule-action")),
@@ -159,11 +158,13 @@ def rule_of(body: Any) -> RuleProperties:
         raise BadRequest(f"{where}: {why}" if where else why) from None
 
 
-def _sql_filter(fields: dict[str, Any]) -> SqlFilter | None:
+def _filter_type(fields: dict[str, Any]) -> Literal["TrueFilter", "FalseFilter"] | None:
     if "true-filter" in fields:
-        return SqlFilter(sql_expression=TRUE_TEXT)
-    if "false-filter" in fields:
-        return SqlFilter(sql_expression=FALSE_TEXT)
+        return "TrueFilter"
+    return "FalseFilter" if "false-filter" in fields else None
+
+
+def _sql_filter(fields: dict[str, Any]) -> SqlFilter | None:
     expression = _expression("sql-filter", fields.get("sql-filter"))
     return None if expression is None else SqlFilter(sql_expression=expression)
 
@@ -234,12 +235,11 @@ def _describe_filter(rule: RuleProperties) -> Described:
         properties = {name: _wide(value) for name, value in given.properties.items()}
         return Described(CORRELATION_FILTER, [*fields, properties])
     assert rule.sql_filter is not None
-    expression = rule.sql_filter.sql_expression
-    if expression == TRUE_TEXT:
+    if rule.filter_type == "TrueFilter":
         return Described(TRUE_FILTER, [])
-    if expression == FALSE_TEXT:
+    if rule.filter_type == "FalseFilter":
         return Described(FALSE_FILTER, [])
-    return Described(SQL_FILTER, [expression, Int(COMPATIBILITY_LEVEL)])
+    return Described(SQL_FILTER, [rule.sql_filter.sql_expression, Int(COMPATIBILITY_LEVEL)])
 
 
 def _wide(value: RuleValue) -> Value:

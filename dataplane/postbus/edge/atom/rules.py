@@ -1,6 +1,7 @@
 """Rules of subscriptions in the administration door's XML: filters, actions and typed values.
 
-`1=1` and `1=0` are the true and the false filter, whatever a client called or spelled them.
+A true and a false filter stay what they were made as; their SQL is told as `1=1` and `1=0`, however
+a client spelled it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ from postbus.rule_values import (
     parse_span_ticks,
 )
 
-TRUE_TEXT: Final = "1=1"
-FALSE_TEXT: Final = "1=0"
 COMPATIBILITY_LEVEL: Final = "20"
 MAX_INT: Final = 2**31 - 1
 DEFAULT_RULE_NAME: Final = "$Default"
@@ -76,8 +75,8 @@ def read_rule(description: Element, name: str | None = None) -> RuleProperties:
                 said["action"] = _read_action(child)
             case "Name":
                 said["name"] = text_of(child).strip() or DEFAULT_RULE_NAME
-    if not said.keys() & {"sql_filter", "correlation_filter"}:
-        said["sql_filter"] = SqlFilter(sql_expression=TRUE_TEXT)
+    if not said.keys() & {"sql_filter", "correlation_filter", "filter_type"}:
+        said["filter_type"] = "TrueFilter"
     said["name"] = said.get("name", DEFAULT_RULE_NAME) if name is None else name
     try:
         return RuleProperties(**said)
@@ -96,10 +95,8 @@ def first_mistake(error: ValidationError) -> str:
 def _read_filter(said: Element) -> dict[str, Any]:
     try:
         match type_of(said)[1]:
-            case "TrueFilter":
-                return {"sql_filter": SqlFilter(sql_expression=TRUE_TEXT)}
-            case "FalseFilter":
-                return {"sql_filter": SqlFilter(sql_expression=FALSE_TEXT)}
+            case "TrueFilter" | "FalseFilter" as kind:
+                return {"filter_type": kind}
             case "SqlFilter":
                 return {"sql_filter": SqlFilter(**_read_sql(said))}
             case "CorrelationFilter":
@@ -226,9 +223,9 @@ def _write_filter(rule: RuleProperties) -> str:
         pairs = _write_pairs("Properties", given.properties)
         return f'<Filter i:type="CorrelationFilter">{fields}{pairs}</Filter>'
     assert rule.sql_filter is not None
-    kinds = {TRUE_TEXT: "TrueFilter", FALSE_TEXT: "FalseFilter"}
-    kind = kinds.get(rule.sql_filter.sql_expression, "SqlFilter")
-    return f'<Filter i:type="{kind}">{_write_sql(rule.sql_filter)}</Filter>'
+    return (
+        f'<Filter i:type="{rule.filter_type or "SqlFilter"}">{_write_sql(rule.sql_filter)}</Filter>'
+    )
 
 
 def _write_action(action: SqlAction | None) -> str:
