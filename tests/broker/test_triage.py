@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import TypeVar
 
 import pytest
@@ -385,6 +387,41 @@ async def test_a_page_holds_so_many_bytes(store: Store) -> None:
         rest = await triage.peek("q", from_number=page.next_number)
         assert len(page.messages) + len(rest.messages) == 50
         assert rest.is_end
+
+
+@pytest.mark.parametrize("call", ["peek", "show", "purge"])
+async def test_what_takes_long_to_read_holds_up_nobody(store: Store, call: str) -> None:
+    """Sixty kilobytes of properties or of a list take longer to read than any command."""
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q")
+        sent = numbered(1)
+        if call == "show":
+            sent.body = b"\x00\x53\x77" + encode_list([b"\x40"] * 60_000)
+        else:
+            many = {f"p{n}": "" for n in range(6_500)}
+            sent.application_properties = merge_properties(b"", many)
+        sent.size_bytes = 62_000
+        await bus.sent(bus.address("q"), *(copy(sent) for _ in range(40)))
+        turns_s: list[float] = []
+
+        async def watch() -> None:
+            while True:
+                turns_s.append(time.process_time())
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        if call == "purge":
+            looked_at = (await triage.purge("q", where="p1 = 'no'")).looked_at
+        else:
+            where = None if call == "show" else "p1 = ''"
+            looked_at = (await triage.peek("q", where=where)).looked_at
+        watching.cancel()
+        turns_s.append(time.process_time())
+        gaps_s = [end - start for start, end in itertools.pairwise(turns_s)]
+        assert looked_at == 40
+        assert max(gaps_s) < sum(gaps_s) / 8
 
 
 @pytest.mark.parametrize("is_spread", [False, True])

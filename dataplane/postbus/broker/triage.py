@@ -9,8 +9,9 @@ handled is not there under its number any more.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -65,6 +66,10 @@ megabytes, however large the messages are."""
 
 MAX_BODY_BYTES: Final = 1 << 20
 """Most bytes of a body that a peek shows. Our choice."""
+
+PAUSE_BYTES: Final = 64 * 1024
+"""After so many bytes of messages that are read others have their turn. Our choice: properties or
+lists of that size take a tenth of a second at worst."""
 
 NUMBER_BITS: Final = 48
 
@@ -177,16 +182,16 @@ class Triage:
         found: list[PeekedMessage] = []
         while len(found) < count and walk.goes_on:
             page = await walk.next_page(PAGE_MESSAGES if filtered.is_narrow else count)
-            for message in page:
+            async for message in _unhurried(page):
                 walk.looked(message)
                 if filtered.selects(message):
                     found.append(message)
                     if len(found) == count:
                         break
-        default_ttl_ms = _default_ttl_ms(address)
+        ttl_ms = _default_ttl_ms(address)
         views = [
-            view_of(each, address.sub_queue, default_ttl_ms=default_ttl_ms, body_bytes=body_bytes)
-            for each in found
+            view_of(each, address.sub_queue, default_ttl_ms=ttl_ms, body_bytes=body_bytes)
+            async for each in _unhurried(found)
         ]
         return PeekPage(
             tuple(views),
@@ -226,9 +231,11 @@ class Triage:
         work = _Work()
         while walk.looked_at < count and walk.goes_on:
             page = await walk.next_page(min(PAGE_MESSAGES, count - walk.looked_at))
-            selected = [message.sequence for message in page if filtered.selects(message)]
-            for message in page:
+            selected: list[int] = []
+            async for message in _unhurried(page):
                 walk.looked(message)
+                if filtered.selects(message):
+                    selected.append(message.sequence)
             matched += len(selected)
             if selected and not dry_run:
                 part = await self._delete(address, selected)
@@ -440,6 +447,17 @@ class _Walk:
         self.number = message.sequence + 1
         self.looked_at += 1
         self._bytes += message.envelope.size_bytes
+
+
+async def _unhurried(messages: Iterable[PeekedMessage]) -> AsyncIterator[PeekedMessage]:
+    """Yield messages that are read one after the other, and let others have their turn."""
+    read_bytes = 0
+    for message in messages:
+        yield message
+        read_bytes += message.envelope.size_bytes
+        if read_bytes >= PAUSE_BYTES:
+            read_bytes = 0
+            await asyncio.sleep(0)
 
 
 class _Filter:
