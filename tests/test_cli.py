@@ -203,7 +203,7 @@ def served(folder: Path, stores: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_postgres_that_is_not_there(folder: Path) -> None:
     done = served(folder, "postgresql://me:hidden@127.0.0.1:1/bus")
-    assert_fails(done, 6, "Postgres cannot be reached")
+    assert_fails(done, 6, r"Postgres cannot be reached \(127.0.0.1:1\)")
     assert "hidden" not in done.stderr + done.stdout
 
 

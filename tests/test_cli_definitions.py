@@ -119,6 +119,33 @@ def test_one_queue_is_applied_without_the_rest(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
+def test_manifests_come_by_standard_input(user: CommandLine) -> None:
+    exported = user.ok("export")
+    assert user.ok("apply", "-", stdin=exported).endswith(" unchanged\n")
+    assert user.ok("diff", "-", stdin=exported) == ""
+    assert user.ok("check", "-", stdin=exported).startswith("ok local-bus (Standard)")
+    user.fails("apply", "-", stdin="kind: [", code=4, says="standard input:1: no valid YAML")
+    for command in ("apply", "diff", "check"):
+        user.fails(command, "-", stdin="# nothing\n", code=4, says="there are no manifests in it")
+
+
+@pytest.mark.slow
+def test_addresses_without_tls_and_with_it_are_told_apart(user: CommandLine) -> None:
+    (control,) = re.findall(r"(?m)^control +http://(\S+)$", user.announced)
+    user.ok("context", "set", "secure", "--control", f"https://{control}")
+    user.fails("status", "--context", "secure", code=7, says="speaks no TLS")
+    user.ok("context", "set", "bare", "--control", f"http://{control}")
+    user.fails("status", "--context", "bare", code=7, says="postbus context set NAME --token-file")
+
+
+@pytest.mark.slow
+def test_lines_end_with_what_they_say(user: CommandLine) -> None:
+    told = user.announced + user.ok("get", "namespace") + user.ok("get", "queues")
+    assert [line for line in told.splitlines() if line.endswith(" ")] == []
+    assert re.search(r"(?m)^authorizationRules  .*RootManageSharedAccessKey \(", told)
+
+
+@pytest.mark.slow
 def test_mistakes_change_nothing(user: CommandLine) -> None:
     before = user.ok("export")
     write(user, "bad.yaml", QUEUE % ("fine", ""), QUEUE % ("bad", ", lockDuration: PT1H"))
@@ -190,7 +217,7 @@ def test_bad_names_and_arguments(user: CommandLine) -> None:
     user.fails("describe", "nobody", code=7, says="there is no queue or topic nobody")
     user.fails("describe", "order-events/Subscriptions/nobody", code=7, says="nobody")
     user.fails("get", "subscriptions", code=2, says="subscriptions needs a topic")
-    user.fails("get", "queues", "x", code=2, says="queues needs nothing more")
+    user.fails("get", "queues", "x", code=2, says="queues needs no name: postbus describe")
     user.fails("get", "cats", code=2, says="'cats'")
     user.fails("get", "subscriptions", "nobody", code=7, says="nobody")
     user.fails("restore", "nobody", code=7, says="nothing that can be restored is called nobody")

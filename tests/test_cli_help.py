@@ -73,3 +73,9 @@ def test_texts_are_shown_whole(name: str, command: Any) -> None:
 
 def test_exit_codes_are_in_the_help_of_every_command() -> None:
     assert [name for name, command in COMMANDS if "Exit codes" not in command.epilog] == []
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_examples_stand_line_below_line(name: str, command: Any) -> None:
+    examples = command.epilog.strip().partition("\n\n[bold]Exit codes")[0]
+    assert "\n\n" not in examples

@@ -576,7 +576,8 @@ def explain_store_error(error: Exception) -> str:
     """Return what to tell a user about a store that cannot be used; never its password."""
     if isinstance(error, ValueError):
         return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
-    which = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    notes = getattr(error, "__notes__", [])
+    which = f" ({', '.join(notes)})" if notes else ""
     if isinstance(error, StoreMisconfigured):
         return f"Postgres cannot be used{which}: {error}"
     cause = error.__cause__ if isinstance(error, StoreError) else error

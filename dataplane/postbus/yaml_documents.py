@@ -7,6 +7,7 @@ nothing of kinds; `manifests` gives the values a meaning.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,18 @@ class Document:
 
 
 def read_documents(path: Path, shown: str) -> Iterator[Document]:
-    """Yield the documents of a file named `shown` in messages; raises `ManifestError`."""
+    """Yield the documents of a file named `shown` in messages; raises `ManifestError`.
+
+    `-` is standard input, which can be read only once.
+    """
+    is_stdin = str(path) == "-"
+    shown = "standard input" if is_stdin else shown
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        with sys.stdin.buffer if is_stdin else path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ManifestError([Problem(shown, 0, "", "the file is larger than 4 MiB")])
-        text = path.read_text(encoding="utf-8")
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise ManifestError([Problem(shown, 0, "", "the file is not UTF-8 text")]) from error
     except OSError as error:

@@ -95,7 +95,7 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
         await bus.sent(queue, message("x"))
         consumer, door = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
         await until(lambda: len(door.deliveries) == 1)
-        with pytest.raises(AdministrationRefused, match="q holds 1 messages") as caught:
+        with pytest.raises(AdministrationRefused, match="q holds 1 message") as caught:
             await administration.delete("q", policy=IF_EMPTY)  # it is locked, and there
         assert caught.value.refused.refusal is Refusal.NOT_EMPTY
         assert administration.find("q") is not None

@@ -477,7 +477,7 @@ def test_an_empty_entity_is_frozen_whoever_uses_it() -> None:
     rig.send("a")
     (delivery,) = rig.receive()
     assert rig.apply(Freeze(QUEUE, if_empty=True)) == Refused(
-        Refusal.NOT_EMPTY, "queue-7 holds 1 messages"
+        Refusal.NOT_EMPTY, "queue-7 holds 1 message"
     )
     rig.settle(Disposition.COMPLETE, delivery)
     assert isinstance(rig.apply(Freeze(QUEUE, if_empty=True)), Frozen)

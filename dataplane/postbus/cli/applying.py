@@ -136,8 +136,11 @@ async def make_plan(control: ControlClient, paths: Sequence[Path]) -> Plan:
     told = await control.get("/v1/namespace")
     live = known(NamespaceProperties, told["properties"])
     documents = [each for path in files_of(paths) for each in read_documents(path, str(path))]
+    if not documents:
+        raise InputError(f"{', '.join(map(str, paths))}: there are no manifests in it")
     given = await _missing(control, documents, live)
-    return await plan_of(control, read_one_bus(paths, given), {_name(each) for each in given})
+    wanted = read_one_bus((), [*given, *documents])
+    return await plan_of(control, wanted, {_name(each) for each in given})
 
 
 async def plan_of(

@@ -11,40 +11,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from postbus.cli.contexts import ContextName, find_target
-from postbus.cli.failures import RefusedError, expected_failures, out
+from postbus.cli.failures import RefusedError, examples, expected_failures, out
 
 SHORT_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d{1,3})?)s)?")
 
-CLOCK_EPILOG: Final = """
-[bold]Examples[/bold]
-
-  postbus dev --clock manual             a bus whose time can be moved
-
-  postbus clock                          what time it is for messages
-
-  postbus clock advance 5m               let five minutes pass at once
-
-  postbus clock advance 1h30m            also 90s, 2h, 7d and ISO 8601: PT90S, P7D
-
-  postbus clock advance 7d --control-port 9470
-
+CODES: Final = """
 [bold]Exit codes[/bold]
-
   0 done, 2 usage, 3 settings, 7 no bus answers, or it refuses
 """
-FAULT_EPILOG: Final = """
-[bold]Examples[/bold]
-
-  postbus fault lose-locks orders        as if every lock had run out
-
-  postbus fault store-outage 10s         as if Postgres were away, for real seconds
-
-  postbus fault store-outage 10s --partition 3
-
-[bold]Exit codes[/bold]
-
-  0 done, 2 usage, 3 settings, 7 no bus answers, or it refuses
-"""
+CLOCK_EPILOG: Final = examples(
+    "postbus dev --clock manual             a bus whose time can be moved",
+    "postbus clock                          what time it is for messages",
+    "postbus clock advance 5m               let five minutes pass at once",
+    "postbus clock advance 1h30m            also 90s, 2h, 7d and ISO 8601: PT90S, P7D",
+    "postbus clock advance 7d --control-port 9470",
+    codes=CODES,
+)
+FAULT_EPILOG: Final = examples(
+    "postbus fault lose-locks orders        as if every lock had run out",
+    "postbus fault store-outage 10s         as if Postgres were away, for real seconds",
+    "postbus fault store-outage 10s --partition 3",
+    codes=CODES,
+)
 
 clock = typer.Typer(
     help="Show or move the time of messages; `postbus dev --clock manual` lets it be moved.",

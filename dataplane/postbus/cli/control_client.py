@@ -121,6 +121,10 @@ class ControlClient:
                 f"the certificate of {self._url} is not trusted: name its authority with"
                 " postbus context set NAME --ca-file FILE"
             ) from None
+        except aiohttp.ClientConnectorSSLError:
+            raise RefusedError(
+                f"what listens at {self._url} speaks no TLS: its address may begin with http://"
+            ) from None
         except aiohttp.ClientConnectorError:
             raise RefusedError(
                 f"no bus answers at {self._url}: start one with postbus dev, or choose another"
@@ -131,9 +135,10 @@ class ControlClient:
                 f"the bus at {self._url} did not answer within {ANSWER_S:.0f} s"
             ) from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            hint = "" if self._url.startswith("https:") else "; with TLS its address is https://"
             raise RefusedError(
                 f"the bus at {self._url} hung up before it answered; what was asked for may have"
-                " been done"
+                f" been done{hint}"
             ) from None
         except (aiohttp.ClientError, ValueError, TypeError, KeyError):
             raise RefusedError(
@@ -148,9 +153,12 @@ class ControlClient:
         if status == 409:
             return ConflictError(message)
         if status == 401 and self._target.is_guess:
-            return RefusedError(f"{NO_BUS_HERE}; the one at {self._url} refuses: {message}")
+            return RefusedError(f"{NO_BUS_HERE}; the one at {self._url} is another")
         if status == 401 and self._target.context.token_file is None:
-            return RefusedError(f"{message} (postbus context set NAME --token-file FILE)")
+            return RefusedError(
+                f"the bus at {self._url} wants a control token: name the file that holds it with"
+                " postbus context set NAME --token-file FILE"
+            )
         return RefusedError(message)
 
 

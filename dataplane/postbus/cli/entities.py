@@ -19,6 +19,7 @@ GET_EPILOG: Final = examples(
     "postbus get topics -o json",
     "postbus get subscriptions order-events",
     "postbus get rules order-events large-orders",
+    "postbus get rules order-events/Subscriptions/large-orders",
     "postbus get deleted                      what can be restored",
     "postbus get namespace -o yaml",
 )
@@ -90,9 +91,11 @@ def get(
 
     wanted = {Kind.SUBSCRIPTIONS: 1, Kind.RULES: 2}.get(kind, 0)
     names = [each for each in (topic, subscription) if each is not None]
+    if kind is Kind.RULES and len(names) == 1:
+        names = _topic_and_subscription(names[0])
     if len(names) != wanted:
-        needs = ["nothing more", "a topic", "a topic and a subscription"][wanted]
-        raise typer.BadParameter(f"{kind.value} needs {needs}")
+        needs = ["no name: postbus describe shows one", "a topic", "a topic and a subscription"]
+        raise typer.BadParameter(f"{kind.value} needs {needs[wanted]}")
 
     async def work(control: ControlClient) -> Any:
         match kind:
@@ -112,6 +115,8 @@ def get(
         columns = None
         if kind in {Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS}:
             columns = COLUMNS
+        if kind is Kind.NAMESPACE and output is Format.TABLE:
+            found = _namespace_row(found)
         print_objects(found, output, columns, f"no {kind.value}")
 
 
@@ -156,7 +161,9 @@ def delete(
         target = find_target(context)
         path, name, count = run_with(target, look)
         kept = "are kept for a restore" if policy is Policy.RETAIN else "are lost"
-        held = f" and its {count} messages, which {kept}" if count else ""
+        held = f" and its {count} messages, which {kept}" if count > 1 else ""
+        if count == 1:
+            held = f" and its message, which {kept.replace('are', 'is', 1)}"
         asks_yes(f"Delete {name}{held}?", is_sure=yes)
         told = run_with(target, work)
         text = f"deleted {name}"
@@ -225,7 +232,28 @@ def _print_status(told: dict[str, Any]) -> None:
     print_objects(shown, Format.TABLE)
 
 
+def _namespace_row(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of a namespace, each thing short enough for a line."""
+    said = told["properties"]
+    rules = (f"{each['name']} ({', '.join(each['rights'])})" for each in said["authorizationRules"])
+    return {
+        "name": told["name"],
+        "sku": said["sku"]["name"],
+        "partitions": told["partitionCount"],
+        "catalog": f"version {told['version']}",
+        "minimumTlsVersion": said["minimumTlsVersion"],
+        "disableLocalAuth": "yes" if said["disableLocalAuth"] else "no",
+        "authorizationRules": ", ".join(rules),
+    }
+
+
 # --- asking -------------------------------------------------------------------------------------
+
+
+def _topic_and_subscription(path: str) -> list[str]:
+    from postbus.contract import is_subscription_path, topic_of
+
+    return [topic_of(path), path.rpartition("/")[2]] if is_subscription_path(path) else [path]
 
 
 def _topic(name: str) -> str:

@@ -58,11 +58,8 @@ would cost each command a fifth of a second."""
 
 EXIT_CODES: Final = """
 [bold]Exit codes[/bold]
-
   0 done, 1 nothing there, or something differs, 2 usage,
-
   3 settings or contexts, 4 manifests or input,
-
   7 no bus answers, or it refuses, 130 interrupted
 """
 
@@ -94,5 +91,5 @@ def fail(message: str, code: Exit) -> NoReturn:
 
 def examples(*lines: str, codes: str = EXIT_CODES) -> str:
     """Return the epilog of a command: what people type, and what it exits with."""
-    shown = "\n\n".join(f"  {escape(line)}" for line in lines)
-    return f"\n[bold]Examples[/bold]\n\n{shown}\n{codes}"
+    shown = "\n".join(f"  {escape(line)}" for line in lines)
+    return f"[bold]Examples[/bold]\n{shown}\n{codes}"

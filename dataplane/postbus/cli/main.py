@@ -22,13 +22,11 @@ from postbus.cli import entities, manifest_commands, message_commands, receiving
 from postbus.cli.contexts import context
 from postbus.cli.control import clock, fault
 from postbus.cli.dead_letters import dlq
-from postbus.cli.failures import Exit, err, examples, expected_failures, out
+from postbus.cli.failures import Exit, InputError, err, examples, expected_failures, out
 
 RUNNING_CODES: Final = """
 [bold]Exit codes[/bold]
-
   0 stopped as asked, 2 usage, 3 settings, 4 manifests,
-
   5 data directory, port or certificate, 6 Postgres, 70 a bug
 """
 EPILOG: Final = examples(
@@ -57,6 +55,7 @@ SERVE_EPILOG: Final = examples(
 CHECK_EPILOG: Final = examples(
     "postbus check bus.yaml          only look for mistakes",
     "postbus check examples/         all manifests of a folder",
+    "postbus check - < bus.yaml      of standard input",
 )
 
 app = typer.Typer(
@@ -234,7 +233,10 @@ def check(
     from postbus.manifests import read_manifests
 
     with expected_failures():
-        for bus in read_manifests(manifests):
+        buses = read_manifests(manifests)
+        if not buses:
+            raise InputError(f"{', '.join(map(str, manifests))}: there are no manifests in it")
+        for bus in buses:
             tier = bus.properties.sku.name.value
             entities = {
                 "queue": bus.queues,

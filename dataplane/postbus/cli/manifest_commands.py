@@ -39,13 +39,13 @@ DIFF_EPILOG: Final = examples(
 EXPORT_EPILOG: Final = examples(
     "postbus export > bus.yaml            everything, without messages and keys",
     "postbus export --file bus.yaml",
-    "postbus apply bus.yaml --context other",
+    "postbus export | postbus apply - --context other",
 )
 IMPORT_EPILOG: Final = examples(
     "postbus import Config.json > bus.yaml    manifests of an emulator's configuration",
     "postbus import Config.json --apply       the same, applied at once",
 )
-Manifests = Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml.")]
+Manifests = Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml; - is stdin.")]
 COLORS: Final = {"+": "green", "-": "red", "@": "cyan"}
 KEYS_REMARK: Final = "# Messages and keys are not part of this: the bus has them.\n"
 

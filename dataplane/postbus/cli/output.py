@@ -75,10 +75,14 @@ def print_objects(
 
 def print_table(table: Table) -> None:
     """Print a table: as wide as a terminal is, and a line for each row where there is none."""
-    if not out.is_terminal:
-        whole = out.measure(table, options=out.options.update(max_width=MAX_LINE))
-        out.width = max(out.width, whole.maximum)
-    out.print(table)
+    if out.is_terminal:
+        out.print(table)
+        return
+    whole = out.measure(table, options=out.options.update(max_width=MAX_LINE))
+    out.width = max(out.width, whole.maximum)
+    with out.capture() as captured:
+        out.print(table)
+    write_line("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def cell(value: object, most: int = MAX_CELL) -> str:

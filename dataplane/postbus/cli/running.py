@@ -23,6 +23,7 @@ from postbus.allocator import keep_memory
 from postbus.broker.clock import ClockMode
 from postbus.bus import Bus, BusError
 from postbus.cli.failures import Exit, err, fail, out
+from postbus.cli.output import print_table
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
@@ -170,7 +171,7 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
     table = Table.grid(padding=(0, 2))
     for name, value in bus.summary():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
-    out.print(table)
+    print_table(table)
     for title, connection_string in bus.connection_strings() if with_keys else []:
         out.print(f"\n[bold]connection string[/bold] {escape(title)}:")
         out.print(escape(connection_string))

@@ -249,7 +249,9 @@ class IdleEntities:
         if command.if_empty:
             count = _held_by(entity)
             if count:
-                return Refused(Refusal.NOT_EMPTY, f"{entity.name} holds {count} messages")
+                return Refused(
+                    Refusal.NOT_EMPTY, f"{entity.name} holds {count} message{'s' * (count != 1)}"
+                )
         elif tracker is None or not tracker.is_due or self.is_busy(entity_no):
             return Refused(Refusal.BUSY, "the entity is in use")
         self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -74,6 +75,15 @@ class Store:
         self._synchronous_commit = "on"
         self._read = _Lane(self._connect_read)
         self._side = _Lane(self._connect_side)
+
+    @property
+    def where(self) -> str:
+        """Host and port for messages, never the password; "" where the address names none."""
+        try:
+            parts = urlsplit(self._dsn)
+            return f"{parts.hostname}:{parts.port or 5432}" if parts.hostname else ""
+        except ValueError:  # several hosts
+            return ""
 
     async def open(self) -> None:
         """Check the server's settings and bring the tables up to date; cheap when done before.

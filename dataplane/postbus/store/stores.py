@@ -50,6 +50,8 @@ class Stores:
             except (StoreError, OSError) as error:
                 if len(self._stores) > 1:
                     error.add_note(f"database {ordinal + 1} of {len(self._stores)}")
+                if where := store.where:
+                    error.add_note(where)
                 raise
 
     async def close(self) -> None:
