@@ -130,6 +130,43 @@ async def scrape(bus: Bus) -> str:
         return await answer.text()
 
 
+async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -> None:
+    async with run_bus("orders") as bus, aiohttp.ClientSession() as session:
+        metrics = dict(bus.summary())["metrics"].removesuffix("/metrics")
+        host, port = bus.doors()[Door.HTTP]
+
+        async def statuses() -> list[int]:
+            urls = [f"{metrics}/healthz", f"{metrics}/readyz", f"http://{host}:{port}/health"]
+            return [(await session.get(url)).status for url in urls]
+
+        assert await statuses() == [200, 200, 200]
+        assert bus._postgres is not None
+        await asyncio.to_thread(bus._postgres.stop)
+
+        async def is_away() -> bool:
+            return await statuses() == [200, 503, 503]
+
+        await wait_until(is_away)
+
+        async def is_told_why() -> bool:
+            text = await (await session.get(f"{metrics}/readyz")).text()
+            return text.startswith("not ready\npartition ")
+
+        await wait_until(is_told_why)
+        control = dict(bus.summary())["control"]
+        token = Path(dict(bus.summary())["token"]).read_text(encoding="ascii").split()[0]
+        headers = {"Authorization": f"Bearer {token}"}
+        async with session.get(f"{control}/v1/status", headers=headers) as answer:
+            told = await answer.json()
+        assert (told["isReady"], len(told["troubles"])) == (False, 1)
+        await asyncio.to_thread(bus._postgres.start)
+
+        async def is_back() -> bool:
+            return await statuses() == [200, 200, 200]
+
+        await wait_until(is_back)
+
+
 @pytest.mark.behaviour("S240")
 async def test_declared_queues_are_there_and_survive_a_restart(run_bus: RunBus) -> None:
     async with run_bus("orders", "invoices") as bus:

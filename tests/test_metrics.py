@@ -135,9 +135,12 @@ async def test_metrics_and_health_are_served() -> None:
     async def prepare() -> None:
         prepared.append(None)
 
+    async def ready() -> bool:
+        return is_ready
+
     server = MetricsServer(
         make_registry(full_sample),
-        lambda: is_ready,
+        ready,
         lambda: ["partition 0: cannot be loaded"],
         prepare,
     )
@@ -151,6 +154,7 @@ async def test_metrics_and_health_are_served() -> None:
                 assert answer.status == 200
             async with session.get(f"{base}/readyz") as answer:
                 assert answer.status == 503
+                assert await answer.text() == "not ready\npartition 0: cannot be loaded\n"
             is_ready = True
             async with session.get(f"{base}/readyz") as answer:
                 assert answer.status == 200

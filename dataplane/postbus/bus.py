@@ -33,6 +33,7 @@ from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.namespace import Namespace
+from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
@@ -134,7 +135,6 @@ class Bus:
             else EntityClock(lambda: time.monotonic_ns() // 1_000_000, _wall_ms)
         )
         self._stopping = asyncio.Event()
-        self._is_ready = False
         self._grace_s = settings.grace_s
         self._task: asyncio.Task[None] | None = None
 
@@ -186,6 +186,7 @@ class Bus:
             self._directory, namespace = await self._open_catalog(stores)
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
+                readiness = Readiness(self._hosts, stores.home_of)
                 self._triage = Triage(router, self._hosts)
                 changes = Changes(tasks.create_task)
                 self._administration = Administration(
@@ -203,12 +204,12 @@ class Bus:
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
-                    await self._open_doors(router, namespace, tasks)
-                    self._is_ready = True
+                    await self._open_doors(router, namespace, readiness, tasks)
+                    readiness.is_open = True
                     ready.set_result(None)
                     await self._stopping.wait()
                 finally:
-                    self._is_ready = False
+                    readiness.is_open = False
                     self._administration.stop()
                     if self._doors is not None:
                         await self._doors.close(self._grace_s)
@@ -346,7 +347,11 @@ class Bus:
     # --- doors ----------------------------------------------------------------------------------
 
     async def _open_doors(
-        self, router: Router, namespace: Namespace, tasks: asyncio.TaskGroup
+        self,
+        router: Router,
+        namespace: Namespace,
+        readiness: Readiness,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._doors = Doors(self._settings, self._definition, self._data)
         assert self._rules is not None
@@ -358,7 +363,7 @@ class Bus:
             authorizer=self._authorizer,
             rules=self._rules,
             created_ms=self._created_ms,
-            is_ready=lambda: self._is_ready,
+            is_ready=readiness.is_ready,
             troubles=self._troubles,
             sampler=self._sampler,
             controlled=self._controlled(router),

@@ -332,7 +332,10 @@ class PartitionStatus(Told):
 
 
 class Status(Told):
-    """How this broker is. `troubles` name what does not work, for people."""
+    """How this broker is. `is_ready`: clients may come, at least one partition can be used.
+
+    `troubles` name what does not work, for people.
+    """
 
     program: Literal["postbus"] = "postbus"
     program_version: str

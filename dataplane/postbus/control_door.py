@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,7 +59,7 @@ class ControlDoor:
         controlled: Controlled,
         settings: Settings,
         data: DataDirectory,
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[], Awaitable[bool]],
         context: ssl.SSLContext | None,
         suspicion: Suspicion,
     ) -> ControlDoor:
@@ -87,7 +87,7 @@ def _server(
     controlled: Controlled,
     settings: Settings,
     token_file: Path,
-    is_ready: Callable[[], bool],
+    is_ready: Callable[[], Awaitable[bool]],
     suspicion: Suspicion,
 ) -> ControlServer:
     """Return the server of the API; raises `TokenFileError`."""

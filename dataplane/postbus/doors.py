@@ -10,7 +10,7 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -63,7 +63,7 @@ class Inside:
     authorizer: Authorizer
     rules: AuthorizationRules
     created_ms: int
-    is_ready: Callable[[], bool]
+    is_ready: Callable[[], Awaitable[bool]]
     troubles: Callable[[], list[str]]
     sampler: Sampler
     controlled: Controlled

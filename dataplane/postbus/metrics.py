@@ -320,7 +320,7 @@ class MetricsServer:
     def __init__(
         self,
         registry: CollectorRegistry,
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[], Awaitable[bool]],
         troubles: Callable[[], list[str]],
         prepare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -357,6 +357,7 @@ class MetricsServer:
         return web.Response(text="ok\n")
 
     async def _ready(self, _request: web.Request) -> web.Response:
-        if self._is_ready():  # trouble of one partition must not take the others away
-            return web.Response(text="\n".join(["ready", *self._troubles(), ""]))
-        return web.Response(status=503, text="not ready\n")
+        is_ready = await self._is_ready()
+        first = "ready" if is_ready else "not ready"
+        text = "\n".join([first, *self._troubles(), ""])
+        return web.Response(status=200 if is_ready else 503, text=text)

@@ -55,6 +55,9 @@ class Rig:
         self.port = port
         self._session = session
 
+    async def health(self) -> bool:
+        return self.is_healthy
+
     async def ask(self, method: str, path: str, **said: object) -> tuple[int, str]:
         url = f"http://{HOST}:{self.port}{path}"
         async with self._session.request(method, url, **said) as answer:  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ async def rig() -> Iterator[Rig]:
             "test-bus",
             administration=Named("administration"),
             runtime=Named("runtime"),
-            is_healthy=lambda: made.is_healthy,
+            is_healthy=lambda: made.health(),
         )
         doors = FrontDoor(amqp, http, tasks)
         made = Rig(await doors.listen(HOST, 0), session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from postbus import __version__
 from postbus.broker.administration import Administration
@@ -32,7 +32,7 @@ class ControlStatus:
         administration: Administration,
         hosts: Sequence[Host],
         fence: CallerFence,
-        is_ready: Callable[[], bool],
+        is_ready: Callable[[], Awaitable[bool]],
         *,
         broker_name: str,
         is_development: bool,
@@ -83,17 +83,18 @@ class ControlStatus:
     # --- the broker -----------------------------------------------------------------------------
 
     async def _status(self, _call: Call) -> Answer:
-        return Answer(self._shown())
+        return Answer(await self._shown())
 
     async def _forget_epoch(self, _call: Call) -> Answer:
         await self._fence.forget()
-        return Answer(self._shown())
+        return Answer(await self._shown())
 
     async def _openapi(self, _call: Call) -> Answer:
         return Answer(text=openapi_text())
 
-    def _shown(self) -> Status:
+    async def _shown(self) -> Status:
         administration = self._administration
+        is_ready = await self._is_ready()
         acknowledged = administration.acknowledged()
         partitions = [
             PartitionStatus(
@@ -109,7 +110,7 @@ class ControlStatus:
             program_version=__version__,
             namespace=administration.namespace,
             broker=self._broker_name,
-            is_ready=self._is_ready(),
+            is_ready=is_ready,
             is_development=self._is_development,
             version=administration.version,
             highest_caller_epoch=self._fence.highest,

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from aiohttp import web
@@ -59,6 +59,10 @@ class HttpHandler(Protocol):
         ...
 
 
+async def _always() -> bool:
+    return True
+
+
 class _Server(web.Server):
     """Knows of each connection who came."""
 
@@ -84,7 +88,7 @@ class HttpDoor:
         administration: HttpHandler | None = None,
         runtime: HttpHandler | None = None,
         websocket: HttpHandler | None = None,
-        is_healthy: Callable[[], bool] = lambda: True,
+        is_healthy: Callable[[], Awaitable[bool]] = _always,
     ) -> None:
         """A handler that is None answers 404. Call it with a running loop."""
         self._namespace = namespace
@@ -172,7 +176,7 @@ class HttpDoor:
 
     async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         if api == HEALTH:
-            return self._tell_health()
+            return await self._tell_health()
         handler = self._handlers[api]
         if handler is None:
             text = (
@@ -181,8 +185,8 @@ class HttpDoor:
             raise HttpRefused(404, text)
         return await handler.handle(request)
 
-    def _tell_health(self) -> web.Response:
-        is_healthy = self._is_healthy()
+    async def _tell_health(self) -> web.Response:
+        is_healthy = await self._is_healthy()
         return web.Response(
             text=json.dumps(HEALTHY if is_healthy else UNHEALTHY),
             status=200 if is_healthy else 503,
