@@ -126,6 +126,46 @@ def test_a_filter_that_could_never_match_is_refused(
     assert add(raw, path, correlation_filter={"properties": {"at": value}}) == 400
 
 
+def test_rules_are_listed_in_pages(raw: HostileClient, path: str) -> None:
+    for name in ("a", "b", "c"):
+        body = {"rule-name": name, "rule-description": {"correlation-filter": {"label": name}}}
+        assert raw.ask(path, "add-rule", body)[0] == 200
+    names: list[str] = []
+    for skip in (0, 3):
+        status, _, found = raw.ask(path, "enumerate-rules", {"top": 3, "skip": skip})
+        assert status == 200
+        names += [each["rule-description"].value[2] for each in found["rules"]]
+    assert sorted(names) == ["$Default", "a", "b", "c"]
+    assert raw.ask(path, "enumerate-rules", {"top": 3, "skip": 4})[0] == 204
+
+
+def test_bodies_are_left_out_of_what_is_peeked(bus: BusThread, raw: HostileClient) -> None:
+    """As the JavaScript SDK may ask."""
+    queue = bus.queue()
+    with bus.client() as client, client.get_queue_sender(queue) as sender:
+        sender.send_messages(ServiceBusMessage("the body", message_id="the id"))
+    asked: dict[str, Value] = {"from-sequence-number": 0, "message-count": 5}
+    for is_left_out in (False, True):
+        body = {**asked, "omit-message-body": is_left_out}
+        status, _, found = raw.ask(queue, "peek-message", body)
+        (peeked,) = found["messages"]
+        assert (status, b"the id" in peeked["message"]) == (200, True)
+        assert (b"the body" in peeked["message"]) is not is_left_out
+
+
+def test_batch_delete_takes_what_was_there_at_a_time(bus: BusThread, raw: HostileClient) -> None:
+    queue = bus.queue()
+    with bus.client() as client, client.get_queue_sender(queue) as sender:
+        sender.send_messages([ServiceBusMessage("old")] * 3)
+        bus.advance(60_000)
+        before = Timestamp(int(bus.now().timestamp() * 1_000) - 30_000)
+        sender.send_messages([ServiceBusMessage("new")] * 2)
+    body: dict[str, Value] = {"message-count": 500, "enqueued-time-utc": before}
+    assert raw.ask(queue, "batch-delete-messages", body)[::2] == (200, {"message-count": 3})
+    assert bus.counts(queue).active == 2
+    assert raw.ask(queue, "batch-delete-messages", body)[0] == 204
+
+
 def test_sessions_far_behind_the_last_are_none(bus: BusThread, raw: HostileClient) -> None:
     queue = bus.queue(requires_session=True, enable_partitioning=True)
     body = {"last-updated-time": Timestamp(253_402_300_800_000), "skip": LARGEST, "top": 10}
