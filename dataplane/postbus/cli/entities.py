@@ -108,15 +108,17 @@ def get(
             case Kind.DELETED:
                 return await _tombstones(control)
             case Kind.NAMESPACE:
-                return await control.get("/v1/namespace")
+                told = await control.get("/v1/namespace")
+                if output is not Format.TABLE:
+                    return told
+                rules = await control.get("/v1/authorization-rules")
+                return _namespace_row(told, rules["items"])
 
     with expected_failures():
         found = run_with(find_target(context), work)
         columns = None
         if kind in {Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS}:
             columns = COLUMNS
-        if kind is Kind.NAMESPACE and output is Format.TABLE:
-            found = _namespace_row(found)
         print_objects(found, output, columns, f"no {kind.value}")
 
 
@@ -232,10 +234,10 @@ def _print_status(told: dict[str, Any]) -> None:
     print_objects(shown, Format.TABLE)
 
 
-def _namespace_row(told: dict[str, Any]) -> dict[str, Any]:
+def _namespace_row(told: dict[str, Any], rules: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what is known of a namespace, each thing short enough for a line."""
     said = told["properties"]
-    rules = (f"{each['name']} ({', '.join(each['rights'])})" for each in said["authorizationRules"])
+    shown = (f"{each['name']} ({', '.join(each['rights'])})" for each in rules)
     return {
         "name": told["name"],
         "sku": said["sku"]["name"],
@@ -243,7 +245,7 @@ def _namespace_row(told: dict[str, Any]) -> dict[str, Any]:
         "catalog": f"version {told['version']}",
         "minimumTlsVersion": said["minimumTlsVersion"],
         "disableLocalAuth": "yes" if said["disableLocalAuth"] else "no",
-        "authorizationRules": ", ".join(rules),
+        "authorizationRules": ", ".join(shown),
     }
 
 
