@@ -96,7 +96,13 @@ def test_filter_has_the_language_of_rules(user: CommandLine) -> None:
     assert peeked(user, "filtered", *where, "-n", "3") == ["m1050", "m1052", "m1053"]
     assert peeked(user, "filtered", "-w", "n = 2000") == []
     assert user.ok("peek", "filtered", "-w", "n = 2000") == "no messages\n"
-    user.fails("peek", "filtered", "-w", "n >", code=7, says="line 1, column 4: expected a value")
+    for command in (("peek",), ("purge", "-y"), ("dlq", "list"), ("dlq", "resend")):
+        asked = (*command, "filtered", "-w", "n > 2 AND n >> 2")
+        told = user.fails(*asked, code=4, says="--where: line 1, column 14: expected a value")
+        shown = [line.removeprefix("postbus: ") for line in told.splitlines()[-2:]]
+        assert shown == ["  n > 2 AND n >> 2", "               ^"]
+    unknown = ("peek", "filtered", "-w", "sys.Nothing = 1")
+    user.fails(*unknown, code=4, says="--where: there is no system property sys.Nothing")
 
 
 @pytest.mark.slow
@@ -234,7 +240,10 @@ def test_bad_input(user: CommandLine) -> None:
     for command in (("peek",), ("purge", "-y"), ("dlq", "list")):
         user.fails(*command, "nobody", code=7, says="subscription nobody")
     kill(user, "refused", 1)
-    user.fails("dlq", "resend", "refused", "1", "--to", "nowhere", code=7, says="nowhere")
+    missing = "there is no queue or topic nowhere to send to: nothing was sent"
+    user.fails("dlq", "resend", "refused", "1", "--to", "nowhere", code=7, says=missing)
+    edit = ("dlq", "edit", "refused", "1", "--body", "x", "--to", "nowhere")
+    user.fails(*edit, code=7, says=missing)
     user.fails(
         "dlq", "edit", "refused", "1", "-p", "at:timestamp=2030-01-01T00:00:00Z",
         code=4, says="at: use text, a number or a boolean",

@@ -300,6 +300,19 @@ def test_mistake_in_a_subscription(tmp_path: Path, spec: str, expected: str) -> 
     assert found.startswith(f":17: {expected}")
 
 
+def test_the_place_of_a_mistake_in_sql_is_shown(tmp_path: Path) -> None:
+    rules = """\
+      rules:
+        - name: red
+          sqlFilter: {sqlExpression: "colour = '\u6f22'\\nAND\\tname = '\u6f22' AND = 3"}
+    """
+    shown = complaints(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + shifted(rules))
+    assert "line 2, column 20: expected " in shown[0]
+    line, caret = shown[0].splitlines()[1:]
+    assert line == "  AND name = '\u6f22' AND = 3"
+    assert caret == " " * (2 + 20) + "^"  # one column of the text is two wide
+
+
 def test_what_means_nothing_for_a_subscription_is_let_through(tmp_path: Path) -> None:
     more = "  duplicateDetectionHistoryTimeWindow: PT10M\n"
     assert read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + more).subscriptions

@@ -42,7 +42,7 @@ from postbus.definitions import (
     tier_problems,
 )
 from postbus.entity.rules import check_rule
-from postbus.entity.sql_grammar import RuleError
+from postbus.entity.sql_grammar import RuleError, pointed
 from postbus.manifest_documents import (
     API_VERSION,
     MODELS,
@@ -393,15 +393,16 @@ class _BusReader:
             return
         self._topic_rules.setdefault(topic.lower(), []).extend(rules)
         for at, rule in enumerate(rules):
-            for part, checked in (
-                ("sqlFilter", rule.model_copy(update={"action": None})),
-                ("action", rule),
+            for part, checked, sql in (
+                ("sqlFilter", rule.model_copy(update={"action": None}), rule.sql_filter),
+                ("action", rule, rule.action),
             ):
                 try:
                     check_rule(checked)
                 except RuleError as error:
                     where = ("spec", "rules", at, part, "sqlExpression")
-                    self._complain(document, where, str(error))
+                    text = "" if sql is None else sql.sql_expression
+                    self._complain(document, where, pointed(str(error), text))
                     break
         name = doubled_rule(rules)
         if name is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 
 from postbus.cli.control_client import ControlClient, NotFoundError, part
-from postbus.cli.failures import RefusedError, err
+from postbus.cli.failures import InputError, RefusedError, err
 from postbus.cli.message_json import read_time, shown_time
 from postbus.control_contract_messages import MAX_CHOSEN
 
@@ -153,15 +153,38 @@ async def peeked(
 
 
 async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dict[str, Any]:
-    """Ask for messages; raises `RefusedError`, by name when there is no such entity."""
+    """Ask for messages; raises `RefusedError`, by name when there is no such entity.
+
+    `InputError` is for a filter that is no SQL: it shows the place.
+    """
     try:
         told: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
     except NotFoundError as error:
-        named = body["to"] if str(error) == body.get("to") else body["entity"]
+        if str(error) == body.get("to"):
+            raise NotFoundError(
+                f"there is no queue or topic {body['to']} to send to: nothing was sent; see postbus"
+                " get queues"
+            ) from None
         raise NotFoundError(
-            f"there is no queue or subscription {named}; subscriptions are topic/Subscriptions/name"
+            f"there is no queue or subscription {body['entity']}; subscriptions are"
+            " topic/Subscriptions/name"
         ) from None
+    except RefusedError:
+        if "where" in body:
+            _check_filter(str(body["where"]))
+        raise
     return told
+
+
+def _check_filter(text: str) -> None:
+    """Raise `InputError` when the filter is what the bus refused."""
+    from postbus.entity.sql_expressions import refuse_unknown
+    from postbus.entity.sql_grammar import RuleError, parse_filter, pointed
+
+    try:
+        refuse_unknown(parse_filter(text))
+    except RuleError as error:
+        raise InputError(f"--where: {pointed(str(error), text)}") from None
 
 
 def shown_message(view: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ and "SQL action syntax" of Azure Service Bus; its quotas for the limits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Final, NoReturn, TypeAlias, assert_never
+from unicodedata import east_asian_width
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
@@ -535,6 +537,20 @@ def _describe(error: UnexpectedToken | UnexpectedCharacters, text: str, start: s
         end = len(text)
     expected = _expected(_accepted(text, start, end))
     return f"line {line}, column {column}: expected {expected}, found {found}"
+
+
+def pointed(message: str, text: str) -> str:
+    """Return what a `RuleError` says of a text, with line and caret where it names a place."""
+    place = _PLACE.search(message)
+    lines = text.split("\n")
+    if place is None or not 0 < int(place[1]) <= len(lines):
+        return message
+    line, column = lines[int(place[1]) - 1], int(place[2])
+    before = "".join("  " if east_asian_width(each) in "WF" else " " for each in line[: column - 1])
+    return f"{message}\n  {line.replace(chr(9), ' ')}\n  {before}^"
+
+
+_PLACE: Final = re.compile(r"line (\d+), column (\d+): ")
 
 
 def _accepted(text: str, start: str, end: int | None) -> set[str]:
