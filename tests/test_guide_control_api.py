@@ -56,7 +56,7 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
-    namespace, restored, history, messages, fenced, forgotten = rest
+    namespace, keys, rotated, restored, history, messages, fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
@@ -64,6 +64,11 @@ def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> Non
     assert (put["created"], len(put["appliedHash"])) == (True, 64)
     made, subscribed, counted = answers(topic)
     assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
+    rule, told = answers(keys)
+    assert (rule["primaryKey"], told["rights"]) == (None, ["Listen", "Send"])
+    assert min(len(told["primaryKey"]), len(told["secondaryKey"])) == 44
+    (back,) = answers(rotated)
+    assert back["updatedAt"] > told["updatedAt"]
     (back,) = answers(restored)
     assert back["entityId"] == put["entityId"]
     changes, tombstones = answers(history)
