@@ -35,16 +35,19 @@ from postbus.contract import (
 )
 from postbus.entity.commands import (
     AcceptSession,
+    Command,
     DeferredReceived,
     Disposition,
     Done,
     Enqueued,
     GetSessionState,
+    Hold,
     Peek,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,
     Refused,
+    Reply,
     SessionState,
     SetSessionState,
     Settle,
@@ -128,6 +131,23 @@ async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
         for path in ("scheduled", "t", "t/Subscriptions/s"):
             refused = administration.delete(path, policy=IF_EMPTY)
             assert await refusal_of(refused) is Refusal.NOT_EMPTY
+
+
+async def test_a_subscription_that_its_topic_feeds_meanwhile_stays(store: Store) -> None:
+    async with administered(store, partition_count=1) as (administration, bus):
+        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        call = bus.hosts[0].call
+
+        async def publish_before_hold(command: Command) -> Reply:
+            if isinstance(command, Hold):
+                await bus.sent(bus.address("t"), message("x"))
+            return await call(command)
+
+        bus.hosts[0].call = publish_before_hold  # type: ignore[method-assign]
+        refused = administration.delete("t/Subscriptions/s", policy=IF_EMPTY)
+        assert await refusal_of(refused) is Refusal.NOT_EMPTY
+        assert (await administration.runtime("t/Subscriptions/s")).active == 1
 
 
 async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> None:

@@ -512,6 +512,29 @@ def test_a_topic_holds_what_its_subscriptions_hold() -> None:
     assert refused.refusal is Refusal.NOT_EMPTY
 
 
+def test_a_subscription_is_not_empty_any_more_when_its_topic_gives_it_something() -> None:
+    rig = topic_rig(None)
+    rig.apply(
+        PutEntity(
+            FIRST,
+            "t/Subscriptions/s",
+            EntityKind.SUBSCRIPTION,
+            SubscriptionProperties(),
+            4,
+            TOPIC,
+            (DEFAULT_RULE,),
+        )
+    )
+    assert isinstance(rig.apply(Freeze(FIRST, if_empty=True)), Frozen)
+    assert isinstance(rig.apply(Hold(FIRST)), Frozen)
+    rig.apply(Thaw(FIRST))
+    assert isinstance(rig.apply(Freeze(FIRST, if_empty=True)), Frozen)
+    rig.send("a", entity_no=TOPIC)  # the others get theirs meanwhile
+    refused = rig.apply(Hold(FIRST))
+    assert isinstance(refused, Refused)
+    assert refused.refusal is Refusal.NOT_EMPTY
+
+
 # --- who used it last -----------------------------------------------------------------------------
 
 

@@ -147,12 +147,13 @@ class IdleTracker:
 class IdleEntities:
     """All entities of a partition with an `AutoDeleteOnIdle`; see the module's docstring."""
 
-    __slots__ = ("_entities", "_frozen", "_turn", "trackers")
+    __slots__ = ("_emptied", "_entities", "_frozen", "_turn", "trackers")
 
     def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
         self._turn = turn
         self._entities = entities
         self._frozen: dict[int, int] = {}  # entity -> when it thaws by itself
+        self._emptied: set[int] = set()  # those of them that hold nothing
         self.trackers: dict[int, IdleTracker] = {}
 
     # --- definitions ------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class IdleEntities:
     def define(self, entity: QueueState) -> None:
         """Follow the definition of an entity that was put; that counts as use."""
         entity_no = entity.entity_no
-        self._frozen.pop(entity_no, None)
+        self._melt(entity_no)
         period_ms = entity.properties.auto_delete_on_idle_ms
         if period_ms >= MAX_DURATION_MS:
             self.trackers.pop(entity_no, None)
@@ -182,7 +183,7 @@ class IdleEntities:
 
     def forget(self, entity_no: int) -> None:
         """An entity is dropped."""
-        self._frozen.pop(entity_no, None)
+        self._melt(entity_no)
         self.trackers.pop(entity_no, None)
 
     # --- use --------------------------------------------------------------------------------------
@@ -247,29 +248,42 @@ class IdleEntities:
             return Refused(Refusal.ENTITY_NOT_FOUND)
         tracker = self.trackers.get(entity_no)
         if command.if_empty:
-            count = _held_by(entity)
-            if count:
-                return Refused(
-                    Refusal.NOT_EMPTY, f"{entity.name} holds {count} message{'s' * (count != 1)}"
-                )
+            refused = _not_empty(entity)
+            if refused is not None:
+                return refused
         elif tracker is None or not tracker.is_due or self.is_busy(entity_no):
             return Refused(Refusal.BUSY, "the entity is in use")
+        self._melt(entity_no)
+        if command.if_empty:
+            self._emptied.add(entity_no)
         self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS
         return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def hold(self, command: Hold) -> Reply:
-        """Keep what is frozen so until its deletion is told, or that there is none."""
+        """Keep what is frozen so until its deletion is told, or that there is none.
+
+        A topic goes on: what it gave an empty subscription since then keeps that.
+        """
         entity_no = command.entity_no
-        if entity_no not in self._entities:
+        entity = self._entities.get(entity_no)
+        if entity is None:
             return Refused(Refusal.ENTITY_NOT_FOUND)
-        if not command.is_decided and self._frozen.get(entity_no, 0) <= self._turn.now_ms:
-            return Refused(Refusal.BUSY, "the entity is frozen no longer")
+        if not command.is_decided:
+            if self._frozen.get(entity_no, 0) <= self._turn.now_ms:
+                return Refused(Refusal.BUSY, "the entity is frozen no longer")
+            refused = _not_empty(entity) if entity_no in self._emptied else None
+            if refused is not None:
+                return refused
         self._frozen[entity_no] = NEVER_MS
         tracker = self.trackers.get(entity_no)
         return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def thaw(self, command: Thaw) -> None:
-        self._frozen.pop(command.entity_no, None)
+        self._melt(command.entity_no)
+
+    def _melt(self, entity_no: int) -> None:
+        self._frozen.pop(entity_no, None)
+        self._emptied.discard(entity_no)
 
     def refusal(self, command: Command, used: list[int]) -> Reply | None:
         """Say that a command has to wait: an entity it uses, or the topic of one, is frozen."""
@@ -284,12 +298,14 @@ class IdleEntities:
         return None
 
 
-def _held_by(entity: QueueState) -> int:
-    """Return how many messages go when an entity does."""
+def _not_empty(entity: QueueState) -> Refused | None:
+    """Say how many messages would go with an entity, None when there are none."""
     count = entity.message_count
     if isinstance(entity, TopicState):
         count += sum(each.message_count for each in entity.subscriptions.values())
-    return count
+    if not count:
+        return None
+    return Refused(Refusal.NOT_EMPTY, f"{entity.name} holds {count} message{'s' * (count != 1)}")
 
 
 def _has_receivers(sub: SubQueueState) -> bool:
