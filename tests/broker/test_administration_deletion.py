@@ -636,7 +636,7 @@ async def test_a_crash_between_any_two_steps_is_made_good(
         for host, call in zip(bus.hosts, calls, strict=True):
             host.call = call  # type: ignore[method-assign]
         for task in asyncio.all_tasks():
-            if "_change" in str(task.get_coro()):
+            if "Changes.run" in str(task.get_coro()):
                 task.cancel()
     async with administered(store) as (administration, bus):
         await bus.load()
