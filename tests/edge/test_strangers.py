@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -16,15 +16,25 @@ from postbus.edge.strangers import (
     Stranger,
     Strangers,
 )
+from postbus.message.codec import Symbol, Uint
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.front_rig import AMQP_HEADER, HOST, answers_http, front, hangs_up, wait_until
 from tests.edge.http_client import token_of
-from tests.edge.raw_client import RawClient, frame
+from tests.edge.raw_client import (
+    ATTACH,
+    BEGIN,
+    OPEN,
+    SASL_INIT,
+    RawClient,
+    described,
+    frame,
+)
 from tests.edge.websocket_client import WebSocketClient
 
 ROOT = RULES[0]
 CROWD = "192.0.2.1"
 OTHER = "192.0.2.2"
+TERMINI = (described(0x28, "$cbs"), described(0x29, "$cbs"))
 
 
 class Clock:
@@ -252,6 +262,40 @@ def test_clients_with_a_key_find_room_and_keep_it(
         for each in (amqp, websocket):
             assert each.attach_sender(queue).fields[6] is not None
         websocket.socket.close()
+
+
+@pytest.mark.parametrize("kind", ["links", "sessions", "requests"])
+def test_stranger_fills_no_memory(bus: BusThread, kind: str) -> None:
+    """However it tries: names of links, sessions, requests that do not end."""
+    links = [
+        frame(ATTACH, f"{number}{'x' * 60_000}", Uint(number), True, None, None, *TERMINI)
+        for number in range(40)
+    ]
+    sessions = [
+        frame(BEGIN, None, Uint(0), Uint(1), Uint(1), channel=number) for number in range(1, 4_000)
+    ]
+    link = frame(ATTACH, "to $cbs", Uint(0), False, None, None, *TERMINI, None, None, Uint(0))
+    more = [
+        frame(0x14, Uint(0), Uint(0), b"t", Uint(0), False, True, payload=b"x" * 50_000)
+        for _ in range(40)
+    ]
+    with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as client:
+        client.sendall(
+            AMQP_HEADER
+            + frame(SASL_INIT, Symbol("ANONYMOUS"), b"", kind=1)
+            + b"AMQP\x00\x01\x00\x00"
+            + frame(OPEN, "stranger", "here")
+            + frame(BEGIN, None, Uint(0), Uint(5_000), Uint(5_000))
+        )
+        with suppress(ConnectionError):
+            for each in {"links": links, "sessions": sessions, "requests": [link, *more]}[kind]:
+                client.sendall(each)
+        said = b""
+        with suppress(ConnectionError):
+            while data := client.recv(1 << 20):
+                said = said[-1_000:] + data
+    assert b"authenticate first" in said
+    assert len(bus.front.strangers) == 0
 
 
 def test_flood_of_refusals_is_a_few_lines(bus: BusThread) -> None:

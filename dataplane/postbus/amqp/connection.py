@@ -197,6 +197,10 @@ class Connection:
         return events
 
     @property
+    def session_count(self) -> int:
+        return len(self._sessions)
+
+    @property
     def tick_interval_ms(self) -> int:
         """How often `tick` should be called."""
         intervals = [each for each in (self.limits.idle_timeout_ms, self._remote_idle_ms) if each]

@@ -45,6 +45,13 @@ LINKLESS_MS: Final = 300_000
 STRANGER_MS: Final = 60_000
 """A connection that has shown no key is closed after this time (Service Bus's minute)."""
 
+STRANGER_BYTES: Final = 256 << 10
+"""Bytes a client may send before it has shown a key: sessions, links and half-sent requests are
+kept in memory. Our choice: twenty large tokens."""
+
+STRANGER_SESSIONS: Final = 100
+"""Sessions of such a client: each takes much more memory than its bytes."""
+
 CLOSING_MS: Final = 30_000
 """How long our last words may wait for a client that does not read them."""
 
@@ -184,6 +191,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
+        self._stranger_bytes = 0
         self._closing_ms = 0
         self._next_tick_ms = 0
 
@@ -206,8 +214,20 @@ class AmqpTransport(asyncio.BufferedProtocol):
         """Take bytes; of a burst more will come at once."""
         assert self._connection is not None
         self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+        if not self._stranger.is_known:
+            self._bound_stranger(self._connection, len(data))
         if is_burst and not self._is_reading_stopped:
             self._rest()
+
+    def _bound_stranger(self, connection: AmqpConnection, size_bytes: int) -> None:
+        self._stranger_bytes += size_bytes
+        is_too_much = (
+            self._stranger_bytes > STRANGER_BYTES
+            or connection.engine.session_count > STRANGER_SESSIONS
+        )
+        if is_too_much and not connection.is_ended:
+            text = f"A client without a key may send {STRANGER_BYTES} bytes: authenticate first."
+            connection.close(conditions.UNAUTHORIZED_ACCESS, text)
 
     def _rest(self) -> None:
         """Read on after two rounds of the loop: the first starts a commit, the second sends it."""
