@@ -204,7 +204,9 @@ class Doors:
             used = TlsFiles(certificate, key, minimum, client_authority_file)
             context = ReloadingContext(used, renewal)
         except (OSError, ValueError) as error:
-            raise DoorsError(f"the certificate cannot be used: {error}") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            which = "" if certificate is None else f" {certificate} with the key {key}"
+            raise DoorsError(f"the certificate{which} cannot be used: {reason}") from error
         namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
         return context
 
