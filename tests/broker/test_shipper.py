@@ -243,6 +243,27 @@ async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> No
             }
 
 
+async def test_a_retained_entity_is_not_asked_about_what_came_after_it() -> None:
+    """A name that comes and goes leaves many; each is asked once, in each partition."""
+    async with port() as at:
+        no_more = Arrived(0, Refused(Refusal.ENTITY_DISABLED))
+        at.retained = [
+            Target(70, 3, is_partitioned=False, detects_duplicates=False),
+            Target(71, 0, is_partitioned=True, detects_duplicates=False),
+        ]
+        at.harbours[3].answers = [no_more]
+        at.harbours[1].answers = [no_more, no_more]
+        assert await at.ship("plain", several(1)) == Shipped("plain", [1], {})
+        assert [(each.entity_no, each.numbers) for each in at.harbours[1].arrived] == [(71, [1])]
+        assert await at.ship("plain", several(5)) == Shipped("plain", [5], {})
+        assert len(at.harbours[1].arrived) == 1
+        at.harbours[0].answers = [Arrived(1)]  # the answer to 8 was lost
+        assert await at.ship("plain", several(8)) == Shipped("plain", [8], {})
+        assert [(each.entity_no, each.numbers) for each in at.harbours[0].arrived] == [(71, [8])]
+        assert at.harbours[2].numbers == [[1], [5]]
+        assert at.harbours[3].numbers == [[1]]
+
+
 async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None:
     async with port() as at:
         back = Target(70, 3, is_partitioned=False, detects_duplicates=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -90,6 +90,7 @@ class Shipper:
         self._find_target = find_target
         self._find_retained = find_retained
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, set[int]] = {}  # retained entity -> its partitions that took no more
 
     def ship(self, effect: Ship) -> None:
         """Send these, however long it takes, then tell the outbox."""
@@ -102,6 +103,7 @@ class Shipper:
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
+        self._asked.clear()
 
     # --- for shipments --------------------------------------------------------------------------
 
@@ -110,6 +112,17 @@ class Shipper:
 
     def find_retained(self, name: str) -> Sequence[Target]:
         return self._find_retained(name)
+
+    def asked(self, target: Target) -> Collection[int]:
+        """Return the partitions of a retained entity that need not be asked any more."""
+        return self._asked.get(target.entity_no, ())
+
+    def note_asked(self, target: Target, partition_id: int) -> None:
+        self._asked.setdefault(target.entity_no, set()).add(partition_id)
+
+    def forget_asked(self, target: Target) -> None:
+        """It takes messages again."""
+        self._asked.pop(target.entity_no, None)
 
     def place(self, target: Target, number: int, envelope: Envelope) -> int:
         """Choose the partition; a repeat must go where its number may have been stored."""
@@ -169,6 +182,7 @@ class _Shipment:
 
     An entity that was deleted and can come back is asked first: it may have taken a message, and
     the answer was lost, perhaps with a former process. It takes nothing any more, but it knows.
+    Numbers rise: the first one it has not taken is the last it is asked about, in each partition.
     """
 
     def __init__(self, shipper: Shipper, ship: Ship) -> None:
@@ -177,7 +191,6 @@ class _Shipment:
         self._arrived: set[int] = set()
         self._refused: dict[int, Refused] = {}
         self._held_back: set[int] = set()
-        self._asked: set[int] = set()  # retained entities that have said what they took
 
     async def run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -219,34 +232,39 @@ class _Shipment:
         """Send until every message has arrived or is refused."""
         backoff_s = FIRST_BACKOFF_S
         while messages:
-            name = self._ship.target
-            retained = [
-                each
-                for each in self._shipper.find_retained(name)
-                if each.entity_no not in self._asked
-            ]
-            target = retained[0] if retained else self._shipper.find_target(name)
+            target, places = self._to_ask(messages)
+            send = self._ask_part
             if target is None:
-                self._refused.update(dict.fromkeys(messages, NOBODY))
-                return
-            numbers = list(messages)
-            places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
-            send = self._ask_part if retained else self._send_part
+                target, send = self._shipper.find_target(self._ship.target), self._send_part
+                if target is None:
+                    self._refused.update(dict.fromkeys(messages, NOBODY))
+                    return
+                places = self._places(target, messages)
+                self._shipper.forget_asked(target)
             moved = await asyncio.gather(
-                *(
-                    send(partition_id, target, [numbers[i] for i in part], messages)
-                    for partition_id, part in places.items()
-                )
+                *(send(place, target, numbers, messages) for place, numbers in places.items())
             )
-            if not retained:
-                self._asked.discard(target.entity_no)
-            elif all(moved):
-                self._asked.add(target.entity_no)
             if not any(moved):
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
             else:
                 backoff_s = FIRST_BACKOFF_S
+
+    def _to_ask(self, messages: dict[int, Envelope]) -> tuple[Target | None, dict[int, list[int]]]:
+        """Return a retained entity that has not said yet what it took, and which parts to ask."""
+        for target in self._shipper.find_retained(self._ship.target):
+            places = self._places(target, messages)
+            for partition_id in self._shipper.asked(target):
+                places.pop(partition_id, None)
+            if places:
+                return target, places
+        return None, {}
+
+    def _places(self, target: Target, messages: dict[int, Envelope]) -> dict[int, list[int]]:
+        """Return partition -> the numbers that belong there, in order."""
+        numbers = list(messages)
+        places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
+        return {place: [numbers[index] for index in part] for place, part in places.items()}
 
     async def _send_part(
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
@@ -277,7 +295,11 @@ class _Shipment:
         False: it could not say.
         """
         _, refused, _ = await self._deliver(partition_id, target, numbers, messages)
-        return refused is None or refused.refusal not in REPEATABLE
+        if refused is not None and refused.refusal in REPEATABLE:
+            return False
+        if refused is not None:
+            self._shipper.note_asked(target, partition_id)
+        return True
 
     async def _deliver(
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
