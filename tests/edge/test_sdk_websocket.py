@@ -216,7 +216,7 @@ def test_guide_sends(bus: BusThread) -> None:
         f"shown no key | {amqp_listener.STRANGER_MS // 1_000} s",
         f"without links | {amqp_listener.LINKLESS_MS // 60_000} min",
         f"without a request | {http_door.QUIET_S:.0f} s",
-        f"HTTP request | {http_door.MAX_HEAD_BYTES >> 10} KiB, {http_door.MAX_FIELDS} fields",
+        f"each later one | {http_door.MAX_HEAD_BYTES >> 10} KiB, {http_door.MAX_FIELDS} fields",
         f"body of an HTTP request | {http_door.BODY_S:.0f} s",
         f"of one connection | {amqp_connection.MAX_REFUSED_TOKENS} |",
         f"first by {suspicion.FIRST_DELAY_S} s, then twice as long each time",

@@ -264,7 +264,7 @@ def test_stranger_is_closed_as_over_tcp(bus: BusThread) -> None:
     client = WebSocketClient(bus.port)
     client.sendall(AMQP_HEADER)
     assert client.recv(8).startswith(AMQP_HEADER)
-    bus.look_in(61)
+    bus.look_in(21)
     assert client.close_code() == 1000
 
 

@@ -42,8 +42,8 @@ off; demand is withheld long before."""
 LINKLESS_MS: Final = 300_000
 """A connection without links is closed after this time (Service Bus's five minutes)."""
 
-STRANGER_MS: Final = 60_000
-"""A connection that has shown no key is closed after this time (Service Bus's minute)."""
+STRANGER_MS: Final = 20_000
+"""A connection that has shown no key is closed after this time, as Service Bus does."""
 
 STRANGER_BYTES: Final = 256 << 10
 """Bytes a client may send before it has shown a key: sessions, links and half-sent requests are
