@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
-from postbus.entity.commands import SubQueue
+from postbus.entity.commands import Refusal, SubQueue
 from postbus.entity.outcomes import InsertMessage, PatchMessage, RecordAcquired
+from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.store.driving import (
     HELD_MS,
@@ -99,6 +101,60 @@ async def test_few_waiting_rows_start_no_second_commit(store: Store, database: s
         assert await hold.connection.fetchval(f"{writers} and datname = current_database()") == 1
         await hold.end()
         await it.seen.wait_told(99)
+
+
+async def test_a_small_commit_grows_for_some_rounds_while_other_partitions_commit(
+    store: Store,
+) -> None:
+    async with driven(store) as it:
+        store.commits_under_way += 2
+        for key in (1, 2, 3):
+            it.journal.submit(outcome([insert(key)]), key)
+            await asyncio.sleep(0)
+        await it.seen.wait_told(3)
+        assert it.seen.batches == [3]
+        it.journal.submit(outcome([insert(key) for key in range(100, 200)]), "large")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        it.journal.submit(outcome([insert(4)]), "later")
+        await it.seen.wait_told(5)
+        assert it.seen.batches == [3, 1, 1]
+
+
+async def test_a_small_commit_waits_for_nobody_while_it_is_alone(store: Store) -> None:
+    async with driven(store) as it:
+        store.commits_under_way += 1
+        it.journal.submit(outcome([insert(1)]), "first")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        it.journal.submit(outcome([insert(2)]), "later")
+        await it.seen.wait_told(2)
+        assert it.seen.batches == [1, 1]
+
+
+async def test_commits_under_way_are_counted_until_they_are_durable(
+    store: Store, database: str
+) -> None:
+    async with driven(store) as it, holding(database) as hold:
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "held")
+        await hold.wait_held()
+        assert store.commits_under_way == 1
+        await hold.end()
+        await it.seen.wait_told(1)
+        assert store.commits_under_way == 0
+
+
+async def test_a_journal_that_dies_while_a_commit_grows_says_what_was_not_applied(
+    store: Store,
+) -> None:
+    async with driven(store) as it:
+        store.commits_under_way += 2
+        it.journal.submit(outcome([insert(1)]), "lost")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        it.journal.fail(StoreUnavailable("a fault"))
+        assert it.seen.failed == [("lost", Refusal.NOT_APPLIED)]
+    assert (await reload(store)).keys.get((1, SubQueue.ACTIVE), []) == []
 
 
 @pytest.mark.parametrize("kind", ["mutation", "touches_uncommitted"])

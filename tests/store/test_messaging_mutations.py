@@ -219,9 +219,9 @@ async def test_ids_are_found_in_their_time_and_place_only(store: Store) -> None:
         await it.commit(outcome(mutations=[RecordIds(1, LATE_MS, first + second + across)]))
 
         async def is_seen(digest: bytes, from_ms: int, to_ms: int, entity_no: int = 1) -> bool:
-            found = await it.journal.read_seen([(entity_no, digest, from_ms, to_ms)])
-            assert found in (set(), {(entity_no, digest)})
-            return bool(found)
+            found = await it.journal.read(Needs(ids=[(entity_no, digest, from_ms, to_ms)]))
+            assert found.seen in (set(), {(entity_no, digest)})
+            return bool(found.seen)
 
         assert await is_seen(first, NOW_MS, NOW_MS)
         assert await is_seen(second, NOW_MS, NOW_MS + 1)
@@ -233,8 +233,8 @@ async def test_ids_are_found_in_their_time_and_place_only(store: Store) -> None:
         assert not await is_seen(across, NOW_MS, LATE_MS - 1)
         assert await is_seen(across, LATE_MS, LATE_MS)
         many = [(1, digest, NOW_MS, NOW_MS + 5) for digest in DIGESTS] + [(2, first, 0, LATE_MS)]
-        found = await it.journal.read_seen(many)
-        assert found == {(1, first), (1, second), (1, third), (2, first)}
+        found = await it.journal.read(Needs(ids=many))
+        assert found.seen == {(1, first), (1, second), (1, third), (2, first)}
 
 
 async def test_ids_that_left_the_window_are_forgotten(store: Store) -> None:

@@ -38,6 +38,16 @@ from postbus.store.shared import BodyCounts
 
 P = TypeVar("P")
 
+BATCH_ROWS: Final = 400
+BATCH_BYTES: Final = 1 << 20
+OVERLAP_ROWS: Final = 100
+"""Rows that must wait before a second commit starts beside the first. Source: measured, D20."""
+CROWD_COMMITS: Final = 2
+GATHER_ROUNDS: Final = 4
+"""While so many commits of other partitions are under way, one of fewer rows than those begins so
+many rounds of the event loop later; they are short when there is little to do. Source: measured; a
+hundred queues in 16 partitions, both ways: 60 to 90 rows a commit instead of 30, and a quarter less
+CPU for a message."""
 INLINE_BODY_BYTES = 8_192
 """Greater bodies lie in `body`: the wide row stays within one page (D4)."""
 STAGED_BODY_BYTES = 1 << 20

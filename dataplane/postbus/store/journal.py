@@ -19,9 +19,14 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import asyncpg
 
 from postbus.entity.commands import Refusal, StoredRow, SubQueue
-from postbus.entity.outcomes import Found, LoadedPartition, Needs, Outcome, ShareBody
+from postbus.entity.outcomes import Found, LoadedPartition, Needs, Outcome
 from postbus.store.batch import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    CROWD_COMMITS,
+    GATHER_ROUNDS,
     INLINE_BODY_BYTES,
+    OVERLAP_ROWS,
     STAGED_BODY_BYTES,
     Batch,
     SideRows,
@@ -41,7 +46,7 @@ from postbus.store.errors import (
 from postbus.store.load import load_partition
 from postbus.store.postgres import Store
 from postbus.store.reads import Reader
-from postbus.store.staging import stage_bodies
+from postbus.store.staging import bodies_to_stage, stage_bodies
 from postbus.store.upkeep import Upkeep
 from postbus.store.writer import Writer
 
@@ -51,10 +56,6 @@ P = TypeVar("P")
 OnCommitted: TypeAlias = Callable[[list[tuple[Outcome, P]]], None]
 OnFailed: TypeAlias = Callable[[list[tuple[Outcome, P, Refusal]], Exception], None]
 
-BATCH_ROWS: Final = 400
-BATCH_BYTES: Final = 1 << 20
-OVERLAP_ROWS: Final = 100
-"""Rows that must wait before a second commit starts beside the first. Source: measured, D20."""
 QUEUED_BYTES: Final = 32 << 20
 QUEUED_ROWS: Final = 50_000
 """Above either the journal is congested: about half a second of work at full speed."""
@@ -129,7 +130,7 @@ class Journal(Generic[P]):
         self._in_flight: deque[Batch[P]] = deque()
         self._lanes: list[_Lane[P]] = []
         self._is_opening_second = False
-        self._is_kicked = False  # a writer was woken and did not look at the queue yet
+        self._is_gathering = False  # a writer will look at the queue without being woken
         self._is_beat_due = False
         self._is_sweep_due = False
         self._beaten_at = self.confirmed_at
@@ -212,7 +213,7 @@ class Journal(Generic[P]):
         self.queued_bytes += byte_count
         self.queued_rows += row_count
         self._waiting_rows += row_count
-        if not self._is_kicked and len(self._in_flight) < 2:
+        if not self._is_gathering and len(self._in_flight) < 2:
             self._kick()
 
     @property
@@ -249,10 +250,6 @@ class Journal(Generic[P]):
         """Return (entity_no, session_id) -> state of those sessions that have one."""
         return await self._reader.read_states(names)
 
-    async def read_seen(self, ids: list[tuple[int, bytes, int, int]]) -> set[tuple[int, bytes]]:
-        """Return which (entity_no, digest) were seen from one time to another, both included."""
-        return await self._reader.read_seen(ids)
-
     async def read(self, needs: Needs) -> Found:
         """Return what a command needs of the tables; raises StoreUnavailable."""
         found = Found(needs.row_keys)
@@ -267,7 +264,7 @@ class Journal(Generic[P]):
         if needs.states:
             found.states = await self.read_states(needs.states)
         if needs.ids:
-            found.seen = await self.read_seen(needs.ids)
+            found.seen = await self._reader.read_seen(needs.ids)
         return found
 
     async def sample_clock_ms(self) -> int:
@@ -414,7 +411,9 @@ class Journal(Generic[P]):
             if self._is_beat_due and lane.slot is Slot.FIRST_WRITER:
                 await self._beat(lane.writer)
                 continue
-            self._is_kicked = False
+            await self._gather()
+            if self._is_dead:
+                return
             batch = self._next_batch()
             if batch is None:
                 lane.wake = self._loop.create_future()
@@ -423,11 +422,22 @@ class Journal(Generic[P]):
                 continue
             await self._commit(lane.writer, batch)
 
+    async def _gather(self) -> None:
+        """Let a small commit grow while those of other partitions keep store and loop busy."""
+        for _ in range(GATHER_ROUNDS):
+            is_small = self._queue and self._waiting_rows < OVERLAP_ROWS and not self._in_flight
+            if not is_small or self._store.commits_under_way < CROWD_COMMITS:
+                break
+            self._is_gathering = True
+            await asyncio.sleep(0)
+        self._is_gathering = False
+
     async def _commit(self, writer: Writer, batch: Batch[P]) -> None:
         batch.started = time.monotonic()
         self._in_flight.append(batch)
         if self._waiting_rows >= OVERLAP_ROWS:
             self._kick()
+        self._store.commits_under_way += 1
         try:
             if batch.is_fold:
                 await self._upkeep.tidy(writer.connection)
@@ -437,6 +447,8 @@ class Journal(Generic[P]):
         except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
             self._batch_failed(batch, error)
             return
+        finally:
+            self._store.commits_under_way -= 1
         if self._is_dead:
             return
         batch.is_done = True
@@ -549,17 +561,7 @@ class Journal(Generic[P]):
 
     def _start_staging(self, item: _Queued[P]) -> None:
         """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are there."""
-        copies = {
-            key
-            for change in item.outcome.mutations
-            if type(change) is ShareBody
-            for key in change.row_keys[1:]
-        }
-        bodies = [
-            (insert.row_key, insert.envelope.body)
-            for insert in item.outcome.inserts
-            if len(insert.envelope.body) > STAGED_BODY_BYTES and insert.row_key not in copies
-        ]
+        bodies = bodies_to_stage(item.outcome)
         if bodies:
             item.staging = self._spawn(self._stage(bodies))
 

@@ -72,6 +72,7 @@ class Store:
         self._unsafe = unsafe
         self._opening = asyncio.Lock()
         self._is_open = False
+        self.commits_under_way = 0  # of all partitions; their journals count
         self._synchronous_commit = "on"
         self._read = _Lane(self._connect_read)
         self._side = _Lane(self._connect_side)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from postbus.entity.outcomes import Outcome, ShareBody
 from postbus.store.batch import STAGED_BODY_BYTES
 from postbus.store.claim import LOCK_CLASS, Slot
 from postbus.store.errors import Fenced
@@ -34,6 +35,21 @@ async def stage_bodies(
             for chunk, start in enumerate(range(0, len(body), STAGED_BODY_BYTES)):
                 data = body[start : start + STAGED_BODY_BYTES]
                 await connection.execute(INSERT_CHUNK, body_id, chunk, data)
+
+
+def bodies_to_stage(outcome: Outcome) -> list[tuple[int, bytes]]:
+    """Return body id and body of what an outcome inserts; what its copies share comes once."""
+    copies = {
+        key
+        for change in outcome.mutations
+        if type(change) is ShareBody
+        for key in change.row_keys[1:]
+    }
+    return [
+        (insert.row_key, insert.envelope.body)
+        for insert in outcome.inserts
+        if len(insert.envelope.body) > STAGED_BODY_BYTES and insert.row_key not in copies
+    ]
 
 
 INSERT_CHUNK: Final = "insert into body (body_id, chunk, data) values ($1, $2, $3)"
