@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -328,6 +329,28 @@ def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
     topic = api.get(f"{path_of('topics', name)}/runtime").body
     assert topic["subscriptionCount"] == 1
     assert api.get(f"{path_of('queues', 'nobody')}/runtime").status == 404
+
+
+@pytest.mark.parametrize("kind", ["queues", "rules", "authorization-rules"])
+def test_of_puts_at_once_just_one_created_it(api: Caller, name: str, kind: str) -> None:
+    path, body = path_of("queues", name), {}
+    if kind == "rules":
+        api.put(path_of("topics", name), {})
+        subscription = path_of("topics", name, "subscriptions", "all")
+        api.put(subscription, {})
+        path, body = f"{subscription}/rules/mine", {"name": "mine", "sqlFilter": SQL}
+    elif kind == "authorization-rules":
+        api.put(path, {})
+        path, body = f"{path}/authorization-rules/mine", {"rights": ["Send"], **KEYS}
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda _: api.put(path, body), range(8)))
+    assert sorted(each.status for each in told) == [200] * 7 + [201]
+    if kind != "authorization-rules":
+        assert [each.body["created"] for each in told] == [each.status == 201 for each in told]
+
+
+SQL = {"sqlExpression": "1 = 1"}
+KEYS = {"primaryKey": "first", "secondaryKey": "second"}
 
 
 # --- the namespace ------------------------------------------------------------------------------

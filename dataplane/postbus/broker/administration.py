@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, assert_never
 
@@ -90,10 +90,11 @@ class AdministrationRefused(DirectoryRefusal):
 
 @dataclass(frozen=True, slots=True)
 class RuleDescription:
-    """A rule of a subscription and when it was made."""
+    """A rule of a subscription. `is_new`: the change that returned this has made it."""
 
     properties: RuleProperties
     created_ms: int
+    is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class EntityDescription:
     """An entity as the catalog has it. `version`: the catalog's when it was changed last, its ETag.
 
     `name` is in the case it was created with; of a subscription it is the path
-    `topic/Subscriptions/name`. `partitions`: those it lives in.
+    `topic/Subscriptions/name`. `partitions`: those it lives in. `is_new`: the change that returned
+    this has made it.
     """
 
     entity_no: int
@@ -114,6 +116,7 @@ class EntityDescription:
     updated_ms: int
     is_partitioned: bool
     partitions: tuple[int, ...]
+    is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +272,8 @@ class Administration:
         expected_version: int | None = None,
     ) -> EntityDescription:
         """Create a queue or replace its definition; returns when its partitions follow it."""
-        condition = Precondition(mode, expected_version)
-        return self._described(
-            await self._change(self._directory.put_queue(name, properties, condition))
-        )
+        wanted = WantedEntity(EntityKind.QUEUE, name, properties)
+        return await self._put(wanted, Precondition(mode, expected_version))
 
     async def put_topic(
         self,
@@ -283,10 +284,8 @@ class Administration:
         expected_version: int | None = None,
     ) -> EntityDescription:
         """Create a topic or replace its definition."""
-        condition = Precondition(mode, expected_version)
-        return self._described(
-            await self._change(self._directory.put_topic(name, properties, condition))
-        )
+        wanted = WantedEntity(EntityKind.TOPIC, name, properties)
+        return await self._put(wanted, Precondition(mode, expected_version))
 
     async def put_subscription(
         self,
@@ -302,9 +301,12 @@ class Administration:
 
         `rules` replace those it has; None keeps them, or gives a new one `$Default`.
         """
-        condition = Precondition(mode, expected_version)
-        work = self._directory.put_subscription(topic, name, properties, rules, condition)
-        return self._described(await self._change(work))
+        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
+        return await self._put(wanted, Precondition(mode, expected_version))
+
+    async def _put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
+        put = await self._change(self._directory.put(wanted, condition))
+        return self._described(put.entry, is_new=put.is_new)
 
     async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
         """Create or change many in few commits, in order, as a start does.
@@ -315,10 +317,10 @@ class Administration:
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""
-        entry = await self._change(self._directory.add_rule(_key(path), rule, mode))
-        stored = rule_named(entry.rules, rule.name)
+        put = await self._change(self._directory.add_rule(_key(path), rule, mode))
+        stored = rule_named(put.entry.rules, rule.name)
         assert stored is not None
-        return RuleDescription(stored.properties, stored.created_ms)
+        return RuleDescription(stored.properties, stored.created_ms, put.is_new)
 
     async def delete_rule(self, path: str, name: str) -> None:
         """Take a rule from a subscription; one without rules gets nothing."""
@@ -421,7 +423,7 @@ class Administration:
         except DirectoryRefusal as error:
             raise AdministrationRefused(error.refused) from error.__cause__
 
-    def _described(self, entry: CatalogEntry) -> EntityDescription:
+    def _described(self, entry: CatalogEntry, *, is_new: bool = False) -> EntityDescription:
         return EntityDescription(
             entry.entity_no,
             entry.name,
@@ -433,6 +435,7 @@ class Administration:
             entry.updated_ms,
             entry.is_partitioned,
             tuple(self._directory.homes_of(entry)),
+            is_new,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from postbus.broker.authz import Authorizer, KeyPair, KeyRule
@@ -57,7 +57,10 @@ class WantedRule:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRuleDescription:
-    """A rule as it is. Times in milliseconds, 0 for one that a manifest declares."""
+    """A rule as it is. Times in milliseconds, 0 for one that a manifest declares.
+
+    `is_new`: the change that returned this has made it.
+    """
 
     name: str
     rights: frozenset[Right]
@@ -65,6 +68,7 @@ class AuthorizationRuleDescription:
     is_declared: bool
     created_ms: int = 0
     updated_ms: int = 0
+    is_new: bool = field(default=False, compare=False)
 
 
 class AuthorizationRules:
@@ -134,7 +138,8 @@ class AuthorizationRules:
             known = self._stored.get(self._number_of(scope), [])
             others = [_kept(rule) for rule in known if rule.name != wanted.name]
             stored = await self._replace(scope, [*others, wanted])
-        return next(rule for rule in stored if rule.name == wanted.name)
+        put = next(rule for rule in stored if rule.name == wanted.name)
+        return replace(put, is_new=len(others) == len(known))
 
     async def replace(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         """Give a scope exactly these rules, beside those that manifests declare.

@@ -24,6 +24,7 @@ from postbus.broker.preconditions import (
     DirectoryRefusal,
     NotWritten,
     Precondition,
+    Put,
     PutMode,
     WantedEntity,
     check_restore,
@@ -220,13 +221,13 @@ class Directory:
         self, name: str, properties: QueueProperties, condition: Precondition = ANYHOW
     ) -> CatalogEntry:
         """Create a queue or change its definition; an equal definition changes nothing."""
-        return await self.put(WantedEntity(EntityKind.QUEUE, name, properties), condition)
+        return (await self.put(WantedEntity(EntityKind.QUEUE, name, properties), condition)).entry
 
     async def put_topic(
         self, name: str, properties: TopicProperties, condition: Precondition = ANYHOW
     ) -> CatalogEntry:
         """Create a topic or change its definition."""
-        return await self.put(WantedEntity(EntityKind.TOPIC, name, properties), condition)
+        return (await self.put(WantedEntity(EntityKind.TOPIC, name, properties), condition)).entry
 
     async def put_subscription(
         self,
@@ -238,9 +239,9 @@ class Directory:
     ) -> CatalogEntry:
         """Create a subscription or change its definition; `rules` as in `WantedEntity`."""
         wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
-        return await self.put(wanted, condition)
+        return (await self.put(wanted, condition)).entry
 
-    async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> CatalogEntry:
+    async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> Put:
         """Create an entity or change its definition, if the condition holds."""
         async with self._changing:
             await self._make_sure()
@@ -435,7 +436,7 @@ class Directory:
 
     async def add_rule(
         self, path: str, rule: RuleProperties, mode: PutMode = PutMode.CREATE
-    ) -> CatalogEntry:
+    ) -> Put:
         """Add a rule to a subscription, or change the one of its name where `mode` allows it."""
         async with self._changing:
             await self._make_sure()
@@ -448,7 +449,8 @@ class Directory:
                     Refusal.ALREADY_EXISTS, f"{entry.name} has a rule {rule.name} already"
                 )
             if known is None:
-                return await self._put_rules(entry, (*entry.rules, StoredRule(rule)))
+                put = await self._put_rules(entry, (*entry.rules, StoredRule(rule)))
+                return Put(put.entry, is_new=True)
             changed = StoredRule(rule, known.created_ms)
             return await self._put_rules(
                 entry, tuple(changed if each is known else each for each in entry.rules)
@@ -470,7 +472,7 @@ class Directory:
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
         return entry
 
-    async def _put_rules(self, entry: CatalogEntry, rules: Sequence[StoredRule]) -> CatalogEntry:
+    async def _put_rules(self, entry: CatalogEntry, rules: Sequence[StoredRule]) -> Put:
         topic = None if entry.topic_no is None else self._entries.numbered(entry.topic_no)
         assert topic is not None
         wanted = WantedEntity(
@@ -484,13 +486,13 @@ class Directory:
 
     # --- writing --------------------------------------------------------------------------------
 
-    async def _put(self, wanted: WantedEntity, condition: Precondition) -> CatalogEntry:
+    async def _put(self, wanted: WantedEntity, condition: Precondition) -> Put:
         """Check, write, tell."""
         put = self._plan(wanted, condition)
         self._note_use(put.topic_no)
         if isinstance(put, CatalogEntry):
             self._note_use(put.entity_no)
-            return put
+            return Put(put, is_new=False)
         if put.known is not None:
             self._note_use(put.known.entity_no)
         work = self._catalog.put(
@@ -506,9 +508,9 @@ class Directory:
         if entry is None:
             found = self._entries.find(put.name.lower())
             assert found is not None
-            return found
+            return Put(found, put.known is None)
         await self._follow([entry])
-        return entry
+        return Put(entry, put.known is None)
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
         """Delete what exists or was retained, for good."""

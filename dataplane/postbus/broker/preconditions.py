@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from postbus.broker.entries import Entries
 from postbus.contract import (
@@ -106,6 +106,13 @@ class WantedEntity:
     properties: EntityProperties
     topic: str | None = None
     rules: Sequence[RuleProperties] | None = None
+
+
+class Put(NamedTuple):
+    """What a change led to. `is_new`: the entity, or the rule that was added, was not there."""
+
+    entry: CatalogEntry
+    is_new: bool
 
 
 def plan(

@@ -105,7 +105,7 @@ class ControlEntities:
                 mode=mode,
                 expected_version=version,
             )
-        return self._applied(put, before)
+        return applied(self._administration, put, is_new=put.is_new)
 
     async def _delete_queue(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.QUEUE, call.names["queue"])
@@ -134,7 +134,7 @@ class ControlEntities:
                 mode=mode,
                 expected_version=version,
             )
-        return self._applied(put, before)
+        return applied(self._administration, put, is_new=put.is_new)
 
     async def _delete_topic(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.TOPIC, call.names["topic"])
@@ -167,7 +167,7 @@ class ControlEntities:
                 mode=mode,
                 expected_version=version,
             )
-        return self._applied(put, before)
+        return applied(self._administration, put, is_new=put.is_new)
 
     async def _delete_subscription(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.SUBSCRIPTION, _path(call))
@@ -198,14 +198,15 @@ class ControlEntities:
                 ProblemType.INVALID,
             )
         before = self._get(EntityKind.SUBSCRIPTION, path)
-        is_new = all(each.properties.name.lower() != name.lower() for each in before.rules)
-        await self._administration.put_rule(before.name, wanted, mode=PutMode.ANY)
-        return self._applied(self._get(EntityKind.SUBSCRIPTION, path), None if is_new else before)
+        put = await self._administration.put_rule(before.name, wanted, mode=PutMode.ANY)
+        after = self._get(EntityKind.SUBSCRIPTION, path)
+        return applied(self._administration, after, is_new=put.is_new)
 
     async def _delete_rule(self, call: Call) -> Answer:
         before = self._get(EntityKind.SUBSCRIPTION, _path(call))
         await self._administration.delete_rule(before.name, call.names["rule"])
-        return self._applied(self._get(EntityKind.SUBSCRIPTION, _path(call)), before)
+        after = self._get(EntityKind.SUBSCRIPTION, _path(call))
+        return applied(self._administration, after, is_new=False)
 
     # --- what they have in common ---------------------------------------------------------------
 
@@ -246,10 +247,6 @@ class ControlEntities:
     async def _count(self, kind: EntityKind, path: str) -> Answer:
         counted = await self._administration.runtime(self._get(kind, path).name)
         return Answer(_runtime(counted))
-
-    def _applied(self, put: EntityDescription, before: EntityDescription | None) -> Answer:
-        is_new = before is None or before.entity_no != put.entity_no
-        return applied(self._administration, put, is_new=is_new)
 
 
 def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:

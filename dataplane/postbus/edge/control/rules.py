@@ -52,10 +52,9 @@ class ControlRules:
     async def _put(self, kind: EntityKind | None, call: Call) -> Answer:
         scope, name = self._scope(kind, call), call.names["authorization_rule"]
         body = call.read(AuthorizationRuleDefinition)
-        is_new = self._find(scope, name) is None
         wanted = WantedRule(name, body.rights, _text(body.primary_key), _text(body.secondary_key))
         put = await self._rules.put(scope, wanted)
-        return Answer(_told(put, with_keys=False), 201 if is_new else 200)
+        return Answer(_told(put, with_keys=False), 201 if put.is_new else 200)
 
     async def _delete(self, kind: EntityKind | None, call: Call) -> Answer:
         scope, name = self._scope(kind, call), call.names["authorization_rule"]
