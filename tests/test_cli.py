@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -123,6 +123,17 @@ def test_data_directory_in_use(folder: Path) -> None:
     with DataDirectory(folder / "bus"):
         done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS)
     assert_fails(done, 5, f"is in use by process {os.getpid()}")
+
+
+@pytest.mark.slow
+def test_ports_are_told_when_they_are_open(folder: Path) -> None:
+    with socket.socket() as taken, DataDirectory(folder / "bus"):
+        with suppress(OSError):  # somebody else has it: as good
+            taken.bind(("127.0.0.1", 9464))
+            taken.listen()
+        done = postbus("dev", "--data", str(folder / "bus"), "--port", "0")
+    assert_fails(done, 5, f"is in use by process {os.getpid()}")
+    assert "is taken" not in done.stderr
 
 
 @pytest.mark.slow

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from postbus.cli.output import Format, print_objects
 from tests.command_line import CommandLine, folder_with_bus
@@ -289,6 +291,18 @@ def test_tables_that_are_piped_have_a_line_for_each_row(
     heading, _, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["name", "at", "text"]
     assert [line.split() for line in lines] == [["n" * 70, "2026-11-21T19:11:10Z", "t" * 70]] * 2
+
+
+def test_names_are_whole_where_a_terminal_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=StringIO(), force_terminal=True, width=40, soft_wrap=True, emoji=False)
+    monkeypatch.setattr("postbus.cli.output.out", screen)
+    row = {"sequenceNumber": 1, "messageId": "i" * 128, "sessionId": "s" * 30, "body": "b " * 40}
+    print_objects([row], Format.TABLE)
+    assert isinstance(screen.file, StringIO)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
+    assert "i" * 128 in shown
+    assert "s" * 30 in shown
+    assert shown.count("b") >= 40
 
 
 # --- everywhere ---------------------------------------------------------------------------------

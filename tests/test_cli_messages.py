@@ -65,6 +65,12 @@ def connection_string(user: CommandLine) -> str:
     return found.connection_string
 
 
+@pytest.mark.slow
+def test_nothing_that_was_deleted_is_said_in_words(user: CommandLine) -> None:
+    assert user.ok("get", "deleted") == "nothing was deleted that can be restored\n"
+    assert user.json("get", "deleted") == []
+
+
 # --- JSON and AMQP ------------------------------------------------------------------------------
 
 

@@ -659,9 +659,9 @@ def commands(text: str) -> list[list[str]]:
     found = []
     for line in text.splitlines():
         words = shlex.split(line.removeprefix("$ "), comments=True)
-        while "&&" in words:
-            found.append(words[: words.index("&&")])
-            words = words[words.index("&&") + 1 :]
+        while joints := [at for at, word in enumerate(words) if word in ("&&", "|")]:
+            found.append(words[: joints[0]])
+            words = words[joints[0] + 1 :]
         found.append(words)
     return [words for words in found if words]
 

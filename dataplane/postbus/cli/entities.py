@@ -119,7 +119,10 @@ def get(
         columns = None
         if kind in {Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS}:
             columns = COLUMNS
-        print_objects(found, output, columns, f"no {kind.value}")
+        empty = f"no {kind.value}"
+        if kind is Kind.DELETED:
+            empty = "nothing was deleted that can be restored"
+        print_objects(found, output, columns, empty)
 
 
 def describe(

@@ -175,11 +175,16 @@ def dev(
             log_level=log_level,
         )
         definition = read_one_bus(manifests) if manifests else DEFAULT_BUS
-        settings = with_free_ports(settings)
+        settings, remarks = with_free_ports(settings)
         is_quiet = err.is_terminal and "log_level" not in settings.model_fields_set
         is_embedded = settings.stores is None
         run_bus(
-            settings, definition, is_embedded=is_embedded, dev_clock=clock_mode, is_quiet=is_quiet
+            settings,
+            definition,
+            is_embedded=is_embedded,
+            dev_clock=clock_mode,
+            is_quiet=is_quiet,
+            remarks=remarks,
         )
 
 

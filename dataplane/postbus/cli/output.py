@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
@@ -31,6 +32,12 @@ Row = Mapping[str, Any]
 MAX_CELL: Final = 80
 MAX_VALUE: Final = 1_000
 MAX_LINE: Final = 10_000
+WHOLE: Final = {"name", "topic", "entityId", "messageId", "sessionId"}
+"""Columns that people copy from: never folded nor cut."""
+
+MIN_FOLDED: Final = 12
+COLUMN_GAP: Final = 3
+
 PART_OF_SECOND: Final = re.compile(r"(?<=^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
 """Of a time: what people do not need; programs get it."""
 
@@ -57,25 +64,44 @@ def print_objects(
     elif not found:
         out.print(empty, markup=False)
     else:
-        headings = columns or {key: key for key in found[0]}
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for key, heading in headings.items():
-            is_number = isinstance(found[0].get(key), int | float) and heading != ""
-            is_short = is_number or PART_OF_SECOND.search(str(found[0].get(key))) is not None
-            table.add_column(
-                heading,
-                justify="right" if is_number else "left",
-                overflow="fold",
-                no_wrap=is_short,
-            )
-        for row in found:
-            table.add_row(*(escape(cell(row.get(key))) for key in headings))
-        print_table(table)
+        print_table(*_table_of(found, columns or {key: key for key in found[0]}))
 
 
-def print_table(table: Table) -> None:
-    """Print a table: as wide as a terminal is, and a line for each row where there is none."""
+def _table_of(found: Sequence[Row], headings: Mapping[str, str]) -> tuple[Table, int]:
+    """Return a table and the least width it needs for its columns that are not folded."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    shown: list[list[str]] = []
+    least = 0
+    for key, heading in headings.items():
+        is_number = isinstance(found[0].get(key), int | float) and heading != ""
+        is_short = is_number or PART_OF_SECOND.search(str(found[0].get(key))) is not None
+        is_whole = is_short or key in WHOLE
+        most = MAX_VALUE if key in WHOLE else MAX_CELL
+        cells = [cell(each.get(key), most) for each in found]
+        widest = max(cell_len(each) for each in (heading, *cells))
+        wanted = widest if is_whole else min(widest, MIN_FOLDED)
+        table.add_column(
+            heading,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=is_whole,
+            min_width=wanted,
+        )
+        shown.append(cells)
+        least += wanted + COLUMN_GAP
+    for row in zip(*shown, strict=True):
+        table.add_row(*map(escape, row))
+    return table, least
+
+
+def print_table(table: Table, least: int = 0) -> None:
+    """Print a table: as wide as a terminal is, and a line for each row where there is none.
+
+    `least`: columns it needs; where the terminal has fewer, lines are longer, since names that are
+    folded cannot be copied.
+    """
     if out.is_terminal:
+        out.width = max(out.width, least)
         out.print(table)
         return
     whole = out.measure(table, options=out.options.update(max_width=MAX_LINE))

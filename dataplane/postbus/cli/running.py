@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -49,8 +49,10 @@ DEFAULT_BUS: Final = BusDefinition(
 """Without manifests: the queue that examples for the official emulator use."""
 
 
-def with_free_ports(settings: Settings) -> Settings:
+def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
     """Let a second bus on this machine have other ports where nobody chose one.
+
+    Also return what to tell about that once the bus has them.
 
     Not the plain port: connection strings are made for it. When that is taken, the command ends
     here, before a Postgres is started for nothing.
@@ -62,6 +64,7 @@ def with_free_ports(settings: Settings) -> Settings:
             Exit.MACHINE,
         )
     changes: dict[str, int] = {}
+    remarks = []
     for name, host in (
         ("tls_port", settings.host),
         ("http_port", settings.host),
@@ -72,9 +75,9 @@ def with_free_ports(settings: Settings) -> Settings:
         chosen = [getattr(settings, each) for each in settings.model_fields_set]
         if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
             continue
-        err.print(f"[yellow]postbus:[/yellow] port {port} is taken, using another as {name}")
+        remarks.append(f"port {port} is taken, using another as {name}")
         changes[name] = 0
-    return settings.model_copy(update=changes)
+    return settings.model_copy(update=changes), remarks
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -92,11 +95,13 @@ def run_bus(
     is_embedded: bool,
     dev_clock: ClockMode | None = None,
     is_quiet: bool = False,
+    remarks: Sequence[str] = (),
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
 
     `dev_clock`: the bus is for development; show connection strings, which hold a key. `is_quiet`:
-    log warnings only, since what is printed says the rest.
+    log warnings only, since what is printed says the rest. `remarks` are told when the doors are
+    open.
     """
     keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
@@ -107,12 +112,15 @@ def run_bus(
         bus = Bus(settings, definition, data, is_embedded=is_embedded, dev_clock=dev_clock)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_run_until_signal(bus, data, settings.grace_s, dev_clock is not None))
+                is_dev = dev_clock is not None
+                runner.run(_run_until_signal(bus, data, settings.grace_s, is_dev, remarks))
             except BusError as error:
                 fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
 
 
-async def _run_until_signal(bus: Bus, data: DataDirectory, grace_s: float, is_dev: bool) -> None:
+async def _run_until_signal(
+    bus: Bus, data: DataDirectory, grace_s: float, is_dev: bool, remarks: Sequence[str]
+) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -132,6 +140,8 @@ async def _run_until_signal(bus: Bus, data: DataDirectory, grace_s: float, is_de
         if is_started:
             if is_dev:
                 data.announce(bus.announcement())
+            for remark in remarks:
+                err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
             announce(bus, with_keys=is_dev)
             gc.collect()
             gc.freeze()
