@@ -702,9 +702,9 @@ def count_of(bus: DevBus, state: str) -> int:
 
 def check_requirement(requirement: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", requirement)
+    found = re.fullmatch(r"([\w-]+|\.)\[([\w,]+)\]", requirement)
     assert found is not None
-    assert found[1] == project["name"]
+    assert found[1] in {project["name"], "."}  # the clone
     assert set(found[2].split(",")) <= set(project["optional-dependencies"])
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from postbus.cli.contexts import ConnectionString, ContextName, Target, find_target
-from postbus.cli.failures import examples, expected_failures
+from postbus.cli.failures import err, examples, expected_failures
 from postbus.cli.output import write_line
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ def receive(
     ] = 1,
     complete: Annotated[bool, typer.Option("--complete", help="Remove them (default).")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Give them back.")] = False,
-    dead_letter: Annotated[bool, typer.Option("--dead-letter", help="Dead-letter them.")] = False,
+    dead_letter: Annotated[
+        bool,
+        typer.Option(
+            "--dead-letter", help="Dead-letter them; orders/$DeadLetterQueue is where they go."
+        ),
+    ] = False,
     peek_lock: Annotated[
         float | None,
         typer.Option("--peek-lock", min=0, metavar="SECONDS", help="Hold them, then give back."),
@@ -85,6 +90,8 @@ def receive(
         target = find_target(context, connection_string=connection_string)
         found = asyncio.run(_Taking(target, entity, session, count, wait, outcome, peek_lock).run())
         if not found:
+            if err.is_terminal:
+                err.print(f"nothing came within {wait:g} s")
             raise typer.Exit(1)
 
 
