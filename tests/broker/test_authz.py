@@ -153,5 +153,30 @@ def test_rule_of_an_entity_does_not_reach_an_entity_named_below_it() -> None:
         RULES.check_token(near, "sb://h/orders/eu", NOW_S)
 
 
+@pytest.mark.parametrize(
+    ("resource", "covered", "refused"),
+    [
+        ("sb://h/a", "a A a/ %61 a/$management a/b A%2fb a/Subscriptions/s", "ab b a%252fb b/../a"),
+        ("sb://h:5671/a", "a", "ab"),
+        ("sb://h/a/b", "a/b a/b/$DeadLetterQueue a/B%2fc", "a a/bc a/b%252fc"),
+        ("sb://h/a%2fb", "a/b A%2FB", "a b a%252fb"),
+        ("sb://h/t/Subscriptions/s", "t/subscriptions/S", "t t/Subscriptions/s2 t/Subscriptions"),
+        ("sb://h/a/$DeadLetterQueue", "a/$deadletterqueue", "a a/$management"),
+        ("sb://h/a/../b", "a/../b", "a b"),
+        ("sb://h/a#b", "a#b", "a b"),
+        ("h/a", "h/a", "a"),
+    ],
+)
+def test_spelling_opens_nothing_that_was_not_signed(
+    resource: str, covered: str, refused: str
+) -> None:
+    for signed in (resource, quote_plus(resource)):
+        for path in covered.split():
+            assert RULES.check_token(token(signed), f"sb://h/{path}", NOW_S)
+        for path in refused.split():
+            with pytest.raises(TokenRefused, match="another resource"):
+                RULES.check_token(token(signed), f"sb://h/{path}", NOW_S)
+
+
 def test_fuzzed_tokens_grant_what_was_signed_and_nothing_else() -> None:
     assert fuzz(5.0, seed=7, max_inputs=3_000) == 3_000

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -19,13 +19,17 @@ from azure.servicebus.exceptions import (
 )
 
 from postbus.contract import NamespaceProperties, QueueProperties, Right
+from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.management_node import ManagementNode
+from postbus.edge.runtime.requests import Action
 from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
+from postbus.message.codec import Described, Ulong, decode_value, encode_value
 from postbus.metrics import BusSample
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.bus_thread import sas_token
 from tests.edge.control_bus import ControlledBus, controlled_bus
-from tests.edge.raw_client import DETACH, RawClient
+from tests.edge.raw_client import DETACH, TRANSFER, RawClient, described
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +91,7 @@ def cells() -> list[Cell]:
 def shown_as(column: str, resource: str) -> Shown:
     rule, key, life_s = {
         "garbage": ("nobody", "x", 600),
-        "wrong key": ("Manage", "guessed", 600),
+        "wrong key": ("Manage", "wrong-secret-key", 600),
         "expired": ("Manage", "manage-secret-key", -1),
         "Listen": ("Listen", "listen-secret-key", 600),
         "Send": ("Send", "send-secret-key", 600),
@@ -178,6 +182,28 @@ def by_password(bus: ControlledBus, shown: Shown, attempt: str) -> str:
     return "link refused"
 
 
+def by_request(bus: ControlledBus, shown: Shown, attempt: str) -> str:
+    """Send a management request without what it needs: who may not is told so, others what."""
+    _, port = address_of(bus, "amqp")
+    with RawClient(port, shown.rule, shown.key) as client:
+        if client.outcome:
+            return "password refused"
+        node = f"{QUEUE}/$management"
+        if client.attach_receiver(node).fields[5] is None:
+            return "link refused"
+        client.attach_sender(node)
+        client.write(client.flow(1))
+        payload = (
+            encode_value(described(0x73, "id", None, None, None, "here"))
+            + encode_value(Described(Ulong(0x74), {"operation": f"com.microsoft:{attempt}"}))
+            + encode_value(Described(Ulong(0x77), {}))
+        )
+        client.write(client.transfer(0, payload, settled=True))
+        answer = client.expect(TRANSFER).payload
+    _, at = decode_value(answer)
+    return str(int(decode_value(answer, at)[0].value["statusCode"]))
+
+
 def by_http(
     bus: ControlledBus, title: str, method: str, path: str, token: str, body: bytes = b""
 ) -> str:
@@ -200,13 +226,13 @@ ENTRY = (
 )
 HTTP: dict[tuple[str, str], tuple[str, str, str, bytes]] = {
     ("HTTP", "send"): ("http", "POST", f"/{QUEUE}/messages", b"x"),
-    ("HTTP", "receive"): (
-        "http",
-        "DELETE",
-        f"/{QUEUE}/$DeadLetterQueue/messages/head?timeout=0",
-        b"",
-    ),
-    ("HTTP", "settle"): ("http", "DELETE", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("HTTP", "peek-lock"): ("http", "POST", f"{DEAD_LETTERS}/messages/head?timeout=0", b""),
+    ("HTTP", "read and delete"): ("http", "DELETE", f"{DEAD_LETTERS}/messages/head?timeout=0", b""),
+    ("HTTP", "complete"): ("http", "DELETE", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("HTTP", "unlock"): ("http", "PUT", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("HTTP", "renew"): ("http", "POST", f"/{QUEUE}/messages/1/{LOCK}", b""),
+    ("administration", "root"): ("http", "GET", "/", b""),
+    ("administration", "rules"): ("http", "GET", "/absent/Subscriptions/s/Rules", b""),
     ("administration", "read"): ("http", "GET", f"/{QUEUE}?api-version=2021-05", b""),
     ("administration", "list"): ("http", "GET", "/$Resources/queues", b""),
     ("administration", "create"): ("http", "PUT", "/made-{shown}", ENTRY),
@@ -220,6 +246,7 @@ OVER_AMQP: dict[str, Callable[[ControlledBus, Shown, str], str]] = {
     "AMQP": by_sdk,
     "WebSocket": over_websocket,
     "AMQP PLAIN": by_password,
+    "management": by_request,
 }
 
 
@@ -252,9 +279,16 @@ def test_requests_are_counted_by_what_they_are_about_and_their_answer(bus: Contr
 
 
 def test_table_names_every_attempt() -> None:
+    """The operations of requests and of messages over HTTP as the code has them.
+
+    Those of the control API are tried one by one in test_control_access.py.
+    """
     named = {(cell.door, cell.attempt) for cell in cells()}
     assert {door for door, _ in named} >= set(OVER_AMQP)
     assert set(HTTP) <= named
+    node = ManagementNode(cast(AmqpConnection, None), QUEUE)
+    assert {attempt for door, attempt in named if door == "management"} == set(node._operations)
+    assert {attempt for door, attempt in named if door == "HTTP"} == {each.value for each in Action}
 
 
 # --- secrets ------------------------------------------------------------------------------------
@@ -280,7 +314,7 @@ def test_no_secret_is_told(bus: ControlledBus, caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) > 3
     for secret in (
         *(rule.keys.primary for rule in DEFINITION.rules if rule.keys is not None),
-        "guessed",
+        "wrong-secret-key",
         bus.caller.token,
         re.findall(r"sig=([^&]+)", shown.token)[0],
         re.findall(r"sig=([^&]+)", wrong.token)[0],
