@@ -595,6 +595,24 @@ def test_properties_that_were_set_on_abandoning_are_delivered_before_their_commi
     assert again.envelope.size_bytes == peeked.messages[0].envelope.size_bytes
 
 
+def test_properties_that_were_set_are_not_held_for_ever() -> None:
+    """They may be of 64 KiB each, and nobody may ever set others."""
+    rig = Rig()
+    for name in "ab":
+        rig.send(name)
+        (delivery,) = rig.receive()
+        changes = {"tried": name}
+        tokens = [delivery.lock_token]
+        settle = Settle(QUEUE, ACTIVE, tokens, Disposition.ABANDON, properties=changes)
+        assert rig.apply(settle) == Settled()
+        rig.advance(5_000)
+    turn = rig.state._turn
+    assert turn._changed
+    rig.advance(20_000)
+    assert not turn._changed
+    assert not turn._is_watching_changes
+
+
 def test_properties_that_were_set_on_abandoning_what_is_deferred_are_not_lost() -> None:
     rig = Rig()
     (number,) = rig.send("a")

@@ -42,6 +42,7 @@ class Turn:
 
     __slots__ = (
         "_changed",
+        "_is_watching_changes",
         "_timer_count",
         "_traffic",
         "allowance",
@@ -97,6 +98,7 @@ class Turn:
         self.sub_queues: dict[SubQueueState, None] = {}
         self.settled: dict[tuple[int, Settling], list[int]] = {}
         self._changed: dict[int, tuple[int, bytes]] = {}
+        self._is_watching_changes = False
         self._timer_count = 0
 
     def begin(self, now_ms: int) -> Outcome:
@@ -136,10 +138,27 @@ class Turn:
         """
         changed = self._changed
         changed.pop(row_key, None)
+        self._forget_changes()
+        changed[row_key] = (self.now_ms, section)
+        self._watch_changes()
+
+    def _forget_changes(self) -> None:
+        changed = self._changed
         until_ms = min(self.committed_ms, self.now_ms - READING_MS)
         while changed and next(iter(changed.values()))[0] < until_ms:
             del changed[next(iter(changed))]
-        changed[row_key] = (self.now_ms, section)
+
+    def _look_at_changes(self) -> None:
+        """Forget changes when no others come: they may be of 64 KiB each."""
+        self._is_watching_changes = False
+        self._forget_changes()
+        if self._changed:
+            self._watch_changes()
+
+    def _watch_changes(self) -> None:
+        if not self._is_watching_changes:
+            self._is_watching_changes = True
+            self.set_timer(self.now_ms + READING_MS + 1, self._look_at_changes)
 
     def changed_section(self, row_key: int) -> bytes | None:
         """Return the application properties that a row may not show yet."""
