@@ -182,7 +182,7 @@ def test_imported_configuration_is_applied(user: CommandLine) -> None:
         {"Name": "imported", "Properties": {"MaxDeliveryCount": 3}}]}]}}"""
     write(user, "Config.json", config)
     done = user.ok("import", "Config.json", "--apply", "--dry-run")
-    assert done == "would be created queue imported\n1 to do, 0 unchanged\n"
+    assert done == "queue imported would be created\n1 to do, 0 unchanged\n"
     assert "created queue imported" in user.ok("import", "Config.json", "--apply")
     assert user.json("describe", "imported")["properties"]["maxDeliveryCount"] == 3
 

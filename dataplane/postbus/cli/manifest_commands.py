@@ -153,8 +153,10 @@ async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run:
 def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
     for each in shown:
         if each["change"] in {"created", "changed"}:
-            word = f"would be {each['change']}" if dry_run else each["change"]
-            out.print(f"{word} {each['kind']} {each['name']}", markup=False)
+            what = f"{each['kind']} {each['name']}"
+            change = each["change"]
+            line = f"{what} would be {change}" if dry_run else f"{change} {what}"
+            out.print(line, markup=False)
     same = sum(each["change"] == "unchanged" for each in shown)
     out.print(f"{len(shown) - same} to do, {same} unchanged" if dry_run else f"{same} unchanged")
 
