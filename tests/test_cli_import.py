@@ -14,6 +14,7 @@ from postbus.cli.emulator_config import read_emulator_config
 from postbus.cli.failures import InputError
 from postbus.cli.manifest_text import difference, manifests_of, resource_name
 from postbus.contract import (
+    DAY_MS,
     MAX_DURATION_MS,
     ROOT_RULE_NAME,
     NamespaceProperties,
@@ -356,3 +357,13 @@ def test_difference_is_unified_and_empty_for_the_same() -> None:
     assert difference({"a": 1}, {"a": 1}, "x") == []
     assert difference({"a": 1}, {"a": 2}, "x")[2:] == ["@@ -1 +1 @@", "-a: 1", "+a: 2"]
     assert difference(None, {"a": 2}, "x")[-1] == "+a: 2"
+
+
+@pytest.mark.parametrize("kept_ms", [None, 3 * DAY_MS])
+def test_how_long_deleted_entities_are_kept_survives_being_written(
+    tmp_path: Path, kept_ms: int | None
+) -> None:
+    bus = BusDefinition("shop", NamespaceProperties(), (), (), deleted_retention_ms=kept_ms)
+    path = tmp_path / "bus.yaml"
+    path.write_text(yaml.safe_dump_all(manifests_of(bus), sort_keys=False))
+    assert read_one_bus([path]).deleted_retention_ms == kept_ms
