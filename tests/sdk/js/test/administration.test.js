@@ -177,7 +177,7 @@ test("rules", async () => {
     sessionId: "g",
     replyToSessionId: "h",
     contentType: "x",
-    applicationProperties: { text: "a", number: 2, flag: true },
+    applicationProperties: { text: "a", number: 2, flag: true, due: new Date(1_767_225_600_123) },
   };
   const name = `exact-${end}`;
   await admin.createRule(...at, name, correlation);
