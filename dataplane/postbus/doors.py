@@ -30,6 +30,7 @@ from postbus.edge.certificates import ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.runtime.handler import RuntimeHandler
+from postbus.edge.strangers import Strangers
 from postbus.edge.suspicion import Suspicion
 from postbus.edge.web.authorization import HttpAuthorizer
 from postbus.edge.web.door import HttpDoor
@@ -131,7 +132,11 @@ class Doors:
             is_healthy=inside.is_ready,
         )
         self._front = FrontDoor(
-            self._amqp, self._http, tasks, max_connections=limits.max_connections
+            self._amqp,
+            self._http,
+            tasks,
+            max_connections=limits.max_connections,
+            strangers=Strangers.within(limits.max_connections),
         )
         wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:

@@ -85,6 +85,14 @@ def test_an_address_of_many_clients_that_show_keys_is_not_bounded(strangers: Str
     assert len(strangers) == strangers.cut_count == 0
 
 
+def test_small_house_has_room_for_fewer() -> None:
+    strangers = Strangers.within(1_000)
+    assert len(admit(strangers, CROWD, 1_000)) == 200
+    assert len(admit(strangers, OTHER, 1_000)) == 200
+    strangers = Strangers.within(5_000)
+    assert len(admit(strangers, CROWD, 5_000)) == 1_000
+
+
 def test_who_takes_long_gives_way_to_others_of_its_address(
     strangers: Strangers, clock: Clock
 ) -> None:

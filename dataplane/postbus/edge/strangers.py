@@ -99,6 +99,14 @@ class Strangers:
         self.cut_count = 0
         """Strangers that had to give way so far."""
 
+    @classmethod
+    def within(cls, max_connections: int) -> Strangers:
+        """Return strangers that have no more than their part of all connections."""
+        return cls(
+            most=min(MAX_STRANGERS, max_connections * 2 // 5),
+            most_of_address=min(MAX_STRANGERS_OF_ADDRESS, max_connections // 5),
+        )
+
     def __len__(self) -> int:
         return len(self._all)
 
