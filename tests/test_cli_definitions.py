@@ -194,7 +194,7 @@ def test_imported_configuration_is_applied(user: CommandLine) -> None:
 def test_what_there_is_is_listed_with_counts(user: CommandLine) -> None:
     user.ok("apply", *EXAMPLES)
     user.ok("send", "orders", "x", "--repeat", "3")
-    user.lines("receive", "orders", "--dead-letter")
+    user.lines("receive", "orders", "--to-dead-letter")
     rows = {each["name"]: each for each in user.json("get", "queues")}
     counts = {name: rows["orders"][name] for name in ("active", "deadLetter", "scheduled")}
     assert counts == {"active": 2, "deadLetter": 1, "scheduled": 0}

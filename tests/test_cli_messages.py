@@ -282,7 +282,7 @@ def test_outcomes(user: CommandLine) -> None:
     (first,) = user.lines("receive", QUEUE, "--abandon")
     (held,) = user.lines("receive", QUEUE, "--peek-lock", "0.2")
     (dead,) = user.lines(
-        "receive", QUEUE, "--dead-letter", "--reason", "no price", "--description", "of 7"
+        "receive", QUEUE, "--to-dead-letter", "--reason", "no price", "--description", "of 7"
     )
     counts = [each["deliveryCount"] for each in (first, held, dead)]
     assert counts == [1, 2, 2], "what was only held is given back uncounted"
@@ -349,7 +349,8 @@ def test_reader_that_goes_away_loses_nothing(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_interrupt_gives_back_what_is_held(user: CommandLine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_gives_back_what_is_held(user: CommandLine, number: signal.Signals) -> None:
     user.ok("send", QUEUE, "held")
     receiving = subprocess.Popen(
         [sys.executable, "-m", "postbus", "receive", QUEUE, "--peek-lock", "100"],
@@ -360,7 +361,7 @@ def test_interrupt_gives_back_what_is_held(user: CommandLine) -> None:
     )
     assert receiving.stdout is not None
     assert receiving.stdout.readline()
-    receiving.send_signal(signal.SIGINT)
+    receiving.send_signal(number)
     _, error = receiving.communicate(timeout=LIMIT_S)
     assert (receiving.returncode, error.decode()) == (130, "postbus: interrupted\n")
     assert user.lines("receive", QUEUE, "--wait", "3")[0]["deliveryCount"] == 1
@@ -377,7 +378,7 @@ def test_bad_input(user: CommandLine) -> None:
     user.fails("send", QUEUE, "--file", "absent", code=4, says="absent: no such file")
     user.fails("send", QUEUE, "x", "--schedule", "soon", code=4, says="soon: use a time such as")
     user.fails("receive", QUEUE, "--complete", "--abandon", code=2, says="choose one of")
-    user.fails("receive", QUEUE, "--reason", "x", code=2, says="go with --dead-letter")
+    user.fails("receive", QUEUE, "--reason", "x", code=2, says="go with --to-dead-letter")
     for entity in ("nobody", "nobody/$DeadLetterQueue"):
         user.fails("receive", entity, code=7, says="'nobody.* could not be found")
     user.fails("send", "nobody", "x", code=7, says="'nobody' could not be found")

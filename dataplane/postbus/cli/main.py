@@ -6,6 +6,7 @@ are to come at once.
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -256,6 +257,8 @@ def check(
 
 def run() -> None:
     """Run the command line; an unexpected error leaves its traceback and exit code 70."""
+    # As for Ctrl-C: what is held is given back. Who stops a container sends this one.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app(prog_name="postbus")
     except Exception:  # noqa: BLE001 the last one who can say it

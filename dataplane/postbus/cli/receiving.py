@@ -32,7 +32,7 @@ EPILOG: Final = examples(
     "postbus receive orders --count 0             all there are",
     "postbus receive orders --count 10 --wait 60",
     "postbus receive orders --abandon             give it back; counts as a delivery",
-    "postbus receive orders --dead-letter --reason 'no price'",
+    "postbus receive orders --to-dead-letter --reason 'no price'",
     "postbus receive orders --peek-lock 20        hold it for 20 s, then give it back",
     "postbus receive orders --session customer-7  also --session '' for the next one",
     "postbus receive order-events/Subscriptions/everything",
@@ -49,10 +49,10 @@ def receive(
     ] = 1,
     complete: Annotated[bool, typer.Option("--complete", help="Remove them (default).")] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Give them back.")] = False,
-    dead_letter: Annotated[
+    to_dead_letter: Annotated[
         bool,
         typer.Option(
-            "--dead-letter", help="Dead-letter them; orders/$DeadLetterQueue is where they go."
+            "--to-dead-letter", help="Dead-letter them; they go to ENTITY/$DeadLetterQueue."
         ),
     ] = False,
     peek_lock: Annotated[
@@ -72,18 +72,18 @@ def receive(
 ) -> None:
     """Receive messages and print each as a line of JSON; exits with 1 when there was none."""
     with expected_failures():
-        if sum((complete, abandon, dead_letter, peek_lock is not None)) > 1:
+        if sum((complete, abandon, to_dead_letter, peek_lock is not None)) > 1:
             raise typer.BadParameter(
-                "choose one of --complete, --abandon, --dead-letter, --peek-lock"
+                "choose one of --complete, --abandon, --to-dead-letter, --peek-lock"
             )
-        if (reason is not None or description is not None) and not dead_letter:
-            raise typer.BadParameter("--reason and --description go with --dead-letter")
+        if (reason is not None or description is not None) and not to_dead_letter:
+            raise typer.BadParameter("--reason and --description go with --to-dead-letter")
         from postbus.amqp.performatives import Accepted, Modified, Rejected
 
         outcome: DeliveryState = Accepted()
         if abandon or peek_lock is not None:
             outcome = Modified(delivery_failed=True)
-        elif dead_letter:
+        elif to_dead_letter:
             said = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description}
             info = {name: value for name, value in said.items() if value is not None}
             outcome = Rejected("com.microsoft:dead-letter", None, info or None)
