@@ -60,7 +60,7 @@ def send(user: CommandLine, queue: str, count: int) -> None:
 def kill(user: CommandLine, queue: str, count: int, reason: str = "bad") -> None:
     """Make dead letters."""
     send(user, queue, count)
-    arguments = ("--dead-letter", "--reason", reason, "--description", "why")
+    arguments = ("--to-dead-letter", "--reason", reason, "--description", "why")
     assert len(user.lines("receive", queue, "--count", str(count), *arguments)) == count
 
 

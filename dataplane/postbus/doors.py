@@ -26,7 +26,7 @@ from postbus.data_directory import DataDirectory
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
-from postbus.edge.certificates import ReloadingContext, Renewal, TlsFiles
+from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.runtime.handler import RuntimeHandler
@@ -208,10 +208,10 @@ class Doors:
             minimum = namespace.definition.minimum_tls_version
             used = TlsFiles(certificate, key, minimum, client_authority_file)
             context = ReloadingContext(used, renewal)
+        except CertificateUnusable as error:
+            raise DoorsError(str(error)) from error
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            which = "" if certificate is None else f" {certificate} with the key {key}"
-            raise DoorsError(f"the certificate{which} cannot be used: {reason}") from error
+            raise DoorsError(f"no certificate can be made: {error}") from error
         namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
         return context
 

@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from postbus.edge import certificates
 from postbus.edge.certificates import (
+    CertificateUnusable,
     ReloadingContext,
     Renewal,
     ServerCertificate,
@@ -236,7 +237,7 @@ def test_encrypted_key_is_refused_and_nobody_is_asked(used: ServerCertificate) -
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    with pytest.raises(ssl.SSLError):
+    with pytest.raises(CertificateUnusable, match="cannot be used"):
         server_context(TlsFiles(used.certificate_file, used.key_file))
 
 

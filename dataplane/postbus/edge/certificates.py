@@ -12,7 +12,8 @@ import logging
 import os
 import ssl
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -184,18 +185,33 @@ class ReloadingContext:
         return [_stamp(path) for path in self._files.paths()]
 
 
+class CertificateUnusable(OSError):
+    """Files that TLS cannot be made of; the text is for the user and names them."""
+
+
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return the TLS context of a server; raises OSError or ssl.SSLError for unusable files."""
+    """Return the TLS context of a server; raises CertificateUnusable."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = _minimum_version(files)
     context.options |= ssl.OP_NO_RENEGOTIATION  # it costs the server more than the client
     # An encrypted key is an error; without a password OpenSSL would ask for one on the terminal.
-    context.load_cert_chain(files.certificate_file, files.key_file, password="")
+    with _usable(f"certificate {files.certificate_file} with the key {files.key_file}"):
+        context.load_cert_chain(files.certificate_file, files.key_file, password="")
     if files.client_authority_file is not None:
         context.num_tickets = 0
-        context.load_verify_locations(files.client_authority_file)
+        with _usable(f"authority of clients {files.client_authority_file}"):
+            context.load_verify_locations(files.client_authority_file)
         context.verify_mode = ssl.CERT_REQUIRED if files.requires_client else ssl.CERT_OPTIONAL
     return context
+
+
+@contextmanager
+def _usable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one too
+        reason = error.strerror or str(error)
+        raise CertificateUnusable(f"the {what} cannot be used: {reason}") from error
 
 
 def _minimum_version(files: TlsFiles) -> ssl.TLSVersion:
