@@ -268,6 +268,8 @@ def test_if_match_keeps_two_editors_apart(api: Caller, name: str) -> None:
     assert api.put(path, {}, headers={"If-Match": first}).status == 412
     assert api.put(path, {}, headers={"If-Match": "*"}).status == 412
     assert api.get(path).status == 404
+    nowhere = api.put(path_of("queues", "k<"), {}, headers={"If-Match": first})
+    assert nowhere.status == 400, "a name that cannot be is refused before a version that is not"
 
 
 def test_if_none_match_creates_only(api: Caller, name: str) -> None:

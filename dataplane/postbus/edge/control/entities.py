@@ -272,11 +272,13 @@ def _checked(
         return PutMode.CREATE, None
     if condition.versions is None:
         return (PutMode.UPDATE if condition.must_exist else PutMode.ANY), None
-    if before is None or before.version not in condition.versions:
-        now = "does not exist" if before is None else f'has the version "{before.version}"'
+    if before is None:  # the change looks at the name, too, and refuses
+        return PutMode.UPDATE, min(condition.versions, default=0)
+    if before.version not in condition.versions:
         raise ControlRefused(
             412,
-            f"the {kind.value} {path} {now}, If-Match says another: read it again and repeat",
+            f'the {kind.value} {path} has the version "{before.version}", If-Match says another:'
+            " read it again and repeat",
             ProblemType.VERSION_DIFFERS,
         )
     return PutMode.UPDATE, before.version
@@ -289,7 +291,8 @@ def _told_as_precondition(condition: Condition) -> Iterator[None]:
         yield
     except AdministrationRefused as error:
         is_new = condition.must_be_new and error.refused.refusal is Refusal.ALREADY_EXISTS
-        is_missing = condition.must_exist and error.refused.refusal is Refusal.ENTITY_NOT_FOUND
+        is_named = condition.must_exist or condition.versions is not None
+        is_missing = is_named and error.refused.refusal is Refusal.ENTITY_NOT_FOUND
         if not is_new and not is_missing:
             raise
         type = ProblemType.ALREADY_EXISTS if is_new else ProblemType.NOT_FOUND
