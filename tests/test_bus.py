@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import ssl
 import tempfile
 import time
@@ -74,7 +76,11 @@ def run_bus(folder: Path) -> RunBus:
 
     @asynccontextmanager
     async def run(
-        *queues: str, retention_ms: int = DAY_MS, sku: Sku = Sku.STANDARD, **said: object
+        *queues: str,
+        retention_ms: int = DAY_MS,
+        sku: Sku = Sku.STANDARD,
+        on_step: Callable[[Bus, str], None] = lambda _bus, _step: None,
+        **said: object,
     ) -> AsyncIterator[Bus]:
         ports = {
             "port": 0,
@@ -93,7 +99,7 @@ def run_bus(folder: Path) -> RunBus:
             )
             bus = Bus(settings, defined, data, is_embedded=is_embedded)
             try:
-                await bus.start()
+                await bus.start(lambda step: on_step(bus, step))
                 yield bus
             finally:
                 await bus.stop()
@@ -128,6 +134,25 @@ async def scrape(bus: Bus) -> str:
     lines = dict(bus.summary())
     async with aiohttp.ClientSession() as session, session.get(lines["metrics"]) as answer:
         return await answer.text()
+
+
+async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(
+    run_bus: RunBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_bus("orders") as bus:
+        await send(bus, "orders", "stored")
+    monkeypatch.setattr("postbus.bus.LOADING_S", 0.1)
+
+    def on_step(bus: Bus, step: str) -> None:
+        if step == "loading partitions":
+            assert bus._postgres is not None
+            os.kill(bus._postgres.pid, signal.SIGKILL)
+        elif step == "opening the doors":
+            assert bus._postgres is not None
+            bus._postgres.restart()
+
+    async with run_bus("orders", on_step=on_step) as bus:
+        assert await receive(bus, "orders", 1) == ["stored"]
 
 
 async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -> None:

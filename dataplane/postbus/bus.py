@@ -189,6 +189,7 @@ class Bus:
                 readiness = Readiness(self._hosts, stores.home_of)
                 self._triage = Triage(router, self._hosts)
                 changes = Changes(tasks.create_task)
+                await self._open_rules(stores, self._directory, changes)
                 self._administration = Administration(
                     self._directory,
                     self._hosts,
@@ -200,7 +201,6 @@ class Bus:
                 on_step("loading partitions")
                 await self._define_entities(self._administration)
                 await self._load_partitions(stores, self._directory)
-                await self._open_rules(stores, self._directory, changes)
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
@@ -394,7 +394,10 @@ class Bus:
     # --- keys -----------------------------------------------------------------------------------
 
     async def _open_rules(self, stores: Stores, directory: Directory, changes: Changes) -> None:
-        """Let declared and stored authorization rules count."""
+        """Let declared and stored authorization rules count.
+
+        Before partitions are loaded: from there on a store that goes away is waited for.
+        """
         file = self._settings.sealing_key_file
         try:
             text = self._data.sealing_key() if file is None else file.read_text(encoding="ascii")
