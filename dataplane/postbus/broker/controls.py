@@ -1,6 +1,7 @@
 """What a developer may do to a running bus and no client can: move time, and make faults.
 
-Called by `edge/control_api.py` of a development bus only. Faults go through the paths of real ones.
+Called by `edge/control/development.py` of a development bus only. Faults go through the paths of
+real ones.
 """
 
 from __future__ import annotations
