@@ -58,7 +58,7 @@ PLAN_SETTINGS: Final = {
     "plan_cache_mode": "force_generic_plan",
 }
 """When VACUUM has seen a nearly empty table, a cached plan may filter all rows instead of using the
-key: 50 times slower. Source: measured with Postgres 15; tests/store/test_planner_trap.py."""
+key: 50 times slower. Source: measured with Postgres 15; tests/store/test_upkeep.py."""
 
 
 class Store:

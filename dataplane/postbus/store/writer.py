@@ -74,7 +74,13 @@ class Writer:
     async def prepare(self) -> None:
         """Prepare the hot statements; the others are prepared at first use."""
         for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
-            self._statements[sql] = await self.connection.prepare(sql)
+            await self._prepare(sql)
+
+    async def _prepare(self, sql: str) -> Statement:
+        """Prepare a statement for good: without a name the driver sends its text each time."""
+        name = f"postbus_{len(self._statements)}"
+        statement = self._statements[sql] = await self.connection.prepare(sql, name=name)
+        return statement
 
     async def commit(self, batch: Batch[P]) -> None:
         """Make a batch durable; raises what the driver raises."""
@@ -83,7 +89,7 @@ class Writer:
         sql, arguments = self._translate(batch)
         statement = self._statements.get(sql)
         if statement is None:
-            statement = self._statements[sql] = await self.connection.prepare(sql)
+            statement = await self._prepare(sql)
         batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing leaves
         answer = await statement.fetch(*arguments)
         if answer:

@@ -1,0 +1,33 @@
+"""What goes over the wire to Postgres with each commit."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from postbus.entity.outcomes import RecordAcquired
+from postbus.store.postgres import Store
+from tests.store.driving import driven, insert, outcome
+from tests.store.relay import relaying
+
+WRITER = "postbus writer 0"
+
+
+async def test_commit_carries_no_parse(database: str) -> None:
+    """A statement that is sent as text is parsed and planned afresh by each commit."""
+    async with relaying(database) as (relay, dsn):
+        store = Store(dsn)
+        async with driven(store) as it:
+            for turn in range(2):  # the first turn prepares what only few partitions need
+                before = Counter(relay.said[WRITER])
+                for number in range(5):
+                    key = 1 + 100 * (10 * turn + number)
+                    await it.commit(outcome([insert(key)]))
+                    await it.commit(outcome([insert(key + 1), insert(key + 2)]))
+                    await it.commit(outcome([insert(key + 3)], [key]))
+                    await it.commit(outcome(deletes=[key + 1]))
+                    await it.commit(outcome(mutations=[RecordAcquired([key + 2], [1])]))
+                    await it.commit(outcome(deletes=[key + 2, key + 3]))
+                said = relay.said[WRITER] - before
+            assert said["B"] >= 30  # Bind: the commits went this way
+            assert said["P"] == 0
+        await store.close()
