@@ -14,7 +14,7 @@ CODE := dataplane tests bench examples
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: .venv/.ready ## make .venv with everything for development (hash-locked); no-op when fresh
@@ -84,8 +84,13 @@ format: setup ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: test
-test: setup ## all tests; real Postgres, real sockets
+test: setup ## all tests; real Postgres, real sockets; a quarter of an hour on two cores
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+.PHONY: test-fast
+test-fast: setup ## what needs neither SQL nor sockets, less than a minute; the rest is `make test`
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not sdk" \
+		$(addprefix --ignore=tests/,broker edge faults sdk store) $(PYTEST_FLAGS)
 
 .PHONY: test-sdk
 test-sdk: setup ## the SDKs of every language against a real bus; needs node, go, java, mvn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ REVIEWED_LARGE_MODULES: dict[str, str] = {
         " nothing but data in it"
     ),
 }
+
+# What a reader of the repository meets first; folders that are planned may come.
+ROOT_ENTRIES = {
+    ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
+    "SECURITY.md", "bench", "charts", "conftest.py", "crds", "dataplane", "docs", "e2e", "examples",
+    "operator", "pipeline", "pyproject.toml", "requirements-demo.lock", "requirements.lock",
+    "tests",
+}  # fmt: skip
 
 # Distribution names that differ from the module they bring.
 IMPORT_NAMES = {
@@ -148,6 +157,15 @@ def test_lines_fit_a_hundred_columns() -> None:
 # --- layout -------------------------------------------------------------------------------------
 
 
+def test_the_root_holds_what_belongs_there() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("this is no checkout")
+    assert {name.partition("/")[0] for name in tracked.stdout.split("\0") if name} <= ROOT_ENTRIES
+
+
 def test_folder_operator_is_no_package() -> None:
     """`operator/__init__.py` would shadow the standard library for whoever runs from the root."""
     assert not (ROOT / "operator" / "__init__.py").exists()
@@ -201,6 +219,24 @@ def test_lock_files_hold_hashes_and_no_addresses() -> None:
 def test_every_make_target_explains_itself() -> None:
     targets = re.findall(r"^([a-z][a-z-]*):(?!=)(.*)$", read(ROOT / "Makefile"), re.MULTILINE)
     assert [name for name, rest in targets if "## " not in rest] == []
+
+
+def test_what_contributors_are_told_to_run_exists() -> None:
+    text = read(ROOT / "CONTRIBUTING.md")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", read(ROOT / "Makefile"), re.MULTILINE))
+    named = re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)
+    assert set(named) <= targets
+    paths = re.findall(r"(?<![\w/])(?:tests|dataplane|docs)/[\w/.*]*\w(?:::\w+)?", text)
+    assert len(paths) > 20
+    for path, _, test in (each.partition("::") for each in paths):
+        assert list(ROOT.glob(path)), path
+        assert not test or f"def {test}(" in read(ROOT / path), test
+
+
+def test_fast_tests_leave_out_what_needs_sql_or_sockets() -> None:
+    recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]
+    assert '-m "not slow and not sdk"' in recipe
+    assert "--ignore=tests/,broker edge faults sdk store)" in recipe
 
 
 def test_ci_entry_point_is_executable() -> None:
