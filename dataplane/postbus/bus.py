@@ -33,6 +33,7 @@ from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.namespace import Namespace
+from postbus.broker.own_names import OwnNames
 from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
@@ -120,7 +121,8 @@ class Bus:
         self._partition_count = 0
         self._hosts: list[Host] = []
         self._directory: Directory | None = None
-        self._authorizer = Authorizer()
+        self._names = OwnNames(definition.name, settings.dialled_names)
+        self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
         self._created_ms = 0
         self._rules: AuthorizationRules | None = None
         self._fence: CallerFence | None = None
@@ -361,6 +363,7 @@ class Bus:
             namespace=namespace,
             administration=self.administration,
             authorizer=self._authorizer,
+            names=self._names,
             rules=self._rules,
             created_ms=self._created_ms,
             is_ready=readiness.is_ready,
@@ -423,6 +426,9 @@ class Bus:
             raise BusError(str(error)) from error
         directory.tell_deletions(self._refresh_rules)
         directory.tell_restores(self._refresh_rules)
+
+    def _is_taken(self, path: str) -> bool:
+        return self._directory is not None and self._directory.begins(path)
 
     def _refresh_rules(self, _entity_no: int) -> None:
         assert self._rules is not None

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
@@ -28,9 +27,7 @@ from postbus.edge.control.rules import ControlRules
 from postbus.edge.control.server import ControlServer
 from postbus.edge.control.status import ControlStatus
 from postbus.edge.suspicion import Suspicion
-from postbus.settings import Settings, is_loopback
-
-ANY_ADDRESS: Final = ("0.0.0.0", "::")
+from postbus.settings import ANY_ADDRESS, Settings, is_loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +19,7 @@ from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
 from postbus.broker.namespace import Namespace
+from postbus.broker.own_names import OwnNames
 from postbus.broker.router import Router
 from postbus.control_door import ControlDoor, Controlled
 from postbus.data_directory import DataDirectory
@@ -37,9 +37,7 @@ from postbus.edge.web.door import HttpDoor
 from postbus.manifests import BusDefinition
 from postbus.metrics import BusSample, DoorSample, MetricsServer, make_registry
 from postbus.sampling import Sampler
-from postbus.settings import Settings
-
-ANY_ADDRESS = ("0.0.0.0", "::")
+from postbus.settings import ANY_ADDRESS, Settings, is_loopback
 
 
 class Door(Enum):
@@ -62,6 +60,7 @@ class Inside:
     namespace: Namespace
     administration: Administration
     authorizer: Authorizer
+    names: OwnNames
     rules: AuthorizationRules
     created_ms: int
     is_ready: Callable[[], Awaitable[bool]]
@@ -130,6 +129,7 @@ class Doors:
             runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
             is_healthy=inside.is_ready,
+            names=inside.names if is_loopback(settings.host) else None,
         )
         self._front = FrontDoor(
             self._amqp,
@@ -198,10 +198,7 @@ class Doors:
         renewal: Renewal | None = None
         try:
             if certificate is None or key is None:
-                names = [name.strip() for name in settings.tls_names.split(",") if name.strip()]
-                if settings.host not in ANY_ADDRESS:
-                    names.append(settings.host)
-                renewal = Renewal(self._data.certificates, [socket.gethostname(), *names])
+                renewal = Renewal(self._data.certificates, settings.dialled_names)
                 files = renewal.files
                 self.authority_file = files.authority_file
                 certificate, key = files.certificate_file, files.key_file

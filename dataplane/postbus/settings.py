@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,6 +19,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "POSTBUS_"
+ANY_ADDRESS = ("0.0.0.0", "::")
 SCHEMES = ("postgresql://", "postgres://")
 
 
@@ -80,8 +82,9 @@ class Settings(BaseSettings):
     Default: one that is made in `data`."""
 
     tls_names: str = ""
-    """Further host names and addresses for the generated certificate, separated by commas.
-    Default: none; `localhost`, the machine's name and loopback addresses are always in it."""
+    """Further host names and addresses the bus is reached by, separated by commas: in the generated
+    certificate, good in tokens for a bare host, and taken in requests on loopback. Default: none;
+    `localhost`, the machine's name and loopback addresses always count."""
 
     http_port: int = Field(5300, ge=0, le=65_535)
     """Port of HTTP: administration, messages, `/health`, AMQP over WebSocket. The first byte tells
@@ -146,6 +149,14 @@ class Settings(BaseSettings):
     def store_dsns(self) -> list[str]:
         """The addresses of `stores`."""
         return [] if self.stores is None else self.stores.get_secret_value().split()
+
+    @property
+    def dialled_names(self) -> list[str]:
+        """Host names and addresses that clients reach the bus by, beside loopback's."""
+        names = [name.strip() for name in self.tls_names.split(",") if name.strip()]
+        if self.host not in ANY_ADDRESS:
+            names.append(self.host)
+        return [socket.gethostname(), *names]
 
     @property
     def listens_plain(self) -> bool:

@@ -15,6 +15,7 @@ from postbus.broker.authz import (
     resource_path,
     sign,
 )
+from postbus.broker.own_names import OwnNames
 from postbus.contract import Right
 from tests.broker.fuzz_tokens import fuzz
 
@@ -136,11 +137,73 @@ def test_rule_of_an_entity_grants_its_own_rights_there() -> None:
 
 
 def test_password_is_a_key_of_the_named_rule() -> None:
-    assert RULES.check_password("root", "second").path == ""
-    assert RULES.check_password("local", "near").path == "orders"
+    assert [each.path for each in RULES.check_password("root", "second")] == [""]
+    assert [each.path for each in RULES.check_password("local", "near")] == ["orders"]
     for name, key in (("root", "near"), ("nobody", "second"), ("root", "")):
         with pytest.raises(TokenRefused):
             RULES.check_password(name, key)
+
+
+def test_password_that_stands_on_several_entities_counts_on_each() -> None:
+    rules = [
+        KeyRule("app", frozenset({right}), Keys(key), scope)
+        for scope, right, key in (
+            ("a", Right.SEND, "shared"),
+            ("b", Right.LISTEN, "shared"),
+            ("c", Right.SEND, "its own"),
+        )
+    ]
+    granted = Authorizer(rules).check_password("app", "shared")
+    assert [(each.path, *each.rights) for each in granted] == [
+        ("a", Right.SEND),
+        ("b", Right.LISTEN),
+    ]
+
+
+NAMED = Authorizer(
+    (KeyRule("root", frozenset(Right), Keys("key+/=")),),
+    OwnNames("Team", ["bus.example", "10.0.0.7", "team-a"]),
+    lambda path: path == "team-a",
+)
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["bus.example", "BUS.example:5671", "localhost", "127.0.0.1:5672", "[::1]:5671", "::1", "team",
+     "team.servicebus.windows.net", "team.servicebus.windows.net/", "10.0.0.7", "bus.example."],
+)  # fmt: skip
+def test_token_for_the_bare_name_of_the_bus_counts_for_all_of_it(resource: str) -> None:
+    for signed in (resource, quote_plus(resource)):
+        assert NAMED.check_token(token(signed), "sb://bus.example/orders", NOW_S).path == "orders"
+        assert NAMED.check_token(token(signed), "sb://bus.example", NOW_S).path == ""
+
+
+@pytest.mark.parametrize(
+    "resource",
+    ["other.example", "team-b", "bus.example:x", "x@bus.example", "bus.example/a", "[bus.example]",
+     "sb://h/bus.example", "h/localhost", "/localhost", "10.0.0.8", "", ":5671"],
+)  # fmt: skip
+def test_token_for_another_bare_name_is_one_for_that_path(resource: str) -> None:
+    if resource:
+        with pytest.raises(TokenRefused, match="another resource"):
+            NAMED.check_token(token(quote_plus(resource)), "sb://bus.example/orders", NOW_S)
+    assert not OwnNames("team", ["bus.example"]).include(resource)
+
+
+def test_token_for_a_path_that_is_called_like_the_bus_stays_one_for_that_path() -> None:
+    assert NAMED.check_token(token("team-a"), "sb://h/team-a/escape", NOW_S)
+    with pytest.raises(TokenRefused, match="another resource"):
+        NAMED.check_token(token("team-a"), "sb://h/victim", NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("expiry", "told"), [("999999", "1970-01-12 13:46:39Z"), ("-" + "9" * 17, "long ago")]
+)
+def test_expired_token_is_refused_in_the_words_of_service_bus(expiry: str, told: str) -> None:
+    with pytest.raises(TokenRefused) as caught:
+        RULES.check_token(token("sb%3A%2F%2Fh", expiry=expiry), "sb://h/orders", NOW_S)
+    said = f"The token is expired. Expiration time: '{told}'."
+    assert (caught.value.code, str(caught.value)) == ("ExpiredToken", said)
 
 
 def test_rule_of_an_entity_does_not_reach_an_entity_named_below_it() -> None:

@@ -36,6 +36,7 @@ from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.namespace import Namespace
+from postbus.broker.own_names import OwnNames
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.contract import (
@@ -128,7 +129,9 @@ class BusThread:
         self._tls = tls
         self.log = KeptLog()
         self.real_shift_s = 0.0
-        self.authorizer = Authorizer(RULES)
+        self.authorizer = Authorizer(
+            RULES, OwnNames("test-bus"), lambda path: self._directory.begins(path)
+        )
         self._dsn = dsn
         self._loop = uvloop.new_event_loop()
         self._ready: Future[None] = Future()

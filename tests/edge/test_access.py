@@ -6,6 +6,7 @@ import http.client
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
@@ -53,6 +54,15 @@ DEFINITION = BusDefinition(
             QueueProperties(),
             (RuleDefinition("near", frozenset(Right), RuleKeys("near-secret-key")),),
         ),
+        QueueDefinition("team/own", QueueProperties(), ()),
+        *(
+            QueueDefinition(
+                name,
+                QueueProperties(),
+                (RuleDefinition("app", frozenset(Right), RuleKeys("shared-secret-key")),),
+            )
+            for name in ("first", "second")
+        ),
     ),
 )
 
@@ -74,9 +84,15 @@ class Cell(NamedTuple):
     outcome: str
 
 
+def table(title: str) -> list[list[str]]:
+    """Return the rows of the table below a title of the guide, its head first."""
+    section = GUIDE.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if "|" in line]
+    return [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+
+
 def cells() -> list[Cell]:
-    lines = GUIDE.read_text(encoding="utf-8").splitlines()
-    rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines if "|" in line]
+    rows = table("Every door, every right")
     assert tuple(rows[0][2:]) == COLUMNS
     found = []
     for door, attempt, *outcomes in rows[2:]:
@@ -104,10 +120,25 @@ def shown_as(column: str, resource: str) -> Shown:
 
 @pytest.fixture(scope="module")
 def bus(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[ControlledBus]:
-    make_database(postgres_server, "access", template=TEMPLATE)
-    folder = enterable_folder / "access"
-    dsn = dsn_of(postgres_server, "access")
-    with controlled_bus(dsn, folder, definition=DEFINITION) as made:
+    with bus_called("access", postgres_server, enterable_folder) as made:
+        yield made
+
+
+@pytest.fixture
+def unbothered_bus(
+    postgres_server: EmbeddedPostgres, enterable_folder: Path
+) -> Iterator[ControlledBus]:
+    """A bus whose log does not sum up what it refused to others."""
+    with bus_called("unbothered", postgres_server, enterable_folder) as made:
+        yield made
+
+
+@contextmanager
+def bus_called(name: str, server: EmbeddedPostgres, folder: Path) -> Iterator[ControlledBus]:
+    make_database(server, name, template=TEMPLATE)
+    with controlled_bus(
+        dsn_of(server, name), folder / name, definition=DEFINITION, tls_names="team"
+    ) as made:
         yield made
 
 
@@ -291,11 +322,153 @@ def test_table_names_every_attempt() -> None:
     assert {attempt for door, attempt in named if door == "HTTP"} == {each.value for each in Action}
 
 
+# --- how far a right reaches --------------------------------------------------------------------
+
+
+def signed(resource: str, rule: str = "Manage", life_s: int = 600) -> str:
+    return sas_token(resource, rule, f"{rule.lower()}-secret-key", int(time.time()) + life_s)
+
+
+def ask(
+    bus: ControlledBus, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, str]:
+    """Return status and text of a request to the port of HTTP."""
+    host, port = address_of(bus, "http")
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    try:
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body or None, said)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def forward_out_of_a_folder(bus: ControlledBus) -> str:
+    """Try it where the bus is called as the folder is: another `Host` is refused before."""
+    forwarding = ENTRY.replace(
+        b"/></content>", b"><ForwardTo>orders</ForwardTo></QueueDescription></content>"
+    )
+    status, _ = ask(
+        bus,
+        "PUT",
+        "/team/escape",
+        forwarding,
+        Host="team",
+        Authorization=signed("sb://localhost/team"),
+        ServiceBusSupplementaryAuthorization=signed("team"),
+        Content_Type="application/atom+xml",
+    )
+    assert bus.bus.administration.find("team/escape") is None
+    return str(status)
+
+
+def send_over_http(bus: ControlledBus, token: str) -> str:
+    status, text = ask(bus, "POST", f"/{QUEUE}/messages", b"x", Authorization=token)
+    code = re.search(r"ExpiredToken: The token is expired\. Expiration time: '[-0-9: ]+Z'", text)
+    return f"{status} ExpiredToken" if code else str(status)
+
+
+def put_token(bus: ControlledBus, token: str) -> str:
+    """Return what `$cbs` says of a token for the queue."""
+    _, port = address_of(bus, "amqp")
+    with RawClient(port, "Send", "send-secret-key") as client:
+        client.attach_receiver("$cbs")
+        client.attach_sender("$cbs")
+        client.write(client.flow(1))
+        said = {"operation": "put-token", "type": "x", "name": f"sb://localhost/{QUEUE}"}
+        payload = (
+            encode_value(described(0x73, "id", None, None, None, "here"))
+            + encode_value(Described(Ulong(0x74), said))
+            + encode_value(Described(Ulong(0x77), token))
+        )
+        client.write(client.transfer(0, payload, settled=True))
+        answer = client.expect(TRANSFER).payload
+    _, at = decode_value(answer)
+    told = decode_value(answer, at)[0].value
+    return f"{int(told['status-code'])} {told['status-description'].partition(':')[0]}"
+
+
+def send_to_either(bus: ControlledBus) -> str:
+    _, port = address_of(bus, "amqp")
+    with RawClient(port, "app", "shared-secret-key") as client:
+        attached = [client.attach_sender(name, n) for n, name in enumerate(("first", "second"))]
+    assert all(each.fields[6] is not None for each in attached)
+    return "ok"
+
+
+def open_websocket(bus: ControlledBus, **headers: str) -> str:
+    return str(
+        ask(
+            bus,
+            "GET",
+            "/$servicebus/websocket",
+            Upgrade="websocket",
+            Connection="Upgrade",
+            Sec_WebSocket_Version="13",
+            Sec_WebSocket_Key="AAAAAAAAAAAAAAAAAAAAAA==",
+            Sec_WebSocket_Protocol="AMQPWSB10",
+            **headers,
+        )[0]
+    )
+
+
+FOREIGN = "evil.example"
+BARE = "token for the bare host of the bus"
+EXPIRED = "token that has expired"
+OUT_OF_A_FOLDER = (
+    "forward from a queue of it to one outside, with `Host: team` and the token once more for that"
+    " host"
+)
+REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
+    ("token of a namespace rule for the folder `team`", OUT_OF_A_FOLDER): forward_out_of_a_folder,
+    (BARE, "send over HTTP"): lambda bus: send_over_http(bus, signed("localhost")),
+    (f"{BARE}, with a port", "send over AMQP"): lambda bus: by_sdk(
+        bus, Shown(signed("localhost:5672"), "", ""), "send"
+    ),
+    ("token for the bare host of another bus", "send over HTTP"): lambda bus: send_over_http(
+        bus, signed("other.example")
+    ),
+    (EXPIRED, "send over HTTP"): lambda bus: send_over_http(
+        bus, signed("sb://localhost", life_s=-1)
+    ),
+    (EXPIRED, "`put-token` to `$cbs`"): lambda bus: put_token(
+        bus, signed("sb://localhost", life_s=-1)
+    ),
+    (
+        "password of a rule that stands on two queues with one key",
+        "send to either",
+    ): send_to_either,
+    (
+        "good token, `Host` of a stranger's name that leads to loopback",
+        "read a definition",
+    ): lambda bus: str(
+        ask(bus, "GET", f"/{QUEUE}", Host=FOREIGN, Authorization=signed("sb://localhost"))[0]
+    ),
+    ("page of a stranger's host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
+        bus, Origin=f"https://{FOREIGN}"
+    ),
+}
+
+
+@pytest.mark.parametrize(("shown", "attempt", "outcome"), table("How far a right reaches")[2:])
+def test_every_row_of_how_far_a_right_reaches(
+    bus: ControlledBus, shown: str, attempt: str, outcome: str
+) -> None:
+    assert REACH[shown, attempt](bus) == outcome
+
+
+def test_table_of_reach_has_every_attempt() -> None:
+    rows = table("How far a right reaches")[2:]
+    assert {(shown, attempt) for shown, attempt, _ in rows} == set(REACH)
+
+
 # --- secrets ------------------------------------------------------------------------------------
 
 
-def test_no_secret_is_told(bus: ControlledBus, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_is_told(unbothered_bus: ControlledBus, caplog: pytest.LogCaptureFixture) -> None:
     """Keys, tokens and bodies are looked for in the whole log, metrics and refusals."""
+    bus = unbothered_bus
     caplog.set_level("DEBUG", logger="postbus")
     shown = shown_as("Manage", "sb://localhost/")
     wrong = shown_as("wrong key", "sb://localhost/")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 from urllib.parse import quote_plus
 from xml.etree import ElementTree
@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from postbus.broker.authz import Authorizer
+from postbus.broker.own_names import OwnNames
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, Right, Sku
 from postbus.edge.amqp.listener import AmqpListener
@@ -73,8 +74,8 @@ class Rig:
         return found
 
 
-@pytest.fixture
-async def rig() -> Iterator[Rig]:
+@asynccontextmanager
+async def rig_of(names: OwnNames | None = None) -> AsyncIterator[Rig]:
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         router = cast(Router, None)  # nobody here speaks AMQP
         amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
@@ -83,6 +84,7 @@ async def rig() -> Iterator[Rig]:
             administration=Named("administration"),
             runtime=Named("runtime"),
             is_healthy=lambda: made.health(),
+            names=names,
         )
         doors = FrontDoor(amqp, http, tasks)
         made = Rig(await doors.listen(HOST, 0), session)
@@ -91,6 +93,12 @@ async def rig() -> Iterator[Rig]:
         await doors.close()
         await amqp.stop(1.0)
         await http.stop(1.0)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with rig_of() as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ async def test_body_is_limited(rig: Rig) -> None:
     assert status == 413
     assert "larger than 100 bytes" in text
 
-    async def pieces() -> Iterator[bytes]:
+    async def pieces() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x" * 50
 
@@ -317,6 +325,51 @@ async def test_what_others_may_read_differently_ends_the_connection(
     assert b"aiohttp" not in found
 
 
+# --- browsers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[Rig]:
+    async with rig_of(names=OwnNames("test-bus", ["bus.example"])) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:5300"}, 200),
+        ({"Host": "127.0.0.1"}, 200),
+        ({"Host": "[::1]:5300"}, 200),
+        ({"Host": "test-bus"}, 200),
+        ({"Host": "test-bus.servicebus.windows.net"}, 200),
+        ({"Host": "BUS.example:443"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": "evil@localhost"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://localhost:3000"}, 200),
+        ({"Origin": "https://bus.example"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+    ],
+)
+async def test_pages_of_other_hosts_are_kept_out_on_loopback(
+    guarded: Rig, headers: dict[str, str], status: int
+) -> None:
+    for method, path in (("GET", "/orders"), ("POST", "/orders/messages"), ("GET", "/health")):
+        assert (await guarded.ask(method, path, headers=headers))[0] == status
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", **headers}
+    found = (await guarded.ask("GET", "/$servicebus/websocket", headers=upgrade))[0]
+    assert found == (404 if status == 200 else 403)
+
+
+async def test_elsewhere_any_name_may_lead_to_the_bus(rig: Rig) -> None:
+    headers = {"Host": "balancer.example", "Origin": "https://pages.example"}
+    assert (await rig.ask("GET", "/orders", headers=headers))[0] == 200
+
+
 # --- authorization ------------------------------------------------------------------------------
 
 
@@ -343,6 +396,8 @@ def refusal(*said: object) -> str:
         "https://localhost/orders?api-version=2021-05",
         "sb://localhost/ORDERS/",
         "https://localhost/orders/messages",
+        "localhost",
+        "localhost:5300",
     ],
 )
 def test_token_of_every_sdk_is_good(resource: str) -> None:
@@ -371,7 +426,8 @@ def test_refused_tokens_say_why() -> None:
     assert "another resource" in refusal(sas_token("sb://h/other", ROOT.name, key, expiry))
     assert "does not match" in refusal(sas_token("sb://h", ROOT.name, "wrong", expiry))
     assert "does not match" in refusal(sas_token("sb://h", "nobody", key, expiry))
-    assert "expired" in refusal(sas_token("sb://h", ROOT.name, key, NOW_S))
+    told = refusal(sas_token("sb://h", ROOT.name, key, NOW_S))
+    assert told.startswith("ExpiredToken: The token is expired. Expiration time: '")
     token = sas_token("sb://h", "sender", RULES[1].keys.primary, expiry)
     assert "'Manage' claim(s) are required" in refusal(token)
     assert authorize(token, "orders", Right.SEND) == "sender"

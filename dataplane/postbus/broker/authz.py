@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Final, Protocol
 from urllib.parse import unquote, unquote_plus
 
+from postbus.broker.own_names import OwnNames
 from postbus.contract import Right
 
 SAS_PREFIX: Final = "SharedAccessSignature "
@@ -56,7 +58,15 @@ class Grant:
 
 
 class TokenRefused(Exception):
-    """A token or password does not grant anything; the text is for the client."""
+    """A token or password does not grant anything; the text is for the client.
+
+    `code` begins the texts that clients log: `InvalidSignature` or `ExpiredToken`, as Service Bus
+    says it.
+    """
+
+    def __init__(self, text: str, code: str = "InvalidSignature") -> None:
+        self.code = code
+        super().__init__(text)
 
 
 class GrantHolder(Protocol):
@@ -68,7 +78,17 @@ class GrantHolder(Protocol):
 class Authorizer:
     """Checks tokens and passwords against the rules of one namespace."""
 
-    def __init__(self, rules: Sequence[KeyRule] = ()) -> None:
+    def __init__(
+        self,
+        rules: Sequence[KeyRule] = (),
+        names: OwnNames | None = None,
+        is_taken: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`names`: what the bus is called, loopback if not said. `is_taken`: whether a lower-case
+        path is an entity's name or the beginning of one: then no host is meant by it.
+        """
+        self._names = names or OwnNames()
+        self._is_taken = is_taken
         self._rules: dict[str, list[KeyRule]] = {}
         self._holders: dict[GrantHolder, None] = {}
         self.refused_count = 0
@@ -89,14 +109,12 @@ class Authorizer:
     def remove_holder(self, holder: GrantHolder) -> None:
         self._holders.pop(holder, None)
 
-    def check_token(
-        self, token: str, audience: str, now_s: float, below: str = "", host: str = ""
-    ) -> Grant:
+    def check_token(self, token: str, audience: str, now_s: float, below: str = "") -> Grant:
         """Return what a SAS token grants on an audience. Raises `TokenRefused`.
 
         The signature covers the resource exactly as it was written and the expiry. A token for
         just the place `below` the audience where it is used, such as `messages`, will do. One for
-        the bare name of a `host`, without scheme, counts for the whole namespace.
+        the bare name of this bus, without scheme, counts for the whole namespace.
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("Only shared access signatures are accepted: use a SAS key.")
@@ -112,27 +130,39 @@ class Authorizer:
         except (KeyError, ValueError, OverflowError):
             raise self._refused("The shared access signature is malformed.") from None
         path = resource_path(audience)
-        scope = resource_path(unquote_plus(resource))
-        if host and scope == host.lower():
-            scope = ""
+        scope = self._scope_of(unquote_plus(resource))
         if not (covers(scope, path) or (below and covers(scope, f"{path}/{below.lower()}"))):
             raise self._refused("The token was signed for another resource.")
         for rule in self._rules_at(rule_name, path):
             key = _signing_key(rule, resource, expiry, signature)
             if key is not None:
                 if expires_s <= now_s:
-                    raise self._refused("The token has expired.")
+                    self.refused_count += 1
+                    raise expired(expires_s)
                 return Grant(path, rule.rights, rule.name, expires_s, rule.scope, key)
         raise self._refused("The signature does not match a key of the rule.")
 
-    def check_password(self, rule_name: str, key: str) -> Grant:
-        """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`."""
-        for rule in self._rules.get(rule_name, ()):
-            for known in _keys_of(rule):
-                if hmac.compare_digest(known.encode(), key.encode()):
-                    path = "" if rule.scope is None else rule.scope.lower()
-                    return Grant(path, rule.rights, rule.name, NEVER_S, rule.scope, known)
-        raise self._refused("The rule name or the key is wrong.")
+    def check_password(self, rule_name: str, key: str) -> list[Grant]:
+        """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`.
+
+        Rules of one name may stand on several entities; a key that they share counts on each.
+        """
+        granted = [
+            Grant(
+                "" if rule.scope is None else rule.scope.lower(),
+                rule.rights,
+                rule.name,
+                NEVER_S,
+                rule.scope,
+                known,
+            )
+            for rule in self._rules.get(rule_name, ())
+            for known in _keys_of(rule)
+            if hmac.compare_digest(known.encode(), key.encode())
+        ]
+        if not granted:
+            raise self._refused("The rule name or the key is wrong.")
+        return granted
 
     def _refused(self, text: str) -> TokenRefused:
         self.refused_count += 1
@@ -145,8 +175,24 @@ class Authorizer:
                 return grant if rule.rights == grant.rights else replace(grant, rights=rule.rights)
         return None
 
+    def _scope_of(self, resource: str) -> str:
+        """Return the path a token was signed for, "" when that is the whole namespace."""
+        name = resource.rstrip("/")
+        if self._names.include(name) and not self._is_taken(name.lower()):
+            return ""
+        return resource_path(resource)
+
     def _rules_at(self, rule_name: str, path: str) -> list[KeyRule]:
         return [rule for rule in self._rules.get(rule_name, ()) if _is_in_scope(rule.scope, path)]
+
+
+def expired(expires_s: float) -> TokenRefused:
+    """Return the refusal of a token that ended at a time in seconds, in Service Bus's words."""
+    try:
+        ended = f"{datetime.fromtimestamp(expires_s, UTC):%Y-%m-%d %H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):  # before the year 1
+        ended = "long ago"
+    return TokenRefused(f"The token is expired. Expiration time: '{ended}'.", "ExpiredToken")
 
 
 def has_right(rights: frozenset[Right], needed: Right) -> bool:

@@ -139,6 +139,10 @@ class Directory:
         """Return the entity of a lower-case name; that of a subscription is its path."""
         return self._entries.find(name)
 
+    def begins(self, path: str) -> bool:
+        """Say whether a queue or topic has a lower-case path as its name, or lies below it."""
+        return self._entries.begins(path)
+
     def numbered(self, entity_no: int) -> CatalogEntry | None:
         """Return the entity of a number, None when it is gone."""
         return self._entries.numbered(entity_no)
@@ -195,10 +199,7 @@ class Directory:
         ]
 
     def acknowledged(self) -> dict[int, int]:
-        """Return partition -> the version of the catalog it has.
-
-        One that is not loaded counts as having the latest: it takes nothing before it caught up.
-        """
+        """Return partition -> catalog version it has; one not loaded catches up before it works."""
         return self._followers.acknowledged(self.version)
 
     def rules_of(self, path: str) -> tuple[StoredRule, ...]:

@@ -120,6 +120,17 @@ class Entries:
         names = self._orders.get(of, [])[skip : skip + top]
         return [self._by_name[name] for name in names]
 
+    def begins(self, path: str) -> bool:
+        """Say whether a queue or topic has a lower-case path as its name, or lies below it."""
+        if path in self._by_name:
+            return True
+        for kind in (EntityKind.QUEUE, EntityKind.TOPIC):
+            names = self._orders.get(kind, [])
+            at = bisect_left(names, f"{path}/")
+            if at < len(names) and names[at].startswith(f"{path}/"):
+                return True
+        return False
+
     def subscriptions_of(self, topic_no: int) -> list[CatalogEntry]:
         return list(self._subscriptions.get(topic_no, {}).values())
 

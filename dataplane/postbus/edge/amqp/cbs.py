@@ -40,7 +40,7 @@ class TokenNode:
             )
         except TokenRefused as error:
             self._connection.count_refused_token()
-            refusal = _status(401, f"InvalidSignature: {error}")
+            refusal = _status(401, f"{error.code}: {error}")
             self._connection.refuse_slowly(str(error), partial(respond, refusal))
             return
         path = audience_path(audience)

@@ -347,7 +347,8 @@ class AmqpConnection:
         if event.mechanism == "PLAIN":
             try:
                 _, rule_name, key = event.initial_response.decode().split("\0")
-                self.add_grant(self.authorizer.check_password(rule_name, key))
+                for grant in self.authorizer.check_password(rule_name, key):
+                    self.add_grant(grant)
             except (TokenRefused, ValueError) as error:
                 self.refuse_slowly(str(error), self._refuse_password)
                 return

@@ -330,22 +330,13 @@ class AtomHandler:
             if to is None or to == before:
                 continue
             if header in request.headers:
-                host = self._dialled(request)
-                self._authorizer.authorize(request, to, Right.SEND, header, host=host)
+                self._authorizer.authorize(request, to, Right.SEND, header)
                 continue
             try:
                 self._authorizer.authorize(request, to, Right.SEND)
             except HttpRefused as error:
                 text = f"{error.text} To forward to {to}, send a token for it in {header}."
                 raise HttpRefused(401, text, error.headers, delay_s=error.delay_s) from None
-
-    def _dialled(self, request: web.BaseRequest) -> str:
-        """Return the name of this namespace that the client dialled, "" if an entity is called so.
-
-        @azure/service-bus signs its tokens for forwards for that name, without a scheme.
-        """
-        host = request.headers.get("Host", "").partition(":")[0]
-        return "" if self._administration.find(host) is not None else host
 
     # --- answers --------------------------------------------------------------------------------
 

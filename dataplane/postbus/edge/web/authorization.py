@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right
+from postbus.broker.authz import Authorizer, Grant, TokenRefused, expired, has_right
 from postbus.contract import Right
 from postbus.edge.strangers import MAX_LOGGED_CHARS, Stranger
 from postbus.edge.suspicion import Suspicion
@@ -79,26 +79,21 @@ class HttpAuthorizer:
         header: str = AUTHORIZATION,
         *,
         below: str = "",
-        host: str = "",
     ) -> Grant:
         """Return what the request may do on an entity's path, "" is the namespace.
 
         Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
-        the token, which may be for just what the request names `below` the entity, or for the bare
-        name of the `host`.
+        the token, which may be for just what the request names `below` the entity.
         """
         token = request.headers.get(header, "")
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, f"{NO_TOKEN} {text}", CHALLENGE)
         try:
-            grant = self._authorizer.check_token(
-                token, quote(path), self._real_time_s(), below, host
-            )
+            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
         except TokenRefused as error:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
-            text = f"{BAD_TOKEN} InvalidSignature: {error}"
-            raise HttpRefused(401, text, CHALLENGE, delay_s=delay_s) from None
+            raise HttpRefused(401, _bad_token(error), CHALLENGE, delay_s=delay_s) from None
         stranger = request.get(STRANGER)
         if stranger is not None:
             stranger.show_key()
@@ -112,11 +107,11 @@ class HttpAuthorizer:
         For what was authorized a while ago.
         """
         known = self._authorizer.renewed(grant)
-        if known is None or known.expires_s <= self._real_time_s():
-            text = (
-                f"{BAD_TOKEN} InvalidSignature: The token is worth nothing any more: get another."
-            )
-            raise HttpRefused(401, text, CHALLENGE)
+        if known is None:
+            gone = TokenRefused("The token is worth nothing any more: get another.")
+            raise HttpRefused(401, _bad_token(gone), CHALLENGE)
+        if known.expires_s <= self._real_time_s():
+            raise HttpRefused(401, _bad_token(expired(known.expires_s)), CHALLENGE)
         if not has_right(known.rights, needed):
             raise self._missing(needed, grant.path)
 
@@ -127,6 +122,12 @@ class HttpAuthorizer:
             f" this operation. Resource: 'sb://{self._namespace}/{path}'.",
             CHALLENGE,
         )
+
+
+def _bad_token(refused: TokenRefused) -> str:
+    """Return the text of a refused token; Service Bus gives that of an expired one no number."""
+    text = f"{refused.code}: {refused}"
+    return text if refused.code == "ExpiredToken" else f"{BAD_TOKEN} {text}"
 
 
 def error_answer(

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from postbus.broker.own_names import OwnNames
 from postbus.edge.strangers import Stranger
 from postbus.edge.web.authorization import STRANGER, HttpRefused, error_answer
 from postbus.http_listener import MAX_HEAD_BYTES, PROTOCOL_LOG, HttpConnection
@@ -40,6 +41,7 @@ try a connection that was quiet for a minute."""
 LINGER_S: Final = 2.0
 """How long the rest of a body that nobody read is awaited, so that the client sees the answer."""
 
+NAMES_SETTING: Final = "POSTBUS_TLS_NAMES"
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
 MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
 CLOSE: Final = {"Connection": "close"}
@@ -89,8 +91,14 @@ class HttpDoor:
         runtime: HttpHandler | None = None,
         websocket: HttpHandler | None = None,
         is_healthy: Callable[[], Awaitable[bool]] = _always,
+        names: OwnNames | None = None,
     ) -> None:
-        """A handler that is None answers 404. Call it with a running loop."""
+        """A handler that is None answers 404. Call it with a running loop.
+
+        `names`: on loopback, what requests and the pages they come from may call the bus; a browser
+        of this machine asks for others too.
+        """
+        self._names = names
         self._namespace = namespace
         self._handlers = {
             ADMINISTRATION: administration,
@@ -155,6 +163,8 @@ class HttpDoor:
     async def _answer_or_refuse(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         try:
             _check_head(request)
+            if self._names is not None:
+                _check_origin(request, self._names)
             return await self._answer(api, request)
         except HttpRefused as error:
             refused = error
@@ -240,6 +250,21 @@ def _check_head(request: web.BaseRequest) -> None:
     size_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
     if size_bytes + len(request.raw_path) > MAX_HEAD_BYTES:
         raise HttpRefused(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes together.")
+
+
+def _check_origin(request: web.BaseRequest, names: OwnNames) -> None:
+    """Raise `HttpRefused` for what a page of another host sends, or one whose name came here.
+
+    A page may open a WebSocket anywhere, and its browser says whose page it is; a name that its
+    owner lets point to loopback (DNS rebinding) makes the bus part of the page.
+    """
+    host, origin = request.headers.get("Host"), request.headers.get("Origin")
+    if host is not None and not names.include(host):
+        text = f"This bus is not called {host}: dial localhost, or add the name to {NAMES_SETTING}."
+        raise HttpRefused(403, text, CLOSE)
+    if origin is not None and not names.include(origin.partition("://")[2]):
+        text = f"Pages of {origin} may not use this bus; {NAMES_SETTING} adds a host."
+        raise HttpRefused(403, text, CLOSE)
 
 
 def _is_about_messages(request: web.BaseRequest) -> bool:
