@@ -348,12 +348,24 @@ def test_reader_that_goes_away_loses_nothing(user: CommandLine) -> None:
     assert [each["deliveryCount"] for each in told] == [1] * 20
 
 
+AS_BACKGROUND_JOB = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_gives_back_what_is_held(user: CommandLine, number: signal.Signals) -> None:
+@pytest.mark.parametrize("launcher", [[], [sys.executable, "-c", AS_BACKGROUND_JOB]])
+def test_interrupt_gives_back_what_is_held(
+    user: CommandLine, number: signal.Signals, launcher: list[str]
+) -> None:
     user.ok("send", QUEUE, "held")
     receiving = subprocess.Popen(
-        [sys.executable, "-m", "postbus", "receive", QUEUE, "--peek-lock", "100"],
+        [*launcher, sys.executable, "-m", "postbus", "receive", QUEUE, "--peek-lock", "100"],
         cwd=user.folder,
         env=user.environment(),
         stdout=subprocess.PIPE,

@@ -257,8 +257,11 @@ def check(
 
 def run() -> None:
     """Run the command line; an unexpected error leaves its traceback and exit code 70."""
-    # As for Ctrl-C: what is held is given back. Who stops a container sends this one.
+    # SIGTERM as Ctrl-C: what is held is given back. A shell's background jobs and some supervisors
+    # start us with SIGINT ignored or signals blocked, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         app(prog_name="postbus")
     except Exception:  # noqa: BLE001 the last one who can say it
