@@ -7,7 +7,6 @@ its own, talks to it with the official Azure SDK, restarts it in the middle, and
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -57,14 +56,6 @@ def free_port() -> int:
 
 
 # --- the bus ------------------------------------------------------------------------------------
-
-
-def own_folder() -> str:
-    """Make a folder for the bus; Postgres, which never runs as root, has to get into it."""
-    folder = tempfile.mkdtemp(prefix="postbus-demo-")
-    if os.geteuid() == 0:
-        Path(folder).chmod(0o711)
-    return folder
 
 
 @contextmanager
@@ -207,7 +198,7 @@ def exhaust_deliveries(client: ServiceBusClient) -> None:
 
 
 def main() -> int:
-    folder = Path(own_folder())
+    folder = Path(tempfile.mkdtemp(prefix="postbus-demo-"))
     port = free_port()
     try:
         print(f"starting a bus from {EXAMPLES.name}/ with a Postgres of its own …", flush=True)

@@ -18,7 +18,6 @@ from typing import Any
 from typer.testing import CliRunner
 
 from postbus.cli import app
-from postbus.data_directory import folder_mode
 from tests.dev_bus import FREE_PORTS, environment
 
 READY_S = 60.0
@@ -84,9 +83,8 @@ class CommandLine:
 
 @contextmanager
 def user_folder() -> Iterator[Path]:
-    """Make a folder that the account of an embedded Postgres can reach."""
+    """Make a private folder with a short path, for a bus of its own."""
     with tempfile.TemporaryDirectory(prefix="postbus-user-") as name:
-        Path(name).chmod(folder_mode())
         yield Path(name)
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -47,9 +48,8 @@ def run_elsewhere(work: Callable[[], Coroutine[object, object, None]]) -> None:
 
 @contextmanager
 def folder_below(parent: Path | None) -> Iterator[Path]:
-    """Make a folder that the server's unprivileged user may enter, which pytest's is not."""
+    """Make a private folder whose path is short enough for the socket of a server."""
     path = Path(tempfile.mkdtemp(prefix="postbus-test-", dir=parent))
-    path.chmod(0o755)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -121,7 +121,7 @@ def run_psql(server: EmbeddedPostgres, sql: str) -> str:
     assert binaries is not None
     assert major_of(binaries) == version
     command = [str(binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
-    host = server.dsn.split("host=")[1]
+    host = unquote(server.dsn.split("host=")[1])
     command += ["-h", host, "-U", SUPERUSER, "postgres"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.strip()

@@ -18,7 +18,7 @@ from azure.servicebus.aio import ServiceBusClient
 
 from postbus.bus import Bus
 from postbus.contract import NamespaceProperties, QueueProperties, Right
-from postbus.data_directory import DataDirectory, folder_mode
+from postbus.data_directory import DataDirectory
 from postbus.embedded import EmbeddedPostgres, find_binaries
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.settings import Settings
@@ -60,7 +60,6 @@ def run_command(program: str, folder: Path, major: int, **variables: str) -> Non
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-        Path(name).chmod(folder_mode())
         yield Path(name)
 
 

@@ -36,7 +36,7 @@ from postbus.contract import (
     Sku,
     SkuProperties,
 )
-from postbus.data_directory import DataDirectory, folder_mode
+from postbus.data_directory import DataDirectory
 from postbus.doors import Door
 from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
@@ -66,7 +66,6 @@ def definition(*queues: str) -> BusDefinition:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-        Path(name).chmod(folder_mode())
         yield Path(name)
 
 
@@ -489,13 +488,14 @@ async def test_taken_port_is_named_and_everything_is_released(run_bus: RunBus) -
     async with run_bus("orders") as bus:
         _, taken = bus.doors()[Door.PLAIN]
         settings = Settings(port=taken, tls_port=0, http_port=0, metrics_port=0, control_port=0)
-        with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-            Path(name).chmod(folder_mode())
-            with DataDirectory(Path(name)) as data:
-                second = Bus(settings, definition("orders"), data, is_embedded=True)
-                with pytest.raises(BusError, match=f"port {taken} on 127.0.0.1 is in use"):
-                    await second.start()
-                assert not (data.postgres / "data" / "postmaster.pid").exists()
+        with (
+            tempfile.TemporaryDirectory(prefix="postbus-test-") as name,
+            DataDirectory(Path(name)) as data,
+        ):
+            second = Bus(settings, definition("orders"), data, is_embedded=True)
+            with pytest.raises(BusError, match=f"port {taken} on 127.0.0.1 is in use"):
+                await second.start()
+            assert not (data.postgres / "data" / "postmaster.pid").exists()
 
 
 def test_trouble_with_the_store_is_explained_without_secrets() -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from postbus.bus import Bus, BusError
-from postbus.data_directory import DataDirectory, folder_mode
+from postbus.data_directory import DataDirectory
 from postbus.manifests import read_one_bus
 from postbus.settings import Settings
 
@@ -38,7 +38,6 @@ def manifest(kind: str, name: str, spec: str = "", owner: str = "test-bus") -> s
 def run_bus(database: str, tmp_path: Path) -> Iterator[RunBus]:
     """Return what runs a bus of manifests on the database of the test."""
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-        Path(name).chmod(folder_mode())
 
         @asynccontextmanager
         async def run(*documents: str) -> AsyncIterator[Bus]:

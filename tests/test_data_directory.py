@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postbus.broker.sealing import KeySeal
-from postbus.data_directory import DataDirectory, DataDirectoryError, folder_mode, write_private
+from postbus.data_directory import DataDirectory, DataDirectoryError, write_private
 
 
 def mode(path: Path) -> int:
@@ -21,7 +21,7 @@ def test_same_directory_twice_is_refused_and_names_the_holder(tmp_path: Path) ->
 def test_directory_is_free_again_after_closing(tmp_path: Path) -> None:
     for _ in range(2):
         with DataDirectory(tmp_path / "bus") as directory:
-            assert mode(directory.path) == folder_mode()
+            assert mode(directory.path) == 0o700
 
 
 def test_keys_are_made_once_and_kept_for_the_owner_only(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class DataDirectory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not any(self.path.iterdir()):
-                self.path.chmod(folder_mode())
+                self.path.chmod(0o700)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             reason = (error.strerror or "cannot be used").lower()
@@ -141,14 +141,6 @@ class DataDirectory:
                 f"{self._keys_file} cannot be read: mend it, or remove it for new keys"
             ) from error
         return dict(known)
-
-
-def folder_mode() -> int:
-    """Return the mode of a data directory: private, but as root others may pass through.
-
-    Postgres refuses to run as root; its own account has to reach its own folder inside.
-    """
-    return 0o711 if os.geteuid() == 0 else 0o700
 
 
 def new_key() -> str:

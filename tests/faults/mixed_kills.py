@@ -13,7 +13,6 @@ import asyncio
 import itertools
 import json
 import logging
-import os
 import random
 import sys
 import tempfile
@@ -719,7 +718,6 @@ def main() -> int:
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="postbus-kill-") as folder:
-        os.chmod(folder, 0o755)
         load, kills, violations = asyncio.run(run(options, Path(folder)))
     if options.record is not None:
         with options.record.open("w") as lines:

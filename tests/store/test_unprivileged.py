@@ -1,0 +1,124 @@
+"""Postgres refuses root; root runs it all the same, in any folder, and lets nobody else in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from postbus.embedded import DEFAULT_MAJOR, EmbeddedPostgres, find_binaries
+from postbus.unprivileged import run_as
+from tests.conftest import run_psql
+from tests.store import confined
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights to give up"),
+]
+
+USE_SERVER = """
+import os, subprocess, sys
+from postbus.embedded import EmbeddedError, EmbeddedPostgres, find_binaries
+from tests.conftest import run_psql
+server = EmbeddedPostgres(sys.argv[1])
+try:
+    server.start()
+except EmbeddedError as error:
+    print(error)
+    sys.exit(1)
+try:
+    print(run_psql(server, "select current_user"))
+    account = os.stat(f"{sys.argv[1]}/data").st_uid
+    print(account)
+    command = [str(find_binaries(16) / "psql"), server.dsn, "--command=select 1"]
+    other = subprocess.run(command, user=account, capture_output=True, text=True)
+    print(other.stderr.split("FATAL:")[-1].strip())
+finally:
+    server.stop()
+"""
+
+
+@pytest.fixture
+def folder(enterable_folder: Path, tmp_path: Path) -> Path:
+    """Return a folder below one that only root may enter."""
+    assert enterable_folder.stat().st_mode & 0o077 == 0
+    return enterable_folder / tmp_path.name
+
+
+def used_in(kind: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, confined.__file__, kind, sys.executable, "-c", USE_SERVER]
+    done = subprocess.run(
+        [*command, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode == confined.CANNOT:
+        pytest.skip("this machine lets no such root be made")
+    return done
+
+
+def test_in_a_namespace_files_stay_those_of_root(folder: Path) -> None:
+    server = EmbeddedPostgres(folder)
+    server.start()
+    try:
+        assert run_psql(server, "select current_user") == "postbus"
+        assert (folder / "data").stat().st_uid == 0
+    finally:
+        server.stop()
+
+
+def test_without_namespaces_the_account_reaches_a_closed_folder_and_is_not_trusted(
+    folder: Path,
+) -> None:
+    folder.parent.chmod(0o711)  # so that another program of the account comes as far as the socket
+    try:
+        done = used_in("container", folder)
+    finally:
+        folder.parent.chmod(0o700)
+    user, owner, refusal = done.stdout.splitlines()
+    assert (user, owner != "0") == ("postbus", True), done
+    assert refusal == 'Peer authentication failed for user "postbus"'
+
+
+def test_data_follows_from_one_way_to_the_other(folder: Path) -> None:
+    assert used_in("container", folder).returncode == 0
+    server = EmbeddedPostgres(folder)
+    server.start()
+    try:
+        assert run_psql(server, "select current_user") == "postbus"
+        assert {each.stat().st_uid for each in folder.rglob("*")} == {0}
+    finally:
+        server.stop()
+    assert used_in("container", folder).stdout.splitlines()[0] == "postbus"
+
+
+def test_folder_of_another_user_is_reached_too(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 1234, 1234)
+    server = EmbeddedPostgres(folder / "bus")
+    server.start()
+    try:
+        assert run_psql(server, "select 1") == "1"
+        assert (folder / "bus" / "data").stat().st_uid not in {0, 1234}
+    finally:
+        server.stop()
+
+
+def test_root_that_can_become_nobody_else_is_told_what_to_do(folder: Path) -> None:
+    done = used_in("lone", folder)
+    assert done.returncode == 1
+    assert "--user 1000" in done.stdout
+    assert "POSTBUS_STORES" in done.stdout
+
+
+def test_a_program_that_cannot_be_run_is_named(folder: Path) -> None:
+    binaries = find_binaries(DEFAULT_MAJOR)
+    assert binaries is not None
+    assert run_as(binaries / "postgres", folder).uid == 0
+    with pytest.raises(Exception, match="nowhere: no such file"):
+        run_as(Path("/nowhere"), folder)
