@@ -21,16 +21,26 @@ from azure.servicebus.exceptions import (
 
 from postbus.contract import NamespaceProperties, QueueProperties, Right
 from postbus.edge.amqp.connection import AmqpConnection
-from postbus.edge.amqp.management_node import ManagementNode
+from postbus.edge.amqp.management_node import OF_SUB_QUEUES, ManagementNode
 from postbus.edge.runtime.requests import Action
 from postbus.embedded import EmbeddedPostgres
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
-from postbus.message.codec import Described, Ulong, decode_value, encode_value
+from postbus.message.codec import Described, Uint, Ulong, encode_value
 from postbus.metrics import BusSample
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.bus_thread import sas_token
 from tests.edge.control_bus import ControlledBus, controlled_bus
-from tests.edge.raw_client import DETACH, TRANSFER, RawClient, described
+from tests.edge.raw_client import (
+    ATTACH,
+    DETACH,
+    DISPOSITION,
+    TRANSFER,
+    RawClient,
+    described,
+    frame,
+    message,
+)
+from tests.edge.test_wire import request, response_parts
 
 pytestmark = pytest.mark.slow
 
@@ -222,17 +232,10 @@ def by_request(bus: ControlledBus, shown: Shown, attempt: str) -> str:
         node = f"{QUEUE}/$management"
         if client.attach_receiver(node).fields[5] is None:
             return "link refused"
-        client.attach_sender(node)
-        client.write(client.flow(1))
-        payload = (
-            encode_value(described(0x73, "id", None, None, None, "here"))
-            + encode_value(Described(Ulong(0x74), {"operation": f"com.microsoft:{attempt}"}))
-            + encode_value(Described(Ulong(0x77), {}))
-        )
-        client.write(client.transfer(0, payload, settled=True))
-        answer = client.expect(TRANSFER).payload
-    _, at = decode_value(answer)
-    return str(int(decode_value(answer, at)[0].value["statusCode"]))
+        client.write(frame(DETACH, Uint(1), True))
+        client.expect(DETACH)
+        answer = request(client, node, "id", {"operation": f"com.microsoft:{attempt}"}, {})
+    return str(int(response_parts(answer)[1]["statusCode"]))
 
 
 def by_http(
@@ -373,20 +376,88 @@ def put_token(bus: ControlledBus, token: str) -> str:
     """Return what `$cbs` says of a token for the queue."""
     _, port = address_of(bus, "amqp")
     with RawClient(port, "Send", "send-secret-key") as client:
-        client.attach_receiver("$cbs")
-        client.attach_sender("$cbs")
-        client.write(client.flow(1))
-        said = {"operation": "put-token", "type": "x", "name": f"sb://localhost/{QUEUE}"}
-        payload = (
-            encode_value(described(0x73, "id", None, None, None, "here"))
-            + encode_value(Described(Ulong(0x74), said))
-            + encode_value(Described(Ulong(0x77), token))
-        )
-        client.write(client.transfer(0, payload, settled=True))
-        answer = client.expect(TRANSFER).payload
-    _, at = decode_value(answer)
-    told = decode_value(answer, at)[0].value
+        return put_token_on(client, token)
+
+
+def put_token_on(client: RawClient, token: str, resource: str = f"sb://localhost/{QUEUE}") -> str:
+    """Return what `$cbs` says of a token."""
+    said = {"operation": "put-token", "type": "x", "name": resource}
+    told = response_parts(request(client, "$cbs", "id", said, token))[1]
     return f"{int(told['status-code'])} {told['status-description'].partition(':')[0]}"
+
+
+def requests_of(bus: ControlledBus, names: set[str]) -> str:
+    """Send requests without what they need to a dead-letter queue, with a token for it alone."""
+    _, port = address_of(bus, "amqp")
+    resource = f"sb://localhost{DEAD_LETTERS}"
+    told = set()
+    for name in names:
+        with RawClient(port, "near", "near-secret-key") as client:
+            assert put_token_on(client, signed(resource), resource) == "202 Accepted"
+            for handle in (20, 21):
+                client.write(frame(DETACH, Uint(handle), True))
+                client.expect(DETACH)
+            node = f"{DEAD_LETTERS[1:]}/$management"
+            answer = request(client, node, "id", {"operation": name}, {})
+            told.add(str(int(response_parts(answer)[1]["statusCode"])))
+    return " ".join(sorted(told))
+
+
+def commit_after_a_change(bus: ControlledBus) -> str:
+    """Send in a transaction, let the rule send no more, and discharge."""
+    _, port = address_of(bus, "amqp")
+    name, key = "Passing", "passing-secret-key-of-some-length"
+    path = f"/v1/authorization-rules/{name}"
+    assert bus.caller.put(path, {"rights": ["Send"], "primaryKey": key}).status == 201
+    with RawClient(port, name, key) as client:
+        client.write(
+            frame(
+                ATTACH, "c", Uint(9), False, None, None, None, described(0x30), None, None, Uint(0)
+            )
+        )
+        client.expect(ATTACH)
+        client.write(
+            client.transfer(0, encode_value(Described(Ulong(0x77), described(0x31))), handle=9)
+        )
+        transaction = client.expect(DISPOSITION).fields[4].value[0]
+        client.attach_sender(QUEUE)
+        state = described(0x34, transaction, None)
+        client.write(
+            frame(
+                TRANSFER,
+                Uint(0),
+                Uint(1),
+                b"1",
+                Uint(0),
+                False,
+                False,
+                None,
+                state,
+                payload=message(b"x"),
+            )
+        )
+        assert int(client.expect(DISPOSITION).fields[4].descriptor) == 0x34
+        assert bus.caller.put(path, {"rights": ["Listen"]}).status == 200
+        client.expect(DETACH)
+        discharge = encode_value(Described(Ulong(0x77), described(0x32, transaction, False)))
+        client.write(client.transfer(2, discharge, handle=9))
+        error = client.expect(DISPOSITION).fields[4].value[0].value
+    assert error[0] == "amqp:transaction:rollback"
+    return "rolled back"
+
+
+def outlive_a_token(bus: ControlledBus) -> str:
+    """Attach with a token that ends soon, and wait for the end of the link."""
+    _, port = address_of(bus, "amqp")
+    resource, expires_s = f"sb://localhost/{QUEUE}", int(time.time()) + 2
+    token = sas_token(resource, "Manage", "manage-secret-key", expires_s)
+    with RawClient(port, "near", "near-secret-key") as client:
+        assert put_token_on(client, token) == "202 Accepted"
+        assert client.attach_sender(QUEUE, 7).fields[6] is not None
+        client.expect(DETACH)
+        late_s = time.time() - expires_s
+    assert late_s >= 0
+    return "detached at its second" if late_s < 5 else f"detached {late_s:.0f} s late"
 
 
 def send_to_either(bus: ControlledBus) -> str:
@@ -416,6 +487,10 @@ def open_websocket(bus: ControlledBus, **headers: str) -> str:
 FOREIGN = "evil.example"
 BARE = "token for the bare host of the bus"
 EXPIRED = "token that has expired"
+OPERATIONS = {
+    f"com.microsoft:{name}"
+    for name in ManagementNode(cast(AmqpConnection, None), QUEUE)._operations
+}
 OUT_OF_A_FOLDER = (
     "forward from a queue of it to one outside, with `Host: team` and the token once more for that"
     " host"
@@ -445,6 +520,18 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     ): lambda bus: str(
         ask(bus, "GET", f"/{QUEUE}", Host=FOREIGN, Authorization=signed("sb://localhost"))[0]
     ),
+    ("token for a dead-letter queue", "requests about its messages"): lambda bus: requests_of(
+        bus, OPERATIONS & OF_SUB_QUEUES
+    ),
+    (
+        "token for a dead-letter queue",
+        "requests about rules, sessions, schedules of the entity",
+    ): lambda bus: requests_of(bus, OPERATIONS - OF_SUB_QUEUES),
+    (
+        "password whose rule is changed",
+        "commit what waits in a transaction",
+    ): commit_after_a_change,
+    ("token that ends", "link of it"): outlive_a_token,
     ("page of a stranger's host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
         bus, Origin=f"https://{FOREIGN}"
     ),

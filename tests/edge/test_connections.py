@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -41,6 +42,7 @@ from tests.edge.raw_client import (
     frame,
     message,
 )
+from tests.edge.test_wire import request, response_parts
 from tests.edge.websocket_client import WebSocketClient
 
 pytestmark = pytest.mark.slow
@@ -115,6 +117,29 @@ def test_expired_token_detaches_its_links(bus: BusThread, queue: str) -> None:
         bus.age_tokens(3_700)
         with pytest.raises(ServiceBusError):
             receiver.receive_messages(1, max_wait_time=2)
+
+
+def test_a_link_ends_at_the_second_its_token_does(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tick of the connection is needed, which comes every 15 s."""
+    monkeypatch.setattr(amqp_listener.AmqpTransport, "tick", lambda *_: None)
+    expires_s = int(bus.real_time_s()) + 60
+    resource = f"sb://localhost/{queue}"
+    said = {"operation": "put-token", "type": "x", "name": resource}
+    token = sas_token(resource, ROOT.name, ROOT.keys.primary, expires_s)
+    other = bus.queue("scoped")
+    with RawClient(bus.port, "of-one-queue", "only here") as client:
+        client.attach_sender(other, 5)
+        bus.real_shift_s = expires_s - 0.5 - time.time()
+        answer = request(client, "$cbs", "id", said, token)
+        assert response_parts(answer)[1]["status-code"] == 202
+        client.attach_receiver(queue, 6)
+        detached = client.expect(DETACH)
+        assert bus.real_time_s() >= expires_s
+        assert detached.fields[2].value[0] == "amqp:unauthorized-access"
+        assert resource.rpartition("/")[2] in detached.fields[2].value[1]
+    bus.delete(other)
 
 
 @pytest.mark.parametrize("change", ["rule is gone", "key is gone", "right is gone", "other key"])

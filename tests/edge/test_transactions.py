@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from postbus.broker.authz import KeyRule
+from postbus.contract import Right
 from postbus.edge import intake
 from postbus.edge.amqp import transactions
 from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
-from tests.edge.bus_thread import RULES, BusThread, sas_token
+from tests.edge.bus_thread import RULES, BusThread, Keys, sas_token
 from tests.edge.raw_client import (
     ACCEPTED,
     ATTACH,
@@ -36,8 +40,10 @@ VIA = Symbol("com.microsoft:transfer-destination-address")
 class TransactionClient(RawClient):
     """A client with a link to the coordinator."""
 
-    def __init__(self, bus: BusThread) -> None:
-        super().__init__(bus.port, RULES[0].name, RULES[0].keys.primary)
+    def __init__(
+        self, bus: BusThread, rule: str = RULES[0].name, key: str = RULES[0].keys.primary
+    ) -> None:
+        super().__init__(bus.port, rule, key)
         self._next_id = 0
         self.write(
             frame(
@@ -433,7 +439,7 @@ def test_transactions_that_timed_out_make_room(
 def test_a_client_without_a_key_may_open_few(bus: BusThread, client: TransactionClient) -> None:
     for each in list(bus.listener._connections):
         assert each._connection is not None
-        each._connection._grants.clear()  # as if it had come without one
+        each._connection._grants._grants.clear()  # as if it had come without one
     for _ in range(transactions.MAX_OPEN_UNKNOWN):
         client.declare()
     assert condition(client.request(DECLARE, None)) == "amqp:resource-limit-exceeded"
@@ -531,3 +537,78 @@ def test_a_via_link_ends_with_the_right_to_its_destination(bus: BusThread) -> No
         assert attach_via(client, scoped, other).fields[6] is not None
         bus.age_tokens(3_700)
         assert str(client.expect(DETACH).fields[2].value[0]) == "amqp:unauthorized-access"
+
+
+# --- rights ---------------------------------------------------------------------------------------
+
+ROBOT = KeyRule("robot", frozenset({Right.SEND, Right.LISTEN}), Keys("robot's key", "second"))
+
+
+@pytest.fixture
+def robot(bus: BusThread) -> Iterator[TransactionClient]:
+    """A client whose rule is not that of the other tests."""
+    bus.set_rules(*RULES, ROBOT)
+    with TransactionClient(bus, "robot", "robot's key") as opened:
+        yield opened
+    bus.set_rules(*RULES)
+
+
+@pytest.mark.parametrize("lost", ["rule", "key", "right"])
+def test_a_right_that_is_lost_ends_what_waits(
+    bus: BusThread, robot: TransactionClient, queue: str, lost: str
+) -> None:
+    robot.attach_sender(queue)
+    transaction = robot.declare()
+    assert accepts(robot.send_in(transaction, message(b"x" * 1_000)), transaction)
+    assert bus.listener.intake.waiting_bytes > 1_000
+    now = {
+        "rule": [],
+        "key": [replace(ROBOT, keys=Keys("another", "second"))],
+        "right": [replace(ROBOT, rights=frozenset({Right.LISTEN}))],
+    }[lost]
+    bus.set_rules(*RULES, *now)
+    assert bus.listener.intake.waiting_bytes == 0
+    assert str(robot.expect(DETACH).fields[2].value[0]) == "amqp:unauthorized-access"
+    answer = robot.discharge(transaction)
+    assert condition(answer) == "amqp:transaction:rollback"
+    assert "'Send' claim(s) are required" in answer.value[0].value[1]
+    bus.set_rules(*RULES, ROBOT)  # what was forgotten does not come back
+    assert bus.counts(queue).active == 0
+
+
+def test_settlements_wait_no_longer_than_the_right_to_listen(
+    bus: BusThread, robot: TransactionClient, queue: str
+) -> None:
+    robot.attach_sender(queue)
+    robot.write(robot.transfer(robot.next_id(), message(b"a")))
+    robot.expect(DISPOSITION)
+    (taken,) = robot.receive(queue, 1)
+    transaction = robot.declare()
+    assert accepts(robot.settle_in(transaction, int(taken.fields[1]), complete()), transaction)
+    bus.set_rules(*RULES, replace(ROBOT, rights=frozenset({Right.SEND})))
+    robot.expect(DETACH)
+    assert condition(robot.discharge(transaction)) == "amqp:transaction:rollback"
+    assert bus.counts(queue).active == 1
+
+
+def test_discharge_asks_again_whether_a_token_is_still_good(bus: BusThread) -> None:
+    """Nobody has looked since it ended; what is on its way to a target needs a right there too."""
+    scoped, other = bus.queue("scoped"), bus.queue()
+    expires_s = int(bus.real_time_s()) + 3_600
+    resource = f"sb://localhost/{other}"
+    said = {"operation": "put-token", "type": "x", "name": resource}
+    token = sas_token(resource, RULES[0].name, RULES[0].keys.primary, expires_s)
+    with TransactionClient(bus, "of-one-queue", "only here") as client:
+        request(client, "$cbs", "id", said, token)
+        client.attach_sender(scoped, 3)
+        client.attach_sender(other, 4)
+        transaction = client.declare()
+        for handle in (3, 4):
+            sent = client.send_in(transaction, message(b"x"), handle=handle)
+            assert accepts(sent, transaction)
+        bus.real_shift_s += 3_601
+        answer = client.discharge(transaction)
+        assert condition(answer) == "amqp:transaction:rollback"
+        assert other in answer.value[0].value[1]
+        assert bus.counts(scoped).active == bus.counts(other).active == 0
+    bus.delete(scoped)

@@ -32,11 +32,12 @@ from postbus.amqp.events import (
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
-from postbus.broker.authz import Authorizer, Grant, TokenRefused, has_right, resource_path
+from postbus.broker.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.router import Address, Router
 from postbus.contract import NamespaceLimits, Right
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
+from postbus.edge.amqp.grants import Grants
 from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.management_node import ManagementNode
 from postbus.edge.amqp.receiver_links import ReceiverDoor
@@ -107,7 +108,7 @@ class AmqpConnection:
         self._cut = cut
         self._pumps: dict[ReceiverDoor, None] = {}
         self._starved: dict[ReceiverDoor, None] = {}
-        self._grants: dict[str, Grant] = {}
+        self._grants = Grants(authorizer, real_time_s, self.call_later, self.review_grants)
         self._refused_tokens = 0
         self._doors: dict[Link, Door] = {}
         self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
@@ -135,7 +136,7 @@ class AmqpConnection:
         """Heartbeats, idle peers and links, expired grants."""
         try:
             self._handle(self.engine.tick(now_ms))
-            if self._has_expired_grant():
+            if self._grants.has_expired():
                 self.review_grants()
             detach_idle(self, self._doors, now_ms)
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
@@ -188,7 +189,7 @@ class AmqpConnection:
     @property
     def is_authorised(self) -> bool:
         """Whether the client has shown a key that is still good."""
-        return bool(self._grants)
+        return len(self._grants) > 0
 
     # --- for doors ------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class AmqpConnection:
 
     def add_grant(self, grant: Grant) -> None:
         """Keep what a token grants; a later token of an audience replaces the former."""
-        self._grants[grant.path] = grant
+        self._grants.add(grant)
         self.stranger.show_key()
 
     def count_refused_token(self) -> None:
@@ -219,11 +220,7 @@ class AmqpConnection:
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
-        wanted, now_s = resource_path("/" + path), self.real_time_s()
-        return any(
-            grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
-            for grant in self._grants.values()
-        )
+        return self._grants.allow(path, right)
 
     def pump_soon(self, door: ReceiverDoor) -> None:
         """Pump a door before the next write."""
@@ -496,6 +493,7 @@ class AmqpConnection:
         """Nothing may be written any more but what the engine holds already."""
         self.is_ended = True
         self.authorizer.remove_holder(self)
+        self._grants.close()
         for link in list(self._doors):
             self._close_door(link)
         self.transactions.roll_back()
@@ -516,25 +514,17 @@ class AmqpConnection:
             self._starved.clear()
             self.flush_soon()
 
-    def _has_expired_grant(self) -> bool:
-        now_s = self.real_time_s()
-        return any(grant.expires_s <= now_s for grant in self._grants.values())
-
     def review_grants(self) -> None:
         """Detach the links that are allowed no more: a token ran out or a rule changed (D19)."""
         try:
             self._review_grants()
+            self.flush_soon()
         except Exception:  # noqa: BLE001 - a supervised boundary: others are to be looked at too
             self.broke()
 
     def _review_grants(self) -> None:
-        now_s = self.real_time_s()
-        renewed = {path: self.authorizer.renewed(grant) for path, grant in self._grants.items()}
-        self._grants = {
-            path: grant
-            for path, grant in renewed.items()
-            if grant is not None and grant.expires_s > now_s
-        }
+        self._grants.renew()
+        self.transactions.review_rights()
         for link, door in list(self._doors.items()):
             if isinstance(door, SenderDoor | ReceiverDoor):
                 right, paths = Right.LISTEN, [door.path]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from postbus.amqp import conditions
 from postbus.broker.router import Address
 from postbus.contract import Right
+from postbus.edge.amqp.addresses import Node, NodeAddress
 from postbus.edge.amqp.management_bodies import (
     BadRequest,
     failure,
@@ -64,6 +65,19 @@ if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
 
 PREFIX: Final = "com.microsoft:"
+OF_SUB_QUEUES: Final = frozenset(
+    PREFIX + name
+    for name in (
+        "renew-lock",
+        "peek-message",
+        "receive-by-sequence-number",
+        "update-disposition",
+        "batch-delete-messages",
+    )
+)
+"""Operations on the messages of what a node is of. All others, on rules, sessions and schedules,
+are about the entity itself, which a token for one of its sub-queues does not open."""
+
 MAX_PEEK_COUNT: Final = 1_000
 MAX_PEEK_BYTES: Final = 1 << 20
 """Bytes of messages in one peek response; more messages come with the next request."""
@@ -110,7 +124,10 @@ class ManagementNode:
             self.fail(respond, 501, conditions.NOT_IMPLEMENTED, f"No operation '{name}' here.")
             return
         right, run = operation
-        if not self._connection.is_allowed(self.path, right):
+        path = self.path
+        if name not in OF_SUB_QUEUES:
+            path = NodeAddress(Node.MANAGEMENT, self.path).entity_path
+        if not self._connection.is_allowed(path, right):
             why = f"Unauthorized access. '{right.value}' claim(s) are required."
             self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
             return
@@ -282,7 +299,7 @@ class ManagementNode:
             else:
                 self.refuse(respond, lost if refused.refusal is Refusal.LOCK_LOST else refused)
 
-        transaction.add_settlement(address, command, checked)
+        transaction.add_settlement(address, self.path, command, checked)
 
     def _schedule(self, address: Address, body: Any, respond: Respond) -> None:
         entries = items(body, "messages")

@@ -182,7 +182,7 @@ class ReceiverDoor:
             else:
                 self._refuse(ids, self._lost if refused.refusal is Refusal.LOCK_LOST else refused)
 
-        transaction.add_settlement(self._address, command, checked)
+        transaction.add_settlement(self._address, self.path, command, checked)
 
     # --- delivery sink --------------------------------------------------------------------------
 

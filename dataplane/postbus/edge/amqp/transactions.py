@@ -26,6 +26,7 @@ from postbus.amqp.performatives import (
 )
 from postbus.broker.router import Address
 from postbus.broker.transactions import check_transaction_send
+from postbus.contract import Right
 from postbus.entity.commands import (
     CheckLocks,
     Enqueue,
@@ -83,6 +84,8 @@ class Transaction:
         self._count = 0
         self._checking = 0  # settlements whose locks are being looked at
         self._failure: Refused | None = None  # makes the discharge fail
+        self._needed: set[tuple[str, Right]] = set()  # what all of it together is allowed by
+        self._lost: tuple[str, Right] | None = None  # one of these that is allowed no more
         self._discharge: Answer | None = None  # waits until nothing is being checked
         self._timer = connection.call_later(LIFETIME_S, self._expire)
         self._is_submitted = False
@@ -116,6 +119,9 @@ class Transaction:
             self.fail(refused)
             return refused
         self._home = home
+        self._needed.add((address.name, Right.SEND))
+        if via is not None:
+            self._needed.add((via, Right.SEND))
         if is_home:
             self._key = key
         elif via is None:
@@ -128,8 +134,13 @@ class Transaction:
         """Make the discharge fail: something of the transaction was refused."""
         self._failure = self._failure or refused
 
-    def add_settlement(self, address: Address, command: Settle, on_checked: OnChecked) -> None:
-        """Let a settlement wait if its locks live; `on_checked` is called once."""
+    def add_settlement(
+        self, address: Address, path: str, command: Settle, on_checked: OnChecked
+    ) -> None:
+        """Let a settlement wait if its locks live; `on_checked` is called once.
+
+        `path`: of the entity or sub-queue that the locks are of.
+        """
         refused = self._count_refusal(len(command.lock_tokens))
         partition_id = int.from_bytes(command.lock_tokens[0][8:10], "big")
         if self._partition_id not in (None, partition_id):
@@ -143,13 +154,15 @@ class Transaction:
             return
         self._partition_id = partition_id
         self._home = self._home or address
+        self._needed.add((path, Right.LISTEN))
         self._checking += 1
 
         def answered(reply: Reply) -> None:
             self._checking -= 1
             if isinstance(reply, Settled) and not reply.lost:
                 refused = None
-                self._operations.append(command)
+                if self._lost is None:
+                    self._operations.append(command)
             else:
                 refused = reply if isinstance(reply, Refused) else Refused(Refusal.LOCK_LOST)
                 self.fail(refused)
@@ -191,14 +204,33 @@ class Transaction:
         self.is_over = True
         self._discharge = None
         self._timer.cancel()
+        self._forget()
+
+    def review_rights(self) -> None:
+        """Forget what waits, if some of it is allowed no more; then the discharge fails."""
+        if self._is_submitted or self._lost is not None:
+            return
+        for path, right in self._needed:
+            if not self._connection.is_allowed(path, right):
+                self._lost = path, right
+                self._forget()
+                return
+
+    def _forget(self) -> None:
         self._operations.clear()
         self._connection.intake.let_wait(-self._size_bytes)
         self._size_bytes = 0
 
     def _commit(self, answer: Answer) -> None:
         explainer, path = self._connection.explainer, COORDINATOR
-        if self._failure is not None:
+        self.review_rights()
+        reason = ""
+        if self._lost is not None:
+            lost_path, right = self._lost
+            reason = explainer.missing_right(right, lost_path).description
+        elif self._failure is not None:
             reason = explainer.refused(self._failure, path).description
+        if reason:
             text = f"The transaction was rolled back: {reason}"
             self.roll_back()
             answer(explainer.error(conditions.TRANSACTION_ROLLBACK, text, path))
@@ -282,6 +314,11 @@ class Transactions:
     def close(self, transaction: Transaction) -> None:
         """Forget a transaction that ended."""
         self._open.pop(transaction.transaction_id, None)
+
+    def review_rights(self) -> None:
+        """Look at what waits in all of them: some rights may have ended."""
+        for transaction in self._open.values():
+            transaction.review_rights()
 
     def roll_back(self, coordinator: CoordinatorDoor | None = None) -> None:
         """Roll back what a link declared that is gone, None: all, the connection is gone."""

@@ -1,0 +1,93 @@
+"""What the keys allow that one connection has shown, and the moment when the first of them ends.
+
+The connection is told at that very second, by one timer whatever the number of tokens and links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from postbus.broker.authz import NEVER_S, Authorizer, Grant, has_right, resource_path
+from postbus.contract import Right
+
+MAX_WAIT_S: Final = 3_600.0
+"""How far ahead the timer is set. Real time may be put forward or back; then it is looked at again
+after this time at the latest, and with each tick of the connection."""
+
+
+class Grants:
+    """The live grants of one connection. Times are real ones, in seconds since the epoch."""
+
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        real_time_s: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
+        on_expired: Callable[[], None],
+    ) -> None:
+        """`on_expired` is called when one has ended; it calls `renew`."""
+        self._authorizer = authorizer
+        self._real_time_s = real_time_s
+        self._call_later = call_later
+        self._on_expired = on_expired
+        self._grants: dict[str, Grant] = {}
+        self._earliest_s = NEVER_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def add(self, grant: Grant) -> None:
+        """Keep what a token grants; a later token of an audience replaces the former."""
+        self._grants[grant.path] = grant
+        self._watch()
+
+    def allow(self, path: str, right: Right) -> bool:
+        """Say whether a live grant covers a right on a path."""
+        wanted, now_s = resource_path("/" + path), self._real_time_s()
+        return any(
+            grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
+            for grant in self._grants.values()
+        )
+
+    def has_expired(self) -> bool:
+        """Say whether one has ended since it was looked at last."""
+        return self._earliest_s <= self._real_time_s()
+
+    def renew(self) -> None:
+        """Drop what has ended or whose rule is gone; take the rights that rules have now."""
+        now_s = self._real_time_s()
+        renewed = {path: self._authorizer.renewed(grant) for path, grant in self._grants.items()}
+        self._grants = {
+            path: grant
+            for path, grant in renewed.items()
+            if grant is not None and grant.expires_s > now_s
+        }
+        self._watch()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._earliest_s = NEVER_S
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _watch(self) -> None:
+        earliest_s = min((grant.expires_s for grant in self._grants.values()), default=NEVER_S)
+        if earliest_s != self._earliest_s:
+            self.close()
+            self._earliest_s = earliest_s
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._earliest_s < NEVER_S:
+            wait_s = max(self._earliest_s - self._real_time_s(), 0.0)
+            self._timer = self._call_later(min(wait_s, MAX_WAIT_S), self._look)
+
+    def _look(self) -> None:
+        if self.has_expired():
+            self._on_expired()
+        else:
+            self._set_timer()
