@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CLONE_NEWUSER = 0x10000000
-PR_SET_KEEPCAPS = 8
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 CAP_DAC_OVERRIDE = 1
@@ -88,7 +89,8 @@ def _why_not(way: RunAs, program: Path, folder: Path) -> str | None:
 
     def prepare() -> None:
         become()
-        os.stat(inside)  # not os.access(), which does not count capabilities
+        if not (os.access(inside, os.X_OK) and os.access(program, os.R_OK | os.X_OK)):
+            raise PermissionError
 
     try:
         done = subprocess.run(
@@ -102,7 +104,7 @@ def _why_not(way: RunAs, program: Path, folder: Path) -> str | None:
     except OSError as error:
         return f"{program}: {(error.strerror or str(error)).lower()}"
     except subprocess.SubprocessError:
-        return f"not permitted here, or {parent} is closed to it"
+        return f"not permitted here, or {parent} or {program} is closed to it"
     return None if done.returncode == 0 else f"{program} ends with {done.returncode}"
 
 
@@ -148,7 +150,8 @@ def _become_account(account: pwd.struct_passwd) -> Callable[[], None]:
     uid, gid = account.pw_uid, account.pw_gid
 
     def become() -> None:
-        if prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0):
+        # Capabilities outlive the change of user, and access(2) counts them: initdb asks it.
+        if prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0):
             raise OSError
         os.setgroups([])
         os.setresgid(gid, gid, gid)

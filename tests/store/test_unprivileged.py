@@ -41,6 +41,14 @@ finally:
 """
 
 
+CHOOSE = """
+import pathlib, sys
+from postbus.unprivileged import run_as
+program = pathlib.Path(sys.argv[1])
+print("shared" if run_as(program, program).is_shared else "own")
+"""
+
+
 @pytest.fixture
 def folder(enterable_folder: Path, tmp_path: Path) -> Path:
     """Return a folder below one that only root may enter."""
@@ -48,18 +56,17 @@ def folder(enterable_folder: Path, tmp_path: Path) -> Path:
     return enterable_folder / tmp_path.name
 
 
-def used_in(kind: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, confined.__file__, kind, sys.executable, "-c", USE_SERVER]
-    done = subprocess.run(
-        [*command, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def run_in(kind: str, program: str, path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, confined.__file__, kind, sys.executable, "-c", program, str(path)]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode == confined.CANNOT:
         pytest.skip("this machine lets no such root be made")
     return done
+
+
+def used_in(kind: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return run_in(kind, USE_SERVER, folder)
 
 
 def test_in_a_namespace_files_stay_those_of_root(folder: Path) -> None:
@@ -83,6 +90,16 @@ def test_without_namespaces_the_account_reaches_a_closed_folder_and_is_not_trust
     user, owner, refusal = done.stdout.splitlines()
     assert (user, owner != "0") == ("postbus", True), done
     assert refusal == 'Peer authentication failed for user "postbus"'
+
+
+def test_without_namespaces_a_program_may_be_closed_to_others(folder: Path) -> None:
+    """Installed with umask 077, as root's files often are; initdb asks access(2)."""
+    folder.mkdir()
+    program = folder / "postgres"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    done = run_in("container", CHOOSE, program)
+    assert done.stdout == "shared\n", done
 
 
 def test_data_follows_from_one_way_to_the_other(folder: Path) -> None:
@@ -120,5 +137,5 @@ def test_a_program_that_cannot_be_run_is_named(folder: Path) -> None:
     binaries = find_binaries(DEFAULT_MAJOR)
     assert binaries is not None
     assert run_as(binaries / "postgres", folder).uid == 0
-    with pytest.raises(Exception, match="nowhere: no such file"):
+    with pytest.raises(Exception, match="/nowhere is closed to it"):
         run_as(Path("/nowhere"), folder)
