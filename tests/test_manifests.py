@@ -238,6 +238,20 @@ def test_properties_of_topics_and_subscriptions_are_read(tmp_path: Path) -> None
     assert bus.subscriptions[0].properties.requires_session
 
 
+def test_rules_that_are_too_large_are_complained_about(tmp_path: Path) -> None:
+    def rules_of(sizes: list[int]) -> str:
+        return "  rules:\n" + "".join(
+            f"    - name: r{number}\n      correlationFilter: {{label: {'x' * size}}}\n"
+            for number, size in enumerate(sizes)
+        )
+
+    (one,) = complaints(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + rules_of([100, 66_000]))
+    assert "spec.rules" in one
+    assert "65536 are allowed" in one
+    (all_of_them,) = complaints(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + rules_of([65_000] * 17))
+    assert "spec.rules: the rules of the subscription have" in all_of_them
+
+
 def test_rules_are_exactly_those_given(tmp_path: Path) -> None:
     rules = """\
       rules:

@@ -10,9 +10,11 @@ Source: the quota and property tables of Azure Service Bus.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Final, Literal, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -573,6 +575,19 @@ class RuleProperties(Model):
             raise ValueError("a rule has either a sqlFilter or a correlationFilter")
         object.__setattr__(self, "filter_type", None)
         return self
+
+    @cached_property
+    def text(self) -> str:
+        """The rule as JSON, as it is stored; a rule does not change, so it is made once."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> RuleProperties:
+        """Return a copy; its text is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("text", None)
+        return copied
 
 
 DEFAULT_RULE: Final = RuleProperties(name="$Default", filter_type="TrueFilter")

@@ -288,6 +288,21 @@ def rule_count_problem(rules: Iterable[RuleProperties], limits: NamespaceLimits)
     return None
 
 
+MAX_RULES_BYTES: Final = 1_048_576
+"""Largest sum of a subscription's rules as JSON. Our choice: each change stores all of them."""
+
+
+def rules_size_problem(rules: Iterable[RuleProperties]) -> str | None:
+    """Say that the rules of a subscription are too large together, None when they are not."""
+    size_bytes = sum([len(rule.text.encode()) for rule in rules])
+    if size_bytes <= MAX_RULES_BYTES:
+        return None
+    return (
+        f"the rules of the subscription have {size_bytes} bytes as JSON, {MAX_RULES_BYTES} are"
+        " allowed: remove some, or spread them over several subscriptions"
+    )
+
+
 def doubled_rule(rules: Iterable[RuleProperties]) -> str | None:
     """Return a name that two rules have, None when there is none. Names ignore case."""
     seen: set[str] = set()

@@ -39,6 +39,7 @@ from postbus.definitions import (
     doubled_rule,
     forwarding_problems,
     rule_count_problem,
+    rules_size_problem,
     tier_problems,
 )
 from postbus.entity.rules import check_rule
@@ -407,6 +408,9 @@ class _BusReader:
         name = doubled_rule(rules)
         if name is not None:
             self._complain(document, ("spec", "rules"), f"the rule {name} is named twice")
+        too_large = rules_size_problem(rules)
+        if too_large is not None:
+            self._complain(document, ("spec", "rules"), too_large)
 
     def _check_forwarding(self) -> None:
         for document, described in self._entities.values():

@@ -111,6 +111,16 @@ async def test_a_subscription_begins_with_the_rule_it_brings(http: HttpClient) -
     assert [each.text for each in titles(await http.call("GET", f"{at}/rules"))] == ["mine"]
 
 
+async def test_a_rule_that_is_too_large_is_refused(http: HttpClient, bus: BusThread) -> None:
+    topic = bus.topic()
+    bus.subscription(topic)
+    at = f"/{topic}/Subscriptions/all/Rules/large"
+    rule = f"<Filter i:type='CorrelationFilter'><Label>{'x' * 66_000}</Label></Filter>"
+    answer = await put(http, at, f"{rule}<Name>large</Name>", "RuleDescription")
+    assert answer.status == 400
+    assert "65536 are allowed" in answer.detail
+
+
 def titles(answer: Answer) -> list[ElementTree.Element]:
     assert answer.headers["Content-Type"] == "application/atom+xml;type=feed;charset=utf-8"
     return ElementTree.fromstring(answer.body).findall(f"{{{ATOM}}}entry/{{{ATOM}}}title")

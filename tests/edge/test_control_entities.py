@@ -231,6 +231,7 @@ def test_rules_are_put_and_deleted_one_by_one(api: Caller, name: str) -> None:
         ({"name": "bad"}, "either a sqlFilter or a correlationFilter"),
         ({"name": "bad", "correlationFilter": {}}, "at least one"),
         ({"name": "bad", "sqlFilter": {"sqlExpression": "x" * 1025}}, "1024"),
+        ({"name": "bad", "correlationFilter": {"label": "x" * 66_000}}, "65536 are allowed"),
     ],
 )
 def test_wrong_rules_are_refused(api: Caller, name: str, rule: object, words: str) -> None:
@@ -240,6 +241,20 @@ def test_wrong_rules_are_refused(api: Caller, name: str, rule: object, words: st
     told = api.put(f"{path}/rules/bad", rule)
     assert (told.status, words in told.body["detail"]) == (400, True)
     assert [each["name"] for each in api.get(f"{path}/rules").body["items"]] == ["$Default"]
+
+
+@pytest.mark.slow
+def test_rules_of_a_subscription_are_limited_together(api: Caller, name: str) -> None:
+    api.put(path_of("topics", name), {})
+    path = path_of("topics", name, "subscriptions", "some")
+    rules = [
+        {"name": f"r{number}", "correlationFilter": {"label": "x" * 65_000}} for number in range(17)
+    ]
+    told = api.put(path, {"rules": rules})
+    assert (told.status, "1048576 are allowed" in told.body["detail"]) == (403, True)
+    assert api.put(path, {"rules": rules[:16]}).status == 201
+    one = {"name": "r16", "correlationFilter": {"label": "x" * 10_000}}
+    assert api.put(f"{path}/rules/r16", one).status == 403
 
 
 def test_subscription_without_its_topic(api: Caller, name: str) -> None:

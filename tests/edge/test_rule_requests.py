@@ -57,6 +57,18 @@ def test_what_the_store_cannot_hold_is_refused(raw: HostileClient, path: str) ->
     raw.check()
 
 
+def test_rules_that_are_too_large_are_refused(raw: HostileClient, path: str) -> None:
+    assert add(raw, path, correlation_filter={"label": "x" * 66_000}) == 400
+    assert add(raw, path, correlation_filter={"properties": {"a": "x" * 66_000}}) == 400
+    for number in range(17):
+        filter_map: dict[str, Value] = {"correlation-filter": {"label": "x" * 65_000}}
+        body: dict[str, Value] = {"rule-name": f"r{number}", "rule-description": filter_map}
+        status = raw.ask(path, "add-rule", body)[0]
+    assert status == 403
+    assert len(listed(raw, path)) == 17  # the 16 that fit, and the first one
+    raw.check()
+
+
 def test_numbers_of_every_width_are_listed(raw: HostileClient, path: str) -> None:
     properties = {"most": LARGEST, "least": -(1 << 63), "one": 1}
     assert add(raw, path, correlation_filter={"properties": properties}) == 200

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from postbus.entity.rules import CompiledRule, EvaluationError, RuleError, compile_rule
 from postbus.entity.sql_grammar import MAX_CHARS, MAX_COMPARISONS, MAX_DEPTH, parse_filter
-from postbus.entity.sql_like import MAX_PATTERN_CHARS, PatternError, matcher
+from postbus.entity.sql_like import MAX_PATTERN_CHARS, PatternError, message_pattern, rule_pattern
 from postbus.message.codec import (
     Byte,
     Decimal128,
@@ -250,7 +250,7 @@ LIKES = [
 
 @pytest.mark.parametrize(("pattern", "escape", "fitting", "other"), LIKES)
 def test_like(pattern: str, escape: str | None, fitting: list[str], other: list[str]) -> None:
-    fits = matcher(pattern, escape)
+    fits = rule_pattern(pattern, escape).fits
     assert [text for text in fitting if not fits(text)] == []
     assert [text for text in other if fits(text)] == []
 
@@ -267,7 +267,8 @@ def like_by_definition(pattern: str, text: str) -> bool:
 @given(st.text("ab%_", max_size=7), st.text("abc", max_size=8))
 @settings(max_examples=400)
 def test_like_fits_what_its_definition_says(pattern: str, text: str) -> None:
-    assert matcher(pattern, None)(text) == like_by_definition(pattern, text)
+    for made in (rule_pattern(pattern, None), message_pattern(pattern, None)):
+        assert made.fits(text) == like_by_definition(pattern, text)
 
 
 def test_like_in_a_filter_takes_its_pattern_and_escape_character() -> None:
@@ -285,7 +286,7 @@ def test_a_hostile_pattern_takes_time_in_proportion_to_the_text() -> None:
     ]
     for pattern in patterns:
         started = time.process_time()
-        assert matcher(pattern, None)(text) is False
+        assert rule_pattern(pattern, None).fits(text) is False
         assert time.process_time() - started < 0.5
 
 
@@ -293,7 +294,7 @@ def test_patterns_that_are_refused() -> None:
     with pytest.raises(RuleError, match="ends with its escape character"):
         compile_rule(sql("a LIKE 'x!' ESCAPE '!'"))
     with pytest.raises(PatternError):
-        matcher("x" * (MAX_PATTERN_CHARS + 1), None)
+        rule_pattern("x" * (MAX_PATTERN_CHARS + 1), None)
     rule = compile_rule(sql("'x' LIKE pattern"))
     with pytest.raises(EvaluationError, match="at most 1024 characters"):
         rule.matches(fields_of(published({"pattern": "%" * 2_000})))

@@ -31,6 +31,7 @@ from postbus.definitions import (
     doubled_rule,
     forwarding_problems,
     rule_count_problem,
+    rules_size_problem,
     tier_problems,
 )
 from postbus.entity.commands import Refusal, Refused
@@ -248,6 +249,9 @@ def check_rules(
             except RuleError as error:
                 detail = f"rule {rule.properties.name}: {error}"
                 raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, detail) from error
+    too_large = rules_size_problem(wanted)
+    if too_large is not None:
+        raise refusal(Refusal.QUOTA_EXCEEDED, too_large)
     others = entries.rules_of_topic(topic.entity_no, known.entity_no if known else None)
     problem = rule_count_problem([*others, *wanted], limits)
     if problem is not None:

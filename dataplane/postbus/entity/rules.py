@@ -21,8 +21,16 @@ from postbus.entity.sql_expressions import (
     refuse_unstored,
     unknown,
 )
-from postbus.entity.sql_grammar import Assign, RuleError, Values, parse_action, parse_filter
+from postbus.entity.sql_grammar import (
+    Assign,
+    RuleError,
+    Values,
+    node_count,
+    parse_action,
+    parse_filter,
+)
 from postbus.entity.sql_values import KINDS, EvaluationError, Kind, seconds_of
+from postbus.entity.steps import FIELD_STEPS, NODE_STEPS
 from postbus.message.codec import (
     TIME_SPAN,
     DecodeError,
@@ -41,6 +49,9 @@ __all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compil
 Criteria: TypeAlias = dict[Field | str, Hashable]
 """What a correlation filter asks for: field or name of an application property -> `correlated`."""
 
+MAX_RULE_BYTES: Final = 65_536
+"""Largest rule as JSON. Our choice."""
+
 CORRELATION_FIELDS: Final = {
     "content_type": Field.CONTENT_TYPE,
     "correlation_id": Field.CORRELATION_ID,
@@ -57,13 +68,15 @@ CORRELATION_FIELDS: Final = {
 class CompiledRule:
     """A rule with its filter and action as functions.
 
-    `criteria` is what a correlation filter asks for, None of a SQL filter.
+    `criteria` is what a correlation filter asks for, None of a SQL filter. `steps`: what asking
+    it takes, whatever the message.
     """
 
     properties: RuleProperties
     criteria: Criteria | None = field(repr=False)
     test: Test = field(repr=False)
     action: Act | None = field(repr=False)
+    steps: int = 0
 
     @property
     def is_always(self) -> bool:
@@ -80,11 +93,16 @@ class CompiledRule:
         try:
             return self.test(fields) is True
         except DecodeError as error:
-            raise EvaluationError(f"The properties are malformed: {error}.") from error
+            raise malformed(error) from error
 
     def act(self, fields: MessageFields) -> Envelope:
         """Return what becomes of a selected message. Raises `EvaluationError`."""
         return fields.envelope if self.action is None else self.action(fields)
+
+
+def malformed(error: DecodeError) -> EvaluationError:
+    """Return what a filter says of a message that it cannot read."""
+    return EvaluationError(f"The properties are malformed: {error}.")
 
 
 def compile_rule(properties: RuleProperties, source: random.Random | None = None) -> CompiledRule:
@@ -101,13 +119,14 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
         action = compile_action(properties.name, statements, source)
     if properties.correlation_filter is not None:
         criteria = correlation_criteria(properties.correlation_filter)
-        return CompiledRule(properties, criteria, _correlation_test(criteria), action)
+        steps = FIELD_STEPS * len(criteria)
+        return CompiledRule(properties, criteria, _correlation_test(criteria), action, steps)
     assert properties.sql_filter is not None
     given = properties.sql_filter
     condition = parse_filter(given.sql_expression, _sql_values(given.parameters))
     refuse_unstored(condition)
     test = compile_test(condition, source)
-    return CompiledRule(properties, None, test, action)
+    return CompiledRule(properties, None, test, action, NODE_STEPS * node_count(condition))
 
 
 def _sql_values(parameters: Mapping[str, RuleValue]) -> Values:
@@ -121,6 +140,12 @@ def _sql_value(value: RuleValue) -> Value:
 
 def check_rule(properties: RuleProperties) -> None:
     """Raise `RuleError` when the text of a filter or an action is not valid or cannot be kept."""
+    size_bytes = len(properties.text.encode())
+    if size_bytes > MAX_RULE_BYTES:
+        raise RuleError(
+            f"the rule has {size_bytes} bytes as JSON, {MAX_RULE_BYTES} are allowed: shorten its"
+            " parameters or the texts of its correlation filter"
+        )
     compile_rule(properties)
     if any("\0" in text for text in _texts(properties)):
         raise RuleError("a rule cannot hold the character NUL")

@@ -25,6 +25,14 @@ from postbus.entity.sql_values import (
     text_of,
     timestamp_of,
 )
+from postbus.entity.steps import (
+    COPY_STEPS,
+    PROPERTY_STEPS,
+    REMOVE_STEPS,
+    STATEMENT_STEPS,
+    USUAL_PROPERTIES,
+    spend,
+)
 from postbus.message.codec import DecodeError, Timestamp, Value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageDraft, MessageFields
@@ -50,9 +58,15 @@ def compile_action(rule_name: str, statements: tuple[Statement, ...], source: ra
     Raises `RuleError`.
     """
     changes = [_statement(statement, source) for statement in statements]
+    copy_steps = COPY_STEPS + STATEMENT_STEPS * len(statements)
+    removals = sum(isinstance(statement, Remove) for statement in statements)
+    each_steps = PROPERTY_STEPS + (REMOVE_STEPS + removals if removals else 0)
 
     def act(fields: MessageFields) -> Envelope:
+        draft = None
         try:
+            unusual = max(len(fields.application) - USUAL_PROPERTIES, 0)
+            spend(fields, copy_steps + unusual * each_steps)
             draft = MessageDraft(fields)
             draft.set_property(RULE_NAME, rule_name)
             for change in changes:
@@ -62,6 +76,9 @@ def compile_action(rule_name: str, statements: tuple[Statement, ...], source: ra
             raise EvaluationError(str(error), ACTION_ERROR) from error
         except (DecodeError, ValueError, TypeError) as error:
             raise EvaluationError(str(error), ACTION_ERROR) from error
+        finally:
+            if draft is not None:
+                fields.steps_left = draft.steps_left
 
     return act
 

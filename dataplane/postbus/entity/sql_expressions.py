@@ -39,7 +39,14 @@ from postbus.entity.sql_grammar import (
     PropertyCall,
     RuleError,
 )
-from postbus.entity.sql_like import PatternError, matcher
+from postbus.entity.sql_like import (
+    MAX_TEXT_CHARS,
+    PATTERN_STEPS,
+    Pattern,
+    PatternError,
+    message_pattern,
+    rule_pattern,
+)
 from postbus.entity.sql_values import (
     COMPARISONS,
     NUMBERS,
@@ -50,6 +57,7 @@ from postbus.entity.sql_values import (
     negative,
     positive,
 )
+from postbus.entity.steps import TEXT_SHIFT, spend
 from postbus.message.codec import Timestamp, Value
 from postbus.message.fields import Field, MessageFields
 from postbus.message.sections import MAX_TTL_MS
@@ -173,7 +181,14 @@ def _comparison(
     if isinstance(right, Constant):
         return _comparison_with_constant(operation, read, right.value)
     other = compile_read(right, source)
-    return lambda fields: compare(operation, read(fields), other(fields))
+
+    def test(fields: MessageFields) -> bool | None:
+        value = read(fields)
+        if value.__class__ is str and len(value) >> TEXT_SHIFT:
+            spend(fields, len(value) >> TEXT_SHIFT)
+        return compare(operation, value, other(fields))
+
+    return test
 
 
 def _comparison_with_constant(operation: Compare, read: Read, constant: Value) -> Test:
@@ -206,13 +221,13 @@ def _like(node: Like, source: random.Random) -> Test:
     escape = node.escape
     if isinstance(node.pattern, Constant) and type(node.pattern.value) is str:
         try:
-            fits = matcher(node.pattern.value, escape)
+            kept = rule_pattern(node.pattern.value, escape)
         except PatternError as error:
             raise RuleError(str(error)) from error
 
         def test_constant(fields: MessageFields) -> bool | None:
             value = read(fields)
-            return fits(value) if isinstance(value, str) else None
+            return _fits(kept, value, fields) if isinstance(value, str) else None
 
         return test_constant
     read_pattern = compile_read(node.pattern, source)
@@ -221,12 +236,24 @@ def _like(node: Like, source: random.Random) -> Test:
         value, pattern = read(fields), read_pattern(fields)
         if not isinstance(value, str) or not isinstance(pattern, str):
             return None
+        spend(fields, PATTERN_STEPS * len(pattern))
         try:
-            return matcher(pattern, escape)(value)
+            found = message_pattern(pattern, escape)
         except PatternError as error:
             raise EvaluationError(str(error)) from error
+        return _fits(found, value, fields)
 
     return test
+
+
+def _fits(pattern: Pattern, text: str, fields: MessageFields) -> bool:
+    fits, once_steps, char_steps = pattern
+    if char_steps:
+        size = len(text)
+        if size > MAX_TEXT_CHARS:
+            raise EvaluationError(f"LIKE matches texts of at most {MAX_TEXT_CHARS} characters.")
+        spend(fields, once_steps + size * char_steps)
+    return fits(text)
 
 
 def _is_in(value: Expression, items: tuple[Expression, ...], source: random.Random) -> Test:
@@ -295,10 +322,22 @@ def compile_read(node: Expression, source: random.Random) -> Read:
             read = compile_read(operand, source)
             return lambda fields: positive(read(fields))
         case Arithmetic(sign, left, right):
-            read, other = compile_read(left, source), compile_read(right, source)
-            return lambda fields: calculate(sign, read(fields), other(fields))
+            return _arithmetic(sign, compile_read(left, source), compile_read(right, source))
         case _:
             assert_never(node)
+
+
+def _arithmetic(sign: str, left: Read, right: Read) -> Read:
+    if sign != "+":
+        return lambda fields: calculate(sign, left(fields), right(fields))
+
+    def read_sum(fields: MessageFields) -> Value:
+        found = calculate(sign, left(fields), right(fields))
+        if found.__class__ is str and len(found) >> TEXT_SHIFT:
+            spend(fields, len(found) >> TEXT_SHIFT)
+        return found
+
+    return read_sum
 
 
 def _user_read(name: str) -> Read:
@@ -313,7 +352,11 @@ def _property_call(name: Expression, source: random.Random) -> Read:
 
     def read_named(fields: MessageFields) -> Value:
         found = read(fields)
-        return fields.folded.get(found.lower()) if isinstance(found, str) else None
+        if not isinstance(found, str):
+            return None
+        if len(found) >> TEXT_SHIFT:
+            spend(fields, len(found))
+        return fields.folded.get(found.lower())
 
     return read_named
 

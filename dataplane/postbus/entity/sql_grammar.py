@@ -455,6 +455,16 @@ def _check_size(root: Predicate | Expression | _Parameter) -> None:
         )
 
 
+def node_count(root: Predicate) -> int:
+    """Return of how many comparisons, operators, names and constants a condition is made."""
+    count = 0
+    pending: list[Predicate | Expression] = [root]
+    while pending:
+        count += 1
+        pending += _parts(pending.pop())
+    return count
+
+
 def _parts(node: Predicate | Expression | _Parameter) -> tuple[Predicate | Expression, ...]:
     match node:
         case Constant() | Property() | NewId() | IsNull() | Exists() | _Parameter():

@@ -1,18 +1,46 @@
 """LIKE patterns: `%` is any run of characters, `_` any one of them, the rest is itself.
 
-Matching takes time in proportion to the text, whatever the pattern: nothing ever backtracks.
+Matching takes time in proportion to the text, whatever the pattern: nothing ever backtracks. The
+table of a pattern with `_` is some two hundred times as large as its text: a few short ones are
+kept, others are made when they are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 MAX_PATTERN_CHARS: Final = 1_024
 """Longest pattern; one that comes from a property may be longer than any rule. Our choice."""
 
+MAX_TEXT_CHARS: Final = 4_096
+"""Longest text that is matched. Our choice; as long as a dead letter's description may be."""
+
+READY_CHARS: Final = 64
+READY_TABLES: Final = 256
+"""Tables that are kept, and for patterns how long: some 3 MiB at the most. Our choice."""
+
+FIND_STEPS: Final = 1
+TABLE_STEPS: Final = 4
+"""What a character of a text costs that is looked for literally, or in a table; in steps, see
+`steps`."""
+
+PATTERN_STEPS: Final = 10
+READY_STEPS: Final = 4
+"""What a character of a pattern costs whose table is made for one match, or is perhaps kept: what
+is counted must not depend on what is kept."""
+
 Matcher = Callable[[str], bool]
+
+
+class Pattern(NamedTuple):
+    """A pattern ready to match, and what that costs: once, and for each character of a text."""
+
+    fits: Matcher
+    once_steps: int
+    char_steps: int
+
 
 _ANY_RUN: Final = None
 _ANY_ONE: Final = ""
@@ -22,30 +50,59 @@ class PatternError(ValueError):
     """A LIKE pattern is not valid."""
 
 
-@lru_cache(maxsize=1_024)
-def matcher(pattern: str, escape: str | None) -> Matcher:
-    """Return a function that says whether a text fits. Raises `PatternError`."""
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise PatternError(f"a LIKE pattern has at most {MAX_PATTERN_CHARS} characters")
+def rule_pattern(pattern: str, escape: str | None) -> Pattern:
+    """Return a pattern of a rule, which is matched again and again. Raises `PatternError`."""
+    items = _items(pattern, escape)
+    if _ANY_ONE not in items:
+        return _literal(_pieces(items))
+    if len(pattern) <= READY_CHARS:
+
+        def fits(text: str) -> bool:
+            return _table(pattern, escape)(text)
+
+        return Pattern(fits, READY_STEPS * len(pattern), TABLE_STEPS)
+
+    def fits_once(text: str) -> bool:
+        return _bits(_items(pattern, escape))(text)
+
+    return Pattern(fits_once, PATTERN_STEPS * len(pattern), TABLE_STEPS)
+
+
+def message_pattern(pattern: str, escape: str | None) -> Pattern:
+    """Return a pattern that came with a message: nothing of it is kept. Raises `PatternError`."""
     items = _items(pattern, escape)
     if _ANY_ONE in items:
-        return _bits(items)
-    pieces = _pieces(items)
+        return Pattern(_bits(items), 0, TABLE_STEPS)
+    return _literal(_pieces(items))
+
+
+@lru_cache(maxsize=READY_TABLES)
+def _table(pattern: str, escape: str | None) -> Matcher:
+    return _bits(_items(pattern, escape))
+
+
+def _literal(pieces: list[str]) -> Pattern:
+    """Return a pattern of literal pieces with runs between them."""
     if len(pieces) == 1:
-        return pieces[0].__eq__
+        return Pattern(pieces[0].__eq__, 0, 0)
     first, *middle, last = pieces
     if not middle:
         if not last:
-            return lambda text: text.startswith(first)
+            return Pattern(lambda text: text.startswith(first), 0, 0)
         if not first:
-            return lambda text: text.endswith(last)
+            return Pattern(lambda text: text.endswith(last), 0, 0)
     elif not first and not last and len(middle) == 1:
-        return lambda text: middle[0] in text
-    return _finder(first, tuple(middle), last)
+        return Pattern(lambda text: middle[0] in text, 0, FIND_STEPS)
+    return Pattern(_finder(first, tuple(middle), last), 0, FIND_STEPS)
 
 
 def _items(pattern: str, escape: str | None) -> list[str | None]:
-    """Return a character, `_ANY_ONE` or `_ANY_RUN` for each part of the pattern."""
+    """Return a character, `_ANY_ONE` or `_ANY_RUN` for each part of the pattern.
+
+    Raises `PatternError`.
+    """
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise PatternError(f"a LIKE pattern has at most {MAX_PATTERN_CHARS} characters")
     items: list[str | None] = []
     characters = iter(pattern)
     for character in characters:

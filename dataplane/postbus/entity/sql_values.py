@@ -150,8 +150,14 @@ def _read_as(kind: Kind | None, text: str) -> Value:
     return uuid_of(text) if kind is Kind.ID else None
 
 
+MAX_READ_CHARS: Final = 100
+"""No text of a time or a uuid is longer, braces and prefixes included."""
+
+
 def timestamp_of(text: str) -> Timestamp | None:
     """Read an ISO 8601 time, None when it is none."""
+    if len(text) > MAX_READ_CHARS:
+        return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -162,6 +168,8 @@ def timestamp_of(text: str) -> Timestamp | None:
 
 
 def uuid_of(text: str) -> uuid.UUID | None:
+    if len(text) > MAX_READ_CHARS:
+        return None
     try:
         return uuid.UUID(text)
     except ValueError:
@@ -298,7 +306,8 @@ def convert(value: Value, model: Value) -> Value:
         converted = _text(value, wanted)
     elif KINDS.get(value.__class__) is Kind.TEXT:
         if wanted is bool:
-            converted = {"true": True, "false": False}.get(value.strip().lower())
+            short = value[:MAX_READ_CHARS].strip().lower()
+            converted = {"true": True, "false": False}.get(short)
         else:
             converted = _read_as(KINDS.get(wanted), value)
     return value if converted is None else converted

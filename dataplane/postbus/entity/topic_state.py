@@ -92,7 +92,7 @@ class TopicState(QueueState):
         share: int = 1,
     ) -> None:
         self.subscriptions: dict[int, QueueState] = {}
-        self._routing = Routing(turn.random)
+        self._routing = Routing(turn.random, turn.steps)
         self._room_bytes = 0
         self._room_checks = 0
         self.checked_copies = 0
@@ -234,9 +234,11 @@ class TopicState(QueueState):
             digests, is_new = screened
             is_new = is_new and self.seen.refusal(len(digests)) is None
         if is_new:
+            steps_left = self.turn.steps.left
             judged = self._judge_together(messages, digests, pending_bytes)
             if judged is not None:
                 return judged
+            self.turn.steps.left = steps_left
         return self._judge_each(messages, digests, found, is_atomic, pending_bytes)
 
     def _judge_together(

@@ -28,6 +28,7 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Needs
 from postbus.entity.queue_state import properties_refusal
 from postbus.entity.queued import QueuedMessage
+from postbus.entity.steps import APPLY_STEPS
 from postbus.entity.topic_state import TopicState
 from postbus.message.envelope import Envelope
 
@@ -105,6 +106,9 @@ def transact(
 
 def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None) -> Transacted:
     replies: list[Enqueued | Settled] = []
+    for step in checked.steps:
+        if isinstance(step, _Sending):  # so that rules answer as they did in the check
+            step.entity.turn.steps.left = APPLY_STEPS
     for step in checked.steps:
         if isinstance(step, _Settlement):
             settled = step.apply()

@@ -16,6 +16,7 @@ from postbus.contract import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
 from postbus.entity.queued import Consumer, QueuedMessage
+from postbus.entity.steps import APPLY_STEPS, StepPool
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 
@@ -60,6 +61,7 @@ class Turn:
         "random",
         "resumed",
         "settled",
+        "steps",
         "sub_queues",
         "timers",
         "token_suffix",
@@ -90,6 +92,7 @@ class Turn:
         self.backdated_ms = 0  # when a message was stored last that counts as enqueued before
         self.allowance = MAINTENANCE_LIMIT
         self.is_checked = False  # what is enqueued passed the quota with its transaction
+        self.steps = StepPool()
         self.outcome = Outcome(DONE)
         self.consumers: dict[int, tuple[SubQueueState, Consumer]] = {}
         self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
@@ -105,6 +108,7 @@ class Turn:
         """Start the outcome of one command."""
         self.now_ms = now_ms
         self.allowance = MAINTENANCE_LIMIT
+        self.steps.left = APPLY_STEPS
         self.outcome = outcome = Outcome(DONE)
         outcome.applied_ms = now_ms
         if self.settled:

@@ -76,6 +76,8 @@ class MessageFields:
     sequence: int | None = None
     delivery_count = 0
     dead_letter_source: str | None = None
+    steps_left = 500_000
+    """What rules may still spend on it, in steps; routing sets it, others have this for each."""
 
     def __init__(self, envelope: Envelope, enqueued_ms: int = 0) -> None:
         self.envelope = envelope
@@ -157,6 +159,7 @@ class MessageDraft(MessageFields):
 
     def __init__(self, fields: MessageFields) -> None:
         super().__init__(fields.envelope, fields.enqueued_ms)
+        self.steps_left = fields.steps_left
         self.system = list(fields.system)
         self.application = dict(fields.application)
         self.folded = dict(fields.folded)

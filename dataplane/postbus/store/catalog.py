@@ -405,12 +405,8 @@ def _columns_of(entries: Sequence[CatalogEntry]) -> list[list[object]]:
 
 def _pack_rules(rules: Sequence[StoredRule], now_ms: int) -> str:
     """Return the column's text, new rules with the time of this change."""
-    return json.dumps(
-        [
-            {
-                "created_ms": rule.created_ms or now_ms,
-                "rule": rule.properties.model_dump(mode="json", by_alias=True, exclude_none=True),
-            }
-            for rule in rules
-        ]
-    )
+    return f"[{','.join([_packed(rule, rule.created_ms or now_ms) for rule in rules])}]"
+
+
+def _packed(rule: StoredRule, created_ms: int) -> str:
+    return f'{{"created_ms":{created_ms},"rule":{rule.properties.text}}}'

@@ -6,7 +6,6 @@ that the batch drops is left out. Called by the writer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Final
 
@@ -317,7 +316,7 @@ def _merged(known: PatchMessage, change: PatchMessage) -> PatchMessage:
 
 
 def _rules_json(definition: PutDefinition) -> str:
-    return json.dumps([rule.model_dump(mode="json", by_alias=True) for rule in definition.rules])
+    return f"[{','.join([rule.text for rule in definition.rules])}]"
 
 
 def _size(record: RecordSize | None) -> int | None:
