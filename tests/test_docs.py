@@ -405,7 +405,7 @@ def test_statuses_of_administration_are_those_of_the_bus() -> None:
 def test_statuses_of_the_guide_are_those_of_the_bus() -> None:
     text = HTTP.read_text(encoding="utf-8").partition("## When it fails")[2]
     told = {int(status) for status in re.findall(r"^\| (\d{3}) \|", text, re.MULTILINE)}
-    assert told == {*http_runtime_requests.STATUSES.values(), 401, 405} - {409}
+    assert told == {*http_runtime_requests.STATUSES.values(), 401, 405, 429} - {409}
     said = words(HTTP)
     assert f"{http_runtime_receives.MAX_RECEIVES:,} receives may wait" in said
     assert f"({http_runtime_requests.DEFAULT_TIMEOUT_S:.0f} when absent" in said

@@ -221,6 +221,10 @@ class Doors:
         sample.refused_connections = self._front.refused_count
         sample.strangers = len(self._front.strangers)
         sample.cut_strangers = self._front.strangers.cut_count
+        sample.share_refusals = {
+            **self._front.amqp.intake.refusals(),
+            **self._front.strangers.refusals_of_keys(),
+        }
         sample.failed_connections = self._front.failed_count
         sample.http_answers = dict(self._front.http.answers)
         for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):

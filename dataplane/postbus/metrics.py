@@ -113,6 +113,9 @@ class BusSample:
     strangers: int = 0
     cut_strangers: int = 0
     failed_connections: int = 0
+    share_refusals: dict[str, int] = field(default_factory=dict)
+    """What was refused to keys that had their share: of what -> how often."""
+
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
     """(API, status) -> how often it was answered."""
 
@@ -168,6 +171,14 @@ class BusCollector(Collector):
             "Connections that failed before they said what they speak.",
             sample.failed_connections,
         )
+        shares = CounterMetricFamily(
+            "postbus_share_refusals",
+            "How often a key had its share of something already.",
+            labels=["of"],
+        )
+        for name, count in sample.share_refusals.items():
+            shares.add_metric([name], count)
+        yield shares
         yield from _door_families(sample.doors)
         yield _http_family(sample.http_answers)
         yield from _partition_families(sample.partitions)

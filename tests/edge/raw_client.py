@@ -50,7 +50,10 @@ class Frame:
 
 
 class RawClient:
-    """Opens a connection and one session; the user is a rule, the password its key."""
+    """Opens a connection and one session; the user is a rule, the password its key.
+
+    Without a rule it shows no key.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class RawClient:
         self.write(b"AMQP\x03\x01\x00\x00")
         assert self._exactly(8) == b"AMQP\x03\x01\x00\x00"
         self.mechanisms = self.expect(SASL_MECHANISMS).fields[0].items
-        self.write(frame(SASL_INIT, Symbol("PLAIN"), f"\0{rule}\0{key}".encode(), kind=1))
+        mechanism = Symbol("PLAIN" if rule else "ANONYMOUS")
+        self.write(frame(SASL_INIT, mechanism, f"\0{rule}\0{key}".encode(), kind=1))
         self.outcome = int(self.expect(SASL_OUTCOME).fields[0])
         if self.outcome:
             return

@@ -16,7 +16,6 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 import pytest
 
-from postbus.edge.intake import INTAKE_HARD_BYTES
 from postbus.edge.runtime import receives as http_runtime_receives
 from postbus.edge.runtime.receives import _Consumer
 from postbus.entity.commands import (
@@ -309,9 +308,9 @@ async def tell(on_reply: Callable[[Reply], None], reply: Reply) -> None:
 
 async def test_sends_are_refused_when_too_much_is_under_way(http: HttpClient, queue: str) -> None:
     intake = http.bus.listener.intake
-    intake.take(INTAKE_HARD_BYTES)
+    intake.take("others", intake.unanswered.limit.total)
     answer = await http.send(queue, "more")
-    intake.give_back(INTAKE_HARD_BYTES)
+    intake.give_back("others", intake.unanswered.limit.total)
     assert (answer.status, "busy" in answer.detail) == (503, True)
     assert (await http.send(queue, "more")).status == 201
 

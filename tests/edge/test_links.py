@@ -13,6 +13,7 @@ from postbus.edge.amqp import idleness, receiver_links, requests
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.edge.amqp.requests import RequestDoor
+from postbus.edge.shares import Limit, Shares
 from postbus.entity.commands import (
     Command,
     DemandSet,
@@ -343,7 +344,7 @@ def test_too_many_requests_are_refused_as_busy(
 def test_what_is_scheduled_is_refused_when_too_much_was_taken_in(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener.intake, "_hard_bytes", 0)
+    monkeypatch.setattr(bus.listener.intake, "unanswered", Shares(Limit(0)))
     raw.write(*scheduling(raw, queue, 1), raw.flow(1, handle=21))
     assert b"server-busy" in raw.expect(TRANSFER).payload
 

@@ -9,7 +9,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from postbus.edge import suspicion
+from postbus.broker.authz import NEVER_S, Grant
+from postbus.contract import Right
+from postbus.edge.bursts import QUIET_S
 from postbus.edge.strangers import (
     PATIENCE_S,
     TOLD_REFUSALS,
@@ -54,6 +56,10 @@ def strangers(clock: Clock) -> Strangers:
     return Strangers(clock, most=10, most_of_address=5)
 
 
+def grant(rule: str = "root") -> Grant:
+    return Grant("", frozenset(Right), rule, NEVER_S)
+
+
 def admit(
     strangers: Strangers, address: str = CROWD, count: int = 1, *, is_full: bool = False
 ) -> list[Stranger]:
@@ -81,7 +87,7 @@ def test_an_address_of_many_clients_that_show_keys_is_not_bounded(strangers: Str
         together = admit(strangers, CROWD, 5)
         assert len(together) == 5
         for each in together:
-            each.show_key()
+            assert each.show_key(grant())
     assert len(strangers) == strangers.cut_count == 0
 
 
@@ -133,7 +139,7 @@ def test_full_house_has_room_for_as_long_as_it_has_strangers(
     assert len(admit(strangers, OTHER, is_full=True)) == 1
     assert cut == [0]
     for each in list(strangers._all):
-        each.show_key()
+        assert each.show_key(grant())
     assert admit(strangers, OTHER, is_full=True) == []
 
 
@@ -147,7 +153,7 @@ def test_log_hears_once_of_a_crowd(
         "too many connections without a key"
     ]
     assert vars(caplog.records[0])["address"] == CROWD
-    clock.now_s += suspicion.QUIET_S
+    clock.now_s += QUIET_S
     admit(strangers, CROWD, 10)
     assert len(caplog.records) == 2
 
@@ -161,16 +167,44 @@ def test_refusals_of_strangers_are_summed_up(
     assert all(told[:TOLD_REFUSALS])
     assert [vars(record)["refused"] for record in caplog.records] == [100, 1_000]
     assert admit(strangers, OTHER)[0].is_refusal_told()
-    clock.now_s += suspicion.QUIET_S
+    clock.now_s += QUIET_S
     assert stranger.is_refusal_told()
-    stranger.show_key()
-    assert all(stranger.is_refusal_told() for _ in range(1_000))
+
+
+def test_refusals_with_a_key_are_summed_up_above_some_a_second(
+    strangers: Strangers, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    (one, other) = admit(strangers, CROWD, 2)
+    assert one.show_key(grant("one"))
+    assert other.show_key(grant("other"))
+    for _ in range(3):
+        assert [one.is_refusal_told() for _ in range(400)].count(True) == 20
+        assert other.is_refusal_told()  # in the same second
+        clock.now_s += 1
+    assert [vars(record)["refused_more"] for record in caplog.records] == [1, 10, 100, 1_000]
+    assert {vars(record)["rule"] for record in caplog.records} == {"one"}
+
+
+def test_key_has_a_share_of_all_connections(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    strangers = Strangers(clock, max_connections=100)
+    together = admit(strangers, CROWD, 100)
+    assert [each.show_key(grant("greedy")) for each in together].count(True) == 80
+    assert [each.show_key(grant("later")) for each in admit(strangers, OTHER, 20)].count(True) == 16
+    assert [vars(record)["refused"] for record in caplog.records] == [1, 10, 1]
+    gone = together[0]
+    gone.hold(gone, lambda: None)
+    gone.release(gone)
+    gone.release(gone)
+    assert strangers.of_keys.of("greedy") == 79
+    assert not together[-1].show_key(grant("greedy"))  # another key has come meanwhile
+    assert together[-1].account == ""
+    assert admit(strangers, OTHER)[0].show_key(grant("third"))
 
 
 def test_table_of_refusals_is_bounded(
     strangers: Strangers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postbus.edge.strangers.MAX_ADDRESSES", 10)
+    monkeypatch.setattr("postbus.edge.bursts.MAX_SOURCES", 10)
     for number in range(100):
         strangers.note_refusal(f"198.51.100.{number}")
     assert len(strangers._refusals) == 10

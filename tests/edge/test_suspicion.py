@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from postbus.edge import suspicion
-from postbus.edge.suspicion import MAX_DELAY_S, QUIET_S, Suspicion, source_of
+from postbus.edge import bursts, suspicion
+from postbus.edge.bursts import QUIET_S
+from postbus.edge.suspicion import MAX_DELAY_S, Suspicion, source_of
 from postbus.message.codec import Symbol
 from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.raw_client import SASL_INIT, RawClient, frame
@@ -46,7 +47,7 @@ def test_burst_is_over_after_a_quiet_minute() -> None:
 
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspicion, "MAX_ADDRESSES", 100)
+    monkeypatch.setattr(bursts, "MAX_SOURCES", 100)
     doubts = Suspicion(Clock())
     refuse(doubts, 10, "192.0.2.1")
     for number in range(99):
@@ -54,7 +55,7 @@ def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuse(doubts, 1, "192.0.2.1") == [MAX_DELAY_S]  # it was not quiet for longest
     for number in range(100):
         refuse(doubts, 1, f"203.0.113.{number}")
-    assert len(doubts._bursts) == 100
+    assert len(doubts._refusals) == 100
     assert refuse(doubts, 1, "192.0.2.1") == [0]
 
 
@@ -94,7 +95,7 @@ def guarded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> BusThread:
     monkeypatch.setattr(bus.suspicion, "now_s", Clock())
     monkeypatch.setattr(suspicion, "FIRST_DELAY_S", 0.5)
     monkeypatch.setattr(suspicion, "MAX_DELAY_S", 0.5)
-    bus.suspicion._bursts.clear()
+    bus.suspicion._refusals.clear()
     refuse(bus.suspicion, 10, "127.0.0.1")
     return bus
 

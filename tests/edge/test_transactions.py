@@ -10,9 +10,9 @@ import pytest
 
 from postbus.broker.authz import KeyRule
 from postbus.contract import Right
-from postbus.edge import intake
 from postbus.edge.amqp import transactions
 from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.shares import Limit, Shares
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
 from tests.edge.bus_thread import RULES, BusThread, Keys, sas_token
 from tests.edge.raw_client import (
@@ -314,7 +314,7 @@ def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) 
         client.write(client.transfer(client.next_id(), message(b"after")))
         client.expect(DISPOSITION)  # its commit comes behind that of the transaction
         assert bus.counts(queue).active == 2
-        assert (account.used_bytes, account.waiting_bytes) == (0, 0)
+        assert (account.used_bytes, account.waiting.used) == (0, 0)
 
 
 def test_a_discharge_waits_until_every_lock_was_looked_at(
@@ -448,19 +448,19 @@ def test_a_client_without_a_key_may_open_few(bus: BusThread, client: Transaction
 def test_open_transactions_hold_nobody_up(
     bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "WAITING_BYTES", 100_000)
     account = bus.listener.intake
+    monkeypatch.setattr(account, "waiting", Shares(Limit(200_000)))
     client.attach_sender(queue)
     rolled_back, committed = client.declare(), client.declare()
     assert accepts(client.send_in(rolled_back, message(b"x" * 50_000)), rolled_back)
     assert accepts(client.send_in(committed, message(b"x" * 40_000)), committed)
     assert account.used_bytes == 0
-    assert account.waiting_bytes > 90_000
+    assert account.waiting.used > 90_000
     refused = client.send_in(rolled_back, message(b"x" * 50_000))
     assert condition(refused) == "com.microsoft:server-busy"
     assert condition(client.discharge(rolled_back)) == "amqp:transaction:rollback"
     assert int(client.discharge(committed).descriptor) == ACCEPTED
-    assert (account.used_bytes, account.waiting_bytes) == (0, 0)
+    assert (account.used_bytes, account.waiting.used) == (0, 0)
     assert bus.counts(queue).active == 1
 
 
@@ -560,14 +560,14 @@ def test_a_right_that_is_lost_ends_what_waits(
     robot.attach_sender(queue)
     transaction = robot.declare()
     assert accepts(robot.send_in(transaction, message(b"x" * 1_000)), transaction)
-    assert bus.listener.intake.waiting_bytes > 1_000
+    assert bus.listener.intake.waiting.used > 1_000
     now = {
         "rule": [],
         "key": [replace(ROBOT, keys=Keys("another", "second"))],
         "right": [replace(ROBOT, rights=frozenset({Right.LISTEN}))],
     }[lost]
     bus.set_rules(*RULES, *now)
-    assert bus.listener.intake.waiting_bytes == 0
+    assert bus.listener.intake.waiting.used == 0
     assert str(robot.expect(DETACH).fields[2].value[0]) == "amqp:unauthorized-access"
     answer = robot.discharge(transaction)
     assert condition(answer) == "amqp:transaction:rollback"

@@ -88,7 +88,7 @@ class Connection:
         self._ended_channels: set[int] = set()
         self._remote_channel_max = 0xFFFF
         self._remote_idle_ms = 0
-        self._last_received_ms = 0
+        self.last_received_ms = 0
         self._last_sent_ms = 0
         self._has_written = False
 
@@ -96,7 +96,7 @@ class Connection:
 
     def receive_data(self, data: bytes, now_ms: int) -> list[Event]:
         """Take bytes from the transport. `now_ms` is real (monotonic) time."""
-        self._last_received_ms = now_ms
+        self.last_received_ms = now_ms
         events: list[Event] = []
         if self.is_closed:
             return events
@@ -180,9 +180,9 @@ class Connection:
             self._has_written = False
             self._last_sent_ms = now_ms
         idle_ms = self.limits.idle_timeout_ms
-        if not self._last_received_ms:
-            self._last_received_ms = now_ms
-        if idle_ms and now_ms - self._last_received_ms >= idle_ms:
+        if not self.last_received_ms:
+            self.last_received_ms = now_ms
+        if idle_ms and now_ms - self.last_received_ms >= idle_ms:
             error = AmqpConnectionError(
                 conditions.RESOURCE_LIMIT_EXCEEDED, "nothing was received within the idle timeout"
             )

@@ -137,6 +137,7 @@ class IncomingLink(Link):
         "is_oversize",
         "max_message_bytes",
         "partial",
+        "partial_since_ms",
         "partial_transfer",
     )
 
@@ -147,6 +148,7 @@ class IncomingLink(Link):
         self.credit = 0
         self.max_message_bytes = 0
         self.partial = bytearray()
+        self.partial_since_ms = 0
         self.is_oversize = False
         self.partial_transfer: tuple[int, bytes, int, bool, DeliveryState | None] | None = None
 

@@ -400,6 +400,7 @@ class Session:
                     link, delivery_id, tag or b"", message_format, is_settled, state, payload
                 )
             link.partial_transfer = (delivery_id, tag or b"", message_format, is_settled, state)
+            link.partial_since_ms = self.connection.last_received_ms
         elif delivery_id is not None and delivery_id != link.partial_transfer[0]:
             text = "another delivery began before the former was complete"
             return _detach_for(link, conditions.INVALID_FIELD, text)

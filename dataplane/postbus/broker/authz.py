@@ -52,6 +52,11 @@ class Grant:
     key: str = field(default="", repr=False)
     """The key that was shown; the grant ends when the rule has it no more."""
 
+    @property
+    def account(self) -> str:
+        """Whose bytes, connections and refusals are counted together: the rule's path and name."""
+        return self.rule_name if self.scope is None else f"{self.scope.lower()}/{self.rule_name}"
+
     def covers(self, path: str) -> bool:
         """Say whether a normalised path lies under the grant and in the scope of its rule."""
         return covers(self.path, path) and _is_in_scope(self.scope, path)

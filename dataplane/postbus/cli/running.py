@@ -27,7 +27,7 @@ from postbus.cli.output import print_table
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
-from postbus.edge.front_door import MAX_CONNECTIONS
+from postbus.edge.strangers import MAX_CONNECTIONS
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.settings import Settings, unknown_variables
 from postbus.telemetry import configure_logging

@@ -15,14 +15,11 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from postbus.edge.amqp.listener import AmqpListener
-from postbus.edge.strangers import Stranger, Strangers
+from postbus.edge.strangers import MAX_CONNECTIONS, Stranger, Strangers
 from postbus.edge.web.door import HttpDoor
 from postbus.http_listener import MAX_HEAD_BYTES
 
 logger = logging.getLogger(__name__)
-
-MAX_CONNECTIONS: Final = 5_000
-"""Connections of a namespace, whatever they speak; the quota of Service Bus."""
 
 ARRIVAL_S: Final = 10.0
 """How long a client may take for its TLS handshake, and again until its first bytes or the head of

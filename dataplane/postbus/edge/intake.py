@@ -1,6 +1,7 @@
-"""What protects the broker from its clients: a bound on bytes taken in, and a bound on errors.
+"""What protects the broker from its clients: bounds on bytes taken in, and a bound on errors.
 
-Doors of all connections share one `Intake`.
+Doors of all connections share one `Intake`. Each key has its share of it: whoever is at its limit
+waits or is refused as busy, the others go on.
 """
 
 from __future__ import annotations
@@ -8,16 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from postbus.edge.shares import Limit, Shares
+
 INTAKE_BYTES: Final = 64 << 20
-"""Bytes of unanswered messages of all connections above which no credit is given. Our choice: a
+"""Bytes of unanswered messages, beside unfinished ones, within which credit is given. Our choice: a
 second of sends of a busy bus."""
 
 INTAKE_HARD_BYTES: Final = 256 << 20
-"""Bytes of unanswered messages of all connections above which sends are refused as busy (D15)."""
+"""The same within which sends are not refused as busy (D15)."""
 
-WAITING_BYTES: Final = 64 << 20
-"""Bytes of messages that may wait in open transactions of all connections. They have an account of
-their own: clients may leave transactions open for minutes, and nobody else shall wait for that."""
+UNFINISHED_BYTES: Final = 64 << 20
+"""Bytes of AMQP deliveries whose last frame is still to come; more where messages are larger."""
+
+UNFINISHED_MESSAGES: Final = 4
+"""Largest messages that may be unfinished at a time, whatever their size."""
+
+WAITING_BYTES: Final = 128 << 20
+"""Bytes of messages that may wait in open transactions. Clients may leave them open for minutes,
+and no send shall wait for that."""
+
+READING_BYTES: Final = 128 << 20
+"""Bytes of HTTP bodies that have come so far. Our choice, as all of these."""
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="CalledBack")
@@ -55,46 +67,74 @@ def guarded(method: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D
 
 
 class Intake:
-    """Bytes of messages on the way from all sockets to their commits."""
+    """Bytes of messages on the way from all sockets to their commits, for each account."""
 
-    def __init__(self, soft_bytes: int = INTAKE_BYTES, hard_bytes: int = INTAKE_HARD_BYTES) -> None:
-        self.used_bytes = 0
-        self.waiting_bytes = 0
-        self._soft_bytes = soft_bytes
-        self._hard_bytes = hard_bytes
-        self._held: dict[WaitingDoor, None] = {}
+    def __init__(
+        self,
+        soft_bytes: int = INTAKE_BYTES,
+        hard_bytes: int = INTAKE_HARD_BYTES,
+        unfinished_bytes: int = UNFINISHED_BYTES,
+    ) -> None:
+        self.unfinished = Shares(Limit(unfinished_bytes))
+        """Of AMQP deliveries; these bytes are in `unanswered` too."""
+        self.unanswered = Shares(Limit(hard_bytes + unfinished_bytes))
+        self.waiting = Shares(Limit(WAITING_BYTES))
+        """In open transactions."""
+        self.reading = Shares(Limit(READING_BYTES))
+        """Of HTTP bodies."""
+        self._credit = Limit(soft_bytes + unfinished_bytes)
+        self._held: dict[str, dict[WaitingDoor, None]] = {}
+
+    @classmethod
+    def within(cls, max_message_bytes: int) -> Intake:
+        """Return an intake that has room for some messages of the largest size."""
+        return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
 
     @property
-    def is_over(self) -> bool:
-        """Whether further credit must wait."""
-        return self.used_bytes >= self._soft_bytes
+    def used_bytes(self) -> int:
+        """What all accounts have on the way."""
+        return self.unanswered.used
 
-    @property
-    def is_full(self) -> bool:
-        """Whether sends must be refused."""
-        return self.used_bytes >= self._hard_bytes
-
-    def take(self, size_bytes: int) -> None:
-        self.used_bytes += size_bytes
-
-    def give_back(self, size_bytes: int) -> None:
-        """Count what was answered; who waited for room gets credit again."""
-        self.used_bytes -= size_bytes
-        if self._held and not self.is_over:
-            held, self._held = self._held, {}
-            for door in held:
-                door.replenish()
-
-    def let_wait(self, size_bytes: int) -> bool:
-        """Count messages of an open transaction, negative when they go; say whether they may."""
-        if size_bytes > 0 and self.waiting_bytes + size_bytes > WAITING_BYTES:
+    def is_over(self, account: str) -> bool:
+        """Say whether further credit of an account must wait."""
+        used = self.unanswered.used
+        if used <= self._credit.calm:
             return False
-        self.waiting_bytes += size_bytes
+        return not self._credit.allows(self.unanswered.of(account), used)
+
+    def is_full(self, account: str) -> bool:
+        """Say whether sends of an account must be refused."""
+        if self.unanswered.has_room(account, 1):
+            return False
+        self.unanswered.refused_count += 1
         return True
 
-    def hold(self, door: WaitingDoor) -> None:
-        """Let a door wait for room."""
-        self._held[door] = None
+    def refusals(self) -> dict[str, int]:
+        """Return how often a share was used up, by what it is of."""
+        return {
+            "reading": self.reading.refused_count,
+            "unanswered": self.unanswered.refused_count,
+            "unfinished": self.unfinished.refused_count,
+            "transactions": self.waiting.refused_count,
+        }
 
-    def forget(self, door: WaitingDoor) -> None:
-        self._held.pop(door, None)
+    def take(self, account: str, size_bytes: int) -> None:
+        self.unanswered.add(account, size_bytes)
+
+    def give_back(self, account: str, size_bytes: int) -> None:
+        """Count what was answered; doors of the account that waited for room get credit again."""
+        self.unanswered.give_back(account, size_bytes)
+        if self._held and account in self._held and not self.is_over(account):
+            for door in self._held.pop(account):
+                door.replenish()
+
+    def hold(self, account: str, door: WaitingDoor) -> None:
+        """Let a door wait until its account has room."""
+        self._held.setdefault(account, {})[door] = None
+
+    def forget(self, account: str, door: WaitingDoor) -> None:
+        held = self._held.get(account)
+        if held is not None:
+            held.pop(door, None)
+            if not held:
+                del self._held[account]

@@ -12,12 +12,17 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
-from postbus.edge.suspicion import MAX_ADDRESSES, QUIET_S, source_of
+from postbus.broker.authz import Grant
+from postbus.edge.bursts import QUIET_S, Bursts, is_power_of_ten
+from postbus.edge.shares import UNKNOWN, Limit, Shares
+from postbus.edge.suspicion import source_of
 
 logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 5_000
+"""Connections of a namespace, whatever they speak; the quota of Service Bus."""
 
 MAX_STRANGERS: Final = 2_000
 """Our choice: less than half of all connections; a head of 64 KiB each is 128 MiB."""
@@ -34,8 +39,14 @@ MAX_LOGGED_CHARS: Final = 300
 """What the log hears at most of a path that a client asked for; names of entities are shorter."""
 
 TOLD_REFUSALS: Final = 10
-"""Refusals of an address that are logged one by one, until a quiet minute."""
+"""Refusals of an address without a key that are logged one by one, until a quiet minute."""
 
+TOLD_REFUSALS_A_SECOND: Final = 40
+"""Refusals with keys that are logged one by one in a second, of one key half of them. Our choice:
+a person can read no more, and a client that does something wrong does it again."""
+
+CONNECTIONS_OF_KEY: Final = 0.8
+"""Part of all connections that one key may have while others have none."""
 
 _NONE: Final = OrderedDict["Stranger", None]()
 
@@ -43,7 +54,7 @@ _NONE: Final = OrderedDict["Stranger", None]()
 class Stranger:
     """One connection before its first good key. Whoever has the connection holds it."""
 
-    __slots__ = ("_cut", "_holder", "_registry", "is_known", "since_s", "source")
+    __slots__ = ("_cut", "_holder", "_registry", "account", "since_s", "source")
 
     def __init__(self, registry: Strangers, source: str, since_s: float) -> None:
         self._registry = registry
@@ -51,7 +62,13 @@ class Stranger:
         self._cut: Callable[[], None] = _nothing
         self.source = source
         self.since_s = since_s
-        self.is_known = False
+        self.account = UNKNOWN
+        """Who answers for what the connection uses."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the client has shown a good key."""
+        return self.account is not UNKNOWN
 
     def hold(self, holder: object, cut: Callable[[], None]) -> None:
         """Take the connection over; `cut` ends it at once."""
@@ -61,13 +78,23 @@ class Stranger:
     def release(self, holder: object) -> None:
         """The connection is gone, unless another has taken it over."""
         if holder is self._holder:
+            self._holder = None
             self._registry.remove(self)
+            if self.is_known:
+                self._registry.of_keys.give_back(self.account, 1)
 
-    def show_key(self) -> None:
-        """Be a stranger no longer."""
+    def show_key(self, grant: Grant) -> bool:
+        """Be a stranger no longer, unless the key has too many connections: say which.
+
+        The first key of a connection counts.
+        """
         if not self.is_known:
-            self.is_known = True
+            if not self._registry.of_keys.take(grant.account, 1):
+                self._registry.note_crowd(grant.account)
+                return False
+            self.account = grant.account
             self._registry.remove(self)
+        return True
 
     def cut(self) -> None:
         """End the connection."""
@@ -75,8 +102,10 @@ class Stranger:
         self._cut()
 
     def is_refusal_told(self) -> bool:
-        """Say whether the log hears of a refusal by itself: always with a key, else in bounds."""
-        return self.is_known or self._registry.note_refusal(self.source)
+        """Say whether the log hears of a refusal by itself; it hears of sums in any case."""
+        if self.is_known:
+            return self._registry.note_refusal_of_key(self.account)
+        return self._registry.note_refusal(self.source)
 
 
 class Strangers:
@@ -88,14 +117,21 @@ class Strangers:
         *,
         most: int = MAX_STRANGERS,
         most_of_address: int = MAX_STRANGERS_OF_ADDRESS,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.now_s = now_s
+        self.of_keys = Shares(Limit(max_connections, CONNECTIONS_OF_KEY))
+        """Connections that have shown a key, by account."""
         self._most = most
         self._most_of_address = most_of_address
         self._all: OrderedDict[Stranger, None] = OrderedDict()  # the oldest first
         self._by_source: dict[str, OrderedDict[Stranger, None]] = {}  # as well
         self._crowded_s: float | None = None
-        self._refusals: OrderedDict[str, _Refusals] = OrderedDict()
+        self._refusals = Bursts()
+        self._crowds = Bursts()
+        self._second = 0
+        self._told = Shares(Limit(TOLD_REFUSALS_A_SECOND))  # in that second
+        self._untold = Bursts()
         self.cut_count = 0
         """Strangers that had to give way so far."""
 
@@ -105,6 +141,7 @@ class Strangers:
         return cls(
             most=min(MAX_STRANGERS, max_connections * 2 // 5),
             most_of_address=min(MAX_STRANGERS_OF_ADDRESS, max_connections // 5),
+            max_connections=max_connections,
         )
 
     def __len__(self) -> int:
@@ -145,21 +182,43 @@ class Strangers:
 
     def note_refusal(self, source: str) -> bool:
         """Count a refusal and say whether it is logged by itself; else the log hears of sums."""
-        now_s = self.now_s()
-        known = self._refusals.get(source)
-        if known is None or now_s - known.last_s >= QUIET_S:
-            known = self._refusals[source] = _Refusals(0, now_s)
-        known.count += 1
-        known.last_s = now_s
-        self._refusals.move_to_end(source)
-        if len(self._refusals) > MAX_ADDRESSES:
-            self._refusals.popitem(last=False)
-        if known.count > TOLD_REFUSALS and str(known.count).strip("0") == "1":
+        count = self._refusals.note(source, self.now_s())
+        if count > TOLD_REFUSALS and is_power_of_ten(count):
             logger.warning(
                 "much is refused to a client without a key",
-                extra={"address": source, "refused": known.count},
+                extra={"address": source, "refused": count},
             )
-        return known.count <= TOLD_REFUSALS
+        return count <= TOLD_REFUSALS
+
+    def note_refusal_of_key(self, account: str) -> bool:
+        """Do the same for a client with a key, by what was logged within a second."""
+        now_s = self.now_s()
+        second = int(now_s)
+        if second != self._second:
+            self._second = second
+            self._told.clear()
+        if self._told.take(account, 1):
+            return True
+        count = self._untold.note(account, now_s)
+        if is_power_of_ten(count):
+            logger.warning(
+                "much is refused to a key", extra={"rule": account, "refused_more": count}
+            )
+        return False
+
+    def refusals_of_keys(self) -> dict[str, int]:
+        """Return how often a share was used up, by what it is of."""
+        return {
+            "connections": self.of_keys.refused_count,
+            "log_lines": self._told.refused_count,
+        }
+
+    def note_crowd(self, account: str) -> None:
+        """Log that a key has too many connections, in sums."""
+        count = self._crowds.note(account, self.now_s())
+        if is_power_of_ten(count):
+            extra = {"rule": account, "connections": self.of_keys.of(account), "refused": count}
+            logger.warning("too many connections with one key", extra=extra)
 
     def _add(self, source: str, now_s: float) -> Stranger:
         stranger = Stranger(self, source, now_s)
@@ -181,12 +240,6 @@ class Strangers:
                 extra={"address": source, "connections": count, "all": len(self._all)},
             )
         self._crowded_s = now_s
-
-
-@dataclass(slots=True)
-class _Refusals:
-    count: int
-    last_s: float
 
 
 def _nothing() -> None:

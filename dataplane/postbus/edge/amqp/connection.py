@@ -47,6 +47,7 @@ from postbus.edge.amqp.session_completions import SessionCompletions
 from postbus.edge.amqp.session_links import SessionDoor, SessionFilter
 from postbus.edge.amqp.settlements import LOST
 from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
+from postbus.edge.amqp.unfinished import Unfinished
 from postbus.edge.attaching import attach_refusal, target_refusal
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
@@ -61,6 +62,9 @@ VIA_PROPERTY: Final = "com.microsoft:transfer-destination-address"
 
 MAX_REFUSED_TOKENS: Final = 20
 """Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
+
+TRANSIENT: Final = 4
+"""SASL outcome sys-temp: another time it will do. Source: AMQP 1.0 part 5, 5.3.3.6."""
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
@@ -114,6 +118,7 @@ class AmqpConnection:
         self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
         self.transactions = Transactions(self)
         self.completions = SessionCompletions(self)
+        self._unfinished = Unfinished(self)
         authorizer.add_holder(self)
 
     # --- from the transport ---------------------------------------------------------------------
@@ -127,6 +132,8 @@ class AmqpConnection:
                 if not any(type(event) is SaslInitReceived for event in events):
                     break
                 data = b""  # a client may have pipelined its open behind the SASL init
+            if self.engine.partial_bytes != self._unfinished.counted_bytes:
+                self._unfinished.count()
             self._feed_starved()
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
@@ -139,6 +146,7 @@ class AmqpConnection:
             if self._grants.has_expired():
                 self.review_grants()
             detach_idle(self, self._doors, now_ms)
+            self._unfinished.detach_late(now_ms)
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
         self.flush_soon()
@@ -193,6 +201,19 @@ class AmqpConnection:
 
     # --- for doors ------------------------------------------------------------------------------
 
+    @property
+    def account(self) -> str:
+        """Who answers for what this connection uses; the same from its first key on."""
+        return self.stranger.account
+
+    def links(self) -> list[Link]:
+        """Return the links that have a door."""
+        return list(self._doors)
+
+    def path_of(self, link: Link) -> str:
+        """Return what a link of `links` is attached to."""
+        return self._doors[link].path
+
     def detach(self, link: Link, error: AmqpError | None) -> None:
         """Detach a link from our side and forget its door."""
         link.detach(error)
@@ -201,8 +222,15 @@ class AmqpConnection:
 
     def add_grant(self, grant: Grant) -> None:
         """Keep what a token grants; a later token of an audience replaces the former."""
+        if self.is_ended:
+            return
         self._grants.add(grant)
-        self.stranger.show_key()
+        if self.stranger.is_known:
+            return
+        if not self.stranger.show_key(grant):
+            self.close(conditions.SERVER_BUSY, "Too many connections are open with this key.")
+        elif self._unfinished.counted_bytes:
+            self._unfinished.count()  # for another account from now on
 
     def count_refused_token(self) -> None:
         """Close a connection that keeps guessing."""
@@ -349,7 +377,10 @@ class AmqpConnection:
             except (TokenRefused, ValueError) as error:
                 self.refuse_slowly(str(error), self._refuse_password)
                 return
-            self.engine.accept_sasl()
+            if self.is_ended:
+                self.engine.refuse_sasl(TRANSIENT)
+            else:
+                self.engine.accept_sasl()
             return
         self.engine.refuse_sasl()
 
@@ -497,6 +528,7 @@ class AmqpConnection:
         for link in list(self._doors):
             self._close_door(link)
         self.transactions.roll_back()
+        self._unfinished.end()
         self._pumps.clear()
 
     def _close_door(self, link: Link) -> None:

@@ -78,7 +78,7 @@ class AmqpListener:
         self._limits = limits
         self._tasks = tasks
         self._namespace = namespace
-        self.intake = Intake()
+        self.intake = Intake.within(limits.max_message_bytes)
         """What all doors of this broker share."""
         self._real_time_s = real_time_s
         self._suspicion = suspicion or Suspicion()

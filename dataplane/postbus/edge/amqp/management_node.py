@@ -313,15 +313,15 @@ class ManagementNode:
                 raise BadRequest("each entry of messages needs a binary message")
             envelopes.append(slice_message(message))
         name_messages(envelopes)
-        intake = self._connection.intake
-        if intake.is_full:
+        intake, account = self._connection.intake, self._connection.account
+        if intake.is_full(account):
             self.refuse(respond, Refused(Refusal.BUSY))
             return
         size_bytes = sum(envelope.size_bytes for envelope in envelopes)
-        intake.take(size_bytes)
+        intake.take(account, size_bytes)
 
         def answer(reply: Reply) -> None:
-            intake.give_back(size_bytes)
+            intake.give_back(account, size_bytes)
             if isinstance(reply, Enqueued) and not reply.refusals:
                 ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
             elif isinstance(reply, Enqueued) and reply.refusals:

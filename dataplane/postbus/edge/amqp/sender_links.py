@@ -63,6 +63,7 @@ class SenderDoor:
         self._link = link
         self._address = address
         self._intake = connection.intake
+        self._account = connection.account
         self._waiting = 0  # deliveries without an answer
         self._last_bytes = 1_024
         self._max_batch_bytes = 0
@@ -82,7 +83,7 @@ class SenderDoor:
         envelopes: list[Envelope] = []
         ids: list[int] = []
         size_bytes = 0
-        is_busy = self._intake.is_full or self._waiting >= MAX_UNANSWERED
+        is_busy = self._intake.is_full(self._account) or self._waiting >= MAX_UNANSWERED
         self.idleness.is_used = True
         self._waiting += len(transfers)
         self._last_bytes = len(transfers[-1].payload) or 1
@@ -120,7 +121,7 @@ class SenderDoor:
 
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""
-        self._intake.forget(self)
+        self._intake.forget(self._account, self)
         self.connection.router.unwatch(self._address.entity_no, self)
 
     @guarded
@@ -136,8 +137,8 @@ class SenderDoor:
         if link.is_attached and link.credit <= target >> 1:
             credit = target - self._waiting
             if credit > link.credit:
-                if self._intake.is_over:
-                    self._intake.hold(self)
+                if self._intake.is_over(self._account):
+                    self._intake.hold(self._account, self)
                     return
                 link.grant(credit)
                 self.connection.flush_soon()
@@ -205,7 +206,7 @@ class SenderDoor:
                 alone = Enqueue(command.entity_no, [envelope])
                 self._submit([delivery_id], alone, envelope.size_bytes)
             return
-        self._intake.take(size_bytes)
+        self._intake.take(self._account, size_bytes)
         connection = self.connection
         connection.owed_count += 1
         answered = partial(self._answered, ids, size_bytes)
@@ -220,7 +221,7 @@ class SenderDoor:
     @guarded
     def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
         """Answer the deliveries of one command; a batch is one delivery of many messages."""
-        self._intake.give_back(size_bytes)
+        self._intake.give_back(self._account, size_bytes)
         self.connection.note_answered()
         if isinstance(reply, Refused):
             self._refuse(ids, reply)

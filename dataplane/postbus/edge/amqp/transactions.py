@@ -113,8 +113,9 @@ class Transaction:
                     refused = checked
                 else:
                     key = checked
-        if refused is None and not self._connection.intake.let_wait(size_bytes):
-            refused = Refused(Refusal.BUSY, "Open transactions hold too many bytes of messages.")
+        if refused is None and not self._let_wait(size_bytes):
+            detail = "Open transactions of this key hold too many bytes of messages."
+            refused = Refused(Refusal.BUSY, detail)
         if refused is not None:
             self.fail(refused)
             return refused
@@ -218,7 +219,7 @@ class Transaction:
 
     def _forget(self) -> None:
         self._operations.clear()
-        self._connection.intake.let_wait(-self._size_bytes)
+        self._let_go()
         self._size_bytes = 0
 
     def _commit(self, answer: Answer) -> None:
@@ -241,8 +242,8 @@ class Transaction:
             return
 
         def answered(reply: Reply) -> None:
-            self._connection.note_answered()
-            intake.give_back(self._size_bytes)
+            connection.note_answered()
+            intake.give_back(connection.account, self._size_bytes)
             error: AmqpError | None = None
             if isinstance(reply, Refused):
                 error = explainer.refused(reply, home.name)
@@ -257,11 +258,19 @@ class Transaction:
                 self._connection.broke()
 
         self._is_submitted = True
-        intake = self._connection.intake
-        intake.let_wait(-self._size_bytes)
-        intake.take(self._size_bytes)
-        self._connection.owed_count += 1
-        self._connection.router.submit(home.partition_id, Transact(self._operations), answered)
+        connection, intake = self._connection, self._connection.intake
+        self._let_go()
+        intake.take(connection.account, self._size_bytes)
+        connection.owed_count += 1
+        connection.router.submit(home.partition_id, Transact(self._operations), answered)
+
+    def _let_wait(self, size_bytes: int) -> bool:
+        """Count messages that wait; say whether the key may have so many."""
+        return self._connection.intake.waiting.take(self._connection.account, size_bytes)
+
+    def _let_go(self) -> None:
+        """Nothing waits any more. The account is the same: who may send has shown a key."""
+        self._connection.intake.waiting.give_back(self._connection.account, self._size_bytes)
 
     def _expire(self) -> None:
         self.has_timed_out = True

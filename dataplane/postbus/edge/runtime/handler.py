@@ -32,7 +32,7 @@ from postbus.edge.runtime.messages import (
 from postbus.edge.runtime.receives import Receives, release
 from postbus.edge.runtime.requests import STATUSES, Action, Target, refusal_of, target_of
 from postbus.edge.runtime.values import http_date
-from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
+from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.door import read_limited
 from postbus.entity.commands import (
     Command,
@@ -60,9 +60,6 @@ Service Bus."""
 MEMBERS_A_STEP: Final = 500
 """Members of a batch that are read before others get their turn; some 10 ms."""
 
-READING_BYTES: Final = 128 << 20
-"""Bodies that are read at a time. Above it posts are refused as busy; our choice."""
-
 BUSY: Final = Refused(Refusal.BUSY)
 LOST: Final = Refused(Refusal.LOCK_LOST)
 
@@ -87,8 +84,6 @@ class RuntimeHandler:
         self._limits = limits
         self._intake = intake
         self._receives = receives or Receives(router)
-        self.reading_bytes = 0
-        """Bytes of bodies that are on their way here, as far as clients say."""
         self._handlings: dict[Action, Handling] = {
             Action.SEND: self._send,
             Action.PEEK_LOCK: self._peek_lock,
@@ -137,12 +132,13 @@ class RuntimeHandler:
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Store one message or a batch of them, all or none."""
-        body = await self._body_of(request, target, address)
+        account = grant.account
+        body = await self._body_of(request, target, address, account)
         self._authorizer.check_again(grant, Right.SEND)
         kind = request.headers.get("Content-Type")
         is_batch = kind is not None and kind.strip().lower() == BATCH_TYPE
-        give_back = partial(self._intake.give_back, len(body))
-        self._intake.take(len(body))
+        give_back = partial(self._intake.give_back, account, len(body))
+        self._intake.take(account, len(body))
         try:
             if is_batch:
                 envelopes = await _members(body)
@@ -162,18 +158,28 @@ class RuntimeHandler:
             reply = next(iter(reply.refusals.values()))
         raise _refusal_of(reply, target)
 
-    async def _body_of(self, request: web.BaseRequest, target: Target, address: Address) -> bytes:
-        """Read a body; slow clients fill an account of their own, not that of all senders."""
+    async def _body_of(
+        self, request: web.BaseRequest, target: Target, address: Address, account: str
+    ) -> bytes:
+        """Read a body. What has come counts, not what was promised, for the key it came with."""
         max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
-        length = request.content_length
-        size_bytes = max_bytes if length is None else min(length, max_bytes)
-        if self._intake.is_full or self.reading_bytes + size_bytes > READING_BYTES:
+        if self._intake.unanswered.is_used_up:
             raise refusal_of(BUSY, target)
-        self.reading_bytes += size_bytes
+        reading, come_bytes = self._intake.reading, 0
+
+        def count(size_bytes: int) -> None:
+            nonlocal come_bytes
+            if not reading.take(account, size_bytes):
+                raise _share_is_used_up()
+            come_bytes += size_bytes
+
+        if self._intake.is_full(account):
+            raise _share_is_used_up()
+        too_large = STATUSES[Refusal.MESSAGE_TOO_LARGE]
         try:
-            return await read_limited(request, max_bytes, STATUSES[Refusal.MESSAGE_TOO_LARGE])
+            return await read_limited(request, max_bytes, too_large, count)
         finally:
-            self.reading_bytes -= size_bytes
+            reading.give_back(account, come_bytes)
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -314,6 +320,11 @@ def _refusal_of(reply: Reply, target: Target) -> HttpRefused:
     """Return the error of a command that did not get the reply it should have."""
     assert isinstance(reply, Refused), reply
     return refusal_of(reply, target)
+
+
+def _share_is_used_up() -> HttpRefused:
+    text = "Too many bytes of messages are under way with this key: wait for answers, then go on."
+    return HttpRefused(429, text, RETRY_AFTER)
 
 
 async def _members(body: bytes) -> list[Envelope]:

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from postbus.edge.refusals import REFUSALS
-from postbus.edge.web.authorization import HttpRefused
+from postbus.edge.web.authorization import RETRY_AFTER, HttpRefused
 from postbus.entity.commands import Refusal, Refused
 from postbus.message.delivery import uuid_to_token
 
@@ -24,8 +24,6 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 MAX_TIMEOUT_S: Final = 3_600.0
 """What a longer timeout means. Our choice: nothing between client and broker keeps a silent
 connection for longer."""
-
-RETRY_AFTER: Final = {"Retry-After": "1"}
 
 STATUSES: Final = {
     Refusal.ENTITY_NOT_FOUND: 404,

@@ -29,6 +29,7 @@ STRANGER: Final = web.RequestKey("stranger", Stranger)
 """Where a request has its connection, which may have shown a key before."""
 
 AUTHORIZATION: Final = "Authorization"
+RETRY_AFTER: Final = {"Retry-After": "1"}
 CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 
 NO_RIGHT: Final = "SubCode=40100."
@@ -95,8 +96,9 @@ class HttpAuthorizer:
             delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
             raise HttpRefused(401, _bad_token(error), CHALLENGE, delay_s=delay_s) from None
         stranger = request.get(STRANGER)
-        if stranger is not None:
-            stranger.show_key()
+        if stranger is not None and not stranger.show_key(grant):
+            text = "Too many connections are open with this key: close some, or use fewer."
+            raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"})
         if not has_right(grant.rights, needed):
             raise self._missing(needed, path)
         return grant

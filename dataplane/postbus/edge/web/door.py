@@ -215,9 +215,15 @@ def _api_of(request: web.BaseRequest) -> str:
 
 
 async def read_limited(
-    request: web.BaseRequest, max_bytes: int, too_large_status: int = 413
+    request: web.BaseRequest,
+    max_bytes: int,
+    too_large_status: int = 413,
+    count: Callable[[int], None] = lambda _: None,
 ) -> bytes:
-    """Return the body; raises `HttpRefused` above `max_bytes`, and 408 when it takes too long."""
+    """Return the body; raises `HttpRefused` above `max_bytes`, and 408 when it takes too long.
+
+    `count` is told how many bytes have come, each time some have, and may raise too.
+    """
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
         raise HttpRefused(415, f"Send the body as it is: the encoding {encoding} is not taken.")
@@ -234,6 +240,7 @@ async def read_limited(
                 size_bytes += len(part)
                 if size_bytes > max_bytes:
                     raise too_large
+                count(len(part))
                 parts.append(part)
     except TimeoutError:
         raise HttpRefused(408, f"The body was not here after {BODY_S:.0f} seconds.") from None

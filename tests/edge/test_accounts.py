@@ -1,0 +1,338 @@
+"""Two keys on one bus: what one of them uses up, the other still has."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from postbus.amqp import conditions
+from postbus.broker.authz import KeyRule
+from postbus.edge.amqp import unfinished
+from postbus.edge.intake import Intake
+from postbus.edge.shares import Limit, Shares
+from postbus.edge.strangers import TOLD_REFUSALS_A_SECOND
+from postbus.entity.commands import Command, Enqueue
+from tests.edge.bus_thread import RULES, BusThread
+from tests.edge.http_client import token_of, url_of
+from tests.edge.raw_client import (
+    ACCEPTED,
+    DETACH,
+    DISPOSITION,
+    REJECTED,
+    Frame,
+    RawClient,
+    message,
+)
+from tests.edge.test_links import HeldBack, wait_until
+from tests.edge.test_transactions import TransactionClient, accepts, condition
+from tests.edge.test_wire import request
+
+ROOT, TENANT = RULES[0], RULES[1]
+"""The tenant may only send; the other key is that of everybody else."""
+
+BUSY = conditions.SERVER_BUSY
+SENDS = 100
+UNNOTICED_S = 0.05
+"""A wait below it is nobody's fault: the machine may be busy with other tests."""
+
+
+@pytest.fixture(autouse=True)
+def all_is_given_back(bus: BusThread) -> Iterator[None]:
+    intake = bus.listener.intake
+    yield
+    found = [intake.reading, intake.waiting, intake.unfinished, intake.unanswered]
+    found.append(bus.front.strangers.of_keys)
+    wait_until(bus, lambda: not any(each.used or each._of for each in found))
+
+
+def p99_s(send: Callable[[], None]) -> float:
+    """Return how long a send takes, but for one of a hundred."""
+    taken: list[float] = []
+    for _ in range(SENDS):
+        began_s = time.monotonic()
+        send()
+        taken.append(time.monotonic() - began_s)
+    return sorted(taken)[-1 - SENDS // 100]
+
+
+def goes_on(send: Callable[[], None], undisturbed_s: float) -> bool:
+    """Say whether sends take no longer than without the tenant."""
+    return p99_s(send) < max(2 * undisturbed_s, UNNOTICED_S)
+
+
+def connect(bus: BusThread, rule: KeyRule) -> RawClient:
+    return RawClient(bus.port, rule.name, rule.keys.primary)
+
+
+def sender_of(client: RawClient, queue: str, body: bytes = b"x") -> Callable[[], None]:
+    """Return what sends a message in frames and waits until it is accepted."""
+    ids = iter(range(1_000_000))
+    client.attach_sender(queue)
+    payload = message(body)
+
+    def send() -> None:
+        delivery_id = next(ids)
+        pieces = [payload[at : at + 60_000] for at in range(0, len(payload), 60_000)]
+        for piece in pieces[:-1]:
+            client.write(client.transfer(delivery_id, piece, more=True))
+        client.write(client.transfer(delivery_id, pieces[-1]))
+        assert client.dispositions(1) == {delivery_id: ACCEPTED}
+
+    return send
+
+
+def post_head(bus: BusThread, queue: str, rule: KeyRule, size_bytes: int) -> bytes:
+    return (
+        f"POST /{queue}/messages HTTP/1.1\r\nHost: here\r\nAuthorization:"
+        f" {token_of(bus, rule.name)}\r\nContent-Length: {size_bytes}\r\n\r\n"
+    ).encode()
+
+
+def poster(
+    bus: BusThread, client: socket.socket, queue: str, size_bytes: int
+) -> Callable[[], None]:
+    """Return what posts a message and waits until it is stored."""
+    request = post_head(bus, queue, ROOT, size_bytes) + bytes(size_bytes)
+
+    def send() -> None:
+        client.sendall(request)
+        assert client.recv(65_536).startswith(b"HTTP/1.1 201 ")
+
+    return send
+
+
+def dial(bus: BusThread) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", bus.port), timeout=10)
+
+
+def refused_as(found: Frame) -> str:
+    """Return the condition of a rejected delivery, a detach or a close."""
+    if found.code == DISPOSITION:
+        assert int(found.fields[4].descriptor) == REJECTED
+        return str(found.fields[4].value[0].value[0])
+    return str(found.fields[2 if found.code == DETACH else 0].value[0])
+
+
+def put_token(bus: BusThread, client: RawClient, queue: str) -> Frame:
+    """Show the tenant's key."""
+    properties = {"operation": "put-token", "name": f"{url_of(bus)}/{queue}"}
+    return request(client, "$cbs", "id", properties, token_of(bus, TENANT.name))
+
+
+# --- HTTP bodies --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bodies_that_are_promised_cost_nothing(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus.listener.intake.reading, "limit", Limit(1_000_000))
+    with ExitStack() as clients:
+        for _ in range(100):
+            slow = clients.enter_context(dial(bus))
+            slow.sendall(post_head(bus, queue, TENANT, 262_144) + b"x")
+        wait_until(bus, lambda: bus.listener.intake.reading.used == 100)
+        poster(bus, clients.enter_context(dial(bus)), queue, 100_000)()
+
+
+@pytest.mark.slow
+def test_bodies_of_one_key_leave_room_for_those_of_others(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = bus.listener.intake.reading
+    monkeypatch.setattr(reading, "limit", Limit(400_000))
+    with dial(bus) as other, ExitStack() as clients:
+        send = poster(bus, other, queue, 10_000)
+        undisturbed_s = p99_s(send)
+        tenant = [clients.enter_context(dial(bus)) for _ in range(10)]
+        for each in tenant[:9]:
+            each.sendall(post_head(bus, queue, TENANT, 200_000) + bytes(20_000))
+        wait_until(bus, lambda: reading.of(TENANT.name) == 180_000)
+        tenant[9].sendall(post_head(bus, queue, TENANT, 200_000) + bytes(40_000))
+        assert tenant[9].recv(65_536).startswith(b"HTTP/1.1 429 ")
+        assert reading.of(TENANT.name) == 180_000
+        assert goes_on(send, undisturbed_s)
+
+
+# --- transactions -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_transactions_of_one_key_leave_room_for_those_of_others(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus.listener.intake.waiting, "limit", Limit(400_000))
+    with (
+        TransactionClient(bus) as other,
+        TransactionClient(bus, TENANT.name, TENANT.keys.primary) as tenant,
+    ):
+        other.attach_sender(queue)
+
+        def send() -> None:
+            transaction = other.declare()
+            assert accepts(other.send_in(transaction, message(b"x" * 20_000)), transaction)
+            assert int(other.discharge(transaction).descriptor) == ACCEPTED
+
+        undisturbed_s = p99_s(send)
+        tenant.attach_sender(queue)
+        open_ones = [tenant.declare() for _ in range(5)]
+        for each in open_ones[:4]:
+            assert accepts(tenant.send_in(each, message(b"x" * 48_000)), each)
+        refused = tenant.send_in(open_ones[4], message(b"x" * 48_000))
+        assert condition(refused) == BUSY
+        assert goes_on(send, undisturbed_s)
+
+
+# --- unfinished deliveries ----------------------------------------------------------------------
+
+
+def begin_delivery(client: RawClient, queue: str, handle: int, size_bytes: int) -> None:
+    client.attach_sender(queue, handle)
+    for at in range(0, size_bytes, 50_000):
+        piece = bytes(min(50_000, size_bytes - at))
+        client.write(client.transfer(handle, piece, handle=handle, more=True))
+
+
+@pytest.mark.slow
+def test_unfinished_deliveries_of_one_key_leave_room_for_those_of_others(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = bus.listener.intake
+    monkeypatch.setattr(intake.unfinished, "limit", Limit(1_000_000))
+    with connect(bus, ROOT) as other, ExitStack() as clients:
+        send = sender_of(other, queue, b"x" * 150_000)
+        undisturbed_s = p99_s(send)
+        for _ in range(2):
+            begin_delivery(clients.enter_context(connect(bus, TENANT)), queue, 0, 200_000)
+        wait_until(bus, lambda: intake.unfinished.used == 400_000)
+        assert intake.used_bytes == 400_000
+        third = clients.enter_context(connect(bus, TENANT))
+        begin_delivery(third, queue, 0, 40_000)
+        begin_delivery(third, queue, 1, 90_000)
+        assert refused_as(third.expect(DETACH)) == BUSY
+        wait_until(bus, lambda: intake.unfinished.used == 440_000)  # the largest had to go
+        third.write(third.transfer(0, b"rest"))  # the link beside it goes on
+        assert third.expect(DISPOSITION)
+        assert goes_on(send, undisturbed_s)
+
+
+def test_unfinished_delivery_before_a_key_is_counted_for_nobody_in_particular(
+    bus: BusThread, queue: str
+) -> None:
+    """Then for the key, once it is shown."""
+    counted = bus.listener.intake.unfinished
+    with RawClient(bus.port, "", "") as client:
+        begin_delivery(client, "$cbs", 1, 20_000)
+        wait_until(bus, lambda: counted.of("") == 20_000)
+        assert b"Accepted" in put_token(bus, client, queue).payload
+        assert (counted.of(""), counted.of(TENANT.name)) == (0, 20_000)
+
+
+def test_a_delivery_has_its_time(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "DELIVERY_MS", 120_000)
+    with connect(bus, TENANT) as client:
+        begin_delivery(client, queue, 0, 50_000)
+        wait_until(bus, lambda: bus.listener.intake.unfinished.used == 50_000)
+        bus.look_in(100)
+        assert bus.listener.intake.unfinished.used == 50_000
+        bus.look_in(121)
+        assert refused_as(client.expect(DETACH)) == conditions.TIMEOUT
+        assert bus.listener.intake.unfinished.used == 0
+
+
+# --- sends that wait for their commit -------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_queue = bus.queue()
+    number = bus.run(entity_no(bus, slow_queue))
+    intake = Intake(200_000, 400_000, 0)
+    monkeypatch.setattr(bus.listener, "intake", intake)
+
+    def is_slow(command: Command) -> bool:
+        return isinstance(command, Enqueue) and command.entity_no == number
+
+    partition = HeldBack(bus, monkeypatch, is_slow)
+    with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant:
+        send = sender_of(other, queue, b"x" * 10_000)
+        undisturbed_s = p99_s(send)
+        tenant.attach_sender(slow_queue)
+        tenant.write(*[tenant.transfer(n, message(b"x" * 50_000)) for n in range(8)])
+        assert refused_as(tenant.expect(DISPOSITION)) == BUSY
+        assert intake.is_full(TENANT.name)
+        assert intake.is_over(TENANT.name)
+        assert not intake.is_full(ROOT.name)
+        assert not intake.is_over(ROOT.name)
+        assert goes_on(send, undisturbed_s)
+        bus.run(partition.let_go())
+        wait_until(bus, lambda: intake.used_bytes == 0)
+
+
+async def entity_no(bus: BusThread, name: str) -> int:
+    entry = bus._directory.find(name)
+    assert entry is not None
+    return entry.entity_no
+
+
+# --- connections --------------------------------------------------------------------------------
+
+
+def test_one_key_has_not_all_connections(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus.front.strangers.of_keys, "limit", Limit(10, 0.8))
+    with connect(bus, ROOT) as other, ExitStack() as clients:
+        send = sender_of(other, queue)
+        undisturbed_s = p99_s(send)
+        for _ in range(7):
+            assert clients.enter_context(connect(bus, TENANT)).outcome == 0
+        assert clients.enter_context(connect(bus, TENANT)).outcome == 4
+        anonymous = clients.enter_context(RawClient(bus.port, "", ""))
+        with pytest.raises(AssertionError) as closed:
+            put_token(bus, anonymous, queue)
+        assert refused_as(closed.value.args[0]) == BUSY
+        http = clients.enter_context(dial(bus))
+        http.sendall(post_head(bus, queue, TENANT, 1) + b"x")
+        said = http.recv(65_536)
+        assert said.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1" in said
+        assert http.recv(1) == b""
+        assert clients.enter_context(connect(bus, ROOT)).outcome == 0
+        assert goes_on(send, undisturbed_s)
+    wait_until(bus, lambda: bus.front.strangers.of_keys.used == 0)
+    with connect(bus, TENANT) as again:
+        assert again.outcome == 0
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_refusals_of_one_key_do_not_fill_the_log(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus.front.strangers, "_told", Shares(Limit(TOLD_REFUSALS_A_SECOND)))
+    monkeypatch.setattr(bus.front.strangers, "now_s", lambda: 1_000.0)
+    with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant:
+        send = sender_of(other, queue)
+        undisturbed_s = p99_s(send)
+        tenant.attach_sender(queue)
+        for start in range(0, 2_000, 500):
+            tenant.write(*[tenant.transfer(start + n, b"\x00\x53\x75\xa0") for n in range(500)])
+            assert set(tenant.dispositions(500).values()) == {REJECTED}
+        told = [record.getMessage() for record in bus.log.records]
+        assert told.count("refused") == TOLD_REFUSALS_A_SECOND // 2
+        assert told.count("much is refused to a key") == 4
+        other.write(other.transfer(1_000, b"\x00\x53\x75\xa0"))
+        assert set(other.dispositions(1)) == {1_000}
+        assert bus.log.records[-1].getMessage() == "refused"  # of another key, in the same second
+        assert goes_on(lambda: None, undisturbed_s)
