@@ -257,6 +257,7 @@ def test_messages_of_proton_come_through_and_go_back_unchanged(
             delivery_count=number,
             ttl_ms=envelope.ttl_ms,
             locked_until_ms=1_700_000_060_000,
+            lock_token=tag_of(number),
         )
         parts = (prefix, envelope.properties, envelope.application_properties, envelope.body)
         outgoing.send(tag_of(number), parts, is_settled=False)

@@ -86,15 +86,19 @@ def check_envelope(envelope: Envelope) -> None:
         pack_envelope(envelope), envelope.application_properties, envelope.body
     )
     assert same(stored, envelope)
-    data = encode_message(
-        stored,
-        sequence=1,
-        enqueued_ms=2,
-        delivery_count=0,
-        ttl_ms=stored.ttl_ms,
-        locked_until_ms=3,
-        lock_token=bytes(16),
-    )
+    for ttl_ms in (stored.ttl_ms, None):
+        data = encode_message(
+            stored,
+            sequence=1,
+            enqueued_ms=2,
+            delivery_count=0,
+            ttl_ms=ttl_ms,
+            locked_until_ms=3,
+            lock_token=bytes(16),
+        )
+        if ttl_ms is not None:  # other times: the same message to all who do not read them
+            assert slice_message(data).message_id == envelope.message_id
+            assert slice_message(data).session_id == envelope.session_id
     assert same(slice_message(data), envelope)
     try:
         merge_properties(envelope.application_properties, {"DeadLetterReason": "fuzz"})

@@ -28,12 +28,21 @@ from postbus.message.delivery import (
     encode_prefix,
     token_to_uuid,
     uuid_to_token,
+    with_times,
 )
 from postbus.message.envelope import Envelope
 from postbus.message.patch import merge_properties
 from postbus.message.rows import pack_envelope, unpack_envelope
-from postbus.message.sections import slice_message
-from tests.message.wire_values import BODY, all_captured, captured, messages, properties, same
+from postbus.message.sections import MAX_TTL_MS, slice_message
+from tests.message.wire_values import (
+    BODY,
+    all_captured,
+    captured,
+    messages,
+    properties,
+    same,
+    section,
+)
 
 SEQUENCE = 2**48 + 7
 ENQUEUED_MS = 1_700_000_000_000
@@ -86,6 +95,8 @@ def expected_sections(
     ]
     expected: dict[int, Value] = {0x70: header, 0x72: annotations}
     if lock_token is not None:
+        expected[0x71] = {}
+    if lock_token:
         expected[0x71] = {Symbol("x-opt-lock-token"): uuid.UUID(bytes_le=lock_token)}
     return expected
 
@@ -98,7 +109,7 @@ CASES = list(
         (None, 0, 5_000, 2**32 - 1, 2**40),
         (None, LOCKED_MS),
         (None, 0, 1, 2),
-        (None, TOKEN),
+        (None, b"", TOKEN),
         ({}, {"x-opt-partition-key": "k"}, {"x-long": "y" * 120}, {"x-long": "y" * 300}),
     )
 )
@@ -106,6 +117,8 @@ CASES = list(
 
 def test_prefix_tells_header_and_annotations_in_every_combination() -> None:
     for durable, priority, count, ttl_ms, locked_ms, state, token, own in CASES:
+        if token is not None and bool(token) is (locked_ms is None):
+            continue  # what is locked, and nothing else, has a token
         envelope = Envelope(
             is_durable=durable, priority=priority, **client_annotations(**own), body=BODY
         )
@@ -133,6 +146,7 @@ def test_client_annotations_of_any_length_leave_the_map_whole(size: int) -> None
             delivery_count=0,
             ttl_ms=None,
             locked_until_ms=locked_ms,
+            lock_token=b"" if locked_ms is None else TOKEN,
         )
         assert sections_of(prefix)[0x72][Symbol("k")] == "y" * size
 
@@ -147,6 +161,7 @@ def test_many_small_annotations_leave_the_map_whole() -> None:
             delivery_count=0,
             ttl_ms=None,
             locked_until_ms=LOCKED_MS,
+            lock_token=TOKEN,
         )
         assert sections_of(prefix)[0x72][Uint(0)] is None
 
@@ -158,6 +173,7 @@ def told(envelope: Envelope, **changes: Value) -> bytes:
         "delivery_count": 3,
         "ttl_ms": envelope.ttl_ms,
         "locked_until_ms": LOCKED_MS,
+        "lock_token": TOKEN,
     }
     return encode_message(envelope, **{**told, **changes})
 
@@ -180,6 +196,7 @@ def test_a_copy_tells_where_it_came_from() -> None:
                     delivery_count=0,
                     ttl_ms=ttl_ms,
                     locked_until_ms=locked_ms,
+                    lock_token=b"" if locked_ms is None else TOKEN,
                     state=state,
                 )
                 annotations = sections_of(prefix)[0x72]
@@ -195,7 +212,7 @@ def test_a_copy_tells_where_it_came_from() -> None:
 def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
     """What goes out is sliced like what came in: only the broker's own parts differ."""
     envelope = slice_message(data)
-    again = slice_message(told(envelope, state=1, lock_token=TOKEN))
+    again = slice_message(told(envelope, state=1, ttl_ms=None))
     for name in set(Envelope.__slots__) - {"size_bytes", "ttl_ms"}:
         assert getattr(again, name) == getattr(envelope, name), name
 
@@ -254,8 +271,77 @@ def test_both_forms_of_a_lock_token_name_the_same(token: bytes) -> None:
     assert token_to_uuid(token).bytes[8:] == token[8:]
 
 
-def test_lock_token_is_told_as_a_delivery_annotation_in_network_order() -> None:
-    data = told(Envelope(body=BODY), lock_token=TOKEN)
+@pytest.mark.parametrize("ttl_ms", [None, 5_000])
+@given(token=st.binary(min_size=16, max_size=16))
+def test_lock_token_is_told_as_a_delivery_annotation_in_network_order(
+    ttl_ms: int | None, token: bytes
+) -> None:
+    data = told(Envelope(body=BODY), ttl_ms=ttl_ms, lock_token=token)
     described, _ = decode_value(data, data.index(b"\x00\x53\x71"))
     assert isinstance(described, Described)
-    assert described.value == {Symbol("x-opt-lock-token"): token_to_uuid(TOKEN)}
+    assert described.value == {Symbol("x-opt-lock-token"): token_to_uuid(token)}
+
+
+@pytest.mark.parametrize("size", [1, 100, 300])
+def test_delivery_annotations_of_the_sender_are_handed_on_beside_the_token(size: int) -> None:
+    own = {Symbol("x-mine"): "y" * size, Symbol("second"): None}
+    name = Symbol("x-opt-lock-token")
+    sent = section(0x71, {**own, name: uuid.UUID(int=7)}) + properties(message_id="m") + BODY
+    envelope = slice_message(sent)
+    stored = unpack_envelope(pack_envelope(envelope), b"", envelope.body)
+    assert sections_of(told(stored))[0x71] == {name: token_to_uuid(TOKEN), **own}
+    assert sections_of(told(stored, locked_until_ms=None, lock_token=b""))[0x71] == own
+    assert sections_of(told(stored, locked_until_ms=None, lock_token=None, state=0))[0x71] == own
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+VALUES = ("m", b"u", "t", "s", "r", uuid.UUID(int=3), Symbol("text/plain"), Symbol("gzip"),
+          Timestamp(5), Timestamp(4), "g", Uint(3), "z" * 300)  # fmt: skip
+
+
+@pytest.mark.parametrize("count", range(14))
+def test_times_are_the_broker_s_and_other_properties_the_sender_s(count: int) -> None:
+    usual = ("m", *[None] * 7, Timestamp(5), Timestamp(4), "g")
+    for values in (VALUES, VALUES[:12], usual, ("m", "u", *usual[2:]), (None,) * 13):
+        own = section(0x73, list(values[:count]))
+        expected = [*values[:count], *[None] * (10 - count)]
+        expected[8:10] = [Timestamp(ENQUEUED_MS + 5_000), Timestamp(ENQUEUED_MS)]
+        for descriptor in (b"\x53\x73", b"\x80" + (0x73).to_bytes(8, "big")):
+            envelope = slice_message(b"\0" + descriptor + own[3:] + BODY)
+            envelope.body = b""
+            assert same(sections_of(told(envelope, ttl_ms=5_000))[0x73], expected)
+
+
+def test_times_are_told_without_properties_of_the_sender() -> None:
+    expected = [*[None] * 8, Timestamp(ENQUEUED_MS + 5_000), Timestamp(ENQUEUED_MS)]
+    for own in (b"", b"\x00\x53\x73\x45"):
+        assert same(sections_of(told(Envelope(properties=own), ttl_ms=5_000))[0x73], expected)
+
+
+def test_properties_in_a_long_list_keep_their_other_fields() -> None:
+    items = b"\x40\x40\x40\xa1\x03new\x40"
+    own = b"\x00\x53\x73\xd0" + (len(items) + 4).to_bytes(4, "big") + b"\0\0\0\x05" + items
+    envelope = slice_message(own + BODY)
+    envelope.body = b""
+    assert sections_of(told(envelope, ttl_ms=1))[0x73][3] == "new"
+
+
+def test_an_expiry_beyond_what_clients_can_show_is_capped() -> None:
+    data = told(Envelope(), ttl_ms=MAX_TTL_MS)
+    assert sections_of(data)[0x73][8] == Timestamp(253_402_214_399_999)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["0053 73c0 04 09 a1 20 61", "0053 73c0 03 0a 40 ff", "0053 73d0 00000006 00000003 4040"],
+)
+def test_properties_that_cannot_be_read_stay_as_they_are(broken: str) -> None:
+    own = bytes.fromhex(broken)
+    assert with_times(own, ENQUEUED_MS, 5) == own
+
+
+def test_times_without_a_life_are_the_sender_s() -> None:
+    own = properties(absolute_expiry_time=Timestamp(5), creation_time=Timestamp(4))
+    assert slice_message(own + BODY).ttl_ms is None
+    assert own in told(slice_message(own + BODY))

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from postbus.message.codec import Ulong, encode_value
 from postbus.message.envelope import Envelope, SharedBody
-from postbus.message.rows import FORMAT, UnknownRowFormat, pack_envelope, unpack_envelope
+from postbus.message.rows import (
+    ANNOTATED_FORMAT,
+    FORMAT,
+    UnknownRowFormat,
+    pack_envelope,
+    unpack_envelope,
+)
 from postbus.message.sections import MAX_TTL_MS, slice_message
 from tests.message.wire_values import BODY, MESSAGE_IDS, all_captured, messages, properties, section
 
@@ -33,6 +39,7 @@ ENVELOPES = st.builds(
     body=st.binary(max_size=50),
     origin_sequence=st.none() | st.integers(1, 2**63 - 1),
     dead_letter_source=st.none() | st.binary(max_size=300),
+    delivery_annotations=st.just(b"") | st.binary(min_size=4, max_size=300),
 )
 
 
@@ -79,6 +86,7 @@ def test_captured_messages_come_back(name: str) -> None:
         {"dead_letter_source": b"orders/Subscriptions/s"},
         {"message_id": encode_value(Ulong(7))},
         {"annotations": b"\x43\x40", "annotation_count": 1},
+        {"delivery_annotations": b"\0\0\0\x02\x43\x40"},
     ],
     ids=str,
 )
@@ -141,4 +149,4 @@ def test_what_lives_in_memory_only_is_not_stored() -> None:
 
 def test_row_of_a_later_format_is_refused() -> None:
     with pytest.raises(UnknownRowFormat, match="newer version"):
-        unpack_envelope(bytes((FORMAT + 1, 0)), None, None)
+        unpack_envelope(bytes((ANNOTATED_FORMAT + 1, 0)), None, None)

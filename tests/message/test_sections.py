@@ -96,6 +96,7 @@ def test_every_section_is_cut_out_as_it_came() -> None:
     assert fields(envelope) == {
         "annotation_count": 1,
         "annotations": encode_value(Symbol("x-client")) + encode_value(5),
+        "delivery_annotations": b"\0\0\0\x02" + encode_value(Symbol("d")) + encode_value(1),
         "is_durable": True,
         "message_id": encode_value("id"),
         "priority": 7,
@@ -169,12 +170,39 @@ def test_bare_message_comes_out_as_it_went_in(data: bytes) -> None:
     assert (again.message_id, again.session_id) == (envelope.message_id, envelope.session_id)
 
 
-def test_delivery_annotations_behind_the_body_are_dropped() -> None:
+def test_delivery_annotations_are_kept_wherever_they_stand() -> None:
     """The Python client writes them last."""
     late = section(0x71, {Symbol("d"): 1})
+    kept = (2).to_bytes(4, "big") + encode_value(Symbol("d")) + encode_value(1)
+    own = properties(message_id="m")
     for body in (b"", BODY, BODY + section(0x78, {})):
-        envelope = slice_message(properties(message_id="m") + body + late)
-        assert envelope.body == body
+        for data in (own + body + late, late + own + body):
+            envelope = slice_message(data)
+            assert envelope.body == body
+            assert envelope.delivery_annotations == kept
+    assert slice_message(own + BODY).delivery_annotations == b""
+
+
+@pytest.mark.parametrize("octets", ["a3 10", "a1 10", "b3 00000010", "b1 00000010"])
+def test_a_lock_token_of_the_client_is_dropped_in_every_encoding(octets: str) -> None:
+    entry = bytes.fromhex(octets) + b"x-opt-lock-token" + encode_value("mine")
+    other = encode_value(Symbol("d")) + b"\x40"
+    for entries, kept in ((entry, b""), (entry + other, b"\0\0\0\x02" + other)):
+        data = b"\x00\x53\x71" + encode_map(entries, 1 + bool(kept))
+        assert slice_message(data + BODY).delivery_annotations == kept
+        assert slice_message(BODY + data).delivery_annotations == kept
+
+
+@pytest.mark.parametrize("broken", ["45", "c0 01 00", "c1 02 01 40", "c1 02 02 40"])
+def test_delivery_annotations_that_are_no_map_are_refused(broken: str) -> None:
+    own = b"\x00\x53\x71" + bytes.fromhex(broken)
+    for data in (own + BODY, BODY + own):
+        with pytest.raises(DecodeError):
+            slice_message(data)
+
+
+def test_sections_out_of_order_are_refused() -> None:
+    late = section(0x71, {Symbol("d"): 1})
     for data in (BODY + late + BODY, section(0x74, {}) + late + section(0x72, {})):
         with pytest.raises(DecodeError):
             slice_message(data)
@@ -207,9 +235,10 @@ def test_message_id_keeps_its_type(message_id: Value) -> None:
 def test_session_id_is_found_in_property_lists_of_any_length(count: int) -> None:
     values: list[Value] = ["id", b"me", "to", "s", "r", "c", Symbol("t"), Symbol("e")]
     values += [Timestamp(5), Timestamp(3), "session", Uint(7), "r-session"]
-    envelope = slice_message(section(0x73, values[:count]) + BODY)
+    header = section(0x70, [None, None, LARGEST])
+    envelope = slice_message(header + section(0x73, values[:count]) + BODY)
     assert envelope.session_id == (b"session" if count > 10 else None)
-    assert envelope.ttl_ms == (2 if count > 9 else None)
+    assert envelope.ttl_ms == (2 if count > 9 else LARGEST)
     assert envelope.message_id == (encode_value("id") if count else None)
 
 
@@ -279,16 +308,16 @@ START = Timestamp(1_700_000_000_000)
         (Uint(200), None, None, 200),
         (Uint(60_000), None, None, 60_000),
         (Uint(60_000), Timestamp(START + 5), START, 60_000),
-        (None, Timestamp(START + 90 * DAY_MS), START, 90 * DAY_MS),
+        (None, Timestamp(START + 90 * DAY_MS), START, None),
         (LARGEST, Timestamp(START + 90 * DAY_MS), START, 90 * DAY_MS),
         (LARGEST, None, START, 0xFFFF_FFFF),
         (LARGEST, Timestamp(START + 90 * DAY_MS), None, 0xFFFF_FFFF),
         (None, Timestamp(START + 90 * DAY_MS), None, None),
-        (None, START, Timestamp(START + 1), 0),
-        (None, Timestamp(2**63 - 1), Timestamp(-(2**63)), MAX_TTL_MS),
+        (LARGEST, START, Timestamp(START + 1), 0),
+        (LARGEST, Timestamp(2**63 - 1), Timestamp(-(2**63)), MAX_TTL_MS),
     ],
 )
-def test_time_to_live_is_the_header_s_or_the_difference_of_the_times(
+def test_time_to_live_is_the_header_s_or_beyond_its_maximum_that_of_the_times(
     header_ttl: Uint | None,
     expiry: Timestamp | None,
     creation: Timestamp | None,
@@ -367,7 +396,8 @@ MALFORMED = {
     "message id leaves its section": b"\x00\x53\x73\xc0\x04\x01\xa1\x05a" + BODY,
     "session id is binary": properties(group_id=b"s") + BODY,
     "session id is not UTF-8": properties(group_id="?").replace(b"?", b"\xff") + BODY,
-    "partition key is binary": section(0x72, {PARTITION_KEY: b"k"}) + BODY,
+    "partition key is no UTF-8 in a binary": section(0x72, {PARTITION_KEY: b"\xc3"}) + BODY,
+    "partition key is a symbol": section(0x72, {PARTITION_KEY: Symbol("k")}) + BODY,
     "partition key is not UTF-8": section(0x72, {PARTITION_KEY: "?"}).replace(b"?", b"\xc3") + BODY,
     "scheduled time is a string": section(0x72, {SCHEDULED: "now"}) + BODY,
     "scheduled time is true": section(0x72, {SCHEDULED: True}) + BODY,

@@ -192,7 +192,10 @@ def messages(draw: st.DrawFn) -> bytes:
     if draw(st.booleans()):
         parts.append(section(0x71, draw(st.dictionaries(SYMBOLS, ANY_SCALAR, max_size=3))))
     if draw(st.booleans()):
-        parts.append(section(0x72, draw(st.dictionaries(SYMBOLS, VALUES, max_size=4))))
+        names = SYMBOLS.filter(
+            lambda name: not name.startswith("x-opt-")
+        )  # have types of their own
+        parts.append(section(0x72, draw(st.dictionaries(names, VALUES, max_size=4))))
     if draw(st.booleans()):
         fields = draw(st.fixed_dictionaries({}, optional=PROPERTY_VALUES))
         parts.append(properties(**fields))

@@ -28,7 +28,9 @@ class Envelope:
     received (b"" when absent); `body` is all body sections followed by the footer. `annotations`
     are encoded key/value pairs of the client's message annotations without a map header and
     without the keys the broker owns; `annotation_count` counts pairs. `message_id` is the encoded
-    AMQP value with its type. `session_id` and the keys are UTF-8. Delivery annotations are dropped.
+    AMQP value with its type. `session_id` and the keys are UTF-8. `delivery_annotations` are the
+    client's without a lock token: the count of keys and values in four octets, then the encoded
+    pairs; b"" when there are none.
     `hop_count` counts forwards; `origin_sequence` is the number it got in the topic or the entity
     where it was sent first, `dead_letter_source` the name of the entity whose dead letters were
     forwarded; both None where the message lies as it was sent. `shared` lives in memory only.
@@ -40,6 +42,7 @@ class Envelope:
         "application_properties",
         "body",
         "dead_letter_source",
+        "delivery_annotations",
         "hop_count",
         "is_durable",
         "message_id",
@@ -75,6 +78,7 @@ class Envelope:
         origin_sequence: int | None = None,
         dead_letter_source: bytes | None = None,
         shared: SharedBody | None = None,
+        delivery_annotations: bytes = b"",
     ) -> None:
         self.is_durable = is_durable
         self.priority = priority
@@ -94,3 +98,4 @@ class Envelope:
         self.origin_sequence = origin_sequence
         self.dead_letter_source = dead_letter_source
         self.shared = shared
+        self.delivery_annotations = delivery_annotations

@@ -31,7 +31,6 @@ from postbus.message.patch import (
 )
 
 PROPERTY_FIELDS: Final = 13
-MAX_TIMESTAMP: Final = 2**63 - 1
 
 _DESCRIPTOR: Final = b"\x00\x53\x73"
 _NULL: Final = b"\x40"
@@ -179,13 +178,10 @@ class MessageDraft(MessageFields):
             self.set_partition_key(text)
 
     def set_ttl(self, ttl_ms: int | None) -> None:
-        """Set the time to live, and the expiry that clients compute it from."""
+        """Set the time to live; the expiry of a message that has none is the sender's no more."""
         self.ttl_ms = ttl_ms
-        created = self.system[Field.CREATION_TIME]
-        expires = self.system[Field.EXPIRY_TIME] is not None or Field.EXPIRY_TIME in self._fields
-        if expires and isinstance(created, Timestamp):
-            until = None if ttl_ms is None else Timestamp(min(created + ttl_ms, MAX_TIMESTAMP))
-            self._fields[Field.EXPIRY_TIME] = self.system[Field.EXPIRY_TIME] = until
+        if ttl_ms is None and self.system[Field.EXPIRY_TIME] is not None:
+            self._fields[Field.EXPIRY_TIME] = self.system[Field.EXPIRY_TIME] = None
 
     def set_scheduled(self, scheduled_ms: int | None) -> None:
         self.scheduled_ms = scheduled_ms

@@ -1,9 +1,10 @@
 """The envelope as one column of a row: everything but application properties and body.
 
 The store packs on insert and unpacks on load; user strings stay bytes (they may hold NUL).
-Shape: format octet 1, flags octet, then the fields the flags name, in their order, then the
-properties section. The message id is a field only if the section does not begin with it, so the
-row of a plain message is two octets and its properties.
+Shape: format octet, flags octet, in format 2 the length and the bytes of the delivery annotations,
+then the fields the flags name, in their order, then the properties section. The message id is a
+field only if the section does not begin with it, so the row of a plain message is two octets and
+its properties.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from postbus.message.codec import DecodeError, skip_value
 from postbus.message.envelope import Envelope
 
 FORMAT: Final = 1
+ANNOTATED_FORMAT: Final = 2
+"""The same behind the delivery annotations of the sender, which few messages have."""
 
 DURABLE: Final = 0x01
 PRIORITY: Final = 0x02
@@ -61,6 +64,7 @@ def pack_envelope(envelope: Envelope) -> bytes:
         and envelope.dead_letter_source is None
         and envelope.scheduled_ms is None
         and envelope.via_partition_key is None
+        and not envelope.delivery_annotations
         and (message_id is None or properties.startswith(_LIST8))
     ):
         return _PLAIN[envelope.is_durable] + properties
@@ -103,17 +107,22 @@ def _pack_fields(envelope: Envelope) -> bytes:
     if envelope.hop_count or origin is not None or source is not None:
         flags |= FORWARDED
         parts += [_ORIGIN.pack(envelope.hop_count, origin or 0), _pack_key(source)]
-    return bytes((FORMAT, flags)) + b"".join(parts) + envelope.properties
+    parts.append(envelope.properties)
+    annotations = envelope.delivery_annotations
+    if not annotations:
+        return bytes((FORMAT, flags)) + b"".join(parts)
+    head = bytes((ANNOTATED_FORMAT, flags)) + _U32.pack(len(annotations)) + annotations
+    return head + b"".join(parts)
 
 
 def unpack_envelope(
     blob: bytes, application_properties: bytes | None, body: bytes | None
 ) -> Envelope:
     """Return the envelope of a row. Raises `UnknownRowFormat`."""
-    if blob[0] != FORMAT:
-        raise UnknownRowFormat(UnknownRowFormat.__doc__)
-    flags, pos = blob[1], 2
+    flags, pos = blob[1], _fields_at(blob)
     envelope = Envelope(is_durable=bool(flags & DURABLE))
+    if pos > 2:
+        envelope.delivery_annotations = blob[6:pos]
     if flags & PRIORITY:
         envelope.priority, pos = blob[pos], pos + 1
     if flags & TTL:
@@ -147,15 +156,22 @@ def unpack_envelope(
 
 def session_id_of(blob: bytes) -> bytes | None:
     """Return only the session id of a column value. Raises `UnknownRowFormat`."""
-    if blob[0] != FORMAT:
-        raise UnknownRowFormat(UnknownRowFormat.__doc__)
-    flags = blob[1]
+    pos, flags = _fields_at(blob), blob[1]
     if not flags & KEYS:
         return None
-    pos = 2 + (flags & PRIORITY != 0) + 8 * ((flags & TTL != 0) + (flags & SCHEDULED != 0))
+    pos += (flags & PRIORITY != 0) + 8 * ((flags & TTL != 0) + (flags & SCHEDULED != 0))
     if flags & ANNOTATIONS:
         pos += 8 + int(_U32.unpack_from(blob, pos + 4)[0])
     return _key(blob, pos)[0]
+
+
+def _fields_at(blob: bytes) -> int:
+    """Return where the first field begins. Raises `UnknownRowFormat`."""
+    if blob[0] == FORMAT:
+        return 2
+    if blob[0] == ANNOTATED_FORMAT:
+        return 6 + int(_U32.unpack_from(blob, 2)[0])
+    raise UnknownRowFormat(UnknownRowFormat.__doc__)
 
 
 def _pack_key(key: bytes | None) -> bytes:

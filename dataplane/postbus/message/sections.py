@@ -73,12 +73,12 @@ def slice_message(data: bytes) -> Envelope:
             if code >= DATA:
                 form = data[content]
                 if code != DATA:
-                    end = _end_of_body(data, pos, end)
+                    end = _end_of_body(envelope, data, pos, end)
                 elif form == 0xA0:
                     if content + 2 + data[content + 1] != end:
-                        end = _end_of_body(data, pos, end)
+                        end = _end_of_body(envelope, data, pos, end)
                 elif form != 0xB0 or content + 5 + _U32(data, content + 1)[0] != end:
-                    end = _end_of_body(data, pos, end)
+                    end = _end_of_body(envelope, data, pos, end)
                 envelope.body = data[pos:end]
                 return envelope
             if code != DELIVERY_ANNOTATIONS:
@@ -113,6 +113,8 @@ def slice_message(data: bytes) -> Envelope:
                     _read_header(envelope, data, items, after, count)
             elif code == MESSAGE_ANNOTATIONS:
                 _read_annotations(envelope, data, items, after, count)
+            else:
+                _read_delivery_annotations(envelope, data, items, after, count)
             pos = after
     except (IndexError, struct.error) as error:
         raise MalformedMessage("the message is cut off") from error
@@ -192,16 +194,25 @@ _BODY_FORMS: Final = {
 }
 
 
-def _end_of_body(data: bytes, pos: int, end: int) -> int:
+def _end_of_body(envelope: Envelope, data: bytes, pos: int, end: int) -> int:
     """Walk the body sections, which are of one kind, and the footer; return where they end.
 
-    Delivery annotations may follow, and are dropped: azure-servicebus for Python writes them last.
+    Delivery annotations may follow: azure-servicebus for Python writes them last.
     """
     kind = 0
     while pos < end:
         code, content = _section(data, pos, end)
         after = skip_value(data, content, end)
         if code == DELIVERY_ANNOTATIONS and after == end:
+            if data[content] == 0xC1:
+                items, count = content + 3, data[content + 2]
+            elif data[content] == 0xD1:
+                items, count = content + 9, _U32(data, content + 5)[0]
+            else:
+                raise MalformedMessage("section is of the wrong type")
+            if count & 1 or count > after - items:
+                raise MalformedMessage("section is cut off")
+            _read_delivery_annotations(envelope, data, items, after, count)
             return pos
         if code < DATA or kind == FOOTER or (kind and code not in (kind, FOOTER)):
             raise MalformedMessage("body sections are out of order")
@@ -254,6 +265,7 @@ def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count
     """Keep the client's entries as bytes, drop the broker's, read the ones it acts on."""
     first = pos
     kept: list[bytes] = []
+    is_unchanged = True
     for _ in range(count // 2):
         code = data[pos]
         # A string or a four-octet size must not carry a broker's key past the filter.
@@ -265,18 +277,54 @@ def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count
             key = data[pos + 5 : value_at] if code == 0xB3 or code == 0xB1 else b""
         after = skip_value(data, value_at, end)
         if key not in BROKER_ANNOTATIONS:
-            kept.append(data[pos:after])
+            entry = data[pos:after]
             if key == b"x-opt-scheduled-enqueue-time":
                 envelope.scheduled_ms = _scheduled_ms(data, value_at, after)
-            elif key == b"x-opt-partition-key":
-                envelope.partition_key = _text(data, value_at, after)
-            elif key == b"x-opt-via-partition-key":
-                envelope.via_partition_key = _text(data, value_at, after)
+            elif key == b"x-opt-partition-key" or key == b"x-opt-via-partition-key":
+                at = value_at - pos
+                if entry[at] in _BINARIES:
+                    # azure-servicebus for Python sends a received key again as it decoded it.
+                    entry = entry[:at] + bytes((entry[at] + 1,)) + entry[at + 1 :]
+                    is_unchanged = False
+                text = _text(entry, at, len(entry))
+                if key == b"x-opt-partition-key":
+                    envelope.partition_key = text
+                else:
+                    envelope.via_partition_key = text
+            kept.append(entry)
         pos = after
     if pos != end:
         raise MalformedMessage("annotations are longer than their entries")
     envelope.annotation_count = len(kept)
-    envelope.annotations = data[first:end] if len(kept) * 2 == count else b"".join(kept)
+    is_unchanged = is_unchanged and len(kept) * 2 == count
+    envelope.annotations = data[first:end] if is_unchanged else b"".join(kept)
+
+
+_BINARIES: Final = (0xA0, 0xB0)
+"""Constructors of binaries; that of the string with a size as long is the next one."""
+
+
+def _read_delivery_annotations(
+    envelope: Envelope, data: bytes, pos: int, end: int, count: int
+) -> None:
+    """Keep the client's entries as bytes; lock tokens are the broker's."""
+    kept: list[bytes] = []
+    for _ in range(count // 2):
+        value_at = skip_value(data, pos, end)
+        after = skip_value(data, value_at, end)
+        if data[pos:value_at] not in _LOCK_TOKEN_KEYS:
+            kept.append(data[pos:after])
+        pos = after
+    if pos != end:
+        raise MalformedMessage("annotations are longer than their entries")
+    pairs = b"".join(kept)
+    envelope.delivery_annotations = (2 * len(kept)).to_bytes(4, "big") + pairs if kept else b""
+
+
+_LOCK_TOKEN_KEYS: Final = frozenset(
+    head + b"x-opt-lock-token"
+    for head in (b"\xa3\x10", b"\xa1\x10", b"\xb3\0\0\0\x10", b"\xb1\0\0\0\x10")
+)
 
 
 def _scheduled_ms(data: bytes, pos: int, end: int) -> int | None:
@@ -353,11 +401,9 @@ def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count:
                 elif index == 9:
                     creation = _I64(data, pos + 1)[0]
             index += 1
-        if expiry is not None and creation is not None:
-            # SDKs cap header.ttl at the uint maximum and say the real life in the two times.
-            ttl_ms = envelope.ttl_ms
-            if ttl_ms is None or ttl_ms == MAX_UINT:
-                envelope.ttl_ms = min(max(expiry - creation, 0), MAX_TTL_MS)
+        if expiry is not None and creation is not None and envelope.ttl_ms == MAX_UINT:
+            # SDKs cap header.ttl there and say the real life in the two times.
+            envelope.ttl_ms = min(max(expiry - creation, 0), MAX_TTL_MS)
     if after > end:
         raise MalformedMessage("properties are cut off")
 

@@ -41,7 +41,7 @@ from postbus.entity.commands import (
     Settle,
     Settled,
 )
-from postbus.message.delivery import encode_prefix
+from postbus.message.delivery import encode_prefix, with_times
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -368,7 +368,8 @@ class ReceiverDoor:
         is_settled = not self._is_locking
         size_bytes = 0
         wire: list[tuple[bytes, tuple[bytes, ...]]] = []
-        for tag, until_ms, sequence, enqueued_ms, count, ttl_ms, envelope in deliveries:
+        for token, until_ms, sequence, enqueued_ms, count, ttl_ms, envelope in deliveries:
+            tag = token
             if is_settled:
                 self._tag += 1
                 tag = self._tag.to_bytes(16, "big")
@@ -379,9 +380,12 @@ class ReceiverDoor:
                 delivery_count=count,
                 ttl_ms=ttl_ms,
                 locked_until_ms=None if is_settled else until_ms,
+                lock_token=token,
             )
             size_bytes += envelope.size_bytes
             properties, application = envelope.properties, envelope.application_properties
+            if ttl_ms is not None:
+                properties = with_times(properties, enqueued_ms, ttl_ms)
             if properties or application:
                 wire.append((tag, (prefix, properties, application, envelope.body)))
             else:
