@@ -448,7 +448,7 @@ class Host:
             try:
                 self._clock.observe(await journal.sample_clock_ms())
                 if not is_first or not self._room.is_full:  # receivers first
-                    await self._room.look()
+                    await self._room.look(journal.epoch)
                 is_behind = await journal.upkeep(self._clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 log_trouble(self.partition_id, "upkeep failed", error)
@@ -495,7 +495,7 @@ class Host:
                 self._recovery.check_interruption()
                 journal, loaded = await self._open_journal()
                 self._clock.observe(await journal.sample_clock_ms())
-                await self._room.make()
+                await self._room.make(journal.epoch)
                 if self._early_error is not None:  # it died while nobody knew it
                     raise self._early_error
                 state = PartitionState(

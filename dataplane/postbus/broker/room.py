@@ -20,7 +20,7 @@ ROOM_LOOK_S = 5.0
 
 
 class Room:
-    """Of one partition; outlives its reloads."""
+    """Of one partition; outlives its reloads. `epoch`: that of the life that asks."""
 
     def __init__(self, store: Store, partition_id: int) -> None:
         self.is_full = False
@@ -36,20 +36,20 @@ class Room:
                 "the store is full, sends are refused", extra={"partition": self._partition_id}
             )
 
-    async def make(self) -> None:
+    async def make(self, epoch: int) -> None:
         """Let receivers have the reserve when it is needed; raises StoreUnavailable."""
         if self.is_full:
-            await give_up_reserve(self._store, self._partition_id)
+            await give_up_reserve(self._store, self._partition_id, epoch)
 
-    async def look(self) -> None:
+    async def look(self, epoch: int) -> None:
         """Fill the reserve; senders may go on when it fits. Raises StoreUnavailable."""
         try:
             if self.is_full:
-                await look_for_room(self._store, self._partition_id)
-            await fill_reserve(self._store, self._partition_id)
+                await look_for_room(self._store, self._partition_id, epoch)
+            await fill_reserve(self._store, self._partition_id, epoch)
         except StoreFull as error:
             self.note_failure(error)
-            await give_up_reserve(self._store, self._partition_id)
+            await give_up_reserve(self._store, self._partition_id, epoch)
             return
         if self.is_full:
             self.is_full = False

@@ -44,6 +44,7 @@ from postbus.store.errors import (
     refusal_of,
 )
 from postbus.store.load import load_partition
+from postbus.store.migrate import prepare_partition
 from postbus.store.postgres import Store
 from postbus.store.reads import Reader
 from postbus.store.staging import bodies_to_stage, stage_bodies
@@ -162,9 +163,10 @@ class Journal(Generic[P]):
         StoreUnavailable (retry), its kind Fenced (another broker holds the partition), or
         StoreMisconfigured and its kind SchemaTooNew.
         """
-        await store.create_partition(partition_id)
+        await store.open()
         connection = await store.connect_writer(partition_id)
         try:
+            await prepare_partition(connection, partition_id)
             claim = await claim_partition(connection, partition_id, broker_name)
             loaded, sides = await load_partition(connection, claim)
             loaded.is_clean = claim.was_clean
@@ -306,10 +308,7 @@ class Journal(Generic[P]):
             self._drained.set_result(None)
 
     async def close(self) -> None:
-        """Commit what is queued, release the partition in order, close the connections.
-
-        Store trouble on the way is logged, not raised: the next claim copes with it.
-        """
+        """Commit what is queued, release the partition, close; trouble is logged, not raised."""
         if not self._is_dead and not self.is_idle:
             self._drained = self._loop.create_future()
             self._kick()

@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 from postbus.store.errors import Connection, SchemaTooNew
 
 MIGRATION_LOCK: Final = 0x506F_7374_6275_73  # "Postbus"; session locks of partitions have two keys
+LOCK_MS: Final = 10_000
+"""How long making tables waits for others that do; one that is paused is ended by the server."""
 STEP_NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
 
 
@@ -60,7 +62,7 @@ def schema_of(partition_id: int) -> str:
 async def prepare_store(connection: Connection) -> None:
     """Create or migrate the database-wide tables; raises SchemaTooNew."""
     async with connection.transaction():
-        await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+        await _take_lock(connection)
         if not await connection.fetchval(HAS_TABLE, "postbus", "migration"):
             await connection.execute(_text("schema.sql"))
             await connection.execute(FIRST_ROWS)
@@ -72,6 +74,12 @@ async def prepare_store(connection: Connection) -> None:
             for step in done:
                 await connection.execute(step.sql)
         await connection.executemany(RECORD_STEP, [(step.number, step.name) for step in done])
+
+
+async def _take_lock(connection: Connection) -> None:
+    """Let nobody else make tables until this transaction ends."""
+    await connection.execute(f"set local lock_timeout = {LOCK_MS}")
+    await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
 
 
 FIRST_ROWS: Final = """
@@ -93,7 +101,7 @@ async def prepare_partition(connection: Connection, partition_id: int) -> None:
     if await connection.fetchval(HAS_TABLE, schema, "owner"):
         return
     async with connection.transaction():
-        await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
+        await _take_lock(connection)
         if await connection.fetchval(HAS_TABLE, schema, "owner"):
             return
         await connection.execute(f"create schema if not exists {schema}")
@@ -124,6 +132,7 @@ async def migrate_partition(connection: Connection, version: int) -> None:
     if not steps:
         return
     async with connection.transaction():
+        await connection.execute("set local statement_timeout = 0")  # it may rewrite a table
         for step in steps:
             await connection.execute(step.sql)
         await connection.execute("update owner set schema_version = $1", steps[-1].number)

@@ -1,24 +1,23 @@
 """The database of a store: settings it must have, connections shared by its partitions.
 
-One read and one side connection serve all partitions of a store, opened at first use; each
-partition opens its own writers (`connect_writer`). Connections are direct: a transaction pooler
-would break the fence (D9). Nothing here knows what a row means.
+One connection for reads, one for short work aside and one for VACUUM serve all partitions of a
+store, opened at first use; each partition opens its own writers (`connect_writer`) and is claimed
+on one of them, so that nothing else of the store holds a claim up. Connections are direct: a
+transaction pooler would break the fence (D9). Nothing here knows what a row means.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-import asyncpg
-
+from postbus.store.connections import Lane, connect
 from postbus.store.errors import (
     COMMIT_MS,
-    CONNECTION_ERRORS,
     Connection,
     Fenced,
     SchemaTooNew,
@@ -48,9 +47,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MIN_SERVER_VERSION: Final = 150_000
-CONNECT_S: Final = 5.0
 READ_S: Final = 10.0
 """A read of 1000 rows takes milliseconds; whoever waits longer is better told to try again."""
+SIDE_S: Final = 10.0
+"""The same for work aside: what is more than that comes in pieces."""
+SETUP_S: Final = 60.0
+"""The same for making and changing the tables of the store."""
 PLAN_SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -74,8 +76,9 @@ class Store:
         self._is_open = False
         self.commits_under_way = 0  # of all partitions; their journals count
         self._synchronous_commit = "on"
-        self._read = _Lane(self._connect_read)
-        self._side = _Lane(self._connect_side)
+        self._read = Lane(self._connect_read)
+        self._side = Lane(self._connect_side)
+        self._vacuum = Lane(self._connect_vacuum)
 
     @property
     def where(self) -> str:
@@ -93,16 +96,24 @@ class Store:
         """
         async with self._opening:
             if not self._is_open:
-                async with self._side.use() as connection:
-                    await self._check_server(connection)
-                    await prepare_store(connection)
+                lane = Lane(self._connect_setup)
+                try:
+                    async with lane.use() as connection:
+                        await self._check_server(connection)
+                        await prepare_store(connection)
+                finally:
+                    await lane.close()
                 self._is_open = True
 
     async def create_partition(self, partition_id: int) -> None:
         """Make the tables of a partition unless they exist."""
         await self.open()
-        async with self._side.use() as connection:
-            await prepare_partition(connection, partition_id)
+        lane = Lane(self._connect_setup)
+        try:
+            async with lane.use() as connection:
+                await prepare_partition(connection, partition_id)
+        finally:
+            await lane.close()
 
     async def holds_anything(self, partition_id: int) -> bool:
         """Say whether a partition has tables, and rows of an entity in one of them."""
@@ -123,44 +134,45 @@ class Store:
 
     @asynccontextmanager
     async def aside(self) -> AsyncIterator[Connection]:
-        """Lend the side connection (VACUUM, staging, catalog, DDL)."""
+        """Lend the side connection (staging, catalog, DDL)."""
         async with self._side.use() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def vacuuming(self) -> AsyncIterator[Connection]:
+        """Lend the connection for VACUUM, which may take minutes."""
+        async with self._vacuum.use() as connection:
             yield connection
 
     async def connect_writer(self, partition_id: int) -> Connection:
         """Open a connection for commits of one partition; the caller owns it."""
         settings = PLAN_SETTINGS | {
-            "application_name": f"postbus writer {partition_id}",
             "search_path": schema_of(partition_id),
             "statement_timeout": str(COMMIT_MS),
-            "idle_in_transaction_session_timeout": "5s",
             "synchronous_commit": self._synchronous_commit,
         }
         with translated():
-            return await asyncpg.connect(
-                self._dsn, timeout=CONNECT_S, statement_cache_size=0, server_settings=settings
-            )
+            return await connect(self._dsn, f"postbus writer {partition_id}", settings)
 
     async def close(self) -> None:
         """Close the shared connections; a later use opens them again."""
-        await self._read.close()
-        await self._side.close()
+        for lane in (self._read, self._side, self._vacuum):
+            await lane.close()
 
     async def _connect_read(self) -> Connection:
-        settings = PLAN_SETTINGS | {
-            "application_name": "postbus reader",
-            "statement_timeout": str(int(READ_S * 1_000)),
-            "default_transaction_read_only": "on",
-        }
-        return await asyncpg.connect(
-            self._dsn, timeout=CONNECT_S, command_timeout=READ_S, server_settings=settings
+        settings = PLAN_SETTINGS | {"default_transaction_read_only": "on"}
+        return await connect(
+            self._dsn, "postbus reader", settings, statement_s=READ_S, caches_statements=True
         )
 
     async def _connect_side(self) -> Connection:
-        settings = {"application_name": "postbus side", "jit": "off"}
-        return await asyncpg.connect(
-            self._dsn, timeout=CONNECT_S, statement_cache_size=0, server_settings=settings
-        )
+        return await connect(self._dsn, "postbus side", {"jit": "off"}, statement_s=SIDE_S)
+
+    async def _connect_setup(self) -> Connection:
+        return await connect(self._dsn, "postbus setup", {"jit": "off"}, statement_s=SETUP_S)
+
+    async def _connect_vacuum(self) -> Connection:
+        return await connect(self._dsn, "postbus vacuum", {})
 
     async def _check_server(self, connection: Connection) -> None:
         row = await connection.fetchrow(SERVER_SETTINGS)
@@ -189,32 +201,3 @@ select current_setting('server_version_num')::int as version,
        current_setting('synchronous_commit') as synchronous_commit
 """
 CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000)::bigint"
-
-
-class _Lane:
-    """One connection, opened at first use, lent to one user at a time, replaced when broken."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
-        self._connect = connect
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
-
-    @asynccontextmanager
-    async def use(self) -> AsyncIterator[Connection]:
-        async with self._lock:
-            with translated():
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await self._connect()
-                try:
-                    yield self._connection
-                except CONNECTION_ERRORS:
-                    self._connection.terminate()
-                    raise
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None and not connection.is_closed():
-            try:
-                await connection.close(timeout=2.0)
-            except (*CONNECTION_ERRORS, asyncpg.PostgresError):
-                connection.terminate()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from postbus.store.errors import Connection
-from postbus.store.migrate import schema_of
+from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 
 RESERVE_ROWS: Final = 128
@@ -22,21 +22,20 @@ PROBE_ROWS: Final = 4 * RESERVE_ROWS
 """Room that must be there before senders may go on: more than the reserve itself gave back."""
 
 
-async def fill_reserve(store: Store, partition_id: int) -> None:
-    """Make the reserve unless it is there; raises StoreFull where it does not fit."""
-    table = f"{schema_of(partition_id)}.reserve"
-    async with store.aside() as connection, connection.transaction():
-        if await connection.fetchval("select to_regclass($1) is null", table):
-            await _make_filler(connection, table, RESERVE_ROWS)
+async def fill_reserve(store: Store, partition_id: int, epoch: int) -> None:
+    """Make the reserve unless it is there; raises StoreFull where it does not fit, Fenced."""
+    async with fenced(store, partition_id, epoch) as connection:
+        if await connection.fetchval("select to_regclass('reserve') is null"):
+            await _make_filler(connection, "reserve", RESERVE_ROWS)
 
 
-async def look_for_room(store: Store, partition_id: int) -> None:
+async def look_for_room(store: Store, partition_id: int, epoch: int) -> None:
     """Try whether there is room for more than the reserve; raises StoreFull where there is not."""
-    async with store.aside() as connection:
+    async with fenced(store, partition_id, epoch) as connection:
         probe = connection.transaction()
         await probe.start()
         try:
-            await _make_filler(connection, f"{schema_of(partition_id)}.probe", PROBE_ROWS)
+            await _make_filler(connection, "probe", PROBE_ROWS)
         finally:
             await probe.rollback()
 
@@ -50,10 +49,10 @@ async def _make_filler(connection: Connection, table: str, rows: int) -> None:
     )
 
 
-async def give_up_reserve(store: Store, partition_id: int) -> None:
+async def give_up_reserve(store: Store, partition_id: int, epoch: int) -> None:
     """Give the reserve's room back to the disk.
 
     A table is dropped, not emptied: that alone writes nothing new into the catalog.
     """
-    async with store.aside() as connection:
-        await connection.execute(f"drop table if exists {schema_of(partition_id)}.reserve")
+    async with fenced(store, partition_id, epoch) as connection:
+        await connection.execute("drop table if exists reserve")

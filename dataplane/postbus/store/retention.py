@@ -2,7 +2,7 @@
 
 A settled row stays in `message`; `settled` says that it is not live, why and since when. Which
 entities have such rows is known from the load on, so that nobody else pays for a look. Rows go in
-chunks on the store's side connection, so that no commit waits for them. Called by `upkeep.py`.
+chunks beside the journal, so that no commit waits for them. Called by `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 
 from postbus.contract import EntityProperties
 from postbus.entity.outcomes import DropDefinition, LoadedPartition, PutDefinition, SettleRows
-from postbus.store.errors import Connection, Fenced
-from postbus.store.migrate import schema_of
+from postbus.store.errors import Connection
+from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 
 REAP_ROWS: Final = 1_000
 REAP_BODY_CHUNKS: Final = 256
-"""Chunks of large bodies, up to 1 MiB each, that go at a time, or those of one row: the heartbeat
-waits for the owner's row meanwhile. Our choice."""
+"""Chunks of large bodies, up to 1 MiB each, that go at a time, or those of one row: a statement
+aside has a time to answer. Our choice."""
 REAP_S: Final = 5.0
 """How long one run reaps before other upkeep has its turn. Our choice: half of the usual pause."""
 
@@ -30,7 +30,7 @@ class SettledRows:
 
     def __init__(self, store: Store, partition_id: int, epoch: int, bodies: BodyCounts) -> None:
         self._store = store
-        self._reap = REAP.replace("{schema}", schema_of(partition_id))
+        self._partition_id = partition_id
         self._epoch = epoch
         self._bodies = bodies
         self._retentions: dict[int, int] = {}
@@ -89,16 +89,12 @@ class SettledRows:
 
         Those settled after `now_ms` stay: a history may begin meanwhile.
         """
-        async with self._store.aside() as connection, connection.transaction():
+        async with fenced(self._store, self._partition_id, self._epoch) as connection:
             await connection.execute(BY_INDEX)
             retention_ms = self._retentions.get(entity_no)
             before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
-            row = await connection.fetchrow(
-                self._reap, self._epoch, entity_no, before_ms, REAP_ROWS, REAP_BODY_CHUNKS
-            )
+            row = await connection.fetchrow(REAP, entity_no, before_ms, REAP_ROWS, REAP_BODY_CHUNKS)
         assert row is not None
-        if not row["is_owner"]:
-            raise Fenced
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
         is_full = row["due"] == REAP_ROWS or row["count"] < row["due"]
@@ -123,53 +119,48 @@ select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regcl
 BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan = off"
 """Else the planner, which knows little of these tables, sorts all old rows for each chunk."""
 REAP: Final = """
-with fence as materialized (
-    select epoch from {schema}.owner where epoch = $1 for share
-), due as materialized (
-    select row_key from {schema}.settled
-    where entity_no = $2 and settled_ms < $3 and exists (select from fence)
+with due as materialized (
+    select row_key from settled
+    where entity_no = $1 and settled_ms < $2
     order by settled_ms
-    limit $4
+    limit $3
 ), weighed as (
     select row_key, (
         select count(*)
-        from {schema}.message m join {schema}.body b on b.body_id = m.body_id
+        from message m join body b on b.body_id = m.body_id
         where m.row_key = due.row_key
-          and not exists (select from {schema}.shared s where s.body_id = m.body_id)
+          and not exists (select from shared s where s.body_id = m.body_id)
     ) as chunks
     from due
 ), added as (
     select row_key, sum(chunks) over (rows unbounded preceding) - chunks as chunks_before
     from weighed
 ), old as materialized (
-    select row_key from added where chunks_before < $5
+    select row_key from added where chunks_before < $4
 ), unsettled as (
-    delete from {schema}.settled where row_key = any (array(select row_key from old))
+    delete from settled where row_key = any (array(select row_key from old))
 ), gone as (
-    delete from {schema}.message where row_key = any (array(select row_key from old))
+    delete from message where row_key = any (array(select row_key from old))
     returning body_id
 ), unpatched as (
-    delete from {schema}.patch where row_key = any (array(select row_key from old))
+    delete from patch where row_key = any (array(select row_key from old))
 ), unkept as (
-    delete from {schema}.kept where row_key = any (array(select row_key from old))
+    delete from kept where row_key = any (array(select row_key from old))
 ), uncarried as (
-    delete from {schema}.embodied where row_key = any (array(select row_key from old))
+    delete from embodied where row_key = any (array(select row_key from old))
 ), bodies as materialized (
     select body_id, exists (
-        select from {schema}.shared s where s.body_id = gone.body_id
+        select from shared s where s.body_id = gone.body_id
     ) as is_shared
     from gone where body_id is not null
 ), disembodied as (
-    delete from {schema}.body
+    delete from body
     where body_id = any (array(select body_id from bodies where not is_shared))
 )
-select exists (select from fence) as is_owner,
-       (select count(*) from old) as count,
+select (select count(*) from old) as count,
        (select count(*) from due) as due,
        exists (
-           select from {schema}.settled where entity_no = $2 and settled_ms >= $3
+           select from settled where entity_no = $1 and settled_ms >= $2
        ) as has_later,
        (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids
 """
-"""The owner's row stays locked until the rows are gone: a claim raises the epoch before or after,
-and loads after that."""

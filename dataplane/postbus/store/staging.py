@@ -1,7 +1,6 @@
 """Writes large bodies ahead of the commit that refers to them, on the side connection (D4).
 
-The partition's staging lock and the epoch fence it like a commit. What a crash leaves is named in
-`staged` and removed at the next load. Called by the journal.
+What a crash leaves is named in `staged` and removed at the next load. Called by the journal.
 """
 
 from __future__ import annotations
@@ -10,26 +9,15 @@ from typing import Final
 
 from postbus.entity.outcomes import Outcome, ShareBody
 from postbus.store.batch import STAGED_BODY_BYTES
-from postbus.store.claim import LOCK_CLASS, Slot
-from postbus.store.errors import Fenced
-from postbus.store.migrate import schema_of
+from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
-
-LOCK_MS: Final = 4_500
 
 
 async def stage_bodies(
     store: Store, partition_id: int, epoch: int, bodies: list[tuple[int, bytes]]
 ) -> None:
     """Write bodies in chunks in one transaction; raises StoreUnavailable, Fenced."""
-    async with store.aside() as connection, connection.transaction():
-        await connection.execute(f"set local search_path = {schema_of(partition_id)}")
-        await connection.execute(f"set local lock_timeout = {LOCK_MS}")
-        await connection.execute(
-            "select pg_advisory_xact_lock($1, $2)", LOCK_CLASS | partition_id, Slot.STAGING
-        )
-        if await connection.fetchval("select epoch from owner") != epoch:
-            raise Fenced
+    async with fenced(store, partition_id, epoch) as connection:
         for body_id, body in bodies:
             await connection.execute("insert into staged (body_id) values ($1)", body_id)
             for chunk, start in enumerate(range(0, len(body), STAGED_BODY_BYTES)):

@@ -1,7 +1,7 @@
 """What keeps a partition's tables small and fast: VACUUM, and folding of acquisitions (D6, D18).
 
 Autovacuum is off for wide rows, because it comes too late; the broker knows exactly how much was
-deleted. VACUUM runs on the store's side connection and harms nobody, even run by a former owner;
+deleted. VACUUM runs on a connection of its own and harms nobody, even run by a former owner;
 folding changes what a load reads, so it is a commit of the journal.
 """
 
@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from postbus.entity.outcomes import DropDefinition, LoadedPartition, RecordAcquired
 from postbus.store.batch import Batch, SideRows
 from postbus.store.errors import Connection
+from postbus.store.fenced import fenced
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 from postbus.store.retention import SettledRows
@@ -37,6 +38,8 @@ class Upkeep:
 
     def __init__(self, store: Store, partition_id: int, epoch: int, sides: SideRows) -> None:
         self._store = store
+        self._partition_id = partition_id
+        self._epoch = epoch
         self._sides = sides
         self._settled = SettledRows(store, partition_id, epoch, sides.bodies)
         self._schema = schema_of(partition_id)
@@ -91,7 +94,7 @@ class Upkeep:
             if self._is_vacuum_due:
                 options = FREEZE_OPTIONS if self._is_freeze_due else OPTIONS
                 counted = self._inserts, self._deletes
-                async with self._store.aside() as connection:
+                async with self._store.vacuuming() as connection:
                     for table in MESSAGE_TABLES:
                         await connection.execute(f"vacuum ({options}) {self._schema}.{table}")
                 self._inserts -= counted[0]
@@ -99,7 +102,7 @@ class Upkeep:
                 self._is_freeze_due = False
             if self._side_changes >= SIDE_ROWS:
                 changes = self._side_changes
-                async with self._store.aside() as connection:
+                async with self._store.vacuuming() as connection:
                     for table in SIDE_TABLES:
                         await connection.execute(f"vacuum ({OPTIONS}) {self._schema}.{table}")
                 self._side_changes -= changes
@@ -121,8 +124,8 @@ class Upkeep:
             for sql in REAP:
                 is_done = False
                 while not is_done:
-                    async with self._store.aside() as connection:
-                        tag = await connection.execute(sql.format(self._schema), entity_no)
+                    async with fenced(self._store, self._partition_id, self._epoch) as connection:
+                        tag = await connection.execute(sql, entity_no)
                     is_done = tag == "DELETE 0"
             self._dropped.discard(entity_no)
         return is_left
@@ -172,13 +175,13 @@ SIDE_TABLES: Final = (
 )
 REAP: Final = (
     """
-    delete from {0}.session where ctid = any (
-        array(select ctid from {0}.session where entity_no = $1 limit 1000)
+    delete from session where ctid = any (
+        array(select ctid from session where entity_no = $1 limit 1000)
     )
     """,
     """
-    delete from {0}.seen where ctid = any (
-        array(select ctid from {0}.seen where entity_no = $1 limit 10000)
+    delete from seen where ctid = any (
+        array(select ctid from seen where entity_no = $1 limit 10000)
     )
     """,
 )

@@ -1,0 +1,124 @@
+"""How connections to a database are opened, lent to one user at a time, and given up.
+
+Each notices that the other side is gone, on both sides: TCP asks an idle peer after 3 s and gives
+up after 6 s, a statement has a time by which the server and the driver give it up, and the server
+ends a transaction whose client falls silent in it. Called by `postgres.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from postbus.store.errors import CONNECTION_ERRORS, Connection, translated
+
+CONNECT_S: Final = 5.0
+IDLE_IN_TRANSACTION_MS: Final = 5_000
+"""A transaction whose client is paused or cut off holds locks no longer than this."""
+KEEPALIVE_IDLE_S: Final = 3
+KEEPALIVE_INTERVAL_S: Final = 1
+KEEPALIVE_COUNT: Final = 3
+UNACKNOWLEDGED_MS: Final = 6_000
+"""Bytes that the other machine does not acknowledge for so long end the connection. Our choice, as
+the three above: the same six seconds, whether the connection was idle or not."""
+SERVER_SETTINGS: Final = {
+    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS),
+    "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
+    "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
+    "tcp_keepalives_count": str(KEEPALIVE_COUNT),
+    "tcp_user_timeout": str(UNACKNOWLEDGED_MS),
+}
+
+if TYPE_CHECKING:
+
+    class DriverConnection(asyncpg.Connection[asyncpg.Record]):
+        _transport: asyncio.Transport
+
+else:
+    DriverConnection = asyncpg.Connection
+
+
+class _Connection(DriverConnection):
+    """The driver's, which has no other way to its socket."""
+
+    __slots__ = ()
+
+    def keep_alive(self) -> None:
+        """Notice a peer that is gone without a word, also while it is waited for."""
+        found = self._transport.get_extra_info("socket")
+        if found is None or found.family == socket.AF_UNIX:
+            return
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+            ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+            ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+            ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
+        ):
+            if hasattr(socket, name):  # not every system has all of them
+                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def connect(
+    dsn: str,
+    purpose: str,
+    settings: Mapping[str, str],
+    *,
+    statement_s: float | None = None,
+    caches_statements: bool = False,
+) -> Connection:
+    """Open a connection; `purpose` is what the server shows it as.
+
+    The server gives a statement up after `statement_s`, the driver half a second later, when the
+    server says nothing either. Raises what the driver raises.
+    """
+    limits = {} if statement_s is None else {"statement_timeout": str(int(statement_s * 1_000))}
+    made: _Connection = await asyncpg.connect(
+        dsn,
+        timeout=CONNECT_S,
+        command_timeout=None if statement_s is None else statement_s + 0.5,
+        server_settings={**SERVER_SETTINGS, **limits, **settings, "application_name": purpose},
+        connection_class=_Connection,
+        statement_cache_size=100 if caches_statements else 0,
+    )
+    made.keep_alive()
+    return made
+
+
+class Lane:
+    """One connection, opened at first use, lent to one user at a time, replaced when broken."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:
+        self._connect = connect
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        async with self._lock:
+            with translated():
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await self._connect()
+                try:
+                    yield self._connection
+                except CONNECTION_ERRORS:
+                    self._connection.terminate()
+                    raise
+
+    def drop(self) -> None:
+        """End the connection, also in the middle of something: its server does not answer."""
+        if self._connection is not None:
+            self._connection.terminate()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=2.0)
+            except (*CONNECTION_ERRORS, asyncpg.PostgresError):
+                connection.terminate()

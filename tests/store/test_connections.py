@@ -1,0 +1,133 @@
+"""Connections of a store: nothing that is paused, cut off or slow on one holds up another."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from postbus.entity.outcomes import SettleRows, Settling
+from postbus.store import connections as connections_module
+from postbus.store import postgres as postgres_module
+from postbus.store.catalog import CatalogStore
+from postbus.store.errors import Connection, StoreUnavailable
+from postbus.store.postgres import Store
+from tests.store.driving import driven, insert, open_driven, outcome
+from tests.store.relay import Relay, relaying
+
+SIDE = "postbus side"
+COMMIT = b"COMMIT;\0"
+
+
+async def test_a_broker_paused_while_it_reaps_holds_up_no_claim(database: str) -> None:
+    """Its transaction has done its work and lacks but the COMMIT; the claim ends it."""
+    async with relaying(database) as (relay, dsn):
+        paused, other = Store(dsn), Store(database)
+        async with driven(paused) as it:
+            await it.commit(outcome([insert(1)]), outcome(mutations=[settled(1)]))
+            relay.pause_at = SIDE, COMMIT
+            reaping = asyncio.create_task(it.journal.upkeep(2_000_000_000_000))
+            await relay.paused.wait()
+            async with asyncio.timeout(2.0):
+                claimed = await open_driven(other)
+            await claimed.journal.close()
+            reaping.cancel()
+            it.journal.abandon()
+        await paused.close()
+        await other.close()
+
+
+def settled(row_key: int) -> SettleRows:
+    return SettleRows(1, [row_key], Settling.COMPLETED, 1)
+
+
+@pytest.mark.slow
+async def test_a_start_that_is_paused_in_a_transaction_holds_up_no_other_for_long(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = {"idle_in_transaction_session_timeout": "500"}
+    monkeypatch.setattr(
+        connections_module, "SERVER_SETTINGS", connections_module.SERVER_SETTINGS | idle
+    )
+    async with relaying(database) as (relay, dsn):
+        paused, other = Store(dsn), Store(database)
+        await paused.open()
+        relay.pause_at = SIDE, COMMIT
+        recording = asyncio.create_task(CatalogStore(paused).record_shape("Premium", 1))
+        await relay.paused.wait()
+        async with asyncio.timeout(5.0):
+            await CatalogStore(other).record_shape("Premium", 1)
+        recording.cancel()
+        await paused.close()
+        await other.close()
+
+
+async def test_a_partition_is_claimed_while_other_work_of_the_store_takes_long(
+    store: Store,
+) -> None:
+    await store.open()
+    async with store.aside(), store.vacuuming(), asyncio.timeout(5.0), driven(store) as it:
+        await it.commit(outcome([insert(1)]))
+
+
+async def test_a_database_that_dies_without_a_word_costs_seconds_aside(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_module, "SIDE_S", 0.2)
+    monkeypatch.setattr(postgres_module, "READ_S", 0.2)
+    monkeypatch.setattr(connections_module, "CONNECT_S", 0.5)
+    async with relaying(database) as (relay, dsn):
+        store = Store(dsn)
+        await store.open()
+        for lend in (store.aside, store.reading):
+            relay.is_silent = False
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable):
+                await ask(lend, relay)
+            with pytest.raises(StoreUnavailable):  # and again, by a connection that is not made
+                await ask(lend, relay)
+            assert time.monotonic() - started < 5.0
+            relay.is_silent = False
+            async with lend() as connection:
+                assert await connection.fetchval("select 1") == 1
+        await store.close()
+
+
+async def ask(lend: Callable[[], AbstractAsyncContextManager[Connection]], relay: Relay) -> None:
+    async with lend() as connection, connection.transaction():
+        relay.is_silent = True
+        await connection.fetchval("select 1")
+
+
+async def test_both_sides_of_a_connection_notice_that_the_other_is_gone(database: str) -> None:
+    async with relaying(database, over_tcp=True) as (_, dsn):
+        store = Store(dsn)
+        writer = await store.connect_writer(0)
+        try:
+            for lend in (lent(writer), store.aside(), store.reading(), store.vacuuming()):
+                async with lend as connection:
+                    found = connection._transport.get_extra_info("socket")
+                    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                    options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+                    options.append(socket.TCP_USER_TIMEOUT)
+                    values = [found.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+                    assert values == [3, 1, 3, 6_000]
+                    names = connections_module.SERVER_SETTINGS
+                    sources = await connection.fetch(
+                        "select name, source from pg_settings where name = any ($1)", list(names)
+                    )
+                    assert {row["name"]: row["source"] for row in sources} == dict.fromkeys(
+                        names, "client"
+                    )
+        finally:
+            writer.terminate()
+            await store.close()
+
+
+@asynccontextmanager
+async def lent(connection: Connection) -> AsyncIterator[Connection]:
+    yield connection
