@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -217,6 +218,11 @@ def load_settings(**said: Any) -> Settings:
     Raises `SettingsError` with one line for each mistake, named as the user wrote it.
     """
     given = {name: value for name, value in said.items() if value is not None}
+    if any(_has_password(dsn) for dsn in str(given.get("stores", "")).split()):
+        raise SettingsError(
+            "--stores: everybody on this machine sees a password of the command line: put the"
+            " address into POSTBUS_STORES"
+        )
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -231,6 +237,19 @@ def load_settings(**said: Any) -> Settings:
         raise SettingsError(str(error)) from None
     settings.validate_together()
     return settings
+
+
+def _has_password(dsn: str) -> bool:
+    try:
+        parts = urlsplit(dsn)
+        return bool(parts.password) or "password" in parse_qs(parts.query)
+    except ValueError:
+        return "@" in dsn
+
+
+def default_ssl_mode() -> str:
+    """Return what clients of Postgres take where an address says nothing of TLS."""
+    return os.environ.get("PGSSLMODE", "")
 
 
 def unknown_variables(names: Iterable[str] | None = None) -> list[str]:

@@ -39,20 +39,32 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             entry["error"] = "".join(traceback.format_exception(*record.exc_info))
-        return json.dumps(entry, default=str, ensure_ascii=False)
+        line = json.dumps(entry, default=str, ensure_ascii=False)
+        return line if line.isprintable() else json.dumps(entry, default=str)
 
 
 class HumanFormatter(logging.Formatter):
     """Time of day, level, message, then `name=value` pairs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its end; an exception follows on lines of its own."""
+        """Return the line without its end; an exception follows on lines that are indented."""
         instant = datetime.fromtimestamp(record.created).astimezone()
-        pairs = "".join(f" {name}={value}" for name, value in fields_of(record).items())
-        line = f"{instant:%H:%M:%S} {record.levelname.lower():<7} {record.getMessage()}{pairs}"
+        pairs = "".join(f" {name}={_shown(value)}" for name, value in fields_of(record).items())
+        message = _shown(record.getMessage())
+        line = f"{instant:%H:%M:%S} {record.levelname.lower():<7} {message}{pairs}"
         if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            line += "".join(f"\n  {_shown(each)}" for each in told.split("\n"))
         return line
+
+
+def _shown(value: object) -> str:
+    """Return a value as text; quoted, with escapes, when it could end the line or move a cursor.
+
+    Much of it comes from clients, some without a key.
+    """
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def configure_logging(

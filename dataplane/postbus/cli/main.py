@@ -103,7 +103,7 @@ Manifests = Annotated[
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the bus's data [.postbus].")]
 Stores = Annotated[
     str | None,
-    typer.Option("--stores", help="Addresses of Postgres; safer in POSTBUS_STORES.", metavar="URL"),
+    typer.Option("--stores", help="Postgres; with a password use POSTBUS_STORES.", metavar="URL"),
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on [127.0.0.1].")]
 Port = Annotated[int | None, typer.Option("--port", help="Port without TLS [5672]; 0: any free.")]

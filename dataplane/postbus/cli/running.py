@@ -28,8 +28,9 @@ from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueuePropertie
 from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
 from postbus.edge.strangers import MAX_CONNECTIONS
+from postbus.exposure import exposures
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
-from postbus.settings import Settings, unknown_variables
+from postbus.settings import Settings, default_ssl_mode, unknown_variables
 from postbus.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ def run_bus(
     allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})
+    for remark in exposures(settings, default_ssl_mode()):
+        logger.warning("laid open", extra={"remark": remark})
     with DataDirectory(settings.data) as data:
         bus = Bus(settings, definition, data, is_embedded=is_embedded, dev_clock=dev_clock)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
