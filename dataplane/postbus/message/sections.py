@@ -1,7 +1,8 @@
 """Slices an encoded message into an `Envelope` in one pass, and a batch into its members.
 
 The edge calls it once for each message that arrives. Sections are cut out, never re-encoded; only
-what the broker acts on is read. The inside of values that are forwarded is not checked.
+what the broker acts on is read. The inside of values that are forwarded is not checked, but of
+bodies that are values: SDKs decode those before they hand a message out.
 Source: AMQP 1.0 part 3, 3.2; Service Bus's batch format (message-format 0x80013700).
 """
 
@@ -12,6 +13,7 @@ from typing import Final
 
 from postbus.message.codec import DecodeError, Symbol, Ulong, decode_value, skip_value
 from postbus.message.envelope import Envelope
+from postbus.message.value_check import MAX_VALUES, check_value
 
 BATCH_FORMAT: Final = 0x8001_3700
 """message-format of a transfer whose data sections each hold one encoded message."""
@@ -55,8 +57,11 @@ class MalformedMessage(DecodeError):
     """The sections of a message are not what AMQP 1.0 allows."""
 
 
-def slice_message(data: bytes) -> Envelope:
-    """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`)."""
+def slice_message(data: bytes, room: list[int] | None = None) -> Envelope:
+    """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`).
+
+    `room`: how many values the bodies of a batch may still have, which is brought up to date.
+    """
     end = len(data)
     envelope = Envelope(end)
     pos = order = 0
@@ -73,12 +78,12 @@ def slice_message(data: bytes) -> Envelope:
             if code >= DATA:
                 form = data[content]
                 if code != DATA:
-                    end = _end_of_body(envelope, data, pos, end)
+                    end = _end_of_body(envelope, data, pos, end, room)
                 elif form == 0xA0:
                     if content + 2 + data[content + 1] != end:
-                        end = _end_of_body(envelope, data, pos, end)
+                        end = _end_of_body(envelope, data, pos, end, room)
                 elif form != 0xB0 or content + 5 + _U32(data, content + 1)[0] != end:
-                    end = _end_of_body(envelope, data, pos, end)
+                    end = _end_of_body(envelope, data, pos, end, room)
                 envelope.body = data[pos:end]
                 return envelope
             if code != DELIVERY_ANNOTATIONS:
@@ -127,6 +132,7 @@ def explode_batch(data: bytes) -> list[Envelope]:
     The batch's own sections only help a gateway to route it and are ignored.
     """
     members: list[Envelope] = []
+    room = [MAX_VALUES]
     pos, end = 0, len(data)
     try:
         while pos < end:
@@ -140,7 +146,7 @@ def explode_batch(data: bytes) -> list[Envelope]:
                     content += 2
                 else:
                     raise MalformedMessage("a data section is not binary")
-                members.append(slice_message(data[content:after]))
+                members.append(slice_message(data[content:after], room))
             elif code in (SEQUENCE, VALUE):
                 raise MalformedMessage("a batch has data sections only")
             pos = after
@@ -194,15 +200,20 @@ _BODY_FORMS: Final = {
 }
 
 
-def _end_of_body(envelope: Envelope, data: bytes, pos: int, end: int) -> int:
+def _end_of_body(
+    envelope: Envelope, data: bytes, pos: int, end: int, room: list[int] | None
+) -> int:
     """Walk the body sections, which are of one kind, and the footer; return where they end.
 
     Delivery annotations may follow: azure-servicebus for Python writes them last.
     """
-    kind = 0
+    kind, left = 0, [MAX_VALUES] if room is None else room
     while pos < end:
         code, content = _section(data, pos, end)
-        after = skip_value(data, content, end)
+        if code in (VALUE, SEQUENCE):
+            after, left[0] = check_value(data, content, end, left[0])
+        else:
+            after = skip_value(data, content, end)
         if code == DELIVERY_ANNOTATIONS and after == end:
             if data[content] == 0xC1:
                 items, count = content + 3, data[content + 2]
