@@ -377,7 +377,7 @@ def authorize(token: str | None, path: str = "orders", needed: Right = Right.MAN
     headers = {} if token is None else {"Authorization": token}
     authorizer = HttpAuthorizer(Authorizer(RULES), "test-bus", lambda: NOW_S)
     request = make_mocked_request("GET", f"/{path}", headers=headers)
-    return authorizer.authorize(request, path, needed).rule_name
+    return asyncio.run(authorizer.authorize(request, path, needed)).rule_name
 
 
 def refusal(*said: object) -> str:
@@ -436,4 +436,5 @@ def test_refused_tokens_say_why() -> None:
 def test_real_time_is_the_default() -> None:
     token = sas_token("sb://h", ROOT.name, ROOT.keys.primary, int(time.time()) + 60)
     request = make_mocked_request("GET", "/orders", headers={"Authorization": token})
-    assert HttpAuthorizer(Authorizer(RULES), "n").authorize(request, "orders", Right.SEND)
+    authorizer = HttpAuthorizer(Authorizer(RULES), "n")
+    assert asyncio.run(authorizer.authorize(request, "orders", Right.SEND)).rule_name == ROOT.name

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from heapq import heappop, heappush
 
 import pytest
 
 from postbus.edge import bursts, suspicion
 from postbus.edge.bursts import QUIET_S
-from postbus.edge.suspicion import MAX_DELAY_S, Suspicion, source_of
-from postbus.message.codec import Symbol
+from postbus.edge.suspicion import (
+    ALL_QUEUED,
+    FREE_REFUSALS,
+    MAX_DELAY_S,
+    MAX_QUEUED,
+    MAX_UNANSWERED,
+    Suspicion,
+    TooManyChecks,
+    source_of,
+)
+from postbus.message.codec import Described, Symbol, Ulong, encode_value
 from tests.edge.bus_thread import RULES, BusThread, sas_token
-from tests.edge.raw_client import SASL_INIT, RawClient, frame
+from tests.edge.raw_client import OPEN, SASL_INIT, TRANSFER, RawClient, described, frame
+from tests.edge.test_links import wait_until
+from tests.edge.test_wire import request
 
 ROOT = RULES[0]
 
@@ -100,6 +116,123 @@ def guarded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> BusThread:
     return bus
 
 
+class Timers:
+    """What is due later, as an event loop has it; time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        heappush(self._due, (self.now_s + delay_s, next(self._numbers), callback))
+
+    def advance(self, duration_s: float) -> None:
+        until_s = self.now_s + duration_s
+        while self._due and self._due[0][0] <= until_s:
+            self.now_s, _, callback = heappop(self._due)
+            callback()
+        self.now_s = until_s
+
+
+class Guesser:
+    """Somebody who tries keys at an address and counts what becomes of them."""
+
+    def __init__(self, doubts: Suspicion, address: str = "192.0.2.1") -> None:
+        self._doubts = doubts
+        self._address = address
+        self.checked = self.answered = self.sent_away = 0
+
+    def guess(self) -> None:
+        def check() -> None:
+            self.checked += 1
+            self._doubts.refuse(self._address, "amqp", "wrong", answer)
+
+        def answer() -> None:
+            self.answered += 1
+
+        try:
+            self._doubts.admit(self._address, check)
+        except TooManyChecks:
+            self.sent_away += 1
+
+
+@pytest.fixture
+def timers() -> Timers:
+    return Timers()
+
+
+@pytest.fixture
+def doubts(timers: Timers) -> Suspicion:
+    return Suspicion(lambda: timers.now_s, timers.call_later)
+
+
+def test_keys_are_not_looked_at_while_refusals_wait(doubts: Suspicion, timers: Timers) -> None:
+    guesser = Guesser(doubts)
+    for _ in range(100):
+        guesser.guess()
+    assert guesser.checked == FREE_REFUSALS + MAX_UNANSWERED
+    assert guesser.answered == FREE_REFUSALS
+    assert guesser.sent_away == 100 - guesser.checked - MAX_QUEUED
+    other = Guesser(doubts, "192.0.2.2")
+    other.guess()
+    assert other.answered == 1
+    timers.advance(60)
+    assert guesser.answered == guesser.checked == 100 - guesser.sent_away
+    assert (doubts._guessed, doubts.queued.used) == ({}, 0)
+
+
+def test_two_keys_a_second_at_most_over_a_minute(doubts: Suspicion, timers: Timers) -> None:
+    """However many try, and whether they wait for answers or not."""
+    guesser = Guesser(doubts)
+    for _ in range(600):
+        for _ in range(50):
+            guesser.guess()
+        timers.advance(0.1)
+    assert 60 < guesser.checked <= 120
+
+
+def test_good_keys_pass_in_their_turn_and_cost_no_place(doubts: Suspicion, timers: Timers) -> None:
+    guesser = Guesser(doubts)
+    for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
+        guesser.guess()
+    passed: list[int] = []
+    for number in range(5):
+        doubts.admit("192.0.2.1", lambda number=number: passed.append(number))  # type: ignore[misc]
+    assert passed == []
+    timers.advance(0.11)
+    assert passed == [0, 1, 2, 3, 4]
+
+
+def test_all_addresses_together_queue_within_bounds(doubts: Suspicion) -> None:
+    for number in range(200):
+        guesser = Guesser(doubts, f"198.51.100.{number}")
+        for _ in range(100):
+            guesser.guess()
+    assert doubts.queued.used <= ALL_QUEUED
+    assert Guesser(doubts, "192.0.2.1").guess() is None  # which is looked at as ever
+
+
+async def test_waiting_is_given_up_with_the_request(doubts: Suspicion, timers: Timers) -> None:
+    guesser = Guesser(doubts)
+    for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
+        guesser.guess()
+    looked: list[str] = []
+
+    def judged(name: str, *, is_known: bool = False) -> asyncio.Task[None]:
+        work = doubts.judge("192.0.2.1", "http", lambda: looked.append(name), is_known=is_known)
+        return asyncio.create_task(work)
+
+    gone, stays = judged("gone"), judged("stays")
+    await asyncio.sleep(0)
+    await judged("known", is_known=True)
+    gone.cancel()
+    await asyncio.sleep(0)
+    timers.advance(1)
+    await stays
+    assert looked == ["known", "stays"]
+
+
 def took_s(since_s: float) -> float:
     return time.monotonic() - since_s
 
@@ -145,3 +278,114 @@ def test_client_that_does_not_wait_for_its_refusal_harms_nobody(guarded: BusThre
         assert later.outcome == 1  # and the answer to the first found nobody
     with RawClient(guarded.port, ROOT.name, ROOT.keys.primary) as good:
         assert good.outcome == 0
+
+
+# --- guessing over the wire -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BusThread, Timers]]:
+    """The bus and the time of its refusals."""
+    timers = Timers()
+    monkeypatch.setattr(bus.suspicion, "now_s", lambda: timers.now_s)
+    monkeypatch.setattr(bus.suspicion, "call_later", timers.call_later)
+    bus.suspicion._refusals.clear()
+    yield bus, timers
+    bus.run(passed(timers, 120))
+    assert (bus.suspicion._guessed, bus.suspicion.queued.used) == ({}, 0)
+
+
+async def passed(timers: Timers, duration_s: float) -> None:
+    timers.advance(duration_s)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Callable[[], int]:
+    """Return what tells how often a method was called."""
+    calls = itertools.count()
+    method = getattr(of, name)
+    seen = [0]
+
+    def call(*said: object, **named: object) -> object:
+        seen[0] = next(calls) + 1
+        return method(*said, **named)
+
+    monkeypatch.setattr(of, name, call)
+    return lambda: seen[0]
+
+
+def plain_guess(number: int) -> bytes:
+    said = f"\0{ROOT.name}\0guess {number}".encode()
+    return b"AMQP\x03\x01\x00\x00" + frame(SASL_INIT, Symbol("PLAIN"), said, kind=1)
+
+
+def http_guess(number: int) -> bytes:
+    token = sas_token("http://here", ROOT.name, f"guess {number}", 2**31)
+    return f"GET /none HTTP/1.1\r\nHost: here\r\nAuthorization: {token}\r\n\r\n".encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guess", [plain_guess, http_guess])
+def test_fifty_connections_that_do_not_wait_try_two_keys_a_second(
+    watched: tuple[BusThread, Timers],
+    guess: Callable[[int], bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, timers = watched
+    asked = counted(monkeypatch, bus.suspicion, "admit")
+    method = "check_password" if guess is plain_guess else "check_token"
+    looked_at = counted(monkeypatch, bus.authorizer, method)
+    numbers = itertools.count(1)
+    for _ in range(60):
+        with ExitStack() as clients:
+            for _ in range(50):
+                client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
+                clients.enter_context(client).sendall(guess(number := next(numbers)))
+            wait_until(bus, lambda number=number: asked() == number)  # type: ignore[misc]
+        bus.run(passed(timers, 1))
+    assert 60 < looked_at() <= 120
+
+
+@pytest.mark.slow
+def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
+    watched: tuple[BusThread, Timers],
+) -> None:
+    bus, timers = watched
+    queue = bus.queue()
+    url = f"amqp://here/{queue}"
+    properties = {"operation": "put-token", "name": url}
+    good = sas_token(url, ROOT.name, ROOT.keys.primary, 2**31)
+    with ExitStack() as clients:
+        known = clients.enter_context(RawClient(bus.port, "", ""))
+        assert b"Accepted" in request(known, "$cbs", "1", properties, good).payload
+        for number in range(FREE_REFUSALS + MAX_UNANSWERED):
+            client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
+            clients.enter_context(client).sendall(plain_guess(number))
+        wait_until(bus, lambda: len(bus.suspicion._guessed) == 1)
+        guessed = next(iter(bus.suspicion._guessed.values()))
+        wait_until(bus, lambda: guessed.unanswered == MAX_UNANSWERED)
+        put = encode_value(described(0x73, "2", None, None, None, "answers"))
+        put += encode_value(Described(Ulong(0x74), properties))
+        put += encode_value(Described(Ulong(0x77), good))
+        known.write(known.transfer(1, put, handle=20, settled=True))
+        assert b"Accepted" in known.expect(TRANSFER).payload
+        late = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
+        init = frame(
+            SASL_INIT, Symbol("PLAIN"), f"\0{ROOT.name}\0{ROOT.keys.primary}".encode(), kind=1
+        )
+        clients.enter_context(late).sendall(
+            b"AMQP\x03\x01\x00\x00" + init + b"AMQP\x00\x01\x00\x00" + frame(OPEN, "late", "here")
+        )
+        wait_until(bus, lambda: len(guessed.queued) == 1)
+        bus.run(passed(timers, 0.11))
+        said = b""
+        while b"postbus" not in said:  # its open, which came with the init, is answered
+            said += late.recv(65_536)
+        for number in range(100):
+            client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
+            clients.enter_context(client).sendall(plain_guess(1_000 + number))
+        wait_until(bus, lambda: bus.suspicion.queued.used == MAX_QUEUED)
+        with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as surplus:
+            assert surplus.outcome == 4
+        http = clients.enter_context(socket.create_connection(("127.0.0.1", bus.port), timeout=10))
+        http.sendall(http_guess(1))
+        assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")

@@ -123,10 +123,7 @@ class Authorizer:
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("Only shared access signatures are accepted: use a SAS key.")
-        fields: dict[str, str] = {}
-        for part in token[len(SAS_PREFIX) :].split("&"):
-            name, _, value = part.partition("=")
-            fields[name.strip().lower()] = value
+        fields = fields_of(token)
         try:
             token.encode()  # HTTP brings what is no UTF-8 as half surrogate pairs
             resource, signature = fields["sr"], unquote(fields["sig"])
@@ -235,6 +232,25 @@ def sign(resource: str, expiry: str, key: str) -> str:
     """Return the base64 signature of a token; `resource` is URL-encoded already."""
     digest = hmac.digest(key.encode(), f"{resource}\n{expiry}".encode(), "sha256")
     return base64.b64encode(digest).decode()
+
+
+def is_signed_with(token: str, key: str) -> bool:
+    """Say whether a key has signed a token, whatever it is for and until when."""
+    fields = fields_of(token)
+    try:
+        signature = unquote(fields["sig"]).encode()
+        return hmac.compare_digest(sign(fields["sr"], fields["se"], key).encode(), signature)
+    except (KeyError, ValueError):
+        return False
+
+
+def fields_of(token: str) -> dict[str, str]:
+    """Return the fields of a shared access signature as they are written, by lower-case name."""
+    fields: dict[str, str] = {}
+    for part in token.removeprefix(SAS_PREFIX).split("&"):
+        name, _, value = part.partition("=")
+        fields[name.strip().lower()] = value
+    return fields
 
 
 def _signing_key(rule: KeyRule, resource: str, expiry: str, signature: str) -> str | None:

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from postbus.broker.authz import Grant
+from postbus.broker.authz import Grant, is_signed_with
 from postbus.edge.bursts import QUIET_S, Bursts, is_power_of_ten
 from postbus.edge.shares import UNKNOWN, Limit, Shares
 from postbus.edge.suspicion import source_of
@@ -54,7 +54,7 @@ _NONE: Final = OrderedDict["Stranger", None]()
 class Stranger:
     """One connection before its first good key. Whoever has the connection holds it."""
 
-    __slots__ = ("_cut", "_holder", "_registry", "account", "since_s", "source")
+    __slots__ = ("_cut", "_holder", "_key", "_registry", "account", "since_s", "source")
 
     def __init__(self, registry: Strangers, source: str, since_s: float) -> None:
         self._registry = registry
@@ -64,6 +64,7 @@ class Stranger:
         self.since_s = since_s
         self.account = UNKNOWN
         """Who answers for what the connection uses."""
+        self._key = ""
 
     @property
     def is_known(self) -> bool:
@@ -93,8 +94,13 @@ class Stranger:
                 self._registry.note_crowd(grant.account)
                 return False
             self.account = grant.account
+            self._key = grant.key
             self._registry.remove(self)
         return True
+
+    def has_signed(self, token: str) -> bool:
+        """Say whether a token is signed with the key that was shown: then nobody guesses."""
+        return bool(self._key) and is_signed_with(token, self._key)
 
     def cut(self) -> None:
         """End the connection."""

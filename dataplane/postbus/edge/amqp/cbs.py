@@ -13,6 +13,7 @@ from postbus.broker.authz import TokenRefused, audience_path
 from postbus.broker.router import Address
 from postbus.edge.amqp.addresses import parse_address
 from postbus.edge.amqp.requests import Request, Respond, Response
+from postbus.edge.suspicion import TooManyChecks
 from postbus.message.codec import Int
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ class TokenNode:
             return
         # The type is no help: Python's client calls its shared access signatures "jwt" too.
         token = request.body if isinstance(request.body, str) else ""
+        connection = self._connection
+        check = partial(self._check, token, audience, respond)
+        try:
+            connection.check_key(check, is_known=connection.stranger.has_signed(token))
+        except TooManyChecks:
+            respond(_status(503, "Keys are being guessed at your address: try again later."))
+
+    def _check(self, token: str, audience: str, respond: Respond) -> None:
         try:
             grant = self._connection.authorizer.check_token(
                 token, audience, self._connection.real_time_s()

@@ -52,7 +52,7 @@ from postbus.edge.attaching import attach_refusal, target_refusal
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
 from postbus.edge.strangers import Stranger
-from postbus.edge.suspicion import Suspicion
+from postbus.edge.suspicion import Suspicion, TooManyChecks
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,9 @@ VIA_PROPERTY: Final = "com.microsoft:transfer-destination-address"
 MAX_REFUSED_TOKENS: Final = 20
 """Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
 
+WRONG_KEY: Final = 1
 TRANSIENT: Final = 4
-"""SASL outcome sys-temp: another time it will do. Source: AMQP 1.0 part 5, 5.3.3.6."""
+"""SASL outcomes auth, and sys-temp: another time it will do. Source: AMQP 1.0 part 5, 5.3.3.6."""
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
@@ -126,12 +127,7 @@ class AmqpConnection:
     def receive(self, data: bytes, now_ms: int) -> None:
         """Take bytes; transfers of one link that came together go to its door together."""
         try:
-            while True:
-                events = self.engine.receive_data(data, now_ms)
-                self._handle(events)
-                if not any(type(event) is SaslInitReceived for event in events):
-                    break
-                data = b""  # a client may have pipelined its open behind the SASL init
+            self._handle(self.engine.receive_data(data, now_ms))
             if self.engine.partial_bytes != self._unfinished.counted_bytes:
                 self._unfinished.count()
             self._feed_starved()
@@ -238,13 +234,28 @@ class AmqpConnection:
         if self._refused_tokens >= MAX_REFUSED_TOKENS:
             self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
 
+    def check_key(self, check: Callable[[], None], *, is_known: bool = False) -> None:
+        """Call `check` now, or in its turn when keys are guessed at the client's address.
+
+        `is_known`: the key is one that the client has shown before. Raises `TooManyChecks`.
+        """
+
+        def look() -> None:
+            if self.is_ended:
+                return
+            try:
+                check()
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                self.broke()
+
+        if is_known:
+            check()
+        else:
+            self._suspicion.admit(self._address, look)
+
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
         """Answer a wrong key, the later the more of them came from the client's address."""
-        delay_s = self._suspicion.note_refused(self._address, "amqp", why)
-        if delay_s:
-            self.call_later(delay_s, answer)
-        else:
-            answer()
+        self._suspicion.refuse(self._address, "amqp", why, answer)
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
@@ -367,25 +378,36 @@ class AmqpConnection:
 
     def _authenticate(self, event: SaslInitReceived) -> None:
         if event.mechanism in ANONYMOUS_MECHANISMS:
-            self.engine.accept_sasl()
-            return
-        if event.mechanism == "PLAIN":
+            self._accept_sasl()
+        elif event.mechanism == "PLAIN":
             try:
-                _, rule_name, key = event.initial_response.decode().split("\0")
-                for grant in self.authorizer.check_password(rule_name, key):
-                    self.add_grant(grant)
-            except (TokenRefused, ValueError) as error:
-                self.refuse_slowly(str(error), self._refuse_password)
-                return
-            if self.is_ended:
-                self.engine.refuse_sasl(TRANSIENT)
-            else:
-                self.engine.accept_sasl()
-            return
-        self.engine.refuse_sasl()
+                self.check_key(partial(self._check_password, event.initial_response))
+            except TooManyChecks:
+                self._refuse_sasl(TRANSIENT)
+        else:
+            self._refuse_sasl()
 
-    def _refuse_password(self) -> None:
-        self.engine.refuse_sasl()
+    def _check_password(self, response: bytes) -> None:
+        try:
+            _, rule_name, key = response.decode().split("\0")
+            grants = self.authorizer.check_password(rule_name, key)
+        except (TokenRefused, ValueError) as error:
+            self.refuse_slowly(str(error), self._refuse_sasl)
+            return
+        for grant in grants:
+            self.add_grant(grant)
+        if self.is_ended:
+            self._refuse_sasl(TRANSIENT)
+        else:
+            self._accept_sasl()
+
+    def _accept_sasl(self) -> None:
+        """Let the client in; it may have sent its open right behind the SASL init."""
+        self.engine.accept_sasl()
+        self.receive(b"", self.engine.last_received_ms)
+
+    def _refuse_sasl(self, code: int = WRONG_KEY) -> None:
+        self.engine.refuse_sasl(code)
         self.flush_soon()
 
     # --- attaching ------------------------------------------------------------------------------

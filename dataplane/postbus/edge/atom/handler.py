@@ -107,10 +107,12 @@ class AtomHandler:
         if isinstance(target, Root) and request.method == "GET":
             return _feed(nothing(self._now_ms()))
         if isinstance(target, Subscriptions):  # who manages a topic may see what it has
-            self._authorizer.authorize(request, target.topic, Right.MANAGE, below="subscriptions")
+            await self._authorizer.authorize(
+                request, target.topic, Right.MANAGE, below="subscriptions"
+            )
         else:
             path = "/".join(part for part in request.path.split("/") if part)
-            self._authorizer.authorize(request, path, Right.MANAGE)
+            await self._authorizer.authorize(request, path, Right.MANAGE)
         try:
             match request.method:
                 case "GET":
@@ -227,7 +229,7 @@ class AtomHandler:
         path = target.path if isinstance(target, SubscriptionAt) else target.name
         known = self._administration.find(path)
         wanted = read_description(kind, description, None if known is None else known.properties)
-        self._check_forwards(request, wanted.properties, known)
+        await self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
         put = await self._administration.run(
@@ -317,7 +319,7 @@ class AtomHandler:
                 raise not_found(f"nothing can be deleted at {request.path}")
         return web.Response()
 
-    def _check_forwards(
+    async def _check_forwards(
         self,
         request: web.BaseRequest,
         wanted: EntityProperties,
@@ -330,13 +332,13 @@ class AtomHandler:
             if to is None or to == before:
                 continue
             if header in request.headers:
-                self._authorizer.authorize(request, to, Right.SEND, header)
+                await self._authorizer.authorize(request, to, Right.SEND, header)
                 continue
             try:
-                self._authorizer.authorize(request, to, Right.SEND)
+                await self._authorizer.authorize(request, to, Right.SEND)
             except HttpRefused as error:
                 text = f"{error.text} To forward to {to}, send a token for it in {header}."
-                raise HttpRefused(401, text, error.headers, delay_s=error.delay_s) from None
+                raise HttpRefused(error.status, text, error.headers) from None
 
     # --- answers --------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class RuntimeHandler:
         target = target_of(request.method, request.raw_path)
         is_send = target.action is Action.SEND
         needed = Right.SEND if is_send else Right.LISTEN
-        grant = self._authorizer.authorize(request, target.path, needed, below=target.below)
+        grant = await self._authorizer.authorize(request, target.path, needed, below=target.below)
         address = await self._resolve(target)
         refused = attach_refusal(address, is_sender=is_send)
         if refused is None and not is_send and _needs_session(address):

@@ -20,7 +20,7 @@ from aiohttp import web
 from postbus.broker.authz import Authorizer, Grant, TokenRefused, expired, has_right
 from postbus.contract import Right
 from postbus.edge.strangers import MAX_LOGGED_CHARS, Stranger
-from postbus.edge.suspicion import Suspicion
+from postbus.edge.suspicion import Suspicion, TooManyChecks
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +41,8 @@ BAD_TOKEN: Final = "SubCode=40103."
 class HttpRefused(Exception):
     """A request is refused; the text is for the client and says what to do."""
 
-    def __init__(
-        self,
-        status: int,
-        text: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        delay_s: float = 0.0,
-    ) -> None:
-        """`delay_s`: how long the answer has to wait."""
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         self.status = status
-        self.delay_s = delay_s
         self.text = text
         self.headers = dict(headers or {})
         super().__init__(text)
@@ -72,7 +63,7 @@ class HttpAuthorizer:
         self._real_time_s = real_time_s
         self._suspicion = suspicion or Suspicion()
 
-    def authorize(
+    async def authorize(
         self,
         request: web.BaseRequest,
         path: str,
@@ -84,18 +75,26 @@ class HttpAuthorizer:
         """Return what the request may do on an entity's path, "" is the namespace.
 
         Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
-        the token, which may be for just what the request names `below` the entity.
+        the token, which may be for just what the request names `below` the entity. Who guesses
+        waits for the refusal; 429 where too many keys wait to be looked at.
         """
         token = request.headers.get(header, "")
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, f"{NO_TOKEN} {text}", CHALLENGE)
-        try:
-            grant = self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
-        except TokenRefused as error:
-            delay_s = self._suspicion.note_refused(request.remote, "http", str(error))
-            raise HttpRefused(401, _bad_token(error), CHALLENGE, delay_s=delay_s) from None
         stranger = request.get(STRANGER)
+
+        def check() -> Grant:
+            return self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
+
+        is_known = stranger is not None and stranger.has_signed(token)
+        try:
+            grant = await self._suspicion.judge(request.remote, "http", check, is_known=is_known)
+        except TokenRefused as error:
+            raise HttpRefused(401, _bad_token(error), CHALLENGE) from None
+        except TooManyChecks:
+            text = "Keys are being guessed at your address: come back when it is over."
+            raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"}) from None
         if stranger is not None and not stranger.show_key(grant):
             text = "Too many connections are open with this key: close some, or use fewer."
             raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"})

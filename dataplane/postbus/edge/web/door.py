@@ -175,8 +175,6 @@ class HttpDoor:
         except Exception:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
-        if refused.delay_s:
-            await asyncio.sleep(refused.delay_s)
         stranger = request.get(STRANGER)
         is_told = stranger is None or stranger.is_refusal_told()
         answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
