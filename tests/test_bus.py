@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import ssl
 import tempfile
@@ -387,6 +388,10 @@ async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
         assert value_of(text, f"postbus_messages_{flow}_total", entity="orders") == count
     assert value_of(text, "postbus_entity_size_bytes", entity="orders") > 0
     assert value_of(text, "postbus_window_bytes") > 0
+    assert value_of(text, "postbus_data_volume_free_bytes") > 0
+    assert value_of(text, "postbus_data_volume_bytes") >= shutil.disk_usage("/").free > 0
+    days_left = value_of(text, "postbus_certificate_expiry_timestamp_seconds") - time.time()
+    assert 300 < days_left / 86_400 < 400
     assert value_of(text, "postbus_store_written_rows_total") >= 8
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -84,6 +85,7 @@ class Doors:
         self._metrics: MetricsServer | None = None
         self._control: ControlDoor | None = None
         self._reloading: list[asyncio.Task[None]] = []
+        self._certificates: dict[str, ReloadingContext] = {}
         self._ports: dict[Door, int] = {}
         self.authority_file: Path | None = None
         """What clients have to trust, when the certificate was made here."""
@@ -108,6 +110,7 @@ class Doors:
         tls: ssl.SSLContext | None = None
         if settings.is_tls_enabled:
             reloading = self._tls_context(inside.namespace)
+            self._certificates["messages"] = reloading
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
         suspicion = self._suspicion
@@ -155,6 +158,7 @@ class Doors:
         context: ssl.SSLContext | None = None
         if settings.is_control_tls:
             reloading = self._tls_context(inside.namespace, settings.control_client_ca_file)
+            self._certificates["control"] = reloading
             name = "certificates of the control API"
             self._reloading.append(tasks.create_task(reloading.watch(), name=name))
             context = reloading.context
@@ -216,6 +220,10 @@ class Doors:
 
     def tell(self, sample: BusSample) -> None:
         """Complete a sample of the bus by what doors count."""
+        for name, context in self._certificates.items():
+            sample.certificate_expiries[name] = context.expires_s
+        volume = shutil.disk_usage(self._data.path)
+        sample.volume_bytes, sample.volume_free_bytes = volume.total, volume.free
         if self._front is None:
             return
         sample.refused_connections = self._front.refused_count

@@ -115,6 +115,10 @@ class BusSample:
     failed_connections: int = 0
     share_refusals: dict[str, int] = field(default_factory=dict)
     """What was refused to keys that had their share: of what -> how often."""
+    volume_bytes: int = 0
+    volume_free_bytes: int = 0
+    certificate_expiries: dict[str, float] = field(default_factory=dict)
+    """API -> when its certificate ends, seconds since 1970."""
 
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
     """(API, status) -> how often it was answered."""
@@ -179,6 +183,13 @@ class BusCollector(Collector):
         for name, count in sample.share_refusals.items():
             shares.add_metric([name], count)
         yield shares
+        yield GaugeMetricFamily(
+            "postbus_data_volume_bytes", "Size of the volume of the data.", sample.volume_bytes
+        )
+        yield GaugeMetricFamily(
+            "postbus_data_volume_free_bytes", "Free space on it.", sample.volume_free_bytes
+        )
+        yield _expiry_family(sample.certificate_expiries)
         yield from _door_families(sample.doors)
         yield _http_family(sample.http_answers)
         yield from _partition_families(sample.partitions)
@@ -195,6 +206,17 @@ def _door_families(doors: list[DoorSample]) -> Iterator[Metric]:
         opened.add_metric([door.name], door.connections)
         accepted.add_metric([door.name], door.accepted)
     yield from (opened, accepted)
+
+
+def _expiry_family(expiries: dict[str, float]) -> Metric:
+    family = GaugeMetricFamily(
+        "postbus_certificate_expiry_timestamp_seconds",
+        "When the certificate in use ends, since 1970.",
+        labels=["api"],
+    )
+    for api, expires_s in expiries.items():
+        family.add_metric([api], expires_s)
+    return family
 
 
 def _http_family(answers: dict[tuple[str, int], int]) -> Metric:

@@ -124,6 +124,22 @@ def test_new_files_are_shown_to_new_clients_and_old_ones_stay(
     runner.run(run())
 
 
+def test_expiry_follows_the_certificate_in_use(
+    runner: asyncio.Runner, used: ServerCertificate, tmp_path: Path
+) -> None:
+    """Also while a newer pair cannot be used."""
+    tls = ReloadingContext(TlsFiles(used.certificate_file, used.key_file))
+    first = tls.expires_s
+    later = ensure_certificate(
+        tmp_path / "later", ("localhost",), datetime.now(UTC) + timedelta(days=100)
+    )
+    install(later.certificate_file, used.certificate_file)
+    assert (tls.look(), tls.expires_s) == (False, first)
+    install(later.key_file, used.key_file)
+    assert tls.look() is True
+    assert round((tls.expires_s - first) / 86_400) == 100
+
+
 def test_broken_pair_is_logged_once_and_the_old_one_stays(
     runner: asyncio.Runner,
     used: ServerCertificate,

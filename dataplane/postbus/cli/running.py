@@ -30,6 +30,7 @@ from postbus.descriptors import allow_descriptors
 from postbus.edge.strangers import MAX_CONNECTIONS
 from postbus.exposure import exposures
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
+from postbus.service_manager import notify
 from postbus.settings import Settings, default_ssl_mode, unknown_variables
 from postbus.telemetry import configure_logging
 
@@ -146,12 +147,14 @@ async def _run_until_signal(
             for remark in remarks:
                 err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
             announce(bus, with_keys=is_dev)
+            notify("READY=1", "STATUS=ready")
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             await _unless(stopping, bus.wait())
     finally:
         stopping.cancel()
+        notify("STOPPING=1")
         with _progress() as step:
             step("stopping")
             await bus.stop(grace_s)
@@ -171,9 +174,14 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Yield what tells a step: a spinner on a terminal, log lines elsewhere."""
+    """Yield what tells a step: a spinner on a terminal, else log lines and systemd's status."""
     if not err.is_terminal:
-        yield lambda step: logger.info("step", extra={"step": step})
+
+        def say(step: str) -> None:
+            logger.info("step", extra={"step": step})
+            notify(f"STATUS={step}")
+
+        yield say
         return
     with err.status("starting") as status:
         yield lambda step: status.update(f"{escape(step)} …")

@@ -140,6 +140,8 @@ class ReloadingContext:
         self._renewal = renewal
         self._seen = self._stamps()
         self.context = self._latest = server_context(files)
+        self.expires_s = _expiry_s(files.certificate_file)
+        """When the certificate in use ends, seconds since 1970."""
         self.context.sni_callback = self._use_latest
 
     async def watch(self) -> None:
@@ -159,6 +161,7 @@ class ReloadingContext:
         file = str(self._files.certificate_file)
         try:
             self._latest = server_context(self._files)
+            self.expires_s = _expiry_s(self._files.certificate_file)
         except OSError as error:
             logger.error(
                 "the new certificate cannot be used, the old one stays",
@@ -212,6 +215,13 @@ def _usable(what: str) -> Iterator[None]:
     except OSError as error:  # ssl.SSLError is one too
         reason = error.strerror or str(error)
         raise CertificateUnusable(f"the {what} cannot be used: {reason}") from error
+
+
+def _expiry_s(certificate_file: Path) -> float:
+    """Return when the first of a chain ends, which is the server's own."""
+    with _usable(f"certificate {certificate_file}"):
+        first, *_ = x509.load_pem_x509_certificates(certificate_file.read_bytes())
+    return first.not_valid_after_utc.timestamp()
 
 
 def _minimum_version(files: TlsFiles) -> ssl.TLSVersion:

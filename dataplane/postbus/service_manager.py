@@ -1,0 +1,27 @@
+"""Tell systemd, or whoever else starts services, how far this process is (`Type=notify`).
+
+Source: sd_notify(3): datagrams of NAME=value to the socket that NOTIFY_SOCKET names; a leading `@`
+is a name without a file. Without the variable nothing is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+
+logger = logging.getLogger(__name__)
+
+
+def notify(*assignments: str) -> None:
+    """Send assignments such as `READY=1`. A manager that cannot be reached is only logged."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.sendto("\n".join(assignments).encode(), address)
+    except OSError as error:
+        logger.warning("the service manager cannot be told", extra={"why": str(error)})
