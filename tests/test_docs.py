@@ -66,7 +66,13 @@ TIME = GUIDES / "testing-with-time.md"
 MESSAGING, TOPICS = GUIDES / "messaging.md", GUIDES / "topics-and-rules.md"
 JAVA = ROOT / "tests" / "sdk" / "java" / "src" / "test" / "java" / "dev" / "postbus"
 HTTP, ADMINISTRATION = GUIDES / "http.md", GUIDES / "administration.md"
-UNREAD = {GUIDES / "backup.md", GUIDES / "connections.md", GUIDES / "control-api.md"}
+UNREAD = {
+    GUIDES / "backup.md",
+    GUIDES / "connections.md",
+    GUIDES / "control-api.md",
+    GUIDES / "operations.md",
+    GUIDES / "troubleshooting.md",
+}
 """Tests of their own try them: one copies whole data directories, one runs as a shell script."""
 
 WAIT_S = 0.5

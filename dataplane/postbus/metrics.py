@@ -115,6 +115,7 @@ class BusSample:
     failed_connections: int = 0
     share_refusals: dict[str, int] = field(default_factory=dict)
     """What was refused to keys that had their share: of what -> how often."""
+
     volume_bytes: int = 0
     volume_free_bytes: int = 0
     certificate_expiries: dict[str, float] = field(default_factory=dict)
