@@ -350,15 +350,19 @@ class Rig:
         return self.names[name]
 
     def accept(
-        self, name: str, session: str | None = None, mode: ReceiveMode = PEEK_LOCK
+        self,
+        name: str,
+        session: str | None = None,
+        mode: ReceiveMode = PEEK_LOCK,
+        entity_no: int = QUEUE,
     ) -> str | Refusal | None:
         """Ask for a session, the next one if none is named; return it, a refusal, or None yet."""
         self.last_consumer_id += 1
         consumer_id = self.last_consumer_id
-        client = Client(QUEUE, ACTIVE, mode)
+        client = Client(entity_no, ACTIVE, mode)
         self.clients[consumer_id] = client
         session_id = None if session is None else session.encode()
-        reply = self.apply(AcceptSession(QUEUE, consumer_id, mode, session_id))
+        reply = self.apply(AcceptSession(entity_no, consumer_id, mode, session_id))
         if isinstance(reply, Refused):
             del self.clients[consumer_id]
             return reply.refusal

@@ -34,6 +34,7 @@ from postbus.entity.outcomes import (
     SettleRows,
     Settling,
     ShareBody,
+    StoredState,
 )
 from postbus.message.envelope import Envelope
 
@@ -362,8 +363,9 @@ class Tables:
             if self._is_divided(*place) and session_id is not None:
                 sessions = loaded.sessions.setdefault(block.entity_no, {})
                 sessions.setdefault(session_id, array("q")).append(row_key)
-        for (entity_no, session_id), (_, updated_ms) in self.states.items():
-            loaded.session_states.setdefault(entity_no, {})[session_id] = updated_ms
+        for (entity_no, session_id), (state, updated_ms) in self.states.items():
+            stored = StoredState(updated_ms, len(state))
+            loaded.session_states.setdefault(entity_no, {})[session_id] = stored
         return loaded
 
     def _is_divided(self, entity_no: int, sub_queue: SubQueue) -> bool:

@@ -10,6 +10,7 @@ from postbus.contract import (
     NamespaceLimits,
     QueueProperties,
     Sku,
+    SubscriptionProperties,
 )
 from postbus.entity import session_places
 from postbus.entity.commands import (
@@ -49,12 +50,14 @@ from postbus.entity.outcomes import (
     SessionGranted,
 )
 from postbus.entity.session_state import SessionQueue
+from postbus.entity.session_values import ROW_BYTES
 from tests.entity.partition_rig import (
     ACTIVE,
     DELETE,
     DLQ,
     PEEK_LOCK,
     QUEUE,
+    TOPIC,
     Rig,
     message,
     name_of,
@@ -507,6 +510,95 @@ def test_a_state_has_the_tiers_size_at_most(sku: Sku) -> None:
     reply = rig.apply(SetSessionState(QUEUE, b"s", rig.names["A"], fits + b"x"))
     assert refusal(reply) is Refusal.MESSAGE_TOO_LARGE
     assert state_of(rig, "A", b"s") == fits
+
+
+def test_a_state_of_no_bytes_clears_it_and_the_session_leaves_the_list() -> None:
+    rig = rig_of()
+    rig.accept("A", "s")
+    rig.apply(SetSessionState(QUEUE, b"s", rig.names["A"], b"1"))
+    assert rig.apply(ListSessions(QUEUE, None, 0, 9)) == SessionsListed([b"s"])
+    assert rig.apply(SetSessionState(QUEUE, b"s", rig.names["A"], b"")) == Done()
+    assert state_of(rig, "A", b"s") is None
+    assert rig.apply(ListSessions(QUEUE, None, 0, 9)) == SessionsListed([])
+    assert not rig.tables.states
+
+
+def test_states_count_in_the_size_of_their_entity_also_after_a_crash() -> None:
+    rig = rig_of()
+    rig.accept("A", "s")
+    for size in (1_000, 5_000, 2_000):
+        rig.apply(SetSessionState(QUEUE, b"s", rig.names["A"], bytes(size)))
+        assert counted(rig) == (0, size + ROW_BYTES + 1)
+    rig.crash()
+    assert counted(rig) == (0, 2_000 + ROW_BYTES + 1)
+    send(rig, "s", "m")
+    with_message = counted(rig)[1]
+    rig.accept("B", "s")
+    rig.apply(SetSessionState(QUEUE, b"s", rig.names["B"], None))
+    assert counted(rig) == (1, with_message - 2_000 - ROW_BYTES - 1)
+    rig.crash()
+    assert counted(rig)[1] < 2_000
+
+
+def test_the_quota_refuses_states_and_what_is_sent_beside_them() -> None:
+    rig = rig_of()
+    entity = rig.state.entity_by_no(QUEUE)
+    assert entity is not None
+    entity.max_size_bytes = 10_000
+    accepted = 0
+    for number in range(9):
+        rig.accept(f"R{number}", f"s{number}")
+        put = SetSessionState(QUEUE, b"s%d" % number, rig.names[f"R{number}"], bytes(2_000))
+        reply = rig.apply(put)
+        if isinstance(reply, Refused):
+            assert reply.refusal is Refusal.QUOTA_EXCEEDED
+        else:
+            accepted += 1
+    assert accepted == 4
+    assert len(rig.tables.states) == 4
+    big = message("m", session="s0")
+    big.size_bytes = 3_000
+    sent = rig.apply(Enqueue(QUEUE, [big]))
+    assert isinstance(sent, Enqueued)
+    assert sent.refusals is not None
+    assert sent.refusals[0].refusal is Refusal.QUOTA_EXCEEDED
+    rig.apply(SetSessionState(QUEUE, b"s0", rig.names["R0"], None))
+    send(rig, "s0", "fits again")
+    shorter = SetSessionState(QUEUE, b"s1", rig.names["R1"], bytes(1_000))
+    assert rig.apply(shorter) == Done()
+
+
+def test_the_states_of_a_subscription_count_in_its_topic() -> None:
+    rig = Rig()
+    rig.put_topic()
+    rig.put_subscription(21, SubscriptionProperties(requires_session=True))
+    topic = rig.state.entity_by_no(TOPIC)
+    assert topic is not None
+    topic.max_size_bytes = 10_000
+    rig.send(message("m", session="s"), entity_no=TOPIC)  # room is known from here on
+    accepted = 0
+    for number in range(9):
+        session = f"s{number}"
+        rig.accept(session, session, entity_no=21)
+        put = SetSessionState(21, session.encode(), rig.names[session], bytes(2_000))
+        accepted += rig.apply(put) == Done()
+    assert accepted == 4
+    counts = rig.state.counts(TOPIC)
+    assert counts is not None
+    assert counts.size_bytes > 4 * 2_000
+    big = message("m", session="s")
+    big.size_bytes = 3_000
+    sent = rig.apply(Enqueue(TOPIC, [big]))
+    assert isinstance(sent, Enqueued)
+    assert sent.refusals is not None
+
+
+def test_a_state_without_messages_is_listed_also_after_a_crash() -> None:
+    rig = rig_of()
+    rig.accept("A", "s")
+    rig.apply(SetSessionState(QUEUE, b"s", rig.names["A"], b"1"))
+    rig.crash()
+    assert rig.apply(ListSessions(QUEUE, None, 0, 9)) == SessionsListed([b"s"])
 
 
 def test_states_are_read_again_when_they_take_too_much_memory() -> None:

@@ -30,6 +30,7 @@ from postbus.entity.outcomes import (
     RecordSize,
     RecordUse,
     ReserveBlock,
+    StoredState,
 )
 from postbus.store.batch import INLINE_BODY_BYTES
 from postbus.store.postgres import Store
@@ -174,7 +175,11 @@ async def test_session_state_is_replaced_and_removed(store: Store, database: str
         assert found == {(1, b"a"): bytes(300_000), (1, b"\x00\xff"): b""}
         assert await look.fetchval("select count(*) from session") == 3
     assert (await reload(store)).session_states == {
-        1: {b"a": NOW_MS + 2, b"\x00\xff": NOW_MS, b"d": NOW_MS + 4}
+        1: {
+            b"a": StoredState(NOW_MS + 2, 300_000),
+            b"\x00\xff": StoredState(NOW_MS, 0),
+            b"d": StoredState(NOW_MS + 4, 1),
+        }
     }
 
 
@@ -427,7 +432,7 @@ async def test_crash_keeps_what_was_told(store: Store) -> None:
     it.journal.abandon()
     loaded = await reload(store)
     assert not loaded.is_clean
-    assert loaded.session_states == {1: {b"a": NOW_MS}}
+    assert loaded.session_states == {1: {b"a": StoredState(NOW_MS, 1)}}
     assert loaded.seen == [OF_ENTITY[1]]
     assert loaded.inbound == [OF_ENTITY[2]]
     assert loaded.outbox == [out(OUTBOX_KEY)]

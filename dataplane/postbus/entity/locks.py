@@ -155,7 +155,7 @@ def _settle_one(
         if disposition is Disposition.RELEASE:
             stays = _give_back(sub, message)
         else:
-            stays = _fail(sub, message, is_abandoned=True)
+            stays = _fail(sub, message)
         if stays and section is not None:
             sub.turn.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
 
@@ -177,23 +177,20 @@ def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
 
 def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
     message.token = None
-    _fail(sub, message, is_abandoned=False)
+    _fail(sub, message)
 
 
-def _fail(sub: SubQueueState, message: QueuedMessage, *, is_abandoned: bool) -> bool:
+def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
     """Count a failed delivery; say whether the message stays in its sub-queue.
 
-    In a dead-letter queue only abandoning counts, and nothing but its record is kept (wire: the
-    count there is not raised by expiry, and nobody is limited).
+    A dead letter keeps the count it died with: there nothing raises it, and nobody is limited.
     """
-    if sub.is_main:
-        message.failures += 1
-        if message.failures >= sub.entity.max_delivery_count:
-            expiry.exhaust(sub, message)
-            return False
-    elif is_abandoned:
-        message.failures += 1
-        sub.turn.record(message, message.failures)
+    if not sub.is_main:
+        return _give_back(sub, message)
+    message.failures += 1
+    if message.failures >= sub.entity.max_delivery_count:
+        expiry.exhaust(sub, message)
+        return False
     return put_back(sub, message)
 
 

@@ -385,6 +385,13 @@ class LoadedEntity:
     last_used_ms: int = 0
 
 
+class StoredState(NamedTuple):
+    """When a session's state changed last, and its bytes."""
+
+    changed_ms: int
+    size_bytes: int
+
+
 @dataclass(slots=True)
 class LoadedPartition:
     """Everything a partition remembers after a reload; no message bodies.
@@ -394,7 +401,7 @@ class LoadedPartition:
     `due`: scheduled rows. `attempts`: row key -> attempts recorded last (D6). `next_row_key`: the
     first key never reserved. `is_clean`: the writer before stopped in order. `sessions`: entity ->
     session -> its row keys in ACTIVE, in key order, of entities that require sessions; these are
-    in `keys` too. `session_states`: entity -> session -> when its state changed last. `outbox` is
+    in `keys` too. `session_states`: entity -> session -> its state, without the bytes. `outbox` is
     in order of number.
     """
 
@@ -410,7 +417,7 @@ class LoadedPartition:
     attempts: dict[int, int] = field(default_factory=dict)
     is_clean: bool = False
     sessions: dict[int, dict[bytes, array[int]]] = field(default_factory=dict)
-    session_states: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    session_states: dict[int, dict[bytes, StoredState]] = field(default_factory=dict)
     seen: list[RecordIds] = field(default_factory=list)
     outbox: list[PutOutbound] = field(default_factory=list)
     inbound: list[PutInbound] = field(default_factory=list)

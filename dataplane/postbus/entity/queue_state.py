@@ -74,6 +74,7 @@ class QueueState:
         "seen",
         "share",
         "size_bytes",
+        "state_bytes",
         "topic",
         "traffic",
         "turn",
@@ -105,6 +106,7 @@ class QueueState:
         self.name = name
         self.turn = turn
         self.size_bytes = size_bytes
+        self.state_bytes = 0  # what the states of its sessions count
         self.topic = topic
         self.traffic = turn.traffic_of(entity_no)
         self.share = share
@@ -211,7 +213,7 @@ class QueueState:
     @property
     def total_bytes(self) -> int:
         """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
-        return self.size_bytes if self.message_count else 0
+        return (self.size_bytes if self.message_count else 0) + self.state_bytes
 
     def shrink(self, size_bytes: int) -> None:
         """Subtract what left; after a load sizes are estimates and must not fall below zero."""
@@ -278,7 +280,19 @@ class QueueState:
             return True
         if self.topic is not None:
             return self.topic.has_room(wanted_bytes)
-        return self.size_bytes + wanted_bytes <= self.max_size_bytes
+        return self.size_bytes + self.state_bytes + wanted_bytes <= self.max_size_bytes
+
+    def keep_state(self, grown_bytes: int) -> bool:
+        """Count what the states of sessions grow or shrink by; False when there is no room."""
+        if not self.message_count:
+            self.size_bytes = 0
+        if grown_bytes > 0:
+            if not self._has_room(grown_bytes):
+                return False
+            if self.topic is not None:
+                self.topic.take_room(grown_bytes)
+        self.state_bytes += grown_bytes
+        return True
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -324,7 +338,7 @@ class QueueState:
             if size_bytes > max_bytes or envelope.scheduled_ms is not None or check(envelope):
                 return self._enqueue_each(messages, command.is_atomic, digests, found)
             total_bytes += size_bytes
-        if self.size_bytes + total_bytes > self.max_size_bytes:
+        if self.size_bytes + self.state_bytes + total_bytes > self.max_size_bytes:
             return self._enqueue_each(messages, command.is_atomic, digests, found)
         if self.active.sessions is not None and None in [m.session_id for m in messages]:
             return self._enqueue_each(messages, command.is_atomic, digests, found)

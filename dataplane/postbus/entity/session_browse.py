@@ -191,13 +191,13 @@ def _paged(lane: SessionLane, limit: int) -> list[tuple[int, bytes, int | None]]
 
 def list_sessions(queue: SessionQueue, command: ListSessions) -> SessionsListed:
     """List sessions with messages or a state, or those whose state changed after a time."""
-    changed_ms = queue.values.changed_ms
+    stored = queue.values.stored
     names: set[bytes]
     if command.updated_after_ms is not None:
         after_ms = command.updated_after_ms
-        names = {name for name, time_ms in changed_ms.items() if time_ms > after_ms}
+        names = {name for name, state in stored.items() if state.changed_ms > after_ms}
     else:
-        names = set(changed_ms)
+        names = set(stored)
         names.update(queue.dormant)
         names.update(name for name, lane in queue.lanes.items() if not lane.is_empty)
     end = command.skip + command.top

@@ -72,7 +72,7 @@ class SessionPlaces(SubQueueState):
         self.dormant: dict[bytes, array[int]] = {}
         self.dormant_deferred: dict[bytes, dict[int, int]] = {}
         self.line: deque[bytes] = deque()
-        self.values = SessionValues(entity.entity_no, turn)
+        self.values = SessionValues(entity, turn)
         self._orphans = 0
         self._spare: list[SessionLane] = []
         self._hungry: deque[SessionLane] = deque()

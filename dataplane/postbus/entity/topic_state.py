@@ -161,6 +161,10 @@ class TopicState(QueueState):
         self._room_checks -= 1
         return wanted_bytes <= self._room_bytes
 
+    def take_room(self, taken_bytes: int) -> None:
+        """Count what a subscription keeps beside messages."""
+        self._room_bytes -= taken_bytes
+
     def check(
         self, command: Enqueue, pending_bytes: int, found: Sequence[StoredRow] | None
     ) -> Refused | Needs | None:

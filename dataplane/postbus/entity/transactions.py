@@ -186,7 +186,7 @@ def _transfer_refusal(entity: QueueState, command: Enqueue, taken_bytes: int) ->
         if refused is not None:
             return refused
         taken_bytes += envelope.size_bytes
-        if owner.size_bytes + taken_bytes > owner.max_size_bytes:
+        if owner.size_bytes + owner.state_bytes + taken_bytes > owner.max_size_bytes:
             return Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached its maximum size")
     return None
 

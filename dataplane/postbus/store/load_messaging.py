@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import LoadedPartition, PutInbound, PutOutbound, RecordIds
+from postbus.entity.outcomes import LoadedPartition, PutInbound, PutOutbound, RecordIds, StoredState
 from postbus.message.rows import session_id_of
 from postbus.store.batch import SideRows
 from postbus.store.errors import Connection
@@ -33,7 +33,7 @@ async def load_messaging(connection: Connection, loaded: LoadedPartition) -> Non
     async with connection.transaction(readonly=True):
         async for row in connection.cursor(STATES, prefetch=PAGE_ROWS):
             states = loaded.session_states.setdefault(row["entity_no"], {})
-            states[row["session_id"]] = row["updated_ms"]
+            states[row["session_id"]] = StoredState(row["updated_ms"], row["size_bytes"])
         async for row in connection.cursor(SEEN, prefetch=SEEN_ROWS):
             loaded.seen.append(RecordIds(*row.values()))
     loaded.outbox = [PutOutbound(*row.values()) for row in await connection.fetch(OUTBOUND)]
@@ -49,7 +49,9 @@ delete from seen s where not exists (select from entity e where e.entity_no = s.
 REMOVE_INBOUND: Final = """
 delete from inbound i where not exists (select from entity e where e.entity_no = i.entity_no)
 """
-STATES: Final = "select entity_no, session_id, updated_ms from session"
+STATES: Final = """
+select entity_no, session_id, updated_ms, octet_length(state) as size_bytes from session
+"""
 SEEN: Final = "select entity_no, last_ms, digests from seen order by last_ms, first_ms"
 OUTBOUND: Final = """
 select row_key, source_no, target, sequence, is_dead_letter, is_resent
