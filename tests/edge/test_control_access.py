@@ -24,10 +24,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from postbus.broker.clock import ClockMode
 from postbus.bus import BusError
+from postbus.cli.contexts import Context, Target
 from postbus.control_contract import EPOCH_HEADER
 from postbus.control_lookup import leave_note, token_file_of
 from postbus.edge.certificates import ensure_certificate
 from postbus.edge.control.authorization import ControlAuthorizer, TokenFileError
+from postbus.edge.control.callers import Scope
 from postbus.edge.control.routes import ROUTES, Route
 from postbus.edge.suspicion import Suspicion
 from postbus.embedded import EmbeddedPostgres
@@ -199,9 +201,89 @@ def test_tokens_are_exchanged_without_a_restart(running: ControlledBus, api: Cal
     assert api.get("/v1/status").status == 200
 
 
+SCOPED = {
+    "read": ("auditor", "read"),
+    "messages": ("oncall", "messages"),
+    "definitions": ("ci", "definitions"),
+    "both": ("operator", "messages,definitions"),
+    "all": ("root", "all"),
+}
+
+
+@pytest.fixture(scope="module")
+def scoped(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlledBus]:
+    """A bus whose tokens have names and scopes."""
+    make_database(postgres_server, "control_scopes", template=TEMPLATE)
+    store, folder = dsn_of(postgres_server, "control_scopes"), tmp_path_factory.mktemp("scoped")
+    lines = [f"{name} {scopes} {token_named(name)}\n" for name, scopes in SCOPED.values()]
+    (folder / "tokens").write_text("# by name\n" + "".join(lines))
+    with controlled_bus(store, folder / "bus", control_token_file=folder / "tokens") as bus:
+        yield bus
+
+
+def token_named(name: str) -> str:
+    return f"the-token-of-{name}-is-long-enough"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
+def test_every_operation_asks_for_its_scope(scoped: ControlledBus, route: Route) -> None:
+    method, path, body = asked(route)
+    for held, (name, scopes) in SCOPED.items():
+        told = scoped.caller.call(method, path, body, token=token_named(name))
+        may = route.is_open or route.scope.value in {"read", *scopes.split(",")} or held == "all"
+        if may:
+            assert told.status not in {401, 403, 500}
+        else:
+            assert (told.status, told.kind) == (403, "unauthorized")
+            assert f"scope {route.scope.value}; that of token {name} has" in told.body["detail"]
+            assert token_named(name) not in told.body["detail"]
+
+
+def test_scopes_of_operations_are_what_the_guide_says() -> None:
+    by_scope = {
+        scope: {each.operation for each in ROUTES if each.scope is scope} for scope in Scope
+    }
+    assert by_scope[Scope.MESSAGES] == {
+        "peekMessages", "deleteMessages", "purgeMessages", "resendMessages"
+    }  # fmt: skip
+    changes = {each.operation for each in ROUTES if each.is_change} - by_scope[Scope.MESSAGES]
+    keys = {each for each in changes if "AuthorizationRule" in each}
+    assert by_scope[Scope.DEFINITIONS] == changes - keys
+    assert by_scope[Scope.ALL] - keys == {
+        "forgetCallerEpoch", "advanceClock", "loseLocks", "interruptStore"
+    }  # fmt: skip
+    assert all(each.method == "GET" for each in ROUTES if each.scope is Scope.READ)
+
+
+def test_keys_are_told_to_tokens_of_all_scopes_only(scoped: ControlledBus) -> None:
+    assert scoped.caller.put("/v1/queues/kept", {}, token=token_named("root")).status == 201
+    for path in ("/v1/authorization-rules", "/v1/queues/kept/authorization-rules"):
+        for held, (name, _) in SCOPED.items():
+            token = token_named(name)
+            assert scoped.caller.get(path, token=token).status == 200
+            assert scoped.caller.get(f"{path}?keys=false", token=token).status == 200
+            status = scoped.caller.get(f"{path}?keys=true", token=token).status
+            assert status == (200 if held == "all" else 403)
+
+
+def test_commands_read_the_token_of_a_line_with_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    for line in ("abc", "ci definitions abc", "# first\n\n ci\tdefinitions,messages  abc"):
+        file.write_text(f"{line}\nother all def\n")
+        target = Target(Context("http://localhost:1", str(file)), "here", "here")
+        assert target.token() == "abc"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        (f"ci read,write {'x' * 30}", "line 1: scopes are read, messages, definitions, all"),
+        (f"\nci {'x' * 30}", "line 2 is neither"),
+        (f"a b read {'x' * 30}", "line 1 is neither"),
+        (f"na/me read {'x' * 30}", "line 1 is neither"),
+        ("ci read short", "at least 20"),
         (None, "no such file"),
         ("", "no token in it"),
         ("# only a remark\n", "no token in it"),

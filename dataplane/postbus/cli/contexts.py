@@ -69,7 +69,9 @@ class Target:
     def token(self) -> str | None:
         """Read the bearer token; raises `ContextError`."""
         path = self.context.token_file
-        return None if path is None else _first_line(Path(path), "token file", is_first_of=True)
+        if path is None:
+            return None
+        return _first_line(Path(path), "token file", is_first_of=True).split()[-1]
 
     def connection_string(self) -> str:
         """Return the connection string for AMQP; raises `ContextError`."""

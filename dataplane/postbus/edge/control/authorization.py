@@ -1,7 +1,8 @@
 """Who may use the control API: whoever has a token of its file, or a certificate of its authority.
 
 The file is read again when it changes. It may hold several tokens, one a line, so that a new one
-can be handed out before the old one goes. Wrong tokens are told apart in constant time and slowed
+can be handed out before the old one goes. A line is a token, which may do everything, or `name
+scope,scope token`. Wrong tokens are told apart in constant time and slowed
 down as wrong keys are; right ones never wait.
 """
 
@@ -17,6 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
+from postbus.edge.control.callers import NAME, ControlCaller, Scope, certified, scopes_of
 from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
@@ -57,39 +59,43 @@ class ControlAuthorizer:
         self._suspicion = suspicion
         self._accepts_certificates = accepts_certificates
         self._read_as: tuple[int, int, int] | None = None
-        self._digests: tuple[bytes, ...] = ()
+        self._known: tuple[tuple[bytes, ControlCaller], ...] = ()
         self._delayed = 0
         if token_file is not None:
             try:
-                self._read_as, self._digests = _stamp(token_file), _read(token_file)
+                self._read_as, self._known = _stamp(token_file), _read(token_file)
             except OSError as error:
                 reason = (error.strerror or "cannot be read").lower()
                 raise TokenFileError(f"the control tokens {token_file}: {reason}") from error
-            if not self._digests:
+            if not self._known:
                 raise TokenFileError(
                     f"the control tokens {token_file}: there is no token in it; write one a line"
                 )
 
-    async def authorize(self, request: web.BaseRequest) -> None:
-        """Return for a caller who is known; raises `NotAuthorized`."""
-        if self._accepts_certificates and _has_certificate(request):
-            return
+    async def authorize(self, request: web.BaseRequest) -> ControlCaller:
+        """Return the caller, who is known; raises `NotAuthorized`."""
+        caller = _certified(request) if self._accepts_certificates else None
+        if caller is not None:
+            return caller
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if not token and not scheme:
             raise NotAuthorized(
                 "send the header `Authorization: Bearer <token>`; the token is in the file that"
                 " the broker names when it starts (POSTBUS_CONTROL_TOKEN_FILE)"
             )
-        if scheme.lower() == "bearer" and self._is_known(token.strip()):
-            return
+        caller = self._find(token.strip()) if scheme.lower() == "bearer" else None
+        if caller is not None:
+            return caller
         await self._slow_down(request.remote)
         raise NotAuthorized("this token is not one of the broker's file of control tokens")
 
-    def _is_known(self, token: str) -> bool:
+    def _find(self, token: str) -> ControlCaller | None:
         self._read_again()
         digest = _digest(token)
-        found = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them
-        return any(found)
+        found = [
+            caller if hmac.compare_digest(digest, known) else None for known, caller in self._known
+        ]
+        return next((caller for caller in found if caller is not None), None)  # all were compared
 
     def _read_again(self) -> None:
         """Follow a file that has changed; one that is away or broken for now changes nothing."""
@@ -99,8 +105,8 @@ class ControlAuthorizer:
             stamp = _stamp(self._token_file)
             if stamp == self._read_as:
                 return
-            self._digests, self._read_as = _read(self._token_file), stamp
-            logger.info("control tokens are read again", extra={"count": len(self._digests)})
+            self._known, self._read_as = _read(self._token_file), stamp
+            logger.info("control tokens are read again", extra={"count": len(self._known)})
         except (OSError, TokenFileError) as error:
             logger.warning("control tokens cannot be read again", extra={"error": str(error)})
 
@@ -122,20 +128,38 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: Path) -> tuple[bytes, ...]:
-    """Return the digests of the tokens; raises OSError or `TokenFileError`."""
+def _read(path: Path) -> tuple[tuple[bytes, ControlCaller], ...]:
+    """Return digest and caller of each token; raises OSError or `TokenFileError`."""
     with path.open("rb") as file:
         content = file.read(MOST_FILE_BYTES + 1)
     lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
-    tokens = [line for line in lines if line and not line.startswith("#")]
-    if len(content) > MOST_FILE_BYTES or len(tokens) > MOST_TOKENS:
+    numbered = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    if len(content) > MOST_FILE_BYTES or len(numbered) > MOST_TOKENS:
         raise TokenFileError(f"the control tokens {path}: at most {MOST_TOKENS} lines")
-    if any(len(token) < LEAST_TOKEN_CHARS or not token.isascii() for token in tokens):
-        raise TokenFileError(
-            f"the control tokens {path}: a token has at least {LEAST_TOKEN_CHARS} ASCII characters;"
+    try:
+        return tuple(_read_line(number, line) for number, line in numbered)
+    except ValueError as error:
+        raise TokenFileError(f"the control tokens {path}: {error}") from None
+
+
+def _read_line(number: int, line: str) -> tuple[bytes, ControlCaller]:
+    """Return what a line says, a token or `name scope,scope token`; raises ValueError."""
+    *said, token = line.split()
+    if len(token) < LEAST_TOKEN_CHARS or not token.isascii():
+        raise ValueError(
+            f"a token has at least {LEAST_TOKEN_CHARS} ASCII characters (line {number});"
             " `openssl rand -base64 32` makes one"
         )
-    return tuple(_digest(token) for token in tokens)
+    digest = _digest(token)
+    if not said:
+        return digest, ControlCaller(f"token {digest.hex()[:8]}", frozenset({Scope.ALL}))
+    if len(said) != 2 or NAME.fullmatch(said[0]) is None:
+        raise ValueError(f"line {number} is neither a token nor `name scopes token`")
+    try:
+        return digest, ControlCaller(f"token {said[0]}", scopes_of(said[1]))
+    except ValueError:
+        known = ", ".join(scope.value for scope in Scope)
+        raise ValueError(f"line {number}: scopes are {known}, with commas between them") from None
 
 
 def _digest(token: str) -> bytes:
@@ -143,8 +167,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _has_certificate(request: web.BaseRequest) -> bool:
-    """Say whether the caller's TLS showed a certificate; the handshake has checked it."""
+def _certified(request: web.BaseRequest) -> ControlCaller | None:
     transport = request.transport
     tls = transport.get_extra_info("ssl_object") if transport is not None else None
-    return isinstance(tls, ssl.SSLObject) and tls.getpeercert(binary_form=True) is not None
+    return certified(tls) if isinstance(tls, ssl.SSLObject) else None

@@ -28,7 +28,7 @@ from postbus.edge.control.routes import NAMES, ROUTES, Route
 REFUSED: Final = {
     400: "The request is not valid; `problems` names each field",
     401: "No token, or a wrong one",
-    403: "The quota of the namespace is used up, or the host is not called so",
+    403: "The token's scopes do not suffice, the quota is used up, or the host is not called so",
     404: "There is no such thing",
     409: "Something stands against it; `type` says what",
     410: "The version is too old for a list of changes: read everything again",
@@ -82,7 +82,7 @@ def openapi_document() -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A line of the file that `control_token_file` names.",
+                    "description": "A token of the file that `control_token_file` names.",
                 },
                 "certificate": {
                     "type": "mutualTLS",
@@ -109,6 +109,8 @@ def _operation(route: Route, names: dict[type[BaseModel], str]) -> dict[str, Any
         said["requestBody"] = {"required": True, "content": content}
     if route.is_open:
         said["security"] = []
+    else:
+        said["description"] = f"Needs a token of the scope `{route.scope.value}`."
     return said
 
 

@@ -61,6 +61,7 @@ from postbus.control_contract_messages import (
     ResendMessages,
     ResentMessages,
 )
+from postbus.edge.control.callers import Scope
 from postbus.namespace_contract import NamespaceDefinition
 
 MAX_VERSION: Final = 2**63 - 1
@@ -78,6 +79,7 @@ class Query:
 @dataclass(frozen=True, slots=True)
 class Route:
     """One operation. `refusals`: statuses besides those that every operation may answer.
+    `scope`: what a caller's token must have; for keys it must have all.
 
     `is_change`: it takes the epoch of its caller, and the store may be away. `is_versioned`: it
     takes `If-Match`, or `If-None-Match` where something can be created. `answer` None: JSON.
@@ -95,6 +97,7 @@ class Route:
     is_change: bool = False
     is_versioned: bool = False
     is_open: bool = False
+    scope: Scope = Scope.READ
 
 
 SKIP: Final = Query(
@@ -170,6 +173,7 @@ def _put(operation: str, path: str, tag: str, what: str, body: type[BaseModel]) 
         refusals=(403, 404, 409, 412),
         is_change=True,
         is_versioned=True,
+        scope=Scope.DEFINITIONS,
     )
 
 
@@ -185,6 +189,7 @@ def _deleted(operation: str, path: str, tag: str, what: str) -> Route:
         refusals=(404, 409, 412),
         is_change=True,
         is_versioned=True,
+        scope=Scope.DEFINITIONS,
     )
 
 
@@ -231,6 +236,7 @@ ENTITIES: Final = (
         RuleProperties,
         refusals=(403, 404, 409),
         is_change=True,
+        scope=Scope.DEFINITIONS,
     ),
     Route(
         "deleteRule",
@@ -241,6 +247,7 @@ ENTITIES: Final = (
         Applied,
         refusals=(404, 409),
         is_change=True,
+        scope=Scope.DEFINITIONS,
     ),
 )
 
@@ -281,6 +288,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             AuthorizationRuleDefinition,
             refusals=(404, 409),
             is_change=True,
+            scope=Scope.ALL,
         ),
         Route(
             f"delete{of}AuthorizationRule",
@@ -291,6 +299,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             AuthorizationRuleDescription,
             refusals=(404, 409),
             is_change=True,
+            scope=Scope.ALL,
         ),
     )
 
@@ -314,6 +323,7 @@ NAMESPACE: Final = (
         refusals=(409, 412),
         is_change=True,
         is_versioned=True,
+        scope=Scope.DEFINITIONS,
     ),
     Route(
         "getStatus",
@@ -331,6 +341,7 @@ NAMESPACE: Final = (
         "Let callers begin again with any epoch, after a lease was made anew",
         Status,
         refusals=(503,),
+        scope=Scope.ALL,
     ),
     Route(
         "getOpenApi",
@@ -373,6 +384,7 @@ HISTORY: Final = (
         Applied,
         refusals=(404, 409),
         is_change=True,
+        scope=Scope.DEFINITIONS,
     ),
 )
 
@@ -386,6 +398,7 @@ MESSAGES: Final = (
         MessagePage,
         PeekMessages,
         refusals=(404, 409, 503),
+        scope=Scope.MESSAGES,
     ),
     Route(
         "deleteMessages",
@@ -397,6 +410,7 @@ MESSAGES: Final = (
         DeleteMessages,
         refusals=(404,),
         is_change=True,
+        scope=Scope.MESSAGES,
     ),
     Route(
         "purgeMessages",
@@ -408,6 +422,7 @@ MESSAGES: Final = (
         PurgeMessages,
         refusals=(404,),
         is_change=True,
+        scope=Scope.MESSAGES,
     ),
     Route(
         "resendMessages",
@@ -419,6 +434,7 @@ MESSAGES: Final = (
         ResendMessages,
         refusals=(404,),
         is_change=True,
+        scope=Scope.MESSAGES,
     ),
 )
 
@@ -441,6 +457,7 @@ DEVELOPMENT: Final = (
         Clock,
         Advance,
         refusals=(404, 409, 503),
+        scope=Scope.ALL,
     ),
     Route(
         "loseLocks",
@@ -451,6 +468,7 @@ DEVELOPMENT: Final = (
         LocksLost,
         LoseLocksOf,
         refusals=(404,),
+        scope=Scope.ALL,
     ),
     Route(
         "interruptStore",
@@ -461,6 +479,7 @@ DEVELOPMENT: Final = (
         StoreInterrupted,
         StoreOutage,
         refusals=(404,),
+        scope=Scope.ALL,
     ),
 )
 

@@ -31,6 +31,7 @@ from postbus.control_contract import (
     ProblemType,
 )
 from postbus.edge.control.authorization import ControlAuthorizer, NotAuthorized
+from postbus.edge.control.callers import NOBODY, ControlCaller, Scope
 from postbus.edge.control.calls import (
     Answer,
     Call,
@@ -39,7 +40,7 @@ from postbus.edge.control.calls import (
     Handler,
     refused,
 )
-from postbus.edge.control.routes import ROUTES, Query, Route
+from postbus.edge.control.routes import KEYS, ROUTES, Query, Route
 from postbus.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
@@ -90,9 +91,13 @@ class ControlServer:
         operation = self._operations[route.operation]
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            caller = NOBODY
             if not route.is_open:
-                await self._authorizer.authorize(request)
+                caller = await self._authorizer.authorize(request)
+                _check_scope(caller, route.scope)
             call = await _read_call(request, route)
+            if call.queries.get(KEYS.name):
+                _check_scope(caller, Scope.ALL)
             if not route.is_change:
                 return _answer(await operation(call))
             async with self._fence.admitted(_epoch(request)):
@@ -136,6 +141,13 @@ class ControlServer:
         except Exception:
             logger.exception("a request broke", extra={"path": request.path})
             return _problem(500, "this is an error of Postbus; please report it")
+
+
+def _check_scope(caller: ControlCaller, needed: Scope) -> None:
+    if not caller.may(needed):
+        has = ", ".join(sorted(scope.value for scope in caller.scopes))
+        detail = f"this needs a token of the scope {needed.value}; that of {caller.name} has {has}"
+        raise ControlRefused(403, detail, ProblemType.UNAUTHORIZED)
 
 
 # --- requests -----------------------------------------------------------------------------------
