@@ -278,8 +278,10 @@ class AmqpConnection:
         """Remember which link holds a session."""
         self._sessions[entity_no, session_id] = door
 
-    def forget_session(self, entity_no: int, session_id: bytes) -> None:
-        self._sessions.pop((entity_no, session_id), None)
+    def forget_session(self, entity_no: int, session_id: bytes, door: SessionDoor) -> None:
+        """Forget that a link held a session, unless another one of this connection does by now."""
+        if self._sessions.get((entity_no, session_id)) is door:
+            del self._sessions[entity_no, session_id]
 
     def holder_of(self, entity_no: int, session_id: bytes | None) -> int | None:
         """Return the consumer of this connection that holds a session; that is a use of its link.

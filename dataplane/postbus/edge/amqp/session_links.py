@@ -34,6 +34,11 @@ NEXT_SESSION_S: Final = 65.0
 """How long the next available session is waited for when the client does not say. Source: a comment
 in the JavaScript SDK about what the service does."""
 
+GRACE_S: Final = 2.0
+"""How long a receive-and-delete link outlives the lock of its session: a client that has all it
+wanted closes it by itself, as the SDKs' own tests do just after the lock. Nothing is delivered
+meanwhile, and the session is free."""
+
 TICKS_TO_EPOCH: Final = 621_355_968_000_000_000
 TICKS_PER_MS: Final = 10_000
 
@@ -85,6 +90,7 @@ class SessionDoor(ReceiverDoor):
         self._lost = Refused(Refusal.SESSION_LOCK_LOST)
         self._wanted = wanted
         self._wait_timer: asyncio.TimerHandle | None = None
+        self._grace_timer: asyncio.TimerHandle | None = None
 
     @property
     def consumer_id(self) -> int:
@@ -119,8 +125,10 @@ class SessionDoor(ReceiverDoor):
         """The link is gone: the session is free at once."""
         self.connection.completions.submit()
         self._stop_wait_timer()
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
         if self._session_id is not None:
-            self.connection.forget_session(self._address.entity_no, self._session_id)
+            self.connection.forget_session(self._address.entity_no, self._session_id, self)
         super().close()
 
     @guarded
@@ -168,6 +176,13 @@ class SessionDoor(ReceiverDoor):
         return link.session
 
     # --- the end --------------------------------------------------------------------------------
+
+    def ended(self, refusal: Refusal) -> None:
+        """Detach, of a session in receive-and-delete a little after its lock."""
+        if self._is_locking or refusal is not Refusal.SESSION_LOCK_LOST:
+            super().ended(refusal)
+        elif self._grace_timer is None:
+            self._grace_timer = self.connection.call_later(GRACE_S, super().ended, refusal)
 
     def reset(self) -> None:
         """The partition was reloaded: a session that was held is lost, one waited for is not."""
