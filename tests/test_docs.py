@@ -630,7 +630,7 @@ def test_check_finds_the_mistake_of_the_guide_in_a_rule(tmp_path: Path) -> None:
 UNMENTIONED = {
     "enableBatchedOperations", "enableExpress", "operatorSpec",
 }  # fmt: skip
-"""A field of a queue that is refused, and two that change nothing."""
+"""Fields of a queue that change nothing."""
 
 
 def test_table_of_queue_fields_is_whole_and_has_the_defaults() -> None:

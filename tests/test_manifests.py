@@ -421,7 +421,7 @@ def test_all_complaints_come_at_once(tmp_path: Path) -> None:
         ("lockDurations: PT1M", "spec.lockDurations: unknown field; did you mean lockDuration?"),
         ("lockDuration: 60000", "spec.lockDuration: use an ISO 8601 duration"),
         ('maxDeliveryCount: "3"', "spec.maxDeliveryCount: input should be a valid integer"),
-        ("enableExpress: true", "spec.enableExpress: express queues are not available yet"),
+        ("enableExpress: 1", "spec.enableExpress: input should be a valid boolean"),
         ("forwardTo: orders", "spec.forwardTo: an entity cannot forward to itself"),
         ("forwardTo: nowhere", "spec.forwardTo: there is no queue or topic nowhere"),
         ("autoDeleteOnIdle: PT4M", "spec.autoDeleteOnIdle: must be at least PT5M"),

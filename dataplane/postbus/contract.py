@@ -109,6 +109,16 @@ class NamespaceLimits:
         """Whether every entity is partitioned, whatever its definition says."""
         return self.max_partitioned_count is None and self.partition_count > 1
 
+    def size_factor(self, *, is_partitioned: bool) -> int:
+        """Return how often an entity has the size that its definition says.
+
+        In Standard each part of a partitioned one has all of it: 5 GB are 80 GB. Where the
+        namespace is partitioned as a whole the parts share it. Source: Azure's page on partitioned
+        entities.
+        """
+        is_each = is_partitioned and self.max_partitioned_count is not None
+        return self.partition_count if is_each else 1
+
 
 LIMITS: Final = {
     Sku.BASIC: NamespaceLimits(
@@ -414,9 +424,9 @@ class QueueFields(Model):
     requires_session: bool = Field(False, alias="requiresSession")
     requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
     enable_partitioning: bool = Field(False, alias="enablePartitioning")
-    enable_express: Annotated[bool, not_yet(False, "express queues are")] = Field(
-        False, alias="enableExpress"
-    )
+    enable_express: bool = Field(False, alias="enableExpress")
+    """Accepted for the sake of clients; each message is stored before it is accepted."""
+
     auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
     forward_to: EntityPath | None = Field(None, alias="forwardTo")
     forward_dead_lettered_messages_to: EntityPath | None = Field(
@@ -449,9 +459,7 @@ class TopicProperties(Model):
     )
     enable_partitioning: bool = Field(False, alias="enablePartitioning")
     enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
-    enable_express: Annotated[bool, not_yet(False, "express topics are")] = Field(
-        False, alias="enableExpress"
-    )
+    enable_express: bool = Field(False, alias="enableExpress")
     support_ordering: bool = Field(True, alias="supportOrdering")
     """Accepted for the sake of templates; every subscription keeps the order of its topic."""
 

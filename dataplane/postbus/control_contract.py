@@ -223,13 +223,13 @@ class CountDetails(Told):
 class RuntimeInformation(Told):
     """What an entity holds, exact while nobody sends or receives.
 
-    `message_count` is the sum of all sub-queues. `accessed_at` is coarse.
+    `message_count` is the sum of all sub-queues. `accessed_at` is coarse, the creation at first.
     """
 
     message_count: int
     count_details: CountDetails
     size_in_bytes: int
-    accessed_at: datetime | None
+    accessed_at: datetime
     availability: str
     subscription_count: int
 

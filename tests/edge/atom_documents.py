@@ -86,7 +86,7 @@ SHARED = {
     "user_metadata": st.none() | XML_TEXT,
 }
 STORED = {
-    "max_size_in_megabytes": st.integers(1024, 81_920),
+    "max_size_in_megabytes": st.integers(1024, 5_120),
     "max_message_size_in_kilobytes": st.integers(256, 102_400),
     "requires_duplicate_detection": st.booleans(),
     "duplicate_detection_history_time_window_ms": st.integers(20_000, 604_800_000),

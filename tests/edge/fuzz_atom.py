@@ -14,10 +14,12 @@ import time
 
 from postbus.broker.administration import RuleDescription
 from postbus.contract import (
+    LIMITS,
     CorrelationFilter,
     EntityProperties,
     QueueProperties,
     RuleProperties,
+    Sku,
     SqlAction,
     SqlFilter,
     SubscriptionProperties,
@@ -113,11 +115,11 @@ def try_body(body: bytes) -> EntityProperties | RuleProperties | None:
             again = read_rule(description_of(read_document(written_rule(rule)))[1])
             assert again == rule, (again, rule)
             return rule
-        found = read_description(DESCRIPTIONS[name], description, None)
+        found = read_description(DESCRIPTIONS[name], description, None, LIMITS[Sku.STANDARD])
     except BadDocument:
         return None
     told = description_of(read_document(entry_of(found.properties)))[1]
-    same = read_description(DESCRIPTIONS[name], told, None)
+    same = read_description(DESCRIPTIONS[name], told, None, LIMITS[Sku.STANDARD])
     assert same.properties == found.properties, (same, found)
     return found.properties
 

@@ -17,6 +17,7 @@ from postbus.broker.administration import RuleDescription
 from postbus.broker.authorization_rules import AuthorizationRuleDescription, Keys, WantedRule
 from postbus.contract import (
     DEFAULT_RULE,
+    LIMITS,
     MAX_DURATION_MS,
     CorrelationFilter,
     EntityKind,
@@ -70,7 +71,7 @@ LONG = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], d
 
 def read(body: bytes, known: EntityProperties | None = None) -> Wanted:
     name, description = description_of(read_document(body))
-    return read_description(DESCRIPTIONS[name], description, known)
+    return read_description(DESCRIPTIONS[name], description, known, LIMITS[Sku.STANDARD])
 
 
 def queue_of(inside: str, known: EntityProperties | None = None) -> QueueProperties:
@@ -199,7 +200,7 @@ def test_a_target_is_told_as_a_url_of_this_place() -> None:
         ("<MaxDeliveryCount>1e3</MaxDeliveryCount>", "MaxDeliveryCount: use a whole number"),
         ("<MaxDeliveryCount>1_0</MaxDeliveryCount>", "MaxDeliveryCount: use a whole number"),
         ("<MaxDeliveryCount>0</MaxDeliveryCount>", "MaxDeliveryCount: input should be greater"),
-        ("<EnableExpress>true</EnableExpress>", "EnableExpress: express queues are not available"),
+        ("<EnableExpress>yes</EnableExpress>", "EnableExpress: use true or false"),
         ("<Status>Renaming</Status>", "Status: input should be"),
         ("<UserMetadata><a/></UserMetadata>", "UserMetadata: expected text, found elements"),
         (f"<UserMetadata>{'x' * 1025}</UserMetadata>", "UserMetadata: "),
@@ -620,7 +621,7 @@ def try_everything(body: bytes) -> None:
     with suppress(BadDocument):
         name, description = description_of(read_document(body))
         if name in DESCRIPTIONS:
-            read_description(DESCRIPTIONS[name], description, None)
+            read_description(DESCRIPTIONS[name], description, None, LIMITS[Sku.STANDARD])
         else:
             read_rule(description)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from postbus.contract import (
     LIMITS,
     EntityKind,
+    NamespaceLimits,
     Sku,
     TopicProperties,
 )
@@ -23,6 +26,7 @@ from postbus.entity.commands import (
     Transact,
     Transacted,
 )
+from postbus.entity.topic_state import TopicState
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES
 from tests.entity.partition_rig import (
     ACTIVE,
@@ -174,8 +178,17 @@ def test_a_transaction_publishes_and_settles_in_one_commit() -> None:
     assert names(rig, ONE) == ["out"]
 
 
-def test_partitioned_entities_number_by_partition_and_take_a_share_of_the_size() -> None:
-    rig = Rig(limits=LIMITS[Sku.STANDARD])
+@pytest.mark.parametrize(
+    ("limits", "size_bytes"),
+    [
+        (LIMITS[Sku.STANDARD], 1 << 30),  # each part has all of it
+        (replace(LIMITS[Sku.PREMIUM], partition_count=4), 1 << 28),
+    ],
+)
+def test_partitioned_entities_number_by_partition_and_have_a_size_for_each(
+    limits: NamespaceLimits, size_bytes: int
+) -> None:
+    rig = Rig(limits=limits)
     rig.put_topic(is_partitioned=True)
     rig.put_subscription(ONE, is_partitioned=True)
     first = (3 << 48) + 1  # the rig is partition 3
@@ -183,10 +196,11 @@ def test_partitioned_entities_number_by_partition_and_take_a_share_of_the_size()
     assert [p.sequence for p in rig.peek(entity_no=ONE)] == [first]
     rig.crash()
     assert publish(rig, "b") == [first + 256]
-    share = 1024 * 1024 * 1024 // 16
-    for _ in range(255):
-        publish(rig, message("m", size_bytes=256 * 1024))
-    assert share - rig.state.counts(TOPIC).size_bytes < 256 * 1024
+    topic = rig.state.entity_by_no(TOPIC)
+    assert isinstance(topic, TopicState)
+    assert topic.max_size_bytes == size_bytes
+    topic.max_size_bytes = topic.total_bytes + 256 * 1024 - 1
+    topic._room_checks = 0
     reply = rig.apply(Enqueue(TOPIC, [message("m", size_bytes=256 * 1024)]))
     assert isinstance(reply, Enqueued)
     assert reply.refusals is not None
@@ -202,6 +216,6 @@ def test_a_partitioned_queue_too() -> None:
     assert rig.peek_names(entity_no=50) == ["a", "b"]
     entity = rig.state.entity_by_no(50)
     assert entity is not None
-    assert entity.max_size_bytes == 64 * 1024 * 1024
+    assert entity.max_size_bytes == 1024 * 1024 * 1024  # each part has all of it
     rig.crash()
     assert rig.send("c", entity_no=50) == [(3 << 48) + 257]

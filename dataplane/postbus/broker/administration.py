@@ -124,8 +124,8 @@ class RuntimeInformation:
     """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
 
     `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
-    `accessed_ms`: when somebody sent or received last; a kill of the broker forgets what came after
-    its last clean stop, None when that is all. `subscription_count` is a topic's.
+    `accessed_ms`: when somebody sent or received last, else when it was made; a kill of the broker
+    forgets what came after its last clean stop. `subscription_count` is a topic's.
     """
 
     active: int
@@ -134,7 +134,7 @@ class RuntimeInformation:
     transfer: int
     transfer_dead_letter: int
     size_bytes: int
-    accessed_ms: int | None
+    accessed_ms: int
     availability: Availability
     subscription_count: int
 
@@ -233,6 +233,7 @@ class Administration:
         is_limited = any(host.trouble is not None for host in hosts)
         return _runtime(
             sum_of(known),
+            entry.created_ms,
             Availability.LIMITED if is_limited else Availability.AVAILABLE,
             self._directory.subscription_count(entry.entity_no),
         )
@@ -449,7 +450,7 @@ def _key(path: str) -> str:
 
 
 def _runtime(
-    counts: Counts, availability: Availability, subscription_count: int
+    counts: Counts, created_ms: int, availability: Availability, subscription_count: int
 ) -> RuntimeInformation:
     return RuntimeInformation(
         counts.active,
@@ -458,7 +459,7 @@ def _runtime(
         counts.transfer,
         counts.transfer_dead_letter,
         counts.size_bytes,
-        counts.accessed_ms or None,
+        counts.accessed_ms or created_ms,
         availability,
         subscription_count,
     )

@@ -435,7 +435,9 @@ class PartitionState:
         self, stored: PutEntity | LoadedEntity, next_sequence: int, size_bytes: int
     ) -> QueueState:
         """Make an entity; a subscription's topic is there already."""
-        share = self._turn.limits.partition_count if stored.is_partitioned else 1
+        limits, is_partitioned = self._turn.limits, stored.is_partitioned
+        share = limits.partition_count if is_partitioned else 1
+        share //= limits.size_factor(is_partitioned=is_partitioned)
         entity_no, turn = stored.entity_no, self._turn
         entity: QueueState
         if isinstance(stored.properties, TopicProperties):

@@ -22,6 +22,7 @@ from postbus.contract import (
     PROPERTIES_OF,
     EntityKind,
     EntityProperties,
+    NamespaceLimits,
     RuleProperties,
     format_duration,
 )
@@ -30,7 +31,6 @@ from postbus.edge.atom.authorization import read_authorization_rules, write_auth
 from postbus.edge.atom.rules import read_rule
 from postbus.edge.atom.xml_text import (
     COUNTS_NAMESPACE,
-    NEVER,
     BadDocument,
     children,
     element,
@@ -53,13 +53,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An entity to be written. `filter_counts`: SQL and correlation filters of a topic."""
+    """An entity to be written. `filter_counts`: SQL and correlation filters of a topic.
+
+    `size_factor`: how often it has the size of its definition.
+    """
 
     description: EntityDescription
     runtime: RuntimeInformation
     place: Place
     authorization_rules: Sequence[AuthorizationRuleDescription] = ()
     filter_counts: tuple[int, int] | None = None
+    size_factor: int = 1
 
 
 # --- properties -----------------------------------------------------------------------------------
@@ -77,6 +81,14 @@ class Property:
     def shown(self, shown: Shown) -> str:
         text = self.write(getattr(shown.description.properties, self.field), shown.place)
         return "" if text is None else element(self.element, text)
+
+
+class SizeLimit(Property):
+    """The quota of an entity, which is told for all its parts together."""
+
+    def shown(self, shown: Shown) -> str:
+        most_mb = getattr(shown.description.properties, self.field) * shown.size_factor
+        return element(self.element, str(most_mb))
 
 
 def _duration(name: str, field: str) -> Property:
@@ -158,11 +170,6 @@ def _total(shown: Shown) -> str:
     )
 
 
-def _accessed(shown: Shown) -> str:
-    accessed_ms = shown.runtime.accessed_ms
-    return NEVER if accessed_ms is None else write_time(accessed_ms)
-
-
 def _filter_counts(shown: Shown) -> str:
     if shown.filter_counts is None:
         return ""
@@ -178,7 +185,7 @@ _MESSAGE_COUNT: Final = _fact("MessageCount", _total)
 _NOT_ANONYMOUS: Final = _fact("IsAnonymousAccessible", lambda _: "false")
 _CREATED: Final = _fact("CreatedAt", lambda shown: write_time(shown.description.created_ms))
 _UPDATED: Final = _fact("UpdatedAt", lambda shown: write_time(shown.description.updated_ms))
-_ACCESSED: Final = _fact("AccessedAt", _accessed)
+_ACCESSED: Final = _fact("AccessedAt", lambda shown: write_time(shown.runtime.accessed_ms))
 _COUNTS: Final = Fact(_counts)
 _AVAILABILITY: Final = _fact(
     "EntityAvailabilityStatus", lambda shown: shown.runtime.availability.value
@@ -191,7 +198,9 @@ _RULES: Final = Fact(
 # --- the tables -----------------------------------------------------------------------------------
 
 _LOCK: Final = _duration("LockDuration", "lock_duration_ms")
-_SIZE_LIMIT: Final = _integer("MaxSizeInMegabytes", "max_size_in_megabytes")
+_SIZE_LIMIT: Final = SizeLimit(
+    "MaxSizeInMegabytes", "max_size_in_megabytes", read_integer, lambda value, _: str(value)
+)
 _DUPLICATES: Final = _boolean("RequiresDuplicateDetection", "requires_duplicate_detection")
 _WINDOW: Final = _duration(
     "DuplicateDetectionHistoryTimeWindow", "duplicate_detection_history_time_window_ms"
@@ -324,7 +333,10 @@ class Wanted:
 
 
 def read_description(
-    kind: EntityKind, description: Element, known: EntityProperties | None
+    kind: EntityKind,
+    description: Element,
+    known: EntityProperties | None,
+    limits: NamespaceLimits,
 ) -> Wanted:
     """Return what a description asks for; `known` is what the entity is so far.
 
@@ -350,6 +362,10 @@ def read_description(
             raise BadDocument(f"{tag}: every client signs in here; leave it false")
     if known is not None and type(known) is PROPERTIES_OF[kind]:
         said = _kept(known, readable) | said
+    size_mb = said.get(_SIZE_LIMIT.field, 0)
+    factor = limits.size_factor(is_partitioned=said.get(_PARTITIONED.field) is True)
+    if size_mb > limits.sizes_mb[-1] and size_mb % factor == 0:  # as an answer says it
+        said[_SIZE_LIMIT.field] = size_mb // factor
     try:
         properties = PROPERTIES_OF[kind].model_validate(said)
     except ValidationError as error:

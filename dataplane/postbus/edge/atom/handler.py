@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, assert_never
 from xml.etree.ElementTree import Element
 
@@ -76,10 +77,10 @@ SUPPLEMENTS: Final = {
 }
 """Property -> the header that brings a token for the entity it names."""
 
-EMPTY: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.AVAILABLE, 0)
+EMPTY: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, 0, Availability.AVAILABLE, 0)
 """What an entity holds that was just made: its partitions need not be loaded to know."""
 
-NOT_COUNTED: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, None, Availability.LIMITED, 0)
+NOT_COUNTED: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, 0, Availability.LIMITED, 0)
 """What a change is answered with when the partitions could not be asked after it."""
 
 
@@ -228,7 +229,8 @@ class AtomHandler:
             raise bad_request(f"the entry describes something else; send a {expected}")
         path = target.path if isinstance(target, SubscriptionAt) else target.name
         known = self._administration.find(path)
-        wanted = read_description(kind, description, None if known is None else known.properties)
+        before = None if known is None else known.properties
+        wanted = read_description(kind, description, before, self._administration.limits)
         await self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
@@ -374,6 +376,7 @@ class AtomHandler:
             self._place(request),
             () if is_subscription else self._rules.listed(description.name),
             self._filter_counts(description.name, runtime) if is_counting else None,
+            self._administration.limits.size_factor(is_partitioned=description.is_partitioned),
         )
 
     def _filter_counts(self, topic: str, runtime: RuntimeInformation) -> tuple[int, int]:
@@ -394,14 +397,14 @@ class AtomHandler:
         self, request: web.BaseRequest, description: EntityDescription, status: int = 200
     ) -> web.Response:
         """Return the entry of an entity with its ETag; a change that is done is never refused."""
-        runtime = EMPTY
+        runtime = replace(EMPTY, accessed_ms=description.created_ms)
         if status != CREATED:
             try:
                 runtime = await self._administration.runtime(description.name)
             except AdministrationRefused:
                 if request.method == "GET":
                     raise
-                runtime = NOT_COUNTED
+                runtime = replace(NOT_COUNTED, accessed_ms=description.created_ms)
         shown = self._shown_with(request, description, runtime)
         answer = _entry(self._feeds(request).entity(shown), status)
         answer.headers["ETag"] = f'"{description.version}"'

@@ -33,8 +33,6 @@ MAX_DEPTH: Final = 32
 
 ENTRY: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED: Final = "application/atom+xml;type=feed;charset=utf-8"
-NEVER: Final = "0001-01-01T00:00:00Z"
-"""What Service Bus says of a time that never was."""
 
 _TYPE: Final = f"{{{INSTANCE_NAMESPACE}}}type"
 _NIL: Final = f"{{{INSTANCE_NAMESPACE}}}nil"

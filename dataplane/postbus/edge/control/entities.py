@@ -392,7 +392,7 @@ def _runtime(counted: Counted) -> RuntimeInformation:
         + counted.transfer_dead_letter,
         count_details=counts,
         size_in_bytes=counted.size_bytes,
-        accessed_at=None if counted.accessed_ms is None else _time(counted.accessed_ms),
+        accessed_at=_time(counted.accessed_ms),
         availability=counted.availability.value,
         subscription_count=counted.subscription_count,
     )

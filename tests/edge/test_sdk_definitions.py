@@ -1,0 +1,43 @@
+"""Definitions that Azure takes and this bus has to mean something by, with the SDK's client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from postbus.contract import QueueProperties
+from tests.edge.bus_thread import BusThread
+from tests.edge.test_sdk_administration import administration_of, refusal_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def administration(bus: BusThread) -> Iterator[ServiceBusAdministrationClient]:
+    with administration_of(bus) as client:
+        yield client
+
+
+def test_the_size_of_a_partitioned_entity_is_that_of_all_its_parts(
+    bus: BusThread, administration: ServiceBusAdministrationClient
+) -> None:
+    made = administration.create_queue(
+        "big", enable_partitioning=True, max_size_in_megabytes=16 * 3072
+    )
+    assert made.max_size_in_megabytes == 16 * 3072
+    made.user_metadata = "changed"
+    administration.update_queue(made)
+    assert administration.get_queue("big").max_size_in_megabytes == 16 * 3072
+    entry = bus.administration.find("big")
+    assert entry is not None
+    assert entry.properties == QueueProperties(
+        enable_partitioning=True,
+        max_size_in_megabytes=3072,
+        user_metadata="changed",
+    )
+    too_large = refusal_of(
+        lambda: administration.create_queue("plain", max_size_in_megabytes=16 * 1024)
+    )
+    assert "maxSizeInMegabytes: this tier allows 1024, 2048" in too_large.message
