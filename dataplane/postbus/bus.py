@@ -12,9 +12,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -22,11 +21,11 @@ from postbus.announcement import Announcement
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
-    WantedEntity,
 )
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.caller_fence import CallerFence
+from postbus.broker.catalog import Catalog
 from postbus.broker.changes import Changes
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
@@ -34,6 +33,7 @@ from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.namespace import Namespace
 from postbus.broker.own_names import OwnNames
+from postbus.broker.preconditions import DirectoryRefusal
 from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
@@ -41,14 +41,11 @@ from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
 from postbus.contract import (
     EntityKind,
-    EntityProperties,
     Right,
-    TopicProperties,
-    subscription_path,
 )
 from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory, new_key
-from postbus.definitions import Described, in_order_of_forwarding
+from postbus.defining import define_entities, define_later
 from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
 from postbus.entity.commands import Tick
@@ -201,7 +198,9 @@ class Bus:
                     now_ms=self._clock,
                 )
                 on_step("loading partitions")
-                await self._define_entities(self._administration)
+                following = await self._define_entities(
+                    self._administration, self._directory.catalog, tasks
+                )
                 await self._load_partitions(stores, self._directory)
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
@@ -212,6 +211,8 @@ class Bus:
                     await self._stopping.wait()
                 finally:
                     readiness.is_open = False
+                    for task in following:
+                        task.cancel()
                     self._administration.stop()
                     if self._doors is not None:
                         await self._doors.close(self._grace_s)
@@ -256,6 +257,7 @@ class Bus:
                 directory,
             )
             await namespace.load()
+            directory.catalog.on_read.append(namespace.load)
             self._created_ms = await catalog.created_ms()
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
@@ -293,29 +295,25 @@ class Bus:
             ) from error
         return OtlpSpans(self._definition.name, self._settings.broker_name)
 
-    async def _define_entities(self, administration: Administration) -> None:
-        """Create or change what the manifests say; what they do not say stays.
-
-        What is new is made first and forwards nowhere yet, since a target must exist; then all get
-        their definitions, targets before what forwards to them.
-        """
-        wanted = _wanted_of(self._definition)
-        described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
-        new = [
-            replace(each, properties=_forwarding_nowhere(each.properties))
-            for name, each in wanted.items()
-            if administration.find(name) is None
-        ]
+    async def _define_entities(
+        self, administration: Administration, catalog: Catalog, tasks: asyncio.TaskGroup
+    ) -> list[asyncio.Task[None]]:
+        """Apply the manifests, or follow the owner of partition 0; return what to cancel."""
+        following = [tasks.create_task(catalog.keep_following(), name="follow")]
         try:
-            await administration.put_all(new)
-            await administration.put_all(
-                [wanted[one.name] for one in in_order_of_forwarding(described)]
-            )
+            await catalog.own()
+        except DirectoryRefusal as refusal:
+            logger.warning("manifests are not applied yet", extra={"why": str(refusal)})
+            later = define_later(self._definition, administration, catalog)
+            return [*following, tasks.create_task(later, name="define")]
+        try:
+            await define_entities(self._definition, administration)
         except AdministrationRefused as refusal:
             if isinstance(refusal.__cause__, StoreError):
                 text = explain_store_error(refusal.__cause__)
                 raise BusError(text, is_about_store=True) from refusal
             raise BusError(str(refusal)) from refusal
+        return following
 
     async def _load_partitions(self, stores: Stores, directory: Directory) -> None:
         """Claim what holds entities, so that the first client need not wait for it.
@@ -416,14 +414,14 @@ class Bus:
             new_key,
             changes,
         )
-        self._fence = CallerFence(CallerEpochStore(stores.first))
+        self._fence = CallerFence(CallerEpochStore(stores.first), directory.catalog)
         try:
             await self._rules.load()
-            await self._fence.load()
         except StoreError as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
         except KeysUnreadable as error:
             raise BusError(str(error)) from error
+        directory.catalog.on_read.append(self._rules.load)
         directory.tell_deletions(self._refresh_rules)
         directory.tell_restores(self._refresh_rules)
 
@@ -536,36 +534,6 @@ class Bus:
         assert self._sampler is not None
         await self._sampler.prepare()
         return self._sampler.sample()
-
-
-def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:
-    """Return what manifests want by its path, topics before their subscriptions."""
-    topics = [
-        WantedEntity(EntityKind.TOPIC, each.name, each.properties) for each in definition.topics
-    ]
-    queues = [
-        WantedEntity(EntityKind.QUEUE, each.name, each.properties) for each in definition.queues
-    ]
-    kind = EntityKind.SUBSCRIPTION
-    return {
-        **{each.name: each for each in topics},
-        **{
-            subscription_path(each.topic, each.name): WantedEntity(
-                kind, each.name, each.properties, each.topic, each.rules
-            )
-            for each in definition.subscriptions
-        },
-        **{each.name: each for each in queues},
-    }
-
-
-def _forwarding_nowhere(properties: EntityProperties) -> EntityProperties:
-    if isinstance(properties, TopicProperties):
-        return properties
-    return properties.model_copy(update=NOWHERE)
-
-
-NOWHERE: Final = {"forward_to": None, "forward_dead_lettered_messages_to": None}
 
 
 def _shown(names: list[str]) -> str:

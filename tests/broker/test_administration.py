@@ -209,16 +209,16 @@ class SlowCatalog(CatalogStore):
         super().__init__(store)
         self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
 
-    async def put(self, **given: Any) -> Any:
+    async def put_all(self, *given: Any) -> Any:
         self.begun.set()
         await self.goes_on.wait()
-        return await super().put(**given)
+        return await super().put_all(*given)
 
 
 async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> None:
     async with administered(store) as (administration, bus):
         catalog = SlowCatalog(store)
-        bus.directory._catalog = catalog
+        bus.directory.catalog.store = catalog
         await bus.load()
         asked = asyncio.create_task(administration.put_queue("q", QUEUE, mode=CREATE))
         await catalog.begun.wait()
@@ -251,13 +251,13 @@ async def test_a_change_that_a_stop_cuts_short_is_answered_without_a_guess(store
 
 
 class AwayCatalog(CatalogStore):
-    async def put(self, **given: Any) -> Any:
+    async def put_all(self, *given: Any) -> Any:
         raise StoreUnavailable("no route")
 
 
 async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        bus.directory._catalog = AwayCatalog(store)
+        bus.directory.catalog.store = AwayCatalog(store)
         assert await refusal_of(administration.put_queue("q", QUEUE, mode=CREATE)) is (
             Refusal.NOT_APPLIED
         )
@@ -265,13 +265,13 @@ async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) ->
 
 
 class BrokenCatalog(CatalogStore):
-    async def put(self, **given: Any) -> Any:
+    async def put_all(self, *given: Any) -> Any:
         raise ZeroDivisionError("a mistake of ours")
 
 
 async def test_what_was_not_written_is_not_applied_whatever_broke(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        bus.directory._catalog = BrokenCatalog(store)
+        bus.directory.catalog.store = BrokenCatalog(store)
         made = administration.put_queue("q", QUEUE, mode=CREATE)
         assert await refusal_of(made) is Refusal.NOT_APPLIED
         assert administration.find("q") is None

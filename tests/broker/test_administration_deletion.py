@@ -539,18 +539,18 @@ class LossyCatalog(CatalogStore):
             raise StoreUnavailable
         return result
 
-    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
-        return await self._lose(lambda: CatalogStore.retain(self, entity_no, until_ms))
+    async def retain(self, *given: Any) -> list[CatalogEntry]:
+        return await self._lose(lambda: CatalogStore.retain(self, *given))
 
-    async def restore(self, entity_no: int) -> list[CatalogEntry]:
-        return await self._lose(lambda: CatalogStore.restore(self, entity_no))
+    async def restore(self, *given: Any) -> list[CatalogEntry]:
+        return await self._lose(lambda: CatalogStore.restore(self, *given))
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
 async def test_lost_answers_are_found_in_the_tables(store: Store, is_loaded: bool) -> None:
     async with administered(store) as (administration, bus):
         catalog = LossyCatalog(store)
-        bus.directory._catalog = catalog
+        bus.directory.catalog.store = catalog
         made = await administration.put_topic("t", TOPIC, mode=CREATE)
         await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
         if is_loaded:
@@ -586,7 +586,7 @@ def statuses(bus: Bus) -> list[str]:
     for host in bus.hosts:
         state = host._state
         assert state is not None
-        for entry in bus.directory.entries_of(host.partition_id):
+        for entry in bus.directory.catalog.entries_of(host.partition_id):
             entity = state.entity_by_no(entry.entity_no)
             assert entity is not None
             found.append(entity.properties.status.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 import asyncpg
@@ -19,7 +19,7 @@ from postbus.broker.authorization_rules import (
 )
 from postbus.broker.authz import Authorizer, KeyRule, TokenRefused
 from postbus.broker.changes import Changes
-from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.directory import DirectoryRefusal
 from postbus.broker.sealing import KeySeal, SealBroken
 from postbus.contract import QueueProperties, Right
 from postbus.entity.commands import Refusal
@@ -27,6 +27,8 @@ from postbus.store.authorization import AuthorizationStore, SealedRule
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from postbus.store.tombstones import TombstoneStore
+from tests.broker.owner import directory_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +50,10 @@ class LossyStore(AuthorizationStore):
             raise StoreUnavailable
         return await super().load()
 
-    async def replace(
-        self, entity_no: int, rules: Sequence[SealedRule], kept: Sequence[str]
-    ) -> list[SealedRule]:
+    async def replace(self, *given: Any) -> tuple[int, list[SealedRule]]:
         if self.loses_write:
             raise StoreUnavailable
-        written = await super().replace(entity_no, rules, kept)
+        written = await super().replace(*given)
         if self.loses_answer:
             raise StoreUnavailable
         return written
@@ -63,12 +63,14 @@ class Rig:
     """Rules over a directory with one queue, `Orders`."""
 
     def __init__(self, store: Store) -> None:
-        self.directory = Directory(CatalogStore(store), 1)
+        self.directory = directory_of(CatalogStore(store), 1)
         self.store = LossyStore(store)
+        self.tombstones = TombstoneStore(store)
         self.authorizer = Authorizer()
         self.numbers = itertools.count(1)
         self.tasks: list[asyncio.Task[None]] = []
         self.rules = self.made(SEAL)
+        self.directory.catalog.on_read.append(self.rules.load)
 
     def made(self, seal: KeySeal) -> AuthorizationRules:
         return AuthorizationRules(
@@ -198,12 +200,11 @@ async def test_rules_of_the_long_deleted_are_removed(rig: Rig, database: str) ->
     await rig.rules.put("orders", WantedRule("robot", SEND))
     await rig.rules.put(None, WantedRule("boss", SEND))
     await rig.directory.delete("orders")
-    await rig.rules.load()
     look = await asyncpg.connect(database)
     count = "select count(*) from postbus.authorization_rule"
     assert await look.fetchval(count) == 2, "it may be restored"
     await look.execute("update postbus.catalog set updated_ms = 1")
-    await rig.rules.load()
+    await rig.tombstones.forget(2, 0)
     assert await look.fetchval(count) == 1
     await look.close()
 

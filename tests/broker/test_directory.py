@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -30,15 +31,16 @@ from postbus.contract import (
 from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refusal, Reply
 from postbus.store.catalog import (
     CatalogEntry,
-    CatalogPut,
     CatalogStore,
-    DeletedReason,
     StoredRule,
 )
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from tests.broker.owner import directory_of
 
 pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
 
 STANDARD, PREMIUM = LIMITS[Sku.STANDARD], LIMITS[Sku.PREMIUM]
 QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
@@ -57,63 +59,26 @@ class LossyCatalog(CatalogStore):
             raise StoreUnavailable
         return await super().load()
 
-    async def put(
-        self,
-        *,
-        name: str,
-        kind: EntityKind,
-        properties: EntityProperties,
-        home_partition: int,
-        topic_no: int | None = None,
-        rules: Sequence[StoredRule] = (),
-        is_partitioned: bool = False,
-    ) -> CatalogEntry:
-        if self.loses_write:
-            raise StoreUnavailable
-        entry = await super().put(
-            name=name,
-            kind=kind,
-            properties=properties,
-            home_partition=home_partition,
-            topic_no=topic_no,
-            rules=rules,
-            is_partitioned=is_partitioned,
-        )
-        if self.loses_answer:
-            raise StoreUnavailable
-        return entry
+    async def put_all(self, *given: Any) -> list[CatalogEntry]:
+        return await self._lose(super().put_all(*given))
 
-    async def put_all(self, puts: Sequence[CatalogPut]) -> list[CatalogEntry]:
-        if self.loses_write:
-            raise StoreUnavailable
-        entries = await super().put_all(puts)
-        if self.loses_answer:
-            raise StoreUnavailable
-        return entries
+    async def retain(self, *given: Any) -> list[CatalogEntry]:
+        return await self._lose(super().retain(*given))
 
-    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
-        if self.loses_write:
-            raise StoreUnavailable
-        entries = await super().retain(entity_no, until_ms)
-        if self.loses_answer:
-            raise StoreUnavailable
-        return entries
+    async def restore(self, *given: Any) -> list[CatalogEntry]:
+        return await self._lose(super().restore(*given))
 
-    async def restore(self, entity_no: int) -> list[CatalogEntry]:
-        if self.loses_write:
-            raise StoreUnavailable
-        entries = await super().restore(entity_no)
-        if self.loses_answer:
-            raise StoreUnavailable
-        return entries
+    async def delete(self, *given: Any) -> int:
+        return await self._lose(super().delete(*given))
 
-    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+    async def _lose(self, work: Coroutine[object, object, T]) -> T:
         if self.loses_write:
+            work.close()
             raise StoreUnavailable
-        version = await super().delete(entity_no, reason)
+        result = await work
         if self.loses_answer:
             raise StoreUnavailable
-        return version
+        return result
 
 
 @dataclass
@@ -122,6 +87,9 @@ class Partition:
 
     partition_id: int = 0
     is_loaded: bool = True
+    reload_count: int = 0
+    epoch: int | None = 0
+    trouble: str | None = None
     known: dict[int, PutEntity] = field(default_factory=dict)
     version: int = 0
     told: list[Command] = field(default_factory=list)
@@ -145,9 +113,12 @@ class Partition:
         assert command.catalog_version >= self.version
         self.version = command.catalog_version
 
-    def catch_up(self, directory: Directory) -> None:
+    async def catch_up(self, directory: Directory) -> None:
         self.is_loaded = True
-        for command in directory.missing(self.partition_id, set(self.known), self.version):
+        copies = {number: put.catalog_version for number, put in self.known.items()}
+        catalog = directory.catalog
+        gone = await catalog.catch_up(self.partition_id, copies, self.version, was_ours=False)
+        for command in catalog.missing(self.partition_id, set(copies), self.version, gone):
             self.take(command)
 
     def what_it_has(self) -> dict[int, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
@@ -161,7 +132,7 @@ class Partition:
 async def open_directory(
     catalog: CatalogStore, count: int = 4
 ) -> tuple[Directory, list[Partition]]:
-    directory = Directory(catalog, count)
+    directory = directory_of(catalog, count)
     await directory.load()
     partitions = [Partition(partition_id) for partition_id in range(count)]
     directory.follow(partitions)
@@ -182,7 +153,7 @@ def names(rules: Sequence[StoredRule]) -> list[str]:
 @pytest.mark.behaviour("S186")
 async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store) -> None:
     catalog = LossyCatalog(store)
-    directory = Directory(catalog, 4)
+    directory = directory_of(catalog, 4)
     await directory.load()
     catalog.loses_answer, catalog.failing_loads = True, 2
     entry = await directory.put_queue("Orders", QueueProperties())
@@ -195,7 +166,7 @@ async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store
 
 async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -> None:
     catalog = LossyCatalog(store)
-    directory = Directory(catalog, 4)
+    directory = directory_of(catalog, 4)
     await directory.load()
     catalog.loses_write = True
     with pytest.raises(NotWritten):
@@ -322,7 +293,7 @@ async def test_partitioned_entities_live_in_every_partition(store: Store) -> Non
     assert not plain.is_partitioned
     assert list(directory.homes_of(spread)) == [0, 1, 2, 3]
     assert partitions[2].known == {}
-    partitions[2].catch_up(directory)
+    await partitions[2].catch_up(directory)
     for partition in partitions:
         expected = {"spread", "events", path}
         if partition.partition_id == plain.home_partition:
@@ -335,7 +306,7 @@ async def test_partitioned_entities_live_in_every_partition(store: Store) -> Non
 async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
     store: Store,
 ) -> None:
-    directory = Directory(CatalogStore(store), 4, replace(PREMIUM, partition_count=4))
+    directory = directory_of(CatalogStore(store), 4, replace(PREMIUM, partition_count=4))
     await directory.load()
     assert (await directory.put_queue("orders", QUEUE)).is_partitioned
     assert (await directory.put_topic("events", TOPIC)).is_partitioned
@@ -346,7 +317,7 @@ async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
 async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) -> None:
     catalog = CatalogStore(store)
     await (await open_directory(catalog))[0].put_queue("orders", PARTITIONED)
-    directory = Directory(catalog, 4, PREMIUM)
+    directory = directory_of(catalog, 4, PREMIUM)
     await directory.load()
     changed = PARTITIONED.model_copy(
         update={"max_delivery_count": 3, "max_message_size_in_kilobytes": 1024}
@@ -447,7 +418,7 @@ async def test_there_are_limits_to_what_a_namespace_holds(store: Store) -> None:
         max_subscription_count=2,
         max_sql_rule_count=3,
     )
-    directory = Directory(catalog, 16, limits)
+    directory = directory_of(catalog, 16, limits)
     await directory.load()
     await directory.put_queue("p1", PARTITIONED)
     await directory.put_topic("events", TopicProperties(enable_partitioning=True))
@@ -482,14 +453,14 @@ async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Sto
     await directory.put_queue("orders", QUEUE)
     disabled = TopicProperties(status=EntityStatus.DISABLED)
     await directory.put_topic("events", disabled)
-    commands = directory.missing(0, set(), 0)
+    commands = directory.catalog.missing(0, set(), 0, set())
     versions = [command.catalog_version for command in commands]
     assert versions == sorted(versions)
     for cut in range(len(commands) + 1):  # whatever was told, the rest comes the next time
         late = Partition(0)
         for command in commands[:cut]:
             late.take(command)
-        late.catch_up(directory)
+        await late.catch_up(directory)
         assert late.what_it_knows() == {
             entry.name: (entry.properties, tuple(each.properties for each in entry.rules))
             for entry in directory.entries()
@@ -503,7 +474,9 @@ async def test_a_topic_deleted_meanwhile_goes_after_its_subscriptions(store: Sto
         await directory.put_subscription("events", name, SUBSCRIPTION)
     partition.is_loaded = False
     await directory.delete("events")
-    commands = directory.missing(0, set(partition.known), partition.version)
+    copies = {number: put.catalog_version for number, put in partition.known.items()}
+    gone = await directory.catalog.catch_up(0, copies, partition.version, was_ours=True)
+    commands = directory.catalog.missing(0, set(copies), partition.version, gone)
     numbers = [command.entity_no for command in commands]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[-1] == topic.entity_no
@@ -558,14 +531,14 @@ async def take_steps(database: str, steps: list[tuple[str, int, int, str]]) -> N
             lost = NotWritten if loss == "loses_write" else DirectoryRefusal
             with suppress(DirectoryRefusal, lost):
                 await take_step(directory, partitions, what, which, count)
-        again = Directory(CatalogStore(store), 2)
+        again = directory_of(CatalogStore(store), 2)
         await again.load()
         assert (directory.version, directory.entries()) == (again.version, again.entries())
         for partition in partitions:
             if not partition.is_loaded:
-                partition.catch_up(directory)
-            stored = again.entries_of(partition.partition_id)
-            assert sorted(directory.entries_of(partition.partition_id)) == sorted(stored)
+                await partition.catch_up(directory)
+            stored = again.catalog.entries_of(partition.partition_id)
+            assert sorted(directory.catalog.entries_of(partition.partition_id)) == sorted(stored)
             assert partition.what_it_has() == {
                 entry.entity_no: (put.properties, put.rules)
                 for entry, put in zip(stored, map(put_of, stored), strict=True)
@@ -610,7 +583,7 @@ async def take_step(
         case "unload":
             partitions[which % 2].is_loaded = False
         case "load":
-            partitions[which % 2].catch_up(directory)
+            await partitions[which % 2].catch_up(directory)
 
 
 # --- many at once -------------------------------------------------------------------------------
@@ -645,7 +618,7 @@ async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
     assert names(entries["t/Subscriptions/r"].rules) == ["one", "two"]
     assert all(each.created_ms for each in entries["t/Subscriptions/r"].rules)
     assert names(entries["t/Subscriptions/s"].rules) == ["$Default"]
-    again = Directory(catalog, 4)
+    again = directory_of(catalog, 4)
     await again.load()
     assert again.entries() == directory.entries()
     known = {name for each in partitions for name in each.what_it_knows()}
@@ -664,7 +637,7 @@ async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(sto
     ]
     with pytest.raises(DirectoryRefusal, match="the queue q1 cannot be so: requiresSession"):
         await directory.put_all(wanted)
-    again = Directory(catalog, 4)
+    again = directory_of(catalog, 4)
     await again.load()
     assert again.entries() == directory.entries()
     assert {entry.name for entry in directory.entries()} <= {"q1", "t"}
@@ -681,7 +654,7 @@ async def test_of_many_definitions_the_last_of_a_name_counts(store: Store) -> No
         for name in ("known", "New", "new")
     ]
     await directory.put_all(wanted)
-    again = Directory(catalog, 4)
+    again = directory_of(catalog, 4)
     await again.load()
     assert again.entries() == directory.entries()
     assert [entry.name for entry in again.entries()] == ["New", "known"]

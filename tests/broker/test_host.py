@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from postbus.broker.clock import EntityClock
-from postbus.broker.directory import Directory
 from postbus.broker.host import Host, HostStatus
 from postbus.contract import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
@@ -32,6 +31,7 @@ from postbus.entity.window import WindowBudget
 from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
+from tests.broker.owner import directory_of
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ class Sink:
 @asynccontextmanager
 async def hosted(store: Store) -> AsyncIterator[tuple[Host, int]]:
     """Run a host of partition 0 with one queue; yields it and the queue's number."""
-    directory = Directory(CatalogStore(store), 1)
+    directory = directory_of(CatalogStore(store), 1)
     await directory.load()
     entry = await directory.put_queue("orders", QueueProperties())
     clock = EntityClock(

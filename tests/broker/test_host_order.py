@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from postbus.broker.clock import EntityClock
-from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.contract import LIMITS, QueueProperties, Sku
 from postbus.entity import dedup
@@ -38,6 +37,7 @@ from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreFull
 from postbus.store.postgres import Store
+from tests.broker.owner import directory_of
 from tests.broker.test_host import Sink, add, message, until
 from tests.store.driving import connected, wait_until
 
@@ -63,7 +63,7 @@ async def served(
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[Host, int]]:
     """Run a host of partition 0 with one queue; yields it and the queue's number."""
-    directory = Directory(CatalogStore(store), 1)
+    directory = directory_of(CatalogStore(store), 1)
     await directory.load()
     entry = directory.find("orders") or await directory.put_queue("orders", QueueProperties())
     clock = EntityClock(
@@ -280,7 +280,7 @@ async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)
-    directory = Directory(CatalogStore(store), 1)
+    directory = directory_of(CatalogStore(store), 1)
     await directory.load()
     await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
     async with served(store) as (host, entity_no):
@@ -302,7 +302,7 @@ async def test_a_reload_answers_what_waits_for_ids_that_are_looked_up(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)
-    directory = Directory(CatalogStore(store), 1)
+    directory = directory_of(CatalogStore(store), 1)
     await directory.load()
     await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
     async with served(store) as (host, entity_no):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,6 @@ from postbus.broker.idle_deletion import freeze
 from postbus.broker.preconditions import NotWritten
 from postbus.contract import (
     LIMITS,
-    EntityProperties,
     QueueProperties,
     Sku,
     SubscriptionProperties,
@@ -47,7 +46,8 @@ from postbus.entity.commands import (
 )
 from postbus.entity.window import WindowBudget
 from postbus.message.envelope import Envelope
-from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
+from postbus.store.catalog import CatalogEntry, CatalogPut, CatalogStore, DeletedReason
+from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.store.driving import wait_until
@@ -65,6 +65,8 @@ class Partition:
     answer: Reply | None = field(default_factory=lambda: commands.Frozen(0))
     is_loaded: bool = True
     reload_count: int = 0
+    epoch: int | None = 0
+    trouble: str | None = None
     hold_answer: Reply | None = None
     told: list[Command] = field(default_factory=list)
 
@@ -192,7 +194,7 @@ async def test_a_silent_partition_holds_no_other_definition_up(store: Store) -> 
 async def test_a_definition_put_meanwhile_is_a_use(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
     entry = await directory.put_queue("orders", TEMPORARY)
-    async with directory._changing:
+    async with directory.catalog._lock:
         put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
         await settle()
         idle = asyncio.ensure_future(directory.idle(entry.entity_no))
@@ -232,8 +234,8 @@ class LossyCatalog(CatalogStore):
 
     loses_answer = loses_write = False
 
-    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
-        version = 0 if self.loses_write else await super().delete(entity_no, reason)
+    async def delete(self, *given: Any) -> int:
+        version = 0 if self.loses_write else await super().delete(*given)
         if self.loses_write or self.loses_answer:
             raise StoreUnavailable
         return version
@@ -264,7 +266,7 @@ async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: S
 async def test_a_new_subscription_is_a_use_of_its_topic(store: Store) -> None:
     directory, _ = await open_directory(store, 1)
     topic = await directory.put_topic("events", TopicProperties(auto_delete_on_idle_ms=300_000))
-    async with directory._changing:
+    async with directory.catalog._lock:
         put = asyncio.ensure_future(
             directory.put_subscription("events", "one", SubscriptionProperties())
         )
@@ -279,7 +281,7 @@ async def test_a_new_subscription_is_a_use_of_its_topic(store: Store) -> None:
 async def test_few_entities_are_frozen_at_once(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
     entries = [await directory.put_queue(f"q{n}", TEMPORARY) for n in range(IDLE_AT_ONCE + 3)]
-    async with directory._changing:
+    async with directory.catalog._lock:
         idle = [asyncio.ensure_future(directory.idle(entry.entity_no)) for entry in entries]
         await settle()
         assert partition.kinds() == [Freeze] * IDLE_AT_ONCE + [Hold] * IDLE_AT_ONCE
@@ -293,16 +295,16 @@ class SlowCatalog(CatalogStore):
         super().__init__(store)
         self.has_begun, self.may_go = asyncio.Event(), asyncio.Event()
 
-    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+    async def delete(self, *given: Any) -> int:
         self.has_begun.set()
         await self.may_go.wait()
-        return await super().delete(entity_no, reason)
+        return await super().delete(*given)
 
-    async def put(self, *, properties: EntityProperties, **others: Any) -> CatalogEntry:
-        if properties != TEMPORARY:
+    async def put_all(self, puts: Sequence[CatalogPut], fence: CatalogFence) -> list[CatalogEntry]:
+        if puts[0].properties != TEMPORARY:
             self.has_begun.set()
             await self.may_go.wait()
-        return await super().put(properties=properties, **others)
+        return await super().put_all(puts, fence)
 
 
 @pytest.mark.parametrize("first", ["idle", "put"])
@@ -312,7 +314,7 @@ async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: 
     directory, (partition,) = await open_directory(store, 1, catalog)
     entry = await directory.put_queue("orders", TEMPORARY)
     changed = TEMPORARY.model_copy(update={"max_delivery_count": 3})
-    async with directory._changing:
+    async with directory.catalog._lock:
         put = asyncio.ensure_future(directory.put_queue("orders", changed))
         await settle()
         idle = []

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import DeletePolicy, PutMode
-from postbus.broker.directory import Directory, DirectoryRefusal
+from postbus.broker.directory import DirectoryRefusal
 from postbus.broker.namespace import Namespace
 from postbus.broker.preconditions import NotWritten
 from postbus.contract import DAY_MS, QueueProperties
 from postbus.entity.commands import Refusal
 from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.catalog import CatalogStore
+from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
 from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, refusal_of
+from tests.broker.owner import directory_of
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +32,11 @@ async def started(
     store: Store, declared: NamespaceDefinition, namespaces: NamespaceStore | None = None
 ) -> Namespace:
     """Return the namespace as a start of the broker finds it."""
-    directory = Directory(CatalogStore(store), 4)
+    directory = directory_of(CatalogStore(store), 4)
     await directory.load()
     made = Namespace("bus", declared, namespaces or NamespaceStore(store), directory)
     await made.load()
+    directory.catalog.on_read.append(made.load)
     return made
 
 
@@ -139,16 +142,16 @@ class LossyNamespaces(NamespaceStore):
     loses = ""
     failing_loads = 0
 
-    async def load(self) -> tuple[int, NamespaceDefinition | None]:
+    async def load(self) -> NamespaceDefinition | None:
         if self.failing_loads:
             self.failing_loads -= 1
             raise StoreUnavailable
         return await super().load()
 
-    async def put(self, definition: NamespaceDefinition) -> int:
+    async def put(self, definition: NamespaceDefinition, fence: CatalogFence) -> int:
         if self.loses == "write":
             raise StoreUnavailable
-        version = await super().put(definition)
+        version = await super().put(definition, fence)
         if self.loses == "answer":
             raise StoreUnavailable
         return version

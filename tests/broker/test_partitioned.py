@@ -243,6 +243,7 @@ async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
     async with running(store) as bus:
         await bus.directory.put_queue("q", spread())
         await bus.directory.put_queue("plain", spread(enable_partitioning=False))
+    async with running(store) as bus:
         queue, plain = bus.address("q"), bus.address("plain")
         assert bus.router.counts(queue) is None
         await bus.load()

@@ -250,6 +250,7 @@ async def test_who_left_while_the_partition_loads_holds_nothing(
         await bus.directory.put_queue(
             "q", spread(requires_session=True, enable_partitioning=is_partitioned)
         )
+    async with running(store) as bus:  # nothing of which is loaded
         queue = bus.address("q")
         session = keys_for(2)[1]
         gone_id, gone, replies = ask(bus, session if is_named else None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from postbus.broker.clock import EntityClock
-from postbus.broker.directory import Directory, home_of
+from postbus.broker.directory import home_of
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.router import SPREAD, Address, Router
 from postbus.contract import (
@@ -26,6 +26,7 @@ from postbus.entity.commands import Done, Enqueue, Enqueued, Refusal, Refused, R
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
+from tests.broker.owner import directory_of
 from tests.broker.partition_rig import running, spread
 from tests.broker.test_host import message, until
 
@@ -40,7 +41,7 @@ def resolved(router: Router, path: str) -> Address | None:
 
 
 async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -> None:
-    directory = Directory(CatalogStore(store), 2)
+    directory = directory_of(CatalogStore(store), 2)
     await directory.load()
     name = next(name for name in map("Queue-{}".format, range(99)) if home_of(name.lower(), 2) == 1)
     entry = await directory.put_queue(name, QueueProperties())

@@ -282,6 +282,7 @@ class BusThread:
             changes,
         )
         await self.authorization_rules.load()
+        self._directory.catalog.on_read.append(self.authorization_rules.load)
         self._directory.tell_deletions(lambda _: self.authorization_rules.refresh())
 
     # --- what a test does to it -----------------------------------------------------------------

@@ -17,20 +17,35 @@ from postbus.contract import (
     TopicProperties,
     subscription_path,
 )
-from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason, StoredRule
+from postbus.namespace_contract import NamespaceDefinition
+from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore
+from postbus.store.caller_epoch import CallerEpochStore
+from postbus.store.catalog import (
+    CatalogEntry,
+    CatalogPut,
+    CatalogStore,
+    DeletedReason,
+    StoredRule,
+)
+from postbus.store.catalog_change import CallerOutdated, CatalogMoved
+from postbus.store.errors import Fenced
+from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store, StoreMisconfigured
 from postbus.store.tombstones import TombstoneStore
+from tests.store.catalog_rig import FreeCatalog, fence_of
 
 PLAIN = QueueProperties()
 
+NEVER_MS = 1 << 60
+
 
 @pytest.fixture
-def catalog(store: Store) -> CatalogStore:
-    return CatalogStore(store)
+def catalog(store: Store) -> FreeCatalog:
+    return FreeCatalog(store)
 
 
 async def put_queue(
-    catalog: CatalogStore,
+    catalog: FreeCatalog,
     name: str,
     properties: QueueProperties = PLAIN,
     home_partition: int = 0,
@@ -41,7 +56,7 @@ async def put_queue(
 
 
 async def put_subscription(
-    catalog: CatalogStore, topic: CatalogEntry, name: str, *rules: StoredRule
+    catalog: FreeCatalog, topic: CatalogEntry, name: str, *rules: StoredRule
 ) -> CatalogEntry:
     return await catalog.put(
         name=subscription_path(topic.name, name),
@@ -54,7 +69,7 @@ async def put_subscription(
     )
 
 
-async def put_topic(catalog: CatalogStore, name: str) -> CatalogEntry:
+async def put_topic(catalog: FreeCatalog, name: str) -> CatalogEntry:
     return await catalog.put(
         name=name,
         kind=EntityKind.TOPIC,
@@ -64,11 +79,11 @@ async def put_topic(catalog: CatalogStore, name: str) -> CatalogEntry:
     )
 
 
-async def test_new_catalog_is_empty(catalog: CatalogStore) -> None:
+async def test_new_catalog_is_empty(catalog: FreeCatalog) -> None:
     assert await catalog.load() == (0, [])
 
 
-async def test_definition_is_read_back(catalog: CatalogStore) -> None:
+async def test_definition_is_read_back(catalog: FreeCatalog) -> None:
     properties = QueueProperties(max_delivery_count=4)
     entry = await put_queue(catalog, "Orders", properties, 7)
     assert (entry.entity_no, entry.name, entry.kind) == (1, "Orders", EntityKind.QUEUE)
@@ -76,7 +91,7 @@ async def test_definition_is_read_back(catalog: CatalogStore) -> None:
     assert await catalog.load() == (1, [entry])
 
 
-async def test_replacing_keeps_number_home_and_spelling(catalog: CatalogStore) -> None:
+async def test_replacing_keeps_number_home_and_spelling(catalog: FreeCatalog) -> None:
     first = await put_queue(catalog, "Orders", QueueProperties(), 7)
     changed = QueueProperties(max_delivery_count=4)
     entry = await put_queue(catalog, "ORDERS", changed, 3)
@@ -86,7 +101,7 @@ async def test_replacing_keeps_number_home_and_spelling(catalog: CatalogStore) -
     assert await catalog.load() == (2, [entry])
 
 
-async def test_name_is_free_at_once_and_the_number_never_again(catalog: CatalogStore) -> None:
+async def test_name_is_free_at_once_and_the_number_never_again(catalog: FreeCatalog) -> None:
     first = await put_queue(catalog, "orders", QueueProperties(), 0)
     assert await catalog.delete(first.entity_no) == 2
     assert await catalog.load() == (2, [])
@@ -95,7 +110,7 @@ async def test_name_is_free_at_once_and_the_number_never_again(catalog: CatalogS
 
 
 @pytest.mark.behaviour("S92", "S219")
-async def test_topic_and_subscription_are_read_back_with_their_rules(catalog: CatalogStore) -> None:
+async def test_topic_and_subscription_are_read_back_with_their_rules(catalog: FreeCatalog) -> None:
     topic = await put_topic(catalog, "Events")
     correlated = {"label": "order", "properties": {"n": 1, "x": 1.5, "yes": True, "s": "1"}}
     other = RuleProperties.model_validate({"name": "eu", "correlationFilter": correlated})
@@ -109,7 +124,7 @@ async def test_topic_and_subscription_are_read_back_with_their_rules(catalog: Ca
     assert await catalog.load() == (2, [topic, entry])
 
 
-async def test_a_rule_keeps_its_time_when_others_come(catalog: CatalogStore) -> None:
+async def test_a_rule_keeps_its_time_when_others_come(catalog: FreeCatalog) -> None:
     topic = await put_topic(catalog, "events")
     first = await put_subscription(catalog, topic, "audit", StoredRule(DEFAULT_RULE, 1_000))
     assert first.rules == (StoredRule(DEFAULT_RULE, 1_000),)
@@ -120,7 +135,7 @@ async def test_a_rule_keeps_its_time_when_others_come(catalog: CatalogStore) -> 
 
 
 async def test_deleting_a_topic_deletes_its_subscriptions(
-    catalog: CatalogStore, store: Store
+    catalog: FreeCatalog, store: Store
 ) -> None:
     topic = await put_topic(catalog, "events")
     await put_subscription(catalog, topic, "one")
@@ -141,7 +156,7 @@ async def test_deleting_a_topic_deletes_its_subscriptions(
     ]
 
 
-async def test_what_an_entity_is_and_where_it_lives_is_for_life(catalog: CatalogStore) -> None:
+async def test_what_an_entity_is_and_where_it_lives_is_for_life(catalog: FreeCatalog) -> None:
     topic = await put_topic(catalog, "events")
     changed = await catalog.put(
         name="EVENTS",
@@ -173,48 +188,109 @@ async def test_catalog_of_the_version_before_is_read(store: Store) -> None:
     )
 
 
-async def test_changes_at_the_same_time_get_different_versions(database: str) -> None:
+async def test_of_changes_decided_on_one_version_one_is_written(database: str) -> None:
     stores = [Store(database) for _ in range(3)]
-    entries = await asyncio.gather(
-        *(put_queue(CatalogStore(store), f"queue-{number}") for number, store in enumerate(stores))
+    fence = await fence_of(stores[0])
+    puts = [
+        CatalogPut(None, f"queue-{number}", EntityKind.QUEUE, QueueProperties(), 0)
+        for number in range(3)
+    ]
+    told = await asyncio.gather(
+        *(
+            CatalogStore(store).put_all([put], fence)
+            for store, put in zip(stores, puts, strict=True)
+        ),
+        return_exceptions=True,
     )
-    assert sorted(entry.version for entry in entries) == [1, 2, 3]
-    assert sorted(entry.entity_no for entry in entries) == [1, 2, 3]
+    assert sum(isinstance(each, CatalogMoved) for each in told) == 2
+    version, entries = await CatalogStore(stores[0]).load()
+    assert (version, len(entries)) == (1, 1)
     for store in stores:
         await store.close()
 
 
-async def test_sku_and_partitions_are_recorded_once(catalog: CatalogStore) -> None:
-    await catalog.record_shape("Basic", 16)
-    await catalog.record_shape("Standard", 16)  # limits only
+async def test_a_change_of_a_former_owner_is_not_written(
+    catalog: FreeCatalog, store: Store
+) -> None:
+    fence = await fence_of(store)
+    async with store.aside() as connection:
+        await connection.execute("update partition_0.owner set epoch = epoch + 1")
+    put = CatalogPut(None, "orders", EntityKind.QUEUE, QueueProperties(), 0)
+    with pytest.raises(Fenced):
+        await catalog.tables.put_all([put], fence)
+    with pytest.raises(Fenced):
+        await TombstoneStore(store).forget(NEVER_MS, fence.epoch)
+    with pytest.raises(Fenced):
+        await NamespaceStore(store).put(NamespaceDefinition(), fence)
+    with pytest.raises(Fenced):
+        await AuthorizationStore(store).replace(NAMESPACE_NO, [], [], fence)
+    with pytest.raises(Fenced):
+        await CallerEpochStore(store).raise_to(7, fence.epoch)
+    with pytest.raises(Fenced):
+        await CallerEpochStore(store).forget(fence.epoch)
+    assert await catalog.load() == (0, [])
+
+
+async def test_a_change_of_an_older_caller_is_not_written(
+    catalog: FreeCatalog, store: Store
+) -> None:
+    fence = await fence_of(store)
+    assert await CallerEpochStore(store).raise_to(7, fence.epoch) == 7
+    put = CatalogPut(None, "orders", EntityKind.QUEUE, QueueProperties(), 0)
+    with pytest.raises(CallerOutdated) as caught:
+        await catalog.tables.put_all([put], fence._replace(caller_epoch=6))
+    assert caught.value.highest == 7
+    assert await catalog.load() == (0, [])
+    (entry,) = await catalog.tables.put_all([put], fence._replace(caller_epoch=7))
+    assert await catalog.load() == (1, [entry])
+
+
+async def test_only_what_has_or_had_a_tombstone_is_gone(catalog: FreeCatalog, store: Store) -> None:
+    lives = await put_queue(catalog, "lives")
+    deleted = await put_queue(catalog, "deleted")
+    kept = await put_queue(catalog, "kept")
+    forgotten = await put_queue(catalog, "forgotten")
+    await catalog.delete(forgotten.entity_no)
+    assert await TombstoneStore(store).forget(NEVER_MS, (await fence_of(store)).epoch) == 1
+    await catalog.delete(deleted.entity_no)
+    await catalog.retain(kept.entity_no, NEVER_MS)
+    version, _ = await catalog.load()
+    copies = {each.entity_no: each.version for each in (lives, deleted, kept, forgotten)}
+    gone = await catalog.tables.buried(copies | {99: version})
+    assert gone == {deleted.entity_no, forgotten.entity_no}
+
+
+async def test_sku_and_partitions_are_recorded_once(catalog: FreeCatalog) -> None:
+    await catalog.tables.record_shape("Basic", 16)
+    await catalog.tables.record_shape("Standard", 16)  # limits only
     with pytest.raises(StoreMisconfigured, match=r"Standard with 16 .* Premium with 16; set sku"):
-        await catalog.record_shape("Premium", 16)
+        await catalog.tables.record_shape("Premium", 16)
     with pytest.raises(StoreMisconfigured, match="asks for Standard with 8"):
-        await catalog.record_shape("Standard", 8)
-    await catalog.record_shape("Standard", 16)
+        await catalog.tables.record_shape("Standard", 8)
+    await catalog.tables.record_shape("Standard", 16)
 
 
 @pytest.mark.behaviour("S149")
-async def test_premium_stays_premium(catalog: CatalogStore) -> None:
-    await catalog.record_shape("Premium", 4)
+async def test_premium_stays_premium(catalog: FreeCatalog) -> None:
+    await catalog.tables.record_shape("Premium", 4)
     with pytest.raises(StoreMisconfigured, match="made as Premium with 4 partitions"):
-        await catalog.record_shape("Standard", 16)
+        await catalog.tables.record_shape("Standard", 16)
     with pytest.raises(StoreMisconfigured, match="asks for Premium with 8"):
-        await catalog.record_shape("Premium", 8)
+        await catalog.tables.record_shape("Premium", 8)
 
 
-async def test_older_store_with_more_partitions_is_refused(catalog: CatalogStore) -> None:
+async def test_older_store_with_more_partitions_is_refused(catalog: FreeCatalog) -> None:
     await put_queue(catalog, "orders", QueueProperties(), 11)
     with pytest.raises(StoreMisconfigured, match="in 12 partitions, the manifest asks for 4"):
-        await catalog.record_shape("Premium", 4)
-    await catalog.record_shape("Standard", 16)
+        await catalog.tables.record_shape("Premium", 4)
+    await catalog.tables.record_shape("Standard", 16)
 
 
 # --- deleted and kept -----------------------------------------------------------------------------
 
 
 async def test_what_is_retained_has_versions_of_its_own_and_comes_back(
-    catalog: CatalogStore,
+    catalog: FreeCatalog,
 ) -> None:
     topic = await put_topic(catalog, "t")
     first = await put_subscription(catalog, topic, "first")
@@ -250,7 +326,7 @@ async def test_what_is_retained_has_versions_of_its_own_and_comes_back(
 
 
 async def test_tombstones_are_told_in_order_and_forgotten(
-    catalog: CatalogStore, store: Store
+    catalog: FreeCatalog, store: Store
 ) -> None:
     tombstones = TombstoneStore(store)
     topic = await put_topic(catalog, "t")
@@ -269,8 +345,9 @@ async def test_tombstones_are_told_in_order_and_forgotten(
     assert {each.reason for each in found} == {DeletedReason.IDLE}
     _, (last,) = await tombstones.after(5, 10)
     assert (last.name, last.restorable_until_ms) == ("kept", 1_000)
-    assert await tombstones.forget(0) == 0
-    assert await tombstones.forget(last.deleted_ms + 10_000) == 3
+    epoch = (await fence_of(store)).epoch
+    assert await tombstones.forget(0, epoch) == 0
+    assert await tombstones.forget(last.deleted_ms + 10_000, epoch) == 3
     assert await tombstones.after(0, 10) == (5, [last])
     await catalog.delete(kept.entity_no)
     assert (await tombstones.after(6, 10))[1] == [

@@ -95,9 +95,11 @@ async def test_topic_and_subscription_come_back_as_they_were_defined(store: Stor
         )
     loaded = await reload(store)
     assert loaded.entities == [
-        LoadedEntity(1, "orders", kinds.QUEUE, QueueProperties(), 0),
-        LoadedEntity(2, "t", kinds.TOPIC, topic, 0, is_partitioned=True),
-        LoadedEntity(3, "t/Subscriptions/s", kinds.SUBSCRIPTION, subscription, 0, 2, rules),
+        LoadedEntity(1, "orders", kinds.QUEUE, QueueProperties(), 0, catalog_version=3),
+        LoadedEntity(2, "t", kinds.TOPIC, topic, 0, is_partitioned=True, catalog_version=4),
+        LoadedEntity(
+            3, "t/Subscriptions/s", kinds.SUBSCRIPTION, subscription, 0, 2, rules, catalog_version=5
+        ),
     ]
     assert loaded.next_sequence[2] == 7
     async with driven(store) as it:
@@ -118,7 +120,7 @@ async def test_definition_written_by_an_earlier_version_is_a_queue(
         )
     properties = QueueProperties(max_delivery_count=3)
     assert (await reload(store)).entities == [
-        LoadedEntity(5, "old", EntityKind.QUEUE, properties, 0)
+        LoadedEntity(5, "old", EntityKind.QUEUE, properties, 0, catalog_version=1)
     ]
 
 

@@ -61,7 +61,9 @@ async def test_definitions_and_blocks_are_loaded(store: Store) -> None:
     loaded = await reload(store)
     assert loaded.epoch == 2
     assert loaded.catalog_version == 3
-    assert loaded.entities == [LoadedEntity(1, "orders", EntityKind.QUEUE, QueueProperties(), 0)]
+    assert loaded.entities == [
+        LoadedEntity(1, "orders", EntityKind.QUEUE, QueueProperties(), 0, catalog_version=3)
+    ]
     assert loaded.blocks == [block()]
     assert loaded.next_row_key == 1_000_001
     assert loaded.next_sequence == {1: 1_000_001}

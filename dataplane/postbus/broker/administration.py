@@ -390,10 +390,13 @@ class Administration:
             raise _refused(Refusal.NOT_APPLIED, f"the store is away: {error}; try again") from error
 
     async def reap(self) -> None:
-        """Let go of what need not be kept any longer."""
+        """Let go of what need not be kept any longer, where definitions are changed."""
+        epoch = self._directory.catalog.epoch
+        if epoch is None:
+            return
         while await self._directory.purge(self._now_ms()) > PURGED_AT_ONCE:
             pass
-        await self._tombstones.forget(self._now_ms() - TOMBSTONES_MS)
+        await self._tombstones.forget(self._now_ms() - TOMBSTONES_MS, epoch)
 
     async def keep_reaping(self) -> None:
         """Reap now and then until `stop`; a failure is tried again."""

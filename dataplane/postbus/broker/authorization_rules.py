@@ -7,8 +7,6 @@ in the store with sealed keys (D19), belong to an incarnation of their entity an
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,15 +14,10 @@ from typing import Final
 from postbus.broker.authz import Authorizer, KeyPair, KeyRule
 from postbus.broker.changes import Changes
 from postbus.broker.directory import Directory, DirectoryRefusal
-from postbus.broker.preconditions import NotWritten
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.broker.sealing import KeySeal, SealBroken
 from postbus.contract import EntityKind, Right, check_rule_name
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
-from postbus.store.errors import StoreError
-
-logger = logging.getLogger(__name__)
 
 MAX_RULES: Final = 12
 """Of a namespace or an entity; the quota of Service Bus."""
@@ -97,10 +90,12 @@ class AuthorizationRules:
         self._new_key = new_key
         self._changes = changes
         self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
-        self._changing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what is stored; raises `StoreUnavailable` and `KeysUnreadable`."""
+        """Read what is stored; raises `StoreUnavailable` and `KeysUnreadable`.
+
+        Called when the catalog moved too.
+        """
         stored: dict[int, list[AuthorizationRuleDescription]] = {}
         for rule in await self._store.load():
             stored.setdefault(rule.entity_no, []).append(self._opened(rule))
@@ -134,7 +129,7 @@ class AuthorizationRules:
         return await self._changes.run(self._put(scope, wanted))
 
     async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
-        async with self._changing:
+        async with self._directory.catalog.changing():
             known = self._stored.get(self._number_of(scope), [])
             others = [_kept(rule) for rule in known if rule.name != wanted.name]
             stored = await self._replace(scope, [*others, wanted])
@@ -149,7 +144,7 @@ class AuthorizationRules:
         await self._changes.run(self._replace_all(scope, wanted))
 
     async def _replace_all(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
-        async with self._changing:
+        async with self._directory.catalog.changing():
             await self._replace(scope, self._besides_declared(scope, wanted))
 
     def check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
@@ -167,7 +162,7 @@ class AuthorizationRules:
         await self._changes.run(self._delete(scope, name))
 
     async def _delete(self, scope: str | None, name: str) -> None:
-        async with self._changing:
+        async with self._directory.catalog.changing():
             known = self._stored.get(self._number_of(scope), [])
             if any(rule.name == name for rule in self._declared_at(scope)):
                 raise _declared(name)
@@ -193,28 +188,17 @@ class AuthorizationRules:
     ) -> None:
         """Store what is not kept. A text never seals to the same bytes again."""
         sealed = [self._sealed(entity_no, rule) for rule in rules if rule.name not in kept]
-        try:
-            written = await self._store.replace(entity_no, sealed, kept)
-        except Exception as error:
-            await self._make_sure()
-            if _worth(self._stored.get(entity_no, [])) != _worth(rules):
-                raise NotWritten(error) from error
+        catalog = self._directory.catalog
+        written = await catalog.written(
+            self._store.replace(entity_no, sealed, kept, catalog.fence()),
+            lambda: _worth(self._stored.get(entity_no, [])) == _worth(rules),
+        )
+        if written is None:
             return
-        self._stored[entity_no] = [self._opened(rule) for rule in written]
+        version, stored = written
+        catalog.version = version
+        self._stored[entity_no] = [self._opened(rule) for rule in stored]
         self.refresh()
-
-    async def _make_sure(self) -> None:
-        """Read what is stored when a write's result is unknown; repeated until it works."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                await self.load()
-            except StoreError as error:
-                logger.warning("authorization rules could not be read", extra={"why": str(error)})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
-            else:
-                return
 
     # --- checks ---------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class ChangeFeed:
         if wait_s > 0:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._directory.wait_beyond(since)
+                    await self._directory.catalog.wait_beyond(since)
             except TimeoutError:
                 pass
         version = self._directory.version

@@ -14,7 +14,8 @@ from typing import Final, TypeVar
 
 from postbus.broker.preconditions import DirectoryRefusal, NotWritten
 from postbus.entity.commands import Refusal, Refused
-from postbus.store.errors import StoreError
+from postbus.store.catalog_change import CallerOutdated, CatalogMoved
+from postbus.store.errors import Fenced, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,9 @@ def explained(error: Exception) -> DirectoryRefusal:
     if not isinstance(error, NotWritten):
         logger.error("a change broke", exc_info=error)
         refused, cause = BROKE, error
+    elif isinstance(error.why, Fenced | CatalogMoved | CallerOutdated):
+        detail = f"another broker changed the catalog meanwhile: {error.why}; try again"
+        refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
     elif isinstance(error.why, StoreError):
         detail = f"the store is away: {error.why}; try again"
         refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why

@@ -1,28 +1,28 @@
-"""The catalog of a namespace: which entities exist, what they are and where they live (D14).
+"""The directory of a namespace: which entities exist, what they are and where they live (D14).
 
-One process decides for now; the durable catalog lies with partition 0 and every partition keeps
-its own copy through its own journal. A definition counts as changed when the catalog's commit is
-durable and the partitions it lives in, as far as they are loaded, have acknowledged the change. A
-write that failed may be durable all the same: the tables are read again before anybody is answered.
+The broker that owns partition 0 decides; the durable catalog lies with partition 0 and every
+partition keeps its own copy through its own journal. A definition counts as changed when the
+catalog's commit is durable and the partitions it lives in, as far as they are loaded here, have
+acknowledged the change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
-from postbus.broker.entries import Entries, put_of, puts_in_order
-from postbus.broker.followers import DefinitionFollower, Followers
+from postbus.broker.catalog import Catalog
+from postbus.broker.entries import Entries
+from postbus.broker.followers import DefinitionFollower
 from postbus.broker.idle_deletion import freeze, hold
 from postbus.broker.placement import home_of
 from postbus.broker.preconditions import (
     ANYHOW,
     DirectoryRefusal,
-    NotWritten,
     Precondition,
     Put,
     PutMode,
@@ -33,7 +33,6 @@ from postbus.broker.preconditions import (
     refusal,
     rule_named,
 )
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract import (
     LIMITS,
     EntityKind,
@@ -45,7 +44,8 @@ from postbus.contract import (
     TopicProperties,
     subscription_name,
 )
-from postbus.entity.commands import DropEntity, Hold, PutEntity, Refusal, Refused
+from postbus.entity.commands import Command, Hold, Refusal, Refused
+from postbus.entity.outcomes import LoadedPartition
 from postbus.store.catalog import (
     CatalogEntry,
     CatalogPut,
@@ -53,7 +53,6 @@ from postbus.store.catalog import (
     DeletedReason,
     StoredRule,
 )
-from postbus.store.errors import StoreError
 
 __all__ = ["Directory", "DirectoryRefusal", "home_of"]
 
@@ -87,51 +86,37 @@ class Directory:
         partition_count: int,
         limits: NamespaceLimits = LIMITS[Sku.STANDARD],
     ) -> None:
-        self._catalog = catalog
         self._partition_count = partition_count
         self._limits = limits
-        self._entries = Entries()
-        self._followers = Followers(partition_count)
-        self._changing = asyncio.Lock()
-        self._is_unsure = False  # a write began whose result nobody learned
+        self.catalog = Catalog(catalog, partition_count, self._was_told)
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
-        self._version = 0
-        self._changed = asyncio.Event()
 
     @property
     def version(self) -> int:
         """The catalog's version: each change raises it."""
-        return self._version
+        return self.catalog.version
 
-    @version.setter
-    def version(self, version: int) -> None:
-        self._version = version
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
-    async def wait_beyond(self, version: int) -> None:
-        """Return when the catalog has a later version."""
-        while self._version <= version:
-            await self._changed.wait()
+    @property
+    def _entries(self) -> Entries:
+        return self.catalog.entries
 
     def follow(self, followers: Sequence[DefinitionFollower]) -> None:
         """Name the hosts of the partitions, in order of partition id."""
-        self._followers.hosts = followers
+        self.catalog.followers.hosts = followers
 
     def tell_deletions(self, on_deleted: Callable[[int], None]) -> None:
         """Add who gets the numbers of deleted entities, when their partitions know of it."""
-        self._followers.on_deleted.append(on_deleted)
+        self.catalog.followers.on_deleted.append(on_deleted)
 
     def tell_restores(self, on_restored: Callable[[int], None]) -> None:
         """Add who gets the numbers of entities that came back."""
-        self._followers.on_restored.append(on_restored)
+        self.catalog.followers.on_restored.append(on_restored)
 
     async def load(self) -> None:
         """Read the catalog; raises `StoreUnavailable`."""
-        self.version, entries = await self._catalog.load()
-        self._entries = Entries(entries)
+        await self.catalog.read()
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -166,41 +151,46 @@ class Directory:
     def subscription_count(self, topic_no: int) -> int:
         return len(self._entries.subscriptions_of(topic_no))
 
-    def entries_of(self, partition_id: int) -> list[CatalogEntry]:
-        """Return what lives in a partition, retained entities included."""
-        return [entry for entry in self._entries.stored() if partition_id in self.homes_of(entry)]
-
     def homes_of(self, entry: CatalogEntry) -> Collection[int]:
         """Return the partitions that an entity lives in."""
-        return self._followers.homes_of(entry)
+        return self.catalog.followers.homes_of(entry)
 
     def homes_in_use(self) -> set[int]:
         """Return the partitions in which something lives, retained entities included."""
         return {home for entry in self._entries.stored() for home in self.homes_of(entry)}
 
-    def missing(
-        self, partition_id: int, known: set[int], version: int
-    ) -> list[PutEntity | DropEntity]:
-        """Return what a partition that knows these numbers up to a version lacks, in order."""
-        wanted = self.entries_of(partition_id)
-        gone = known - {entry.entity_no for entry in wanted}
-        return [
-            *puts_in_order(wanted, known, version),
-            # A subscription came after its topic and goes before it.
-            *(DropEntity(entity_no, self.version) for entity_no in sorted(gone, reverse=True)),
-        ]
+    async def read_for(
+        self, partition_id: int, loaded: LoadedPartition, last_epoch: int
+    ) -> set[int]:
+        """Read what a partition that was loaded needs; return what `missing` wants to know.
+
+        `last_epoch` in which it was loaded here before. Raises StoreUnavailable.
+        """
+        was_ours = loaded.epoch == last_epoch + 1
+        copies = {each.entity_no: each.catalog_version for each in loaded.entities}
+        version = loaded.catalog_version
+        return await self.catalog.catch_up(partition_id, copies, version, was_ours=was_ours)
+
+    def missing(self, partition_id: int, loaded: LoadedPartition, gone: set[int]) -> list[Command]:
+        """Return what brings a partition that was loaded up to the catalog, in order (D14)."""
+        known = {each.entity_no for each in loaded.entities}
+        missing = self.catalog.missing(partition_id, known, loaded.catalog_version, gone)
+        return [*missing, *self.held(partition_id)]
 
     def held(self, partition_id: int) -> list[Hold]:
         """Return what a partition that was loaded must not take anything for (D14)."""
         return [
             Hold(entry.entity_no, is_decided=True)
-            for entry in self.entries_of(partition_id)
+            for entry in self.catalog.entries_of(partition_id)
             if entry.entity_no in self._condemned
         ]
 
     def acknowledged(self) -> dict[int, int]:
-        """Return partition -> catalog version it has; one not loaded catches up before it works."""
-        return self._followers.acknowledged(self.version)
+        """Return partition -> the version of the catalog it has.
+
+        One that is not loaded counts as having the latest: it takes nothing before it caught up.
+        """
+        return self.catalog.followers.acknowledged(self.version)
 
     def rules_of(self, path: str) -> tuple[StoredRule, ...]:
         """Return the rules of a subscription; raises `DirectoryRefusal`."""
@@ -211,8 +201,7 @@ class Directory:
     @asynccontextmanager
     async def unchanged(self, version: int | None = None) -> AsyncIterator[None]:
         """Let no definition change in a block; CONFLICT when the version is another one."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             if version is not None and version != self.version:
                 detail = f"the catalog has version {self.version} and not {version}"
                 raise refusal(Refusal.CONFLICT, detail)
@@ -244,24 +233,23 @@ class Directory:
 
     async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> Put:
         """Create an entity or change its definition, if the condition holds."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             return await self._put(wanted, condition)
 
     async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
         """Put many in few commits, in order; those before one that is refused are perhaps put."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             done = 0
             while done < len(wanted):
                 count, puts = self._planned(wanted[done : done + PUT_AT_ONCE])
                 done += count
                 if not puts:
                     continue
-                entries = await self._written(
-                    self._catalog.put_all(puts), partial(self._are_as_asked, puts)
+                entries = await self.catalog.written(
+                    self.catalog.store.put_all(puts, self.catalog.fence()),
+                    partial(self._are_as_asked, puts),
                 )
-                await self._follow(entries or ())
+                await self.catalog.follow(entries or ())
 
     def _planned(self, wanted: Sequence[WantedEntity]) -> tuple[int, list[CatalogPut]]:
         """Return what is to be stored, each checked as if those before it were there.
@@ -309,8 +297,8 @@ class Directory:
 
         A topic takes its subscriptions along. `version`: that of the definition, if it matters.
         """
-        async with self._changing:
-            entry = await self._to_delete(name, version)
+        async with self.catalog.changing():
+            entry = self._to_delete(name, version)
             return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
 
     async def delete_if_empty(self, name: str, version: int | None = None) -> bool:
@@ -318,8 +306,8 @@ class Directory:
 
         Raises `DirectoryRefusal`, NOT_EMPTY among others; its partitions should be loaded.
         """
-        async with self._changing:
-            entry = await self._to_delete(name, version)
+        async with self.catalog.changing():
+            entry = self._to_delete(name, version)
         if entry is None:
             return False
         why_not = await self._delete_frozen(entry, DeletedReason.REQUESTED)
@@ -328,7 +316,12 @@ class Directory:
         return True
 
     async def idle(self, entity_no: int) -> bool:
-        """Delete an entity if none of its partitions has used it for its period (D14)."""
+        """Delete an entity if none of its partitions has used it for its period (D14).
+
+        Where definitions are not changed nothing happens: its partition says it again.
+        """
+        if self.catalog.epoch is None:
+            return False
         entry = self._entries.numbered(entity_no)
         return entry is not None and await self._delete_frozen(entry, DeletedReason.IDLE) is None
 
@@ -340,7 +333,7 @@ class Directory:
         entity_no = entry.entity_no
         if entity_no in self._unused:
             return CONSIDERED
-        hosts = self._followers.hosts_of(entry)
+        hosts = self.catalog.followers.hosts_of(entry)
         lives = [host.reload_count for host in hosts]
         if_empty = reason is DeletedReason.REQUESTED
         self._unused[entity_no] = True
@@ -354,8 +347,7 @@ class Directory:
                 why_not = await hold(hosts, entity_no)
                 if why_not is not None:
                     return why_not
-                async with self._changing:
-                    await self._make_sure()
+                async with self.catalog.changing():
                     found = self._entries.numbered(entity_no)
                     if found is None or not self._unused[entity_no]:
                         return USED
@@ -365,8 +357,7 @@ class Directory:
             self._condemned.discard(entity_no)
             del self._unused[entity_no]
 
-    async def _to_delete(self, name: str, version: int | None) -> CatalogEntry | None:
-        await self._make_sure()
+    def _to_delete(self, name: str, version: int | None) -> CatalogEntry | None:
         if "$" in name:
             raise refusal(
                 Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
@@ -383,35 +374,33 @@ class Directory:
 
         A topic takes its subscriptions along. False when there was none.
         """
-        async with self._changing:
-            entry = await self._to_delete(name, version)
+        async with self.catalog.changing():
+            entry = self._to_delete(name, version)
             if entry is None:
                 return False
             number = entry.entity_no
             check_retained_count(self._entries, self._limits, number)
-            moved = await self._written(
-                self._catalog.retain(number, until_ms),
+            moved = await self.catalog.written(
+                self.catalog.store.retain(number, until_ms, self.catalog.fence()),
                 lambda: self._entries.numbered(number) is None,
             )
-            await self._follow(moved or (), was_elsewhere=True)
+            await self.catalog.follow(moved or (), was_elsewhere=True)
             return True
 
     async def restore(self, entity_no: int) -> CatalogEntry:
         """Bring back what was retained, a topic with the subscriptions that went with it."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             entry = check_restore(self._entries, self._limits, entity_no)
-            moved = await self._written(
-                self._catalog.restore(entity_no),
+            moved = await self.catalog.written(
+                self.catalog.store.restore(entity_no, self.catalog.fence()),
                 lambda: self._entries.numbered(entity_no) is not None,
             )
-            await self._follow(moved or (), was_elsewhere=True)
+            await self.catalog.follow(moved or (), was_elsewhere=True)
             return self._entries.numbered(entity_no) or entry
 
     async def purge(self, now_ms: int) -> int:
         """Let the messages go of some that could be restored until now; return how many."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             due = [
                 entry
                 for entry in self._entries.retained()
@@ -422,25 +411,13 @@ class Directory:
                     await self._delete(entry, DeletedReason.REQUESTED)
             return len(due)
 
-    async def _follow(self, moved: Sequence[CatalogEntry], *, was_elsewhere: bool = False) -> None:
-        """Take over what was written, a topic first, and tell; also that it was retained, or came
-        back.
-        """
-        for entry in moved:
-            self._entries.put(entry)
-            self.version = entry.version
-        await self._tell([(entry, put_of(entry)) for entry in moved])
-        for entry in moved if was_elsewhere else ():
-            self._followers.tell_move(entry)
-
     # --- rules ----------------------------------------------------------------------------------
 
     async def add_rule(
         self, path: str, rule: RuleProperties, mode: PutMode = PutMode.CREATE
     ) -> Put:
         """Add a rule to a subscription, or change the one of its name where `mode` allows it."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             entry = self._subscription(path)
             known = rule_named(entry.rules, rule.name)
             if known is None and mode is PutMode.UPDATE:
@@ -459,8 +436,7 @@ class Directory:
 
     async def remove_rule(self, path: str, rule_name: str) -> None:
         """Remove a rule of a subscription; one without rules gets nothing."""
-        async with self._changing:
-            await self._make_sure()
+        async with self.catalog.changing():
             entry = self._subscription(path)
             found = rule_named(entry.rules, rule_name)
             if found is None:
@@ -496,99 +472,37 @@ class Directory:
             return Put(put, is_new=False)
         if put.known is not None:
             self._note_use(put.known.entity_no)
-        work = self._catalog.put(
-            name=put.name,
-            kind=put.kind,
-            properties=put.properties,
-            home_partition=put.home_partition,
-            topic_no=put.topic_no,
-            rules=put.rules,
-            is_partitioned=put.is_partitioned,
+        entries = await self.catalog.written(
+            self.catalog.store.put_all([put], self.catalog.fence()),
+            partial(self._are_as_asked, [put]),
         )
-        entry = await self._written(work, partial(self._are_as_asked, [put]))
-        if entry is None:
+        if entries is None:
             found = self._entries.find(put.name.lower())
             assert found is not None
             return Put(found, put.known is None)
-        await self._follow([entry])
-        return Put(entry, put.known is None)
+        await self.catalog.follow(entries)
+        return Put(entries[0], put.known is None)
 
     async def _delete(self, entry: CatalogEntry, reason: DeletedReason) -> bool:
         """Delete what exists or was retained, for good."""
         number = entry.entity_no
-        version = await self._written(
-            self._catalog.delete(number, reason),
+        version = await self.catalog.written(
+            self.catalog.store.delete(number, reason, self.catalog.fence()),
             lambda: self._entries.stored_numbered(number) is None,
         )
-        if version is None:
-            return True
-        below = (*self._entries.subscriptions_of(number), *self._entries.retained_below(number))
-        self.version = version
-        for gone in (*below, entry):
-            self._entries.remove(gone)
-        await self._followers.tell_gone([*below, entry], version)
+        if version is not None:
+            await self.catalog.remove(entry, version)
         return True
-
-    async def _written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
-        """Write to the catalog. None: the answer was lost, but the tables say that it is written.
-
-        Then the partitions know of it already. Raises `NotWritten` when it is not.
-        """
-        self._is_unsure = True
-        try:
-            result = await work
-        except Exception as error:
-            await self._make_sure()
-            if not is_written():
-                raise NotWritten(error) from error
-            return None
-        self._is_unsure = False
-        return result
-
-    async def _make_sure(self) -> None:
-        """Read the catalog again if a write's result is unknown; repeated until it works."""
-        backoff_s = FIRST_BACKOFF_S
-        while self._is_unsure:
-            try:
-                version, entries = await self._catalog.load()
-            except StoreError as error:
-                logger.warning("the catalog could not be read again", extra={"error": str(error)})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
-                continue
-            known, self._entries = self._entries.stored(), Entries(entries)
-            known_version, self.version = self.version, version
-            self._is_unsure = False
-            await self._tell_changes(known, known_version)
-
-    async def _tell_changes(self, known: list[CatalogEntry], known_version: int) -> None:
-        """Let partitions follow what the tables turned out to say, in order of version (D14)."""
-        before = {entry.entity_no: entry for entry in known}
-        news: list[tuple[CatalogEntry, PutEntity]] = []
-        for put in puts_in_order(self._entries.stored(), set(before), known_version):
-            entry = self._entries.stored_numbered(put.entity_no)
-            assert entry is not None
-            news.append((entry, put))
-        await self._tell(news)
-        for entry in {entry.entity_no: entry for entry, _ in news}.values():
-            was = before.get(entry.entity_no)
-            if was is not None and was.is_retained is not entry.is_retained:
-                self._followers.tell_move(entry)
-        known.sort(key=lambda each: each.entity_no, reverse=True)
-        gone = [each for each in known if self._entries.stored_numbered(each.entity_no) is None]
-        await self._followers.tell_gone(gone, self.version)
 
     def _note_use(self, entity_no: int | None) -> None:
         """Keep an entity whose deletion is considered."""
         if entity_no in self._unused:
             self._unused[entity_no] = False
 
-    async def _tell(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
-        """Let partitions follow; that thaws what was frozen since the write began."""
-        for entry, _ in news:
-            self._note_use(entry.entity_no)
-            self._note_use(entry.topic_no)
-        await self._followers.tell(news)
+    def _was_told(self, entry: CatalogEntry) -> None:
+        """A change of a definition is a use of it, and of its topic."""
+        self._note_use(entry.entity_no)
+        self._note_use(entry.topic_no)
 
 
 def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from postbus.entity.commands import Command, DropEntity, PutEntity, Refused, Reply
+from postbus.entity.commands import Command, Done, DropEntity, PutEntity, Refused, Reply
 from postbus.store.catalog import CatalogEntry
 
 logger = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 TOLD_AT_ONCE: Final = 100
 """Entities that partitions are told of together. Our choice: each commits them at once, and the
 commands for sixteen partitions hold up others for less than a tenth of a second."""
+
+DONE: Final = Done()
 
 News: TypeAlias = tuple[CatalogEntry, PutEntity | DropEntity]
 
@@ -32,6 +34,12 @@ class DefinitionFollower(Protocol):
 
     @property
     def reload_count(self) -> int: ...
+
+    @property
+    def epoch(self) -> int | None: ...
+
+    @property
+    def trouble(self) -> str | None: ...
 
     async def call(self, command: Command) -> Reply: ...
 
@@ -87,13 +95,18 @@ class Followers:
             for home in self.homes_of(entry)
             if self.hosts[home].is_loaded
         ]
-        replies = await asyncio.gather(*(self.hosts[home].call(command) for home, command in calls))
+        replies = await asyncio.gather(*(self._call(home, command) for home, command in calls))
         for (home, _), reply in zip(calls, replies, strict=True):
             if isinstance(reply, Refused):  # whatever the store said, the reload catches up
                 logger.warning(
                     "partition did not take a definition",
                     extra={"partition": home, "refusal": reply.refusal.value},
                 )
+
+    async def _call(self, home: int, command: PutEntity | DropEntity) -> Reply:
+        """Tell one partition; it does not wait for a load, which waits for the catalog."""
+        host = self.hosts[home]
+        return await host.call(command) if host.is_loaded else DONE
 
     async def tell_gone(self, entries: Sequence[CatalogEntry], version: int) -> None:
         """Have partitions drop entities, subscriptions before their topic; then tell others."""

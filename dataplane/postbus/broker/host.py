@@ -102,6 +102,7 @@ class Host:
         self.counters = StoreCounters()
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
+        self._epoch = 0  # of the life before, or of this one
         self._store = store
         self._directory = directory
         self._clock = clock
@@ -187,6 +188,11 @@ class Host:
 
         self.submit(command, answer)
         return await answered
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in which the partition is ours, None while it is not loaded."""
+        return None if self._state is None else self._epoch
 
     @property
     def is_full(self) -> bool:
@@ -496,6 +502,7 @@ class Host:
                 journal, loaded = await self._open_journal()
                 self._clock.observe(await journal.sample_clock_ms())
                 await self._room.make(journal.epoch)
+                gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
                 if self._early_error is not None:  # it died while nobody knew it
                     raise self._early_error
                 state = PartitionState(
@@ -514,7 +521,8 @@ class Host:
             if self._is_stopping():
                 await journal.close()
                 return
-            self._enter(journal, state, loaded)
+            self._epoch = loaded.epoch
+            self._enter(journal, state, self._directory.missing(self.partition_id, loaded, gone))
             return
 
     async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition]:
@@ -528,9 +536,7 @@ class Host:
             counters=self.counters,
         )
 
-    def _enter(
-        self, journal: PartitionJournal, state: PartitionState, loaded: LoadedPartition
-    ) -> None:
+    def _enter(self, journal: PartitionJournal, state: PartitionState, news: list[Command]) -> None:
         """Go to work on what was loaded, then let waiting commands go."""
         self._journal, self._state = journal, state
         self._recovery.loaded()
@@ -538,9 +544,10 @@ class Host:
         self.status = HostStatus.ACTIVE
         self._upkeep = self._tasks.create_task(self._keep_up(journal))
         logger.info(
-            "partition loaded", extra={"partition": self.partition_id, "epoch": loaded.epoch}
+            "partition loaded", extra={"partition": self.partition_id, "epoch": self._epoch}
         )
-        self._catch_up({entity.entity_no for entity in loaded.entities}, loaded.catalog_version)
+        for command in news:
+            self.submit(command)
         for command, on_reply in self._take_waiting():
             self.submit(command, on_reply)
         self._apply(Tick(), None, None)
@@ -563,13 +570,6 @@ class Host:
 
     def _is_stopping(self) -> bool:
         return self._stopping
-
-    def _catch_up(self, known: set[int], version: int) -> None:
-        """Bring the partition's copy of the definitions up to the catalog (D14)."""
-        directory, partition_id = self._directory, self.partition_id
-        missing = directory.missing(partition_id, known, version)
-        for command in (*missing, *directory.held(partition_id)):
-            self.submit(command)
 
     def _refuse_waiting(self, reply: Refused) -> None:
         """Answer whoever waits; consumers stay, they have nobody to repeat them."""

@@ -6,19 +6,13 @@ version; it concerns doors and the administration, no partition has to follow.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 
 from postbus.broker.directory import Directory
-from postbus.broker.preconditions import NotWritten, refusal
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.broker.preconditions import refusal
 from postbus.entity.commands import Refusal
 from postbus.namespace_contract import NamespaceDefinition, changed, immutable_fields, in_force
-from postbus.store.errors import StoreError
 from postbus.store.namespace import NamespaceStore
-
-logger = logging.getLogger(__name__)
 
 
 class Namespace:
@@ -36,9 +30,12 @@ class Namespace:
         self._directory = directory
 
     async def load(self) -> None:
-        """Take over what was put before this start; raises `StoreUnavailable`."""
-        _, put = await self._store.load()
+        """Take over what is stored, also when the catalog moved; raises `StoreUnavailable`."""
+        before, put = self.definition, await self._store.load()
         self.definition = in_force(self._declared, put)
+        if self.definition != before:
+            for tell in self.on_change:
+                tell(self.definition)
 
     async def put(self, wanted: NamespaceDefinition, expected_version: int | None = None) -> int:
         """Change the definition; return the catalog's version that it has then.
@@ -55,27 +52,16 @@ class Namespace:
             return self._directory.version
 
     async def _write(self, wanted: NamespaceDefinition) -> None:
-        try:
-            self._directory.version = await self._store.put(wanted)
-        except Exception as error:
-            version, put = await self._read_again()
-            if put != wanted:
-                raise NotWritten(error) from error
-            self._directory.version = version
+        catalog = self._directory.catalog
+        version = await catalog.written(
+            self._store.put(wanted, catalog.fence()), lambda: self.definition == wanted
+        )
+        if version is None:
+            return
+        catalog.version = version
         self.definition = wanted
         for tell in self.on_change:
             tell(wanted)
-
-    async def _read_again(self) -> tuple[int, NamespaceDefinition | None]:
-        """Return what is stored when a write's result is unknown; repeated until it works."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return await self._store.load()
-            except StoreError as error:
-                logger.warning("the namespace could not be read", extra={"error": str(error)})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
 
 def _why_not(fields: list[str]) -> str:

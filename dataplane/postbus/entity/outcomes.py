@@ -372,7 +372,10 @@ class Found(list[StoredRow]):
 
 @dataclass(slots=True)
 class LoadedEntity:
-    """An entity as the tables have it. `size_bytes`: checkpoint scaled to the live count."""
+    """An entity as the tables have it. `size_bytes`: checkpoint scaled to the live count.
+
+    `catalog_version`: that of the definition.
+    """
 
     entity_no: int
     name: str
@@ -383,6 +386,7 @@ class LoadedEntity:
     rules: tuple[RuleProperties, ...] = ()
     is_partitioned: bool = False
     last_used_ms: int = 0
+    catalog_version: int = 0
 
 
 class StoredState(NamedTuple):

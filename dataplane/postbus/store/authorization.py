@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from postbus.contract import Right
-from postbus.store.catalog import LOCK_MS, LOCK_VERSION, raise_version
+from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store
 
 NAMESPACE_NO: Final = 0
@@ -38,28 +38,26 @@ class AuthorizationStore:
         self._store = store
 
     async def load(self) -> list[SealedRule]:
-        """Return all rules, after removing those of entities that can never come back.
-
-        Waits for a writer that is under way, so that what a lost connection left is known.
-        """
+        """Return all rules; those of entities that never come back go with their tombstones."""
         await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            await connection.execute(f"set local lock_timeout = {LOCK_MS}")
-            await connection.fetchval(LOCK_VERSION)
-            await connection.execute(FORGET, KEPT_MS)
+        async with self._store.aside() as connection:
             rows = await connection.fetch(LOAD)
         return [_rule(row) for row in rows]
 
     async def replace(
-        self, entity_no: int, rules: Sequence[SealedRule], kept: Sequence[str]
-    ) -> list[SealedRule]:
+        self,
+        entity_no: int,
+        rules: Sequence[SealedRule],
+        kept: Sequence[str],
+        fence: CatalogFence,
+    ) -> tuple[int, list[SealedRule]]:
         """Give an entity, or the namespace, these rules and those of `kept` names, no others.
 
-        Return all of them; a rule that was there keeps the time it was created.
+        Return the catalog's version and all of them; a rule that was there keeps the time it was
+        created.
         """
-        await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            _, now_ms = await raise_version(connection)
+        async with changing(self._store, fence) as change:
+            connection = change.connection
             names = [*kept, *(rule.name for rule in rules)]
             await connection.execute(REMOVE, entity_no, names)
             for rule in rules:
@@ -70,24 +68,16 @@ class AuthorizationStore:
                     sorted(right.value for right in rule.rights),
                     rule.primary_sealed,
                     rule.secondary_sealed,
-                    now_ms,
+                    change.now_ms,
                 )
             rows = await connection.fetch(LOAD_ONE, entity_no)
-        return [_rule(row) for row in rows]
+        return change.version, [_rule(row) for row in rows]
 
-
-KEPT_MS: Final = 90 * 86_400_000
-"""Rules outlive their entity as long as it may be restored at most."""
 
 COLUMNS: Final = "entity_no, name, rights, primary_sealed, secondary_sealed, created_ms, updated_ms"
 LOAD: Final = f"select {COLUMNS} from postbus.authorization_rule order by entity_no, name"
 LOAD_ONE: Final = f"""
 select {COLUMNS} from postbus.authorization_rule where entity_no = $1 order by name
-"""
-FORGET: Final = """
-delete from postbus.authorization_rule rule using postbus.catalog entity
-where entity.entity_no = rule.entity_no and entity.is_deleted
-  and entity.updated_ms < (extract(epoch from clock_timestamp()) * 1000)::bigint - $1::bigint
 """
 REMOVE: Final = """
 delete from postbus.authorization_rule where entity_no = $1 and not name = any($2::text[])

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from postbus.store.catalog_change import CATALOG_PARTITION
+from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 
 
 class CallerEpochStore:
-    """Reads and writes one row. Every method may raise StoreUnavailable."""
+    """Reads and writes one row. Every method may raise StoreUnavailable.
+
+    `epoch` of a write is that of partition 0, whose owner alone writes; else it raises Fenced.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -22,16 +27,16 @@ class CallerEpochStore:
         async with self._store.aside() as connection:
             return int(await connection.fetchval(LOAD) or 0)
 
-    async def raise_to(self, epoch: int) -> int:
-        """Record an epoch that is higher; return the highest, durable."""
+    async def raise_to(self, caller_epoch: int, epoch: int) -> int:
+        """Record a caller's epoch that is higher; return the highest, durable."""
         await self._store.open()
-        async with self._store.aside() as connection:
-            return int(await connection.fetchval(RAISE, epoch))
+        async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:
+            return int(await connection.fetchval(RAISE, caller_epoch))
 
-    async def forget(self) -> None:
+    async def forget(self, epoch: int) -> None:
         """Let callers begin again with any epoch."""
         await self._store.open()
-        async with self._store.aside() as connection:
+        async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:
             await connection.execute(FORGET)
 
 

@@ -1,20 +1,20 @@
 """The durable catalog of a namespace: definitions of entities, decided by partition 0 (D14).
 
-Each change is one commit that raises the version. Called by `broker/directory.py` only, which
-serialises its changes; two brokers that change at once wait for each other's row lock here.
+Each change is one commit of partition 0's owner that raises the version (`catalog_change`). Called
+by `broker/catalog.py` and `broker/directory.py` only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
 import asyncpg
 
 from postbus.contract import PROPERTIES_OF, EntityKind, EntityProperties, RuleProperties
-from postbus.store.errors import Connection
+from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store, StoreMisconfigured
 
 
@@ -116,6 +116,23 @@ class CatalogStore:
             rows = await connection.fetch(LOAD)
         return int(version), [_entry(row) for row in rows]
 
+    async def read_version(self) -> int:
+        """Return the version that is durable; waits for nobody."""
+        async with self._store.reading() as connection:
+            return int(await connection.fetchval(READ_VERSION))
+
+    async def buried(self, copies: Mapping[int, int]) -> set[int]:
+        """Return which of some entities are gone for good: there is a tombstone, or there was one.
+
+        `copies`: number -> version of the definition that somebody has. What is not here at all was
+        deleted and its tombstone forgotten, or the catalog was restored to an earlier moment.
+        """
+        if not copies:
+            return set()
+        async with self._store.reading() as connection:
+            rows = await connection.fetch(BURIED, list(copies), list(copies.values()))
+        return {row["entity_no"] for row in rows}
+
     async def record_shape(self, sku: str, partition_count: int) -> None:
         """Record the SKU and number of partitions; raise StoreMisconfigured where they clash.
 
@@ -150,58 +167,14 @@ class CatalogStore:
         async with self._store.aside() as connection:
             return int(await connection.fetchval(READ_AGE))
 
-    async def put(
-        self,
-        *,
-        name: str,
-        kind: EntityKind,
-        properties: EntityProperties,
-        home_partition: int,
-        topic_no: int | None = None,
-        rules: Sequence[StoredRule] = (),
-        is_partitioned: bool = False,
-    ) -> CatalogEntry:
-        """Create an entity under a fresh number, or replace definition and rules of that name.
-
-        What an entity is and where it lives is for life: the last arguments of an entity that
-        exists are ignored.
-        """
-        await self._store.open()
-        definition = properties.model_dump_json(by_alias=True)
-        async with self._store.aside() as connection, connection.transaction():
-            version, now_ms = await raise_version(connection)
-            packed = _pack_rules(rules, now_ms)
-            row = await connection.fetchrow(
-                REPLACE, name, kind.value, definition, packed, version, now_ms
-            )
-            if row is None:
-                row = await connection.fetchrow(
-                    CREATE,
-                    name,
-                    kind.value,
-                    definition,
-                    packed,
-                    version,
-                    now_ms,
-                    home_partition,
-                    topic_no,
-                    is_partitioned,
-                )
-            assert row is not None
-        return _entry(row)
-
-    async def put_all(self, puts: Sequence[CatalogPut]) -> list[CatalogEntry]:
-        """Store many definitions in one commit, each with a version of its own, in order."""
-        await self._store.open()
+    async def put_all(self, puts: Sequence[CatalogPut], fence: CatalogFence) -> list[CatalogEntry]:
+        """Store definitions in one commit, each with a version of its own, in order."""
         new_count = sum(put.known is None for put in puts)
-        async with self._store.aside() as connection, connection.transaction():
-            row = await connection.fetchrow(RESERVE, len(puts), new_count)
-            assert row is not None
-            version, number = row["version"] - len(puts), row["next_entity_no"] - new_count
+        async with changing(self._store, fence, len(puts), new_count) as change:
+            number = change.entity_no
             entries: list[CatalogEntry] = []
-            for put in puts:
-                version += 1
-                entries.append(put.entry(number, version, row["now_ms"]))
+            for version, put in enumerate(puts, change.version):
+                entries.append(put.entry(number, version, change.now_ms))
                 number += put.known is None
             for sql, is_new in ((CREATE_ALL, True), (REPLACE_ALL, False)):
                 chosen = [
@@ -210,38 +183,41 @@ class CatalogStore:
                     if (put.known is None) is is_new
                 ]
                 if chosen:
-                    await connection.execute(sql, *_columns_of(chosen))
+                    await change.connection.execute(sql, *_columns_of(chosen))
         return entries
 
-    async def delete(self, entity_no: int, reason: DeletedReason = DeletedReason.REQUESTED) -> int:
+    async def delete(self, entity_no: int, reason: DeletedReason, fence: CatalogFence) -> int:
         """Free the name of an entity, and those of a topic's subscriptions, for good.
 
         Their numbers are never used again. One that was retained cannot come back any more. Return
         the new version.
         """
-        await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            version, now_ms = await raise_version(connection)
-            await connection.execute(DELETE, entity_no, version, now_ms, reason.value)
-        return version
+        async with changing(self._store, fence) as change:
+            await change.connection.execute(
+                DELETE, entity_no, change.version, change.now_ms, reason.value
+            )
+        return change.version
 
-    async def retain(self, entity_no: int, until_ms: int) -> list[CatalogEntry]:
+    async def retain(
+        self, entity_no: int, until_ms: int, fence: CatalogFence
+    ) -> list[CatalogEntry]:
         """Free the name of an entity, and those of a topic's subscriptions, until it is restored.
 
         Return what is retained by this, a topic first, each with a version of its own: a partition
         that learned of one of them is known to lack the next.
         """
-        return await self._move(RETAIN, entity_no, until_ms, DeletedReason.REQUESTED.value)
+        return await self._move(fence, RETAIN, entity_no, until_ms, DeletedReason.REQUESTED.value)
 
-    async def restore(self, entity_no: int) -> list[CatalogEntry]:
+    async def restore(self, entity_no: int, fence: CatalogFence) -> list[CatalogEntry]:
         """Bring back what `retain` retained, as it was; return it, a topic first."""
-        return await self._move(RESTORE, entity_no)
+        return await self._move(fence, RESTORE, entity_no)
 
-    async def _move(self, sql: str, entity_no: int, *arguments: object) -> list[CatalogEntry]:
-        await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            version, now_ms = await raise_version(connection)
-            rows = await connection.fetch(sql, entity_no, version, now_ms, *arguments)
+    async def _move(
+        self, fence: CatalogFence, sql: str, entity_no: int, *arguments: object
+    ) -> list[CatalogEntry]:
+        async with changing(self._store, fence) as change:
+            connection = change.connection
+            rows = await connection.fetch(sql, entity_no, change.version, change.now_ms, *arguments)
             entries = sorted(map(_entry, rows), key=lambda entry: entry.version)
             if len(entries) > 1:
                 await connection.execute(SET_VERSION, entries[-1].version)
@@ -264,37 +240,19 @@ COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
 is_partitioned, restorable_until_ms, deleted_with
 """
+READ_VERSION: Final = "select version from postbus.catalog_version"
+BURIED: Final = """
+select copy.entity_no
+from unnest($1::integer[], $2::bigint[]) as copy (entity_no, version)
+left join postbus.catalog found on found.entity_no = copy.entity_no
+where found.is_deleted and found.restorable_until_ms is null
+   or found.entity_no is null
+      and copy.version < (select forgotten_version from postbus.catalog_version)
+"""
 LOAD: Final = f"""
 select {COLUMNS} from postbus.catalog
 where not is_deleted or restorable_until_ms is not null
 order by name
-"""
-RAISE_VERSION: Final = """
-update postbus.catalog_version set version = version + 1
-returning version, (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
-"""
-REPLACE: Final = f"""
-update postbus.catalog
-set definition = $3, rules = $4, version = $5, updated_ms = $6
-where lower(name) = lower($1) and kind = $2 and not is_deleted
-returning {COLUMNS}
-"""
-CREATE: Final = f"""
-with fresh as (
-    update postbus.catalog_version set next_entity_no = next_entity_no + 1
-    returning next_entity_no - 1 as entity_no
-)
-insert into postbus.catalog (
-    entity_no, name, kind, definition, rules, version, created_ms, updated_ms, home_partition,
-    topic_no, is_partitioned
-)
-select entity_no, $1, $2, $3, $4, $5, $6, $6, $7, $8, $9 from fresh
-returning {COLUMNS}
-"""
-RESERVE: Final = """
-update postbus.catalog_version
-set version = version + $1::integer, next_entity_no = next_entity_no + $2::integer
-returning version, next_entity_no, (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
 """
 ALL_COLUMNS: Final = """
 unnest(
@@ -355,13 +313,6 @@ from chosen where entity_no = number
 returning {COLUMNS.replace(" version", " catalog.version")}
 """
 SET_VERSION: Final = "update postbus.catalog_version set version = $1"
-
-
-async def raise_version(connection: Connection) -> tuple[int, int]:
-    """Return the version of this change and the time it has, in database milliseconds."""
-    row = await connection.fetchrow(RAISE_VERSION)
-    assert row is not None
-    return int(row["version"]), int(row["now_ms"])
 
 
 def _entry(row: asyncpg.Record) -> CatalogEntry:

@@ -207,13 +207,14 @@ async def _load_entities(
                 tuple(map(RuleProperties.model_validate, json.loads(row["rules"]))),
                 row["is_partitioned"],
                 row["last_used_ms"],
+                row["catalog_version"],
             )
         )
 
 
 ENTITIES: Final = """
 select entity_no, name, kind, definition, next_sequence, size_bytes, message_count, topic_no,
-       rules, is_partitioned, last_used_ms
+       rules, is_partitioned, last_used_ms, catalog_version
 from entity order by entity_no
 """
 

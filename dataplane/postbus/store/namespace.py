@@ -9,7 +9,7 @@ import json
 from typing import Final
 
 from postbus.namespace_contract import NamespaceDefinition
-from postbus.store.catalog import LOCK_MS, LOCK_VERSION, raise_version
+from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store
 
 
@@ -19,28 +19,19 @@ class NamespaceStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def load(self) -> tuple[int, NamespaceDefinition | None]:
-        """Return the catalog's version, and what was put last; None: nothing was.
-
-        Waits for a writer that is under way, so that what a lost connection left is known.
-        """
+    async def load(self) -> NamespaceDefinition | None:
+        """Return what was put last; None: nothing was."""
         await self._store.open()
-        async with self._store.aside() as connection, connection.transaction():
-            await connection.execute(f"set local lock_timeout = {LOCK_MS}")
-            version = await connection.fetchval(LOCK_VERSION)
+        async with self._store.aside() as connection:
             text = await connection.fetchval(LOAD)
-        if text is None:
-            return int(version), None
-        return int(version), NamespaceDefinition.model_validate(json.loads(text))
+        return None if text is None else NamespaceDefinition.model_validate(json.loads(text))
 
-    async def put(self, definition: NamespaceDefinition) -> int:
+    async def put(self, definition: NamespaceDefinition, fence: CatalogFence) -> int:
         """Store a definition in place of the one before; return the catalog's version."""
-        await self._store.open()
         text = definition.model_dump_json(by_alias=True)
-        async with self._store.aside() as connection, connection.transaction():
-            version, _ = await raise_version(connection)
-            await connection.execute(PUT, text)
-        return version
+        async with changing(self._store, fence) as change:
+            await change.connection.execute(PUT, text)
+        return change.version
 
 
 LOAD: Final = "select definition from postbus.namespace"

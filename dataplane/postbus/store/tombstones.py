@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 from postbus.contract import EntityKind
 from postbus.store.catalog import DeletedReason
+from postbus.store.catalog_change import CATALOG_PARTITION
+from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 
 
@@ -57,14 +59,14 @@ class TombstoneStore:
             for row in rows
         ]
 
-    async def forget(self, before_ms: int) -> int:
+    async def forget(self, before_ms: int, epoch: int) -> int:
         """Forget those of entities that were deleted before a time and cannot come back.
 
         Their authorization rules go with them. Return how many went; the rest goes with the next
-        call.
+        call. `epoch` is that of partition 0; raises Fenced when it has another one.
         """
         await self._store.open()
-        async with self._store.aside() as connection:
+        async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:
             return int(await connection.fetchval(FORGET, before_ms, FORGOTTEN_AT_ONCE))
 
 

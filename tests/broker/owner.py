@@ -1,0 +1,31 @@
+"""A directory without partitions at work: definitions are changed, nobody follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from postbus.broker.directory import Directory
+from postbus.contract import LIMITS, NamespaceLimits, Sku
+from postbus.entity.commands import Command, Reply
+from postbus.store.catalog import CatalogStore
+
+
+@dataclass
+class Owner:
+    """A partition that is ours, in the epoch that new tables have, and is not loaded."""
+
+    epoch: int | None = 0
+    is_loaded: bool = False
+    reload_count: int = 0
+    trouble: str | None = None
+
+    async def call(self, command: Command) -> Reply:
+        raise AssertionError(command)
+
+
+def directory_of(
+    catalog: CatalogStore, partition_count: int, limits: NamespaceLimits = LIMITS[Sku.STANDARD]
+) -> Directory:
+    directory = Directory(catalog, partition_count, limits)
+    directory.follow([Owner() for _ in range(partition_count)])
+    return directory
