@@ -88,7 +88,7 @@ def test_apply_diff_and_export_agree(user: CommandLine) -> None:
     done = user.run("diff", "changed.yaml")
     lines = [line for line in done.stdout.splitlines() if re.match("[-+] ", line)]
     assert (done.returncode, lines) == (1, ["-  lockDuration: PT30S", "+  lockDuration: PT45S"])
-    assert user.ok("apply", "changed.yaml").startswith("changed queue orders\n")
+    assert user.ok("apply", "changed.yaml").startswith("changed queue orders: lockDuration\n")
     assert user.json("describe", "orders")["properties"]["lockDuration"] == "PT45S"
 
 

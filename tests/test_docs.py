@@ -70,6 +70,7 @@ UNREAD = {
     GUIDES / "backup.md",
     GUIDES / "connections.md",
     GUIDES / "control-api.md",
+    GUIDES / "from-the-emulator.md",
     GUIDES / "operations.md",
     GUIDES / "troubleshooting.md",
 }
@@ -171,9 +172,11 @@ def test_pages_have_snippets_and_every_fence_names_a_language_that_is_tested() -
 
 
 @pytest.mark.slow
-def test_readme_sends(dev_bus: DevBus) -> None:
-    run_page(ROOT / "README.md", dev_bus)
-    assert bodies(dev_bus) == ["hello"]
+@pytest.mark.parametrize("manifests", [["examples"], []], ids=["make dev", "postbus dev"])
+def test_readme_sends_to_the_bus_of_either_way(manifests: list[str]) -> None:
+    with running_dev_bus(*manifests) as bus:
+        run_page(ROOT / "README.md", bus)
+        assert bodies(bus, "queue.1") == ["hello"]
 
 
 @pytest.mark.slow

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from postbus.announcement import Announcement
+from postbus.announcement import Announcement, connection_string
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
 )
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
-from postbus.broker.authz import Authorizer, KeyRule
+from postbus.broker.authz import Authorizer
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.catalog import Catalog
 from postbus.broker.changes import Changes
@@ -45,6 +45,7 @@ from postbus.contract import (
 )
 from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory, new_key
+from postbus.declared_keys import DeclaredKeys
 from postbus.defining import define_entities, define_later
 from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
@@ -52,8 +53,6 @@ from postbus.entity.commands import Tick
 from postbus.entity.window import WindowBudget
 from postbus.manifests import (
     BusDefinition,
-    RuleDefinition,
-    RuleKeys,
 )
 from postbus.metrics import BusSample
 from postbus.sampling import Sampler
@@ -119,6 +118,7 @@ class Bus:
         self._hosts: list[Host] = []
         self._directory: Directory | None = None
         self._names = OwnNames(definition.name, settings.dialled_names)
+        self._keys = DeclaredKeys(definition, data)
         self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
         self._created_ms = 0
         self._rules: AuthorizationRules | None = None
@@ -168,6 +168,28 @@ class Bus:
                 await asyncio.wait({self._task})
             if not self._task.cancelled() and self._task.exception() is not None:
                 logger.debug("bus ended with an error", exc_info=self._task.exception())
+
+    async def redefine(self, definition: BusDefinition) -> None:
+        """Let a bus that runs be what manifests say now, with the keys of their Secrets.
+
+        As at a start: nothing is deleted, and entities are changed by the owner of partition 0. Of
+        the namespace itself only authorization rules are changed. Raises `BusError`.
+        """
+        of_now = self._definition
+        if definition.name != of_now.name:
+            raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
+        if definition.properties.sku != of_now.properties.sku:
+            raise BusError("the tier of a bus is for life")
+        assert self._rules is not None
+        assert self._directory is not None
+        rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
+        self._definition = self._keys.definition = definition
+        if self._directory.catalog.epoch is not None:
+            try:
+                await define_entities(definition, self.administration)
+            except AdministrationRefused as refusal:
+                raise BusError(str(refusal)) from refusal
+        self._rules.declare(rules)
 
     def cut_short(self) -> None:
         """Do not wait for clients any longer."""
@@ -410,9 +432,10 @@ class Bus:
             seal,
             directory,
             self._authorizer,
-            self._key_rules(),
+            self._keys.rules(),
             new_key,
             changes,
+            self._keys.keep,
         )
         self._fence = CallerFence(CallerEpochStore(stores.first), directory.catalog)
         try:
@@ -431,23 +454,6 @@ class Bus:
     def _refresh_rules(self, _entity_no: int) -> None:
         assert self._rules is not None
         self._rules.refresh()
-
-    def _key_rules(self) -> list[KeyRule]:
-        """Return every rule of the bus, its queues and topics with given or generated keys."""
-        scopes: list[tuple[str | None, tuple[RuleDefinition, ...]]] = [
-            (None, self._definition.rules),
-            *((queue.name, queue.rules) for queue in self._definition.queues),
-            *((topic.name, topic.rules) for topic in self._definition.topics),
-        ]
-        return [
-            KeyRule(rule.name, rule.rights, self._keys_of(scope, rule), scope)
-            for scope, rules in scopes
-            for rule in rules
-        ]
-
-    def _keys_of(self, scope: str | None, rule: RuleDefinition) -> RuleKeys:
-        path = "/".join([self._definition.name, *([scope] if scope else []), rule.name])
-        return rule.keys or self._data.keys_of(path)
 
     # --- what it tells --------------------------------------------------------------------------
 
@@ -477,28 +483,24 @@ class Bus:
         rule = next((one for one in self._definition.rules if Right.MANAGE in one.rights), None)
         if rule is None:
             return []
-        key = self._keys_of(None, rule).primary
-        credentials = f"SharedAccessKeyName={rule.name};SharedAccessKey={key}"
-        doors, strings = self.doors(), []
-        if Door.PLAIN in doors:
-            host, port = doors[Door.PLAIN]
-            text = f"Endpoint=sb://{host}:{port};{credentials};UseDevelopmentEmulator=true"
-            strings.append((f"of {rule.name}, without TLS", text))
-        elif Door.TLS in doors:
-            host, port = doors[Door.TLS]
-            text = f"Endpoint=sb://{host}:{port};{credentials}"
-            strings.append((f"of {rule.name}, with TLS", text))
-        return strings
+        key = self._keys.keys_of(None, rule).primary
+        endpoint = self._doors.endpoint() if self._doors else None
+        if endpoint is None:
+            return []
+        how, text = endpoint
+        return [(f"of {rule.name}, {how}", connection_string(text, rule.name, key))]
 
     def announcement(self) -> Announcement:
         """Return how the commands of this machine reach the bus; it holds a key."""
-        strings = self.connection_strings()
+        strings = self.connection_strings() if self._dev_clock is not None else []
+        endpoint = self._doors.endpoint() if self._doors else None
         token_file = self._doors.control_token_file if self._doors else None
         return Announcement(
             bus=self._definition.name,
             pid=os.getpid(),
             control=self._doors.control_url if self._doors else None,
             connection_string=strings[0][1] if strings else None,
+            endpoint=endpoint[1] if endpoint else None,
             token_file=str(token_file) if token_file else None,
             ca_file=str(self.authority_file) if self.authority_file else None,
         )

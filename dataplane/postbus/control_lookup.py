@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def leave_note(port: int, token_file: Path) -> None:
     """Say where the tokens of the bus on a control port are; else options say it."""
     try:
-        note = _folder(is_wanted=True) / f"control-{port}"
+        note = notes_folder(is_wanted=True) / f"control-{port}"
         for known in note.parent.glob("control-*"):
             with suppress(OSError, ValueError):  # another bus may be removing it
                 _read(known)
@@ -35,7 +35,7 @@ def leave_note(port: int, token_file: Path) -> None:
 def remove_note(port: int) -> None:
     """Forget a bus that stops."""
     try:
-        folder = _folder()
+        folder = notes_folder()
         (folder / f"control-{port}").unlink(missing_ok=True)
         folder.rmdir()  # unless there are others
     except OSError as error:
@@ -45,7 +45,7 @@ def remove_note(port: int) -> None:
 def token_file_of(port: int) -> Path | None:
     """Return the file of a running bus, None when there is no note of one."""
     try:
-        return _read(_folder() / f"control-{port}")
+        return _read(notes_folder() / f"control-{port}")
     except (OSError, ValueError):
         return None
 
@@ -53,13 +53,14 @@ def token_file_of(port: int) -> Path | None:
 def _read(note: Path) -> Path | None:
     """Return what a note says; one whose bus is dead is removed. Raises OSError, ValueError."""
     token_file, _, pid = note.read_text(encoding="utf-8").strip().rpartition("\n")
-    if token_file and pid.isdecimal() and _is_alive(int(pid)):
+    if token_file and pid.isdecimal() and is_alive(int(pid)):
         return Path(token_file)
     note.unlink(missing_ok=True)
     return None
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -69,7 +70,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _folder(*, is_wanted: bool = False) -> Path:
+def notes_folder(*, is_wanted: bool = False) -> Path:
     """Return the user's folder of notes; raises OSError when others could have made it."""
     path = Path(tempfile.gettempdir()) / f"postbus-{os.geteuid()}"
     if is_wanted:

@@ -104,6 +104,12 @@ class DataDirectory:
         primary, secondary = known[rule_path]
         return RuleKeys(primary, secondary)
 
+    def keep_keys(self, rule_path: str, primary: str, secondary: str) -> None:
+        """Put other keys in the place of generated ones; raises as `keys_of` does, and OSError."""
+        known = self._read_keys()
+        known[rule_path] = [primary, secondary]
+        write_private(self._keys_file, json.dumps(known, indent=1).encode())
+
     def sealing_key(self) -> str:
         """Return the generated key that seals other keys in the store; made once."""
         file = self.path / "sealing.key"

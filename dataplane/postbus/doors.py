@@ -245,6 +245,17 @@ class Doors:
         shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
         return {door: (shown, port) for door, port in self._ports.items()}
 
+    def endpoint(self) -> tuple[str, str] | None:
+        """Return how clients of this machine connect, and a connection string without a key."""
+        found = self.addresses()
+        if Door.PLAIN in found:
+            host, port = found[Door.PLAIN]
+            return "without TLS", f"Endpoint=sb://{host}:{port};UseDevelopmentEmulator=true"
+        if Door.TLS in found:
+            host, port = found[Door.TLS]
+            return "with TLS", f"Endpoint=sb://{host}:{port}"
+        return None
+
     @property
     def control_url(self) -> str | None:
         """Where the control API is reached from this machine."""

@@ -69,6 +69,7 @@ class Rig:
         self.authorizer = Authorizer()
         self.numbers = itertools.count(1)
         self.tasks: list[asyncio.Task[None]] = []
+        self.kept: dict[str, Keys] = {}
         self.rules = self.made(SEAL)
         self.directory.catalog.on_read.append(self.rules.load)
 
@@ -81,7 +82,12 @@ class Rig:
             (ROOT, FIRST),
             lambda: f"made-{next(self.numbers)}",
             Changes(self.start),
+            self.keep_keys,
         )
+
+    async def keep_keys(self, rule: KeyRule, keys: Keys) -> bool:
+        self.kept[rule.name] = keys
+        return rule is ROOT
 
     def start(self, work: Coroutine[object, object, None]) -> None:
         self.tasks.append(asyncio.create_task(work))
@@ -89,7 +95,8 @@ class Rig:
     def may(self, name: str, key: str) -> frozenset[Right]:
         """Tell what a password grants."""
         try:
-            return self.authorizer.check_password(name, key).rights
+            grants = self.authorizer.check_password(name, key)
+            return frozenset(right for grant in grants for right in grant.rights)
         except TokenRefused:
             return frozenset()
 
@@ -138,7 +145,7 @@ async def test_rule_counts_at_once_and_after_a_restart(rig: Rig) -> None:
     assert (made.keys.primary, made.keys.secondary) == ("made-1", "made-2")
     assert rig.may("robot", "made-1") == rig.may("robot", "made-2") == SEND
     await rig.rules.put("orders", WantedRule("reader", LISTEN, "given"))
-    grant = rig.authorizer.check_password("reader", "given")
+    (grant,) = rig.authorizer.check_password("reader", "given")
     assert (grant.path, grant.rights) == ("orders", LISTEN)
 
     rig.authorizer.replace(())
@@ -163,8 +170,8 @@ async def test_keys_stay_unless_others_are_given(rig: Rig) -> None:
 
 async def test_grants_follow_their_rule(rig: Rig) -> None:
     await rig.rules.put(None, WantedRule("robot", SEND, "one", "two"))
-    by_first = rig.authorizer.check_password("robot", "one")
-    by_second = rig.authorizer.check_password("robot", "two")
+    (by_first,) = rig.authorizer.check_password("robot", "one")
+    (by_second,) = rig.authorizer.check_password("robot", "two")
     told: list[None] = []
 
     class Holder:
@@ -277,3 +284,16 @@ def test_seal_opens_with_its_key_and_place_only() -> None:
     for text in ("short", "=", "a" * 44):
         with pytest.raises(ValueError, match="sealing key"):
             KeySeal.from_text(text)
+
+
+async def test_a_declared_rule_gets_other_keys_where_the_bus_made_those_it_has(rig: Rig) -> None:
+    put = await rig.rules.put(None, WantedRule(ROOT.name, ROOT.rights, "new", ROOT.keys.primary))
+    assert (put.is_declared, put.keys.primary) == (True, "new")
+    assert rig.kept[ROOT.name] == Keys("new", ROOT.keys.primary)
+    assert rig.may(ROOT.name, "new") == rig.may(ROOT.name, ROOT.keys.primary) == frozenset(Right)
+    with pytest.raises(DirectoryRefusal, match="change it there"):
+        await rig.rules.put("Orders", WantedRule(FIRST.name, FIRST.rights, "new"))
+    with pytest.raises(DirectoryRefusal, match="change it there"):
+        await rig.rules.put(None, WantedRule(ROOT.name, SEND, "newer"))
+    rig.rules.declare([FIRST])
+    assert not rig.may(ROOT.name, "new")

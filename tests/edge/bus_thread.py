@@ -29,6 +29,7 @@ from azure.servicebus import ServiceBusClient
 
 from postbus.broker.administration import Administration
 from postbus.broker.authorization_rules import AuthorizationRules
+from postbus.broker.authorization_rules import Keys as RuleKeys
 from postbus.broker.authz import Authorizer, KeyRule
 from postbus.broker.changes import Changes
 from postbus.broker.clock import ManualClock
@@ -280,6 +281,7 @@ class BusThread:
             RULES,
             new_key,
             changes,
+            keep_no_keys,
         )
         await self.authorization_rules.load()
         self._directory.catalog.on_read.append(self.authorization_rules.load)
@@ -432,6 +434,10 @@ class BusThread:
         """Return the unmodified SDK's client; it does not repeat what fails unless told to."""
         options: dict[str, object] = {"retry_total": 0, **said}
         return ServiceBusClient.from_connection_string(self.connection_string(rule, key), **options)
+
+
+async def keep_no_keys(_rule: KeyRule, _keys: RuleKeys) -> bool:
+    return False
 
 
 def sas_token(resource: str, rule: str, key: str, expires_s: int) -> str:

@@ -7,7 +7,7 @@ in the store with sealed keys (D19), belong to an incarnation of their entity an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -80,8 +80,13 @@ class AuthorizationRules:
         declared: Sequence[KeyRule],
         new_key: Callable[[], str],
         changes: Changes,
+        keep_keys: Callable[[KeyRule, Keys], Awaitable[bool]],
     ) -> None:
-        """`new_key` makes the text of a random key."""
+        """`new_key` makes the text of a random key.
+
+        `keep_keys` puts other keys where the bus keeps those that it made for a declared rule;
+        False: a manifest gives this rule its keys.
+        """
         self._store = store
         self._seal = seal
         self._directory = directory
@@ -89,6 +94,7 @@ class AuthorizationRules:
         self._declared = list(declared)
         self._new_key = new_key
         self._changes = changes
+        self._keep_keys = keep_keys
         self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
 
     async def load(self) -> None:
@@ -100,6 +106,11 @@ class AuthorizationRules:
         for rule in await self._store.load():
             stored.setdefault(rule.entity_no, []).append(self._opened(rule))
         self._stored = stored
+        self.refresh()
+
+    def declare(self, declared: Sequence[KeyRule]) -> None:
+        """Let these be what manifests declare from now on."""
+        self._declared = list(declared)
         self.refresh()
 
     def refresh(self) -> None:
@@ -130,11 +141,32 @@ class AuthorizationRules:
 
     async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         async with self._directory.catalog.changing():
+            if any(rule.name == wanted.name for rule in self._declared_at(scope)):
+                return await self._put_declared(scope, wanted)
             known = self._stored.get(self._number_of(scope), [])
             others = [_kept(rule) for rule in known if rule.name != wanted.name]
             stored = await self._replace(scope, [*others, wanted])
         put = next(rule for rule in stored if rule.name == wanted.name)
         return replace(put, is_new=len(others) == len(known))
+
+    async def _put_declared(
+        self, scope: str | None, wanted: WantedRule
+    ) -> AuthorizationRuleDescription:
+        """Give a declared rule other keys, if it was the bus that made those it has."""
+        if wanted.primary is None and wanted.secondary is None:
+            raise _declared(wanted.name)
+        (rule,) = (each for each in self._of_scope(scope) if each.name == wanted.name)
+        keys = Keys(
+            wanted.primary or rule.keys.primary,
+            wanted.secondary or rule.keys.secondary or self._new_key(),
+        )
+        _check_keys(wanted)
+        rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
+        if rights != rule.rights or not await self._keep_keys(rule, keys):
+            raise _declared(wanted.name)
+        self._declared = [replace(one, keys=keys) if one is rule else one for one in self._declared]
+        self.refresh()
+        return AuthorizationRuleDescription(rule.name, rule.rights, keys, is_declared=True)
 
     async def replace(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         """Give a scope exactly these rules, beside those that manifests declare.
@@ -216,9 +248,7 @@ class AuthorizationRules:
                 raise _wrong(f"{rule.name!r}: {error}") from error
             if not rule.rights:
                 raise _wrong(f"the authorization rule {rule.name} has no rights")
-            for key in (rule.primary, rule.secondary):
-                if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
-                    raise _wrong(f"a key of {rule.name} has 1 to {MAX_KEY_CHARS} characters")
+            _check_keys(rule)
         if len(declared) + len(wanted) > MAX_RULES:
             raise _refusal(
                 Refusal.QUOTA_EXCEEDED, f"there are at most {MAX_RULES} authorization rules"
@@ -233,9 +263,15 @@ class AuthorizationRules:
         return entry.entity_no
 
     def _declared_at(self, scope: str | None) -> list[AuthorizationRuleDescription]:
-        name = None if scope is None else scope.lower()
         return [
             AuthorizationRuleDescription(rule.name, rule.rights, rule.keys, is_declared=True)
+            for rule in self._of_scope(scope)
+        ]
+
+    def _of_scope(self, scope: str | None) -> list[KeyRule]:
+        name = None if scope is None else scope.lower()
+        return [
+            rule
             for rule in self._declared
             if (None if rule.scope is None else rule.scope.lower()) == name
         ]
@@ -285,6 +321,12 @@ class AuthorizationRules:
         )
 
 
+def _check_keys(rule: WantedRule) -> None:
+    for key in (rule.primary, rule.secondary):
+        if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
+            raise _wrong(f"a key of {rule.name} has 1 to {MAX_KEY_CHARS} characters")
+
+
 def _kept(rule: AuthorizationRuleDescription) -> WantedRule:
     return WantedRule(rule.name, rule.rights, rule.keys.primary, rule.keys.secondary)
 
@@ -314,5 +356,7 @@ def _wrong(detail: str) -> DirectoryRefusal:
 
 def _declared(name: str) -> DirectoryRefusal:
     return _refusal(
-        Refusal.NOT_ALLOWED, f"a manifest declares the authorization rule {name}: change it there"
+        Refusal.NOT_ALLOWED,
+        f"a manifest declares the authorization rule {name}: change it there, and let the bus"
+        " read it again with SIGHUP",
     )

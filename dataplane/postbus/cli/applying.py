@@ -74,8 +74,16 @@ class Change:
         return after
 
     def shown(self) -> dict[str, Any]:
-        """Return it for people and programs."""
-        return {"change": self.word, "kind": self.kind, "name": self.name}
+        """Return it for people and programs; `fields`: what of it changes."""
+        shown: dict[str, Any] = {"change": self.word, "kind": self.kind, "name": self.name}
+        if self.before is not None and self.word == "changed":
+            old, new = _facts(self.before), _facts(self.completed)
+            before, after = old["properties"], new["properties"]
+            shown["fields"] = [
+                name for name in {**before, **after} if before.get(name) != after.get(name)
+            ]
+            shown["fields"] += ["rules"] if old["rules"] != new["rules"] else []
+        return shown
 
 
 @dataclass(frozen=True, slots=True)

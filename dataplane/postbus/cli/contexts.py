@@ -55,6 +55,8 @@ class Target:
     origin: str
     is_guess: bool = False
     """Nothing said which bus: none runs in this folder and no context was chosen."""
+    endpoint: str | None = None
+    """Where AMQP is spoken, as far as the bus itself said it: a connection string without a key."""
 
     @property
     def control(self) -> str:
@@ -86,8 +88,9 @@ class Target:
                 " postbus context set NAME --connection-string-file FILE"
             )
         raise ContextError(
-            f"no connection string for {self.origin}: set POSTBUS_CONNECTION_STRING, or store one"
-            " with postbus context set NAME --connection-string-file FILE"
+            f"no connection string for {self.origin}: set POSTBUS_CONNECTION_STRING to what"
+            " postbus connection-string prints, or store one with postbus context set NAME"
+            " --connection-string-file FILE"
         )
 
 
@@ -207,7 +210,8 @@ def find_target(
                 announced.ca_file,
                 announced.connection_string,
             )
-            target = Target(found, DEFAULT, f"the bus of {settings.data}")
+            origin = f"the bus of {settings.data}"
+            target = Target(found, DEFAULT, origin, endpoint=announced.endpoint)
         else:
             where = f"http://127.0.0.1:{settings.control_port}"
             target = Target(

@@ -33,11 +33,15 @@ from postbus.manifests import (
     BusDefinition,
     QueueDefinition,
     RuleDefinition,
+    RuleKeys,
     SubscriptionDefinition,
     TopicDefinition,
 )
 
 MAX_FILE_BYTES: Final = 4 << 20
+
+EMULATOR_KEYS: Final = RuleKeys("SAS_KEY_VALUE")
+"""What the connection strings of the emulator's documentation hold: everybody knows it."""
 
 QUEUE_FIELDS: Final = {
     "DeadLetteringOnMessageExpiration": "deadLetteringOnMessageExpiration",
@@ -87,7 +91,10 @@ def read_emulator_config(path: Path) -> Imported:
             raise InputError(f"{path}: the file is larger than 4 MiB")
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (UnicodeDecodeError, ValueError) as error:
-        raise InputError(f"{path}: no valid JSON: {error}") from None
+        hint = ""
+        if path.suffix.lower() in {".yaml", ".yml"}:
+            hint = "; manifests are not imported, postbus apply takes them"
+        raise InputError(f"{path}: no valid JSON: {error}{hint}") from None
     except OSError as error:
         raise InputError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
     reader = _Reader()
@@ -132,7 +139,7 @@ class _Reader:
         subscriptions: list[SubscriptionDefinition] = []
         for at, each in enumerate(_list(namespace.get("Topics"), f"{where}.Topics")):
             self._topic(each, f"{where}.Topics[{at}]", topics, subscriptions)
-        root = RuleDefinition(ROOT_RULE_NAME, frozenset(Right), None)
+        root = RuleDefinition(ROOT_RULE_NAME, frozenset(Right), EMULATOR_KEYS)
         return BusDefinition(
             name,
             NamespaceProperties(),

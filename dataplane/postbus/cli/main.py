@@ -19,7 +19,15 @@ from rich.markup import escape
 
 from postbus import __version__
 from postbus.broker.clock import ClockMode
-from postbus.cli import entities, manifest_commands, message_commands, receiving, sending, tokens
+from postbus.cli import (
+    entities,
+    keys,
+    manifest_commands,
+    message_commands,
+    receiving,
+    sending,
+    tokens,
+)
 from postbus.cli.contexts import context
 from postbus.cli.control import clock, fault
 from postbus.cli.dead_letters import dlq
@@ -71,6 +79,8 @@ app = typer.Typer(
 app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
+app.add_typer(keys.keys, name="keys")
+app.command("connection-string", epilog=keys.CONNECTION_EPILOG)(keys.connection_string)
 PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Definitions": (
         ("apply", manifest_commands.apply, manifest_commands.APPLY_EPILOG),
@@ -155,12 +165,14 @@ def dev(
     """Run a complete bus on this machine, with a Postgres of its own."""
     if ephemeral and data is not None:
         raise typer.BadParameter("--ephemeral and --data exclude each other")
-    from postbus.cli.running import DEFAULT_BUS, run_bus, with_free_ports
+    from postbus.cli.running import local_bus, run_bus, with_free_ports
     from postbus.manifests import read_one_bus
     from postbus.settings import load_settings
 
     with expected_failures(), ExitStack() as cleanup:
+        found_as: Path | None = None
         if ephemeral:
+            found_as = load_settings().data
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="postbus-"))
             data = Path(folder)
         settings = load_settings(
@@ -175,17 +187,18 @@ def dev(
             log_format=log_format,
             log_level=log_level,
         )
-        definition = read_one_bus(manifests) if manifests else DEFAULT_BUS
+        bare = local_bus(settings.host)
         settings, remarks = with_free_ports(settings)
         is_quiet = err.is_terminal and "log_level" not in settings.model_fields_set
         is_embedded = settings.stores is None
         run_bus(
             settings,
-            definition,
+            lambda: read_one_bus(manifests) if manifests else bare,
             is_embedded=is_embedded,
             dev_clock=clock_mode,
             is_quiet=is_quiet,
             remarks=remarks,
+            found_as=found_as,
         )
 
 
@@ -205,6 +218,7 @@ def serve(
     log_level: LogLevel = None,
 ) -> None:
     """Run a broker on a Postgres that you provide."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its manifests again
     from postbus.cli.running import DEFAULT_BUS, run_bus
     from postbus.manifests import read_one_bus
     from postbus.settings import SettingsError, load_settings
@@ -227,8 +241,11 @@ def serve(
             raise SettingsError(
                 "POSTBUS_STORES: give the address of Postgres, or use `postbus dev`"
             )
-        definition = read_one_bus(manifests) if manifests else DEFAULT_BUS
-        run_bus(settings, definition, is_embedded=False)
+        run_bus(
+            settings,
+            lambda: read_one_bus(manifests) if manifests else DEFAULT_BUS,
+            is_embedded=False,
+        )
 
 
 @app.command(epilog=CHECK_EPILOG)

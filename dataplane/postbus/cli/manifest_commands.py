@@ -48,6 +48,10 @@ IMPORT_EPILOG: Final = examples(
 Manifests = Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml; - is stdin.")]
 COLORS: Final = {"+": "green", "-": "red", "@": "cyan"}
 KEYS_REMARK: Final = "# Messages and keys are not part of this: the bus has them.\n"
+PUBLIC_KEY_REMARK: Final = """\
+# SAS_KEY_VALUE is the key of Microsoft's emulator and its documentation: everybody knows it. It is
+# for your own machine; without the Secret and secretName the bus makes keys.
+"""
 
 
 def apply(
@@ -126,8 +130,14 @@ def import_config(
                 await _apply(control, plan, Format.TABLE, dry_run=dry_run)
 
             run_with(find_target(context), work)
+            remark = "the bus keeps its keys: postbus connection-string shows what clients need"
         else:
-            _write(imported.definition, None)
+            _write(imported.definition, None, PUBLIC_KEY_REMARK)
+            remark = (
+                "connection strings of the emulator work: its public key SAS_KEY_VALUE is in the"
+                " Secret, for your own machine only"
+            )
+        err.print(f"[yellow]postbus:[/yellow] {remark}")
 
 
 async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run: bool) -> None:
@@ -151,12 +161,13 @@ async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run:
 
 
 def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
-    for each in shown:
+    for each in sorted(shown, key=lambda each: bool(each["kind"] == "subscription")):
         if each["change"] in {"created", "changed"}:
             what = f"{each['kind']} {each['name']}"
             change = each["change"]
             line = f"{what} would be {change}" if dry_run else f"{change} {what}"
-            out.print(line, markup=False)
+            fields = ", ".join(each.get("fields", ()))
+            out.print(f"{line}: {fields}" if fields else line, markup=False)
     same = sum(each["change"] == "unchanged" for each in shown)
     out.print(f"{len(shown) - same} to do, {same} unchanged" if dry_run else f"{same} unchanged")
 
@@ -171,11 +182,11 @@ def _check(definition: BusDefinition) -> None:
     read_one_bus([], list(parse_documents(text, "the configuration")))
 
 
-def _write(definition: BusDefinition, file: Path | None) -> None:
+def _write(definition: BusDefinition, file: Path | None, remark: str = KEYS_REMARK) -> None:
     from postbus.cli.manifest_text import manifests_of
 
     found: list[Any] = list(manifests_of(definition))
-    text = KEYS_REMARK + as_yaml_documents(found)
+    text = remark + as_yaml_documents(found)
     if file is None or str(file) == "-":
         write_line(text.rstrip("\n"))
         return

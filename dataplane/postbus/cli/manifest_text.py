@@ -47,6 +47,8 @@ class ManifestWriter:
         self._limits = limits
         self.bus = resource_name(bus_name)
         self._bus_name = bus_name
+        self.secrets: list[Manifest] = []
+        """Of rules whose keys are known, as they were written."""
         self._taken: dict[str, dict[str, str]] = {}
 
     def namespace(
@@ -55,14 +57,16 @@ class ManifestWriter:
         rules: Sequence[RuleDefinition],
         deleted_retention_ms: int | None = None,
     ) -> Manifest:
-        """Return the manifest of the bus itself; keys are not part of it."""
+        """Return the manifest of the bus itself; its keys, if known, go into `secrets`."""
         spec = _said(properties, NamespaceProperties())
         if deleted_retention_ms not in {None, SoftDelete().retention_ms}:
             kept = SoftDelete.model_construct(retention_ms=deleted_retention_ms)
             spec["operatorSpec"] = {"softDelete": kept.model_dump(by_alias=True, mode="json")}
         if "sku" in spec:
             spec["sku"] = {"name": properties.sku.name.value, **spec["sku"]}
-        return self._manifest("Namespace", self.bus, self._bus_name, spec | _rules(rules))
+        return self._manifest(
+            "Namespace", self.bus, self._bus_name, spec | self._rules(self.bus, rules)
+        )
 
     def entity(self, entity: Entity) -> Manifest:
         """Return the manifest of an entity."""
@@ -75,11 +79,15 @@ class ManifestWriter:
             case QueueDefinition(name, _, rules):
                 resource = self._unique("Queue", name)
                 owner = {"owner": {"name": self.bus}}
-                return self._manifest("Queue", resource, name, owner | spec | _rules(rules))
+                return self._manifest(
+                    "Queue", resource, name, owner | spec | self._rules(resource, rules)
+                )
             case TopicDefinition(name, _, rules):
                 resource = self._unique("Topic", name)
                 owner = {"owner": {"name": self.bus}}
-                return self._manifest("Topic", resource, name, owner | spec | _rules(rules))
+                return self._manifest(
+                    "Topic", resource, name, owner | spec | self._rules(resource, rules)
+                )
             case SubscriptionDefinition(topic, name, _, filters):
                 owner = {"owner": {"name": self._unique("Topic", topic)}}
                 if filters is not None:
@@ -96,6 +104,25 @@ class ManifestWriter:
             number += 1
             candidate = f"{wanted[: MAX_NAME - 6]}-{number}"
         return candidate
+
+    def _rules(self, owner: str, rules: Sequence[RuleDefinition]) -> dict[str, Any]:
+        said = []
+        for rule in rules:
+            rights = [right.value for right in _shortest(rule)]
+            said.append({"name": rule.name, "rights": rights})
+            if rule.keys is not None:
+                secret = self._unique("Secret", f"{owner}-{rule.name}")
+                keys = {"primaryKey": rule.keys.primary, "secondaryKey": rule.keys.secondary}
+                self.secrets.append(
+                    {
+                        "apiVersion": "v1",
+                        "kind": "Secret",
+                        "metadata": {"name": secret},
+                        "stringData": {key: each for key, each in keys.items() if each is not None},
+                    }
+                )
+                said[-1]["secretName"] = secret
+        return {"authorizationRules": said} if said else {}
 
     @staticmethod
     def _manifest(kind: str, resource: str, name: str, spec: Mapping[str, Any]) -> Manifest:
@@ -115,7 +142,7 @@ def resource_name(name: str) -> str:
 
 
 def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
-    """Yield the manifests of a bus: itself, queues, topics with their subscriptions."""
+    """Yield the manifests of a bus: itself, queues, topics with their subscriptions, known keys."""
     writer = ManifestWriter(definition.name, definition.properties.limits)
     yield writer.namespace(definition.properties, definition.rules, definition.deleted_retention_ms)
     for queue in definition.queues:
@@ -125,6 +152,7 @@ def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
         for each in definition.subscriptions:
             if each.topic.lower() == topic.name.lower():
                 yield writer.entity(each)
+    yield from writer.secrets
 
 
 def difference(before: Manifest | None, after: Manifest | None, name: str) -> list[str]:
@@ -162,17 +190,6 @@ def _rule(rule: RuleProperties) -> dict[str, Any]:
     if rule.filter_type is not None:
         del said["sqlFilter"]  # the type says it
     return said
-
-
-def _rules(rules: Sequence[RuleDefinition]) -> dict[str, Any]:
-    if not rules:
-        return {}
-    return {
-        "authorizationRules": [
-            {"name": each.name, "rights": [right.value for right in _shortest(each)]}
-            for each in rules
-        ]
-    }
 
 
 def _shortest(rule: RuleDefinition) -> list[Any]:

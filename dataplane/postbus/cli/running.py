@@ -11,8 +11,10 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -20,10 +22,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from postbus.allocator import keep_memory
+from postbus.announcement import announced_as
 from postbus.broker.clock import ClockMode
 from postbus.bus import Bus, BusError
+from postbus.cli.emulator_config import EMULATOR_KEYS
 from postbus.cli.failures import Exit, err, fail, out
 from postbus.cli.output import print_table
+from postbus.cli.rereading import Rereading
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
@@ -31,7 +36,7 @@ from postbus.edge.strangers import MAX_CONNECTIONS
 from postbus.exposure import exposures
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.service_manager import notify
-from postbus.settings import Settings, default_ssl_mode, unknown_variables
+from postbus.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
 from postbus.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,27 @@ DEFAULT_BUS: Final = BusDefinition(
     (QueueDefinition("queue.1", QueueProperties(), ()),),
 )
 """Without manifests: the queue that examples for the official emulator use."""
+
+
+def local_bus(host: str) -> BusDefinition:
+    """Return the bus of `postbus dev` without manifests.
+
+    Where only this machine reaches it, it has the public key of the official emulator too: programs
+    that were written for that connect as they are.
+    """
+    if not is_loopback(host):
+        return DEFAULT_BUS
+    (root,) = DEFAULT_BUS.rules
+    return replace(DEFAULT_BUS, rules=(replace(root, keys=EMULATOR_KEYS),))
+
+
+def key_remarks(definition: BusDefinition) -> list[str]:
+    """Return what to say about keys that everybody knows."""
+    if all(
+        rule.keys is None or rule.keys.primary != EMULATOR_KEYS.primary for rule in definition.rules
+    ):
+        return []
+    return ["SAS_KEY_VALUE, the public key of Microsoft's emulator, opens this bus"]
 
 
 def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
@@ -92,19 +118,22 @@ def _is_free(host: str, port: int) -> bool:
 
 def run_bus(
     settings: Settings,
-    definition: BusDefinition,
+    read: Callable[[], BusDefinition],
     *,
     is_embedded: bool,
     dev_clock: ClockMode | None = None,
     is_quiet: bool = False,
     remarks: Sequence[str] = (),
+    found_as: Path | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
 
-    `dev_clock`: the bus is for development; show connection strings, which hold a key. `is_quiet`:
-    log warnings only, since what is printed says the rest. `remarks` are told when the doors are
-    open.
+    `read` gives what the bus shall be, at the start and when SIGHUP asks for it again. `dev_clock`:
+    the bus is for development; show connection strings, which hold a key. `is_quiet`: log warnings
+    only, since what is printed says the rest. `remarks` are told when the doors are open.
+    `found_as`: commands that look into this data directory find the bus too.
     """
+    definition = read()
     keep_memory()
     configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
     allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
@@ -117,13 +146,22 @@ def run_bus(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
                 is_dev = dev_clock is not None
-                runner.run(_run_until_signal(bus, data, settings.grace_s, is_dev, remarks))
+                said = [*remarks, *key_remarks(definition)] if is_dev else []
+                runner.run(
+                    _run_until_signal(bus, data, read, settings.grace_s, is_dev, said, found_as)
+                )
             except BusError as error:
                 fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
 
 
 async def _run_until_signal(
-    bus: Bus, data: DataDirectory, grace_s: float, is_dev: bool, remarks: Sequence[str]
+    bus: Bus,
+    data: DataDirectory,
+    read: Callable[[], BusDefinition],
+    grace_s: float,
+    is_dev: bool,
+    remarks: Sequence[str],
+    found_as: Path | None,
 ) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -137,24 +175,33 @@ async def _run_until_signal(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
+    rereading = Rereading(read)
+    # A terminal that closes takes the bus that runs in it along.
+    is_in_terminal = is_dev and sys.stdin.isatty()
+    loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
+    following: asyncio.Task[None] | None = None
     stopping = asyncio.ensure_future(asked.wait())
     try:
         with _progress() as step:
             is_started = await _unless(stopping, bus.start(step))
         if is_started:
-            if is_dev:
-                data.announce(bus.announcement())
-            for remark in remarks:
-                err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
-            announce(bus, with_keys=is_dev)
-            notify("READY=1", "STATUS=ready")
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*GC_THRESHOLDS)
-            await _unless(stopping, bus.wait())
+            following = asyncio.create_task(rereading.follow(bus))
+            data.announce(bus.announcement())
+            with announced_as(found_as, bus.announcement()) if found_as else nullcontext():
+                for remark in remarks:
+                    err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
+                announce(bus, with_keys=is_dev)
+                notify("READY=1", "STATUS=ready")
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
+                await _unless(stopping, bus.wait())
     finally:
         stopping.cancel()
         notify("STOPPING=1")
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
         with _progress() as step:
             step("stopping")
             await bus.stop(grace_s)

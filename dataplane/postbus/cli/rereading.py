@@ -1,0 +1,42 @@
+"""What SIGHUP does to a running bus: manifests and Secrets are read again.
+
+`running` starts it with the bus. A mistake in the manifests is logged and changes nothing; a signal
+that comes while the bus starts, or while manifests are read, is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from postbus.bus import Bus, BusError
+from postbus.data_directory import DataDirectoryError
+from postbus.manifests import BusDefinition
+from postbus.yaml_documents import ManifestError
+
+logger = logging.getLogger(__name__)
+
+
+class Rereading:
+    """Reads the manifests of one bus again whenever that is asked for."""
+
+    def __init__(self, read: Callable[[], BusDefinition]) -> None:
+        self._read = read
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Have them read soon; a handler of signals may call it."""
+        self._asked.set()
+
+    async def follow(self, bus: Bus) -> None:
+        """Do it for a bus that runs, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                await bus.redefine(await asyncio.to_thread(self._read))
+            except (ManifestError, BusError, DataDirectoryError, OSError) as error:
+                logger.error("manifests were not read again", extra={"why": str(error)})
+            else:
+                logger.info("manifests were read again")

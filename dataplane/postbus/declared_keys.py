@@ -1,0 +1,54 @@
+"""Keys of the authorization rules that manifests declare: those of Secrets, and those made here.
+
+The assembly asks it for what the authorizer shall know. A Secret among the manifests gives a rule
+its keys; for one without, keys are made once and kept in the data directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from postbus.broker.authorization_rules import Keys
+from postbus.broker.authz import KeyRule
+from postbus.data_directory import DataDirectory
+from postbus.manifests import BusDefinition, RuleDefinition, RuleKeys
+
+
+class DeclaredKeys:
+    """The declared rules of one bus with their keys."""
+
+    def __init__(self, definition: BusDefinition, data: DataDirectory) -> None:
+        self.definition = definition
+        self._data = data
+
+    def rules(self) -> list[KeyRule]:
+        """Return every rule of the bus, its queues and topics; raises `DataDirectoryError`."""
+        return [
+            KeyRule(rule.name, rule.rights, self.keys_of(scope, rule), scope)
+            for scope, rule in self._declared()
+        ]
+
+    def keys_of(self, scope: str | None, rule: RuleDefinition) -> RuleKeys:
+        """Return the keys of a rule of a queue or topic, None for the namespace's."""
+        return rule.keys or self._data.keys_of(self._path(scope, rule.name))
+
+    async def keep(self, rule: KeyRule, keys: Keys) -> bool:
+        """Keep other keys in the place of those made here; False: a Secret says which it has."""
+        declared = next(
+            one for scope, one in self._declared() if (scope, one.name) == (rule.scope, rule.name)
+        )
+        if declared.keys is not None:
+            return False
+        path = self._path(rule.scope, rule.name)
+        await asyncio.to_thread(self._data.keep_keys, path, keys.primary, keys.secondary)
+        return True
+
+    def _path(self, scope: str | None, rule_name: str) -> str:
+        return "/".join([self.definition.name, *([scope] if scope else []), rule_name])
+
+    def _declared(self) -> list[tuple[str | None, RuleDefinition]]:
+        return [
+            *((None, rule) for rule in self.definition.rules),
+            *((queue.name, rule) for queue in self.definition.queues for rule in queue.rules),
+            *((topic.name, rule) for topic in self.definition.topics for rule in topic.rules),
+        ]
