@@ -34,6 +34,7 @@ class DevBus(NamedTuple):
     token_file: str
     http: str
     authority_file: str
+    pid: int
 
     @property
     def control_port(self) -> str:
@@ -82,7 +83,7 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
         )
         found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
         assert all(found), said
-        yield DevBus(*(each[0].strip() for each in found if each))
+        yield DevBus(*(each[0].strip() for each in found if each), process.pid)
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     finally:

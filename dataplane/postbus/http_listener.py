@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 QUIET_S: Final = 75.0
 """How long a connection may be without a request, or a head take to come."""
@@ -63,10 +63,18 @@ class HttpConnection(RequestHandler):
             self._head_bytes = 0
             if self._messages:
                 self._body = self._messages[-1][1]
+                self._drop_traceback()
         elif is_head and not self._upgraded:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget what waited for an answer; requests and their answers refer to each other."""
+        super().connection_lost(exc)
+        self._messages.clear()
+        self._message_tail = b""
+        self._body = None
 
     def _refuse_head(self) -> None:
         if self.transport is not None:
@@ -74,13 +82,28 @@ class HttpConnection(RequestHandler):
                 self.transport.write(TOO_LARGE)
             self.force_close()
 
+    async def start(self) -> None:
+        """Answer requests until the connection ends."""
+        try:
+            await super().start()
+        except asyncio.CancelledError as error:
+            error.__traceback__ = None  # it refers to frames of tasks that refer to it
+            raise
+
+    def _drop_traceback(self) -> None:
+        """Free what was no HTTP: its error, the last message, refers to frames that refer to it."""
+        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._messages[-1][0].exc.__traceback__ = None
+
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer under our name."""
         if not resp.prepared:
             resp.headers["Server"] = SERVER
-        return await super().finish_response(request, resp, start_time)
+        finished = await super().finish_response(request, resp, start_time)
+        self._drop_traceback()  # it may have read what came behind a refused upgrade
+        return finished
 
 
 class HttpListener:

@@ -13,6 +13,7 @@ from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import LIMITS, Sku
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.front_door import FrontDoor
 from postbus.edge.strangers import Strangers
 from postbus.edge.web.door import HttpDoor, HttpHandler
@@ -34,7 +35,8 @@ async def front(
     async with asyncio.TaskGroup() as tasks:
         router = cast(Router, None)
         amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
-        http = HttpDoor("test-bus", runtime=runtime)
+        websocket = WebSocketHandler(amqp)
+        http = HttpDoor("test-bus", runtime=runtime, websocket=websocket)
         opened = FrontDoor(amqp, http, tasks, max_connections=max_connections, strangers=strangers)
         yield opened
         await opened.close()

@@ -144,6 +144,16 @@ class Connection:
             self.write(frame(0, p.described_list(p.CLOSE, [p.encode_error(error)])))
         self._discard()
 
+    def discard(self) -> None:
+        """The transport is gone: forget everything, also what was to be written.
+
+        Sessions and links refer to each other, so that nothing else would free what they hold.
+        """
+        self._discard()
+        self._out = []
+        self.out_bytes = 0
+        self.remote_container_id = ""
+
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
 

@@ -688,6 +688,7 @@ class Session:
         self._begun = None
         self._drained.clear()
         self._decided.clear()
+        self._form = self._form_link = None
         self.unsettled.clear()
 
 

@@ -6,7 +6,6 @@ Imported when a bus is to run, never for help: the bus takes most of a second.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -34,15 +33,13 @@ from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
 from postbus.edge.strangers import MAX_CONNECTIONS
 from postbus.exposure import exposures
+from postbus.garbage import collect_forever
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.service_manager import notify
 from postbus.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
 from postbus.telemetry import configure_logging
 
 logger = logging.getLogger(__name__)
-
-GC_THRESHOLDS: Final = (50_000, 20, 100)
-"""Collections of a broker's memory find next to nothing, and each one is a pause."""
 
 SPARE_DESCRIPTORS: Final = 1_000
 """Files and connections to Postgres, beside clients."""
@@ -181,6 +178,7 @@ async def _run_until_signal(
     loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
     following: asyncio.Task[None] | None = None
     stopping = asyncio.ensure_future(asked.wait())
+    collecting: asyncio.Task[None] | None = None
     try:
         with _progress() as step:
             is_started = await _unless(stopping, bus.start(step))
@@ -192,12 +190,12 @@ async def _run_until_signal(
                     err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
                 announce(bus, with_keys=is_dev)
                 notify("READY=1", "STATUS=ready")
-                gc.collect()
-                gc.freeze()
-                gc.set_threshold(*GC_THRESHOLDS)
+                collecting = asyncio.create_task(collect_forever())
                 await _unless(stopping, bus.wait())
     finally:
         stopping.cancel()
+        if collecting is not None:
+            collecting.cancel()
         notify("STOPPING=1")
         if following is not None:
             following.cancel()

@@ -126,16 +126,22 @@ class FrontDoor:
                 logger.warning("cannot accept", extra={"why": str(error)})
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
-            stranger = self._admit(address[0])
-            if stranger is None:
-                self.refused_count += 1
-                client.close()
-                await asyncio.sleep(0)
-                continue
-            arrival = Arrival(self, client, stranger)
-            self._arrivals.add(arrival)
-            arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
+            self._take(client, address[0], is_plain, tls)
+            del client  # or it is held until the next one comes
             await asyncio.sleep(0)  # a flood of clients must not keep the others waiting
+
+    def _take(
+        self, client: socket.socket, address: str, is_plain: bool, tls: ssl.SSLContext | None
+    ) -> None:
+        """Let a client arrive, or turn it away."""
+        stranger = self._admit(address)
+        if stranger is None:
+            self.refused_count += 1
+            client.close()
+            return
+        arrival = Arrival(self, client, stranger)
+        self._arrivals.add(arrival)
+        arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
 
     def _admit(self, address: str) -> Stranger | None:
         """Return a client as a stranger, None when it must be turned away.
@@ -234,13 +240,15 @@ class Arrival(asyncio.BufferedProtocol):
         if self._patience is not None:
             self._patience.cancel()
         self._forget()
+        self._transport = self.task = None
 
     def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes, Stranger], None]) -> None:
         assert self._transport is not None
         assert self._patience is not None
         self._patience.cancel()
         self._door.forget(self)
-        welcome(self._transport, self._first, self._stranger)
+        transport, self._transport, self.task = self._transport, None, None
+        welcome(transport, self._first, self._stranger)
 
 
 def speaks_http(first: bytes) -> bool | None:

@@ -79,7 +79,7 @@ class Stranger:
     def release(self, holder: object) -> None:
         """The connection is gone, unless another has taken it over."""
         if holder is self._holder:
-            self._holder = None
+            self._holder, self._cut = None, _nothing
             self._registry.remove(self)
             if self.is_known:
                 self._registry.of_keys.give_back(self.account, 1)

@@ -39,6 +39,7 @@ from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.grants import Grants
 from postbus.edge.amqp.idleness import detach_idle
+from postbus.edge.amqp.late_calls import LateCalls
 from postbus.edge.amqp.management_node import ManagementNode
 from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.edge.amqp.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
@@ -115,11 +116,12 @@ class AmqpConnection:
         self._starved: dict[ReceiverDoor, None] = {}
         self._grants = Grants(authorizer, real_time_s, self.call_later, self.review_grants)
         self._refused_tokens = 0
+        self._late = LateCalls()
         self._doors: dict[Link, Door] = {}
         self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
-        self.transactions = Transactions(self)
-        self.completions = SessionCompletions(self)
-        self._unfinished = Unfinished(self)
+        self.transactions = Transactions(explainer)
+        self.completions = SessionCompletions()
+        self._unfinished = Unfinished()
         authorizer.add_holder(self)
 
     # --- from the transport ---------------------------------------------------------------------
@@ -129,7 +131,7 @@ class AmqpConnection:
         try:
             self._handle(self.engine.receive_data(data, now_ms))
             if self.engine.partial_bytes != self._unfinished.counted_bytes:
-                self._unfinished.count()
+                self._unfinished.count(self)
             self._feed_starved()
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
@@ -142,7 +144,7 @@ class AmqpConnection:
             if self._grants.has_expired():
                 self.review_grants()
             detach_idle(self, self._doors, now_ms)
-            self._unfinished.detach_late(now_ms)
+            self._unfinished.detach_late(self, now_ms)
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
         self.flush_soon()
@@ -178,8 +180,9 @@ class AmqpConnection:
         self.flush_soon()
 
     def lost(self) -> None:
-        """The transport is gone."""
+        """The transport is gone, and so is what was kept for it."""
         self._end()
+        self.engine.discard()
 
     def broke(self) -> None:
         """End the connection for an error of ours; called where it is handled."""
@@ -226,7 +229,7 @@ class AmqpConnection:
         if not self.stranger.show_key(grant):
             self.close(conditions.SERVER_BUSY, "Too many connections are open with this key.")
         elif self._unfinished.counted_bytes:
-            self._unfinished.count()  # for another account from now on
+            self._unfinished.count(self)  # for another account from now on
 
     def count_refused_token(self) -> None:
         """Close a connection that keeps guessing."""
@@ -239,23 +242,14 @@ class AmqpConnection:
 
         `is_known`: the key is one that the client has shown before. Raises `TooManyChecks`.
         """
-
-        def look() -> None:
-            if self.is_ended:
-                return
-            try:
-                check()
-            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
-                self.broke()
-
         if is_known:
             check()
         else:
-            self._suspicion.admit(self._address, look)
+            self._suspicion.admit(self._address, self._late.add(self, check))
 
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
         """Answer a wrong key, the later the more of them came from the client's address."""
-        self._suspicion.refuse(self._address, "amqp", why, answer)
+        self._suspicion.refuse(self._address, "amqp", why, self._late.add(self, answer))
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
@@ -549,10 +543,11 @@ class AmqpConnection:
         self.is_ended = True
         self.authorizer.remove_holder(self)
         self._grants.close()
+        self._late.end()
         for link in list(self._doors):
             self._close_door(link)
         self.transactions.roll_back()
-        self._unfinished.end()
+        self._unfinished.end(self)
         self._pumps.clear()
 
     def _close_door(self, link: Link) -> None:

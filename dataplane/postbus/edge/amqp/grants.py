@@ -68,7 +68,11 @@ class Grants:
         self._watch()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """The connection has ended; what it gave is forgotten, or it would be kept."""
+        self._on_expired = _nothing
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         self._earliest_s = NEVER_S
         if self._timer is not None:
             self._timer.cancel()
@@ -77,7 +81,7 @@ class Grants:
     def _watch(self) -> None:
         earliest_s = min((grant.expires_s for grant in self._grants.values()), default=NEVER_S)
         if earliest_s != self._earliest_s:
-            self.close()
+            self._stop_timer()
             self._earliest_s = earliest_s
             self._set_timer()
 
@@ -91,3 +95,7 @@ class Grants:
             self._on_expired()
         else:
             self._set_timer()
+
+
+def _nothing() -> None:
+    """Tell nobody."""

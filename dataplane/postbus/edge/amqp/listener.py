@@ -252,8 +252,9 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport = None
         self._listener.remove(self)
         self._stranger.release(self)
-        if self._connection is not None:
-            self._connection.lost()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.lost()
 
     # --- called by the listener -----------------------------------------------------------------
 

@@ -6,7 +6,6 @@ command and one answer for each of them would cost more than everything else tha
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from postbus.amqp.performatives import ACCEPTED
@@ -32,8 +31,7 @@ class Completion(NamedTuple):
 class SessionCompletions:
     """Of one connection. What is added is submitted before anything else of the same links."""
 
-    def __init__(self, connection: AmqpConnection) -> None:
-        self.connection = connection
+    def __init__(self) -> None:
         self._added: list[Completion] = []
 
     def add(self, door: SessionDoor, event: DeliveriesUpdated) -> None:
@@ -52,22 +50,30 @@ class SessionCompletions:
         entities: dict[tuple[int, int], list[Completion]] = {}
         for each in added:
             entities.setdefault(each.door.place, []).append(each)
+        connection = added[0].door.connection
         for (partition_id, entity_no), group in entities.items():
-            self.connection.owed_count += len(group)
+            connection.owed_count += len(group)
             parts = [(each.door.session_id, each.event.tags) for each in group]
-            self.connection.router.submit(
-                partition_id, CompleteSessions(entity_no, parts), partial(self._completed, group)
-            )
+            command = CompleteSessions(entity_no, parts)
+            connection.router.submit(partition_id, command, _Submitted(connection, group).completed)
+
+
+class _Submitted:
+    """Completions of one entity that are under way."""
+
+    def __init__(self, connection: AmqpConnection, group: list[Completion]) -> None:
+        self.connection = connection
+        self._group = group
 
     @guarded
-    def _completed(self, group: list[Completion], reply: Reply) -> None:
+    def completed(self, reply: Reply) -> None:
         """Answer all together when all is well, else each link by itself."""
         if not isinstance(reply, Settled) or reply.lost:
-            self._answer_apart(group, reply)
+            self._answer_apart(reply)
             return
-        self.connection.owed_count -= len(group)
+        self.connection.owed_count -= len(self._group)
         ids: dict[Session, list[int]] = {}
-        for door, _, event in group:
+        for door, _, event in self._group:
             session = door.note_completed(event)
             if session is not None:
                 ids.setdefault(session, []).extend(event.delivery_ids)
@@ -76,10 +82,10 @@ class SessionCompletions:
                 session.settle_outgoing(first, last, ACCEPTED)
         self.connection.flush_soon()
 
-    def _answer_apart(self, group: list[Completion], reply: Reply) -> None:
+    def _answer_apart(self, reply: Reply) -> None:
         lost = set(reply.lost or ()) if isinstance(reply, Settled) else set()
         start = 0
-        for door, consumer_id, event in group:
+        for door, consumer_id, event in self._group:
             count = len(event.tags)
             own = reply
             if isinstance(reply, Settled):

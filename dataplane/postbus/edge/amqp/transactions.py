@@ -44,6 +44,7 @@ from postbus.message.sections import slice_message
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
+    from postbus.edge.refusals import Explainer
 
 COORDINATOR: Final = "$coordinator"
 REQUEST_BYTES: Final = 4_096
@@ -278,27 +279,23 @@ class Transaction:
 
 
 class Transactions:
-    """The open transactions of one connection."""
+    """The open transactions of one connection, which it must not refer to: they would keep it."""
 
-    def __init__(self, connection: AmqpConnection) -> None:
-        self._connection = connection
+    def __init__(self, explainer: Explainer) -> None:
+        self._explainer = explainer
         self._open: dict[bytes, Transaction] = {}
 
     def declare(self, coordinator: CoordinatorDoor) -> Transaction | None:
         """Open a transaction; None when too many are open."""
-        most = self.most_open
+        most = coordinator.most_open
         if len(self._open) >= most:  # those that timed out were kept to be told of
             for each in [each for each in self._open.values() if each.has_timed_out]:
                 self.close(each)
         if len(self._open) >= most:
             return None
-        transaction = Transaction(self._connection, secrets.token_bytes(16), coordinator)
+        transaction = Transaction(coordinator.connection, secrets.token_bytes(16), coordinator)
         self._open[transaction.transaction_id] = transaction
         return transaction
-
-    @property
-    def most_open(self) -> int:
-        return MAX_OPEN if self._connection.is_authorised else MAX_OPEN_UNKNOWN
 
     def find(self, transaction_id: bytes) -> Transaction | None:
         """Return an open transaction; one that timed out is not open any more."""
@@ -310,9 +307,9 @@ class Transactions:
         known = self._open.get(transaction_id)
         if known is not None and known.has_timed_out:
             text = f"The transaction was open for more than {LIFETIME_S:.0f} s and was rolled back."
-            return self._connection.explainer.error(conditions.TRANSACTION_TIMEOUT, text, "")
+            return self._explainer.error(conditions.TRANSACTION_TIMEOUT, text, "")
         text = "No such transaction is open on this connection."
-        return self._connection.explainer.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
+        return self._explainer.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
 
     def forget_late(self, transaction_id: bytes) -> None:
         """Forget a transaction that timed out; its client has been told."""
@@ -344,8 +341,13 @@ class CoordinatorDoor:
     path = COORDINATOR
 
     def __init__(self, connection: AmqpConnection, link: IncomingLink) -> None:
-        self._connection = connection
+        self.connection = connection
         self._link = link
+
+    @property
+    def most_open(self) -> int:
+        """Transactions the connection may have open."""
+        return MAX_OPEN if self.connection.is_authorised else MAX_OPEN_UNKNOWN
 
     def attach(self) -> None:
         self._link.accept(max_message_bytes=REQUEST_BYTES, credit=REQUEST_CREDIT)
@@ -364,7 +366,7 @@ class CoordinatorDoor:
                     self._reject(transfer, self._error(conditions.NOT_IMPLEMENTED, text))
         if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
             self._link.grant(REQUEST_CREDIT)
-        self._connection.flush_soon()
+        self.connection.flush_soon()
 
     def refuse_oversize(self, event: OversizeReceived) -> None:
         if not event.is_settled:
@@ -374,13 +376,12 @@ class CoordinatorDoor:
 
     def close(self) -> None:
         """The link is gone: what it declared and did not discharge is rolled back."""
-        self._connection.transactions.roll_back(self)
+        self.connection.transactions.roll_back(self)
 
     def _declare(self, transfer: TransferReceived) -> None:
-        transaction = self._connection.transactions.declare(self)
+        transaction = self.connection.transactions.declare(self)
         if transaction is None:
-            most = self._connection.transactions.most_open
-            text = f"The connection may have {most} open transactions."
+            text = f"The connection may have {self.most_open} open transactions."
             self._reject(transfer, self._error(conditions.RESOURCE_LIMIT_EXCEEDED, text))
             return
         if not transfer.is_settled:
@@ -388,7 +389,7 @@ class CoordinatorDoor:
             self._link.settle(transfer.delivery_id, transfer.delivery_id, state)
 
     def _discharge(self, transfer: TransferReceived, request: Discharge) -> None:
-        transactions = self._connection.transactions
+        transactions = self.connection.transactions
         transaction = transactions.find(request.transaction_id)
         if transaction is None:
             self._reject(transfer, transactions.unknown(request.transaction_id))
@@ -401,7 +402,7 @@ class CoordinatorDoor:
                 self._reject(transfer, error)
             elif self._link.is_attached and not transfer.is_settled:
                 self._link.settle(transfer.delivery_id, transfer.delivery_id, ACCEPTED)
-            self._connection.flush_soon()
+            self.connection.flush_soon()
 
         if request.has_failed:
             transaction.roll_back()
@@ -410,7 +411,7 @@ class CoordinatorDoor:
             transaction.discharge(answer)
 
     def _error(self, condition: str, text: str) -> AmqpError:
-        return self._connection.explainer.error(condition, text, COORDINATOR)
+        return self.connection.explainer.error(condition, text, COORDINATOR)
 
     def _reject(self, transfer: TransferReceived, error: AmqpError) -> None:
         if self._link.is_attached and not transfer.is_settled:

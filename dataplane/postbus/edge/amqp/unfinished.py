@@ -21,59 +21,59 @@ of a megabyte a second."""
 
 
 class Unfinished:
-    """What one connection has sent of messages that are not whole yet."""
+    """What one connection has sent of messages that are not whole yet. It does not refer to it: the
+    connection would be kept.
+    """
 
-    def __init__(self, connection: AmqpConnection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
         self._account = UNKNOWN
         self.counted_bytes = 0
         """What the accounts know of."""
 
-    def count(self) -> None:
+    def count(self, connection: AmqpConnection) -> None:
         """Tell the accounts what the engine holds; above the share the largest deliveries go."""
-        engine, intake = self._connection.engine, self._connection.intake
-        self._give_back()
+        engine, intake = connection.engine, connection.intake
+        self._give_back(connection)
         if not engine.partial_bytes:
             return
-        self._account = self._connection.account
+        self._account = connection.account
         while not intake.unfinished.take(self._account, engine.partial_bytes):
-            link = max(self._links(), key=lambda each: len(each.partial), default=None)
+            link = max(_links(connection), key=lambda each: len(each.partial), default=None)
             if link is None:
                 return
             text = "Too many bytes of unfinished deliveries were sent with this key."
-            self._detach(link, conditions.SERVER_BUSY, text)
+            _detach(connection, link, conditions.SERVER_BUSY, text)
         self.counted_bytes = engine.partial_bytes
         intake.take(self._account, self.counted_bytes)
 
-    def end(self) -> None:
+    def end(self, connection: AmqpConnection) -> None:
         """The connection is over."""
-        self._give_back()
+        self._give_back(connection)
 
-    def detach_late(self, now_ms: int) -> None:
+    def detach_late(self, connection: AmqpConnection, now_ms: int) -> None:
         """Detach the links whose delivery takes too long."""
-        for link in self._links():
+        for link in _links(connection):
             if now_ms - link.partial_since_ms >= DELIVERY_MS:
                 text = f"A delivery was not complete after {DELIVERY_MS // 1_000} seconds."
-                self._detach(link, conditions.TIMEOUT, text)
-        if self.counted_bytes != self._connection.engine.partial_bytes:
-            self.count()
+                _detach(connection, link, conditions.TIMEOUT, text)
+        if self.counted_bytes != connection.engine.partial_bytes:
+            self.count(connection)
 
-    def _links(self) -> list[IncomingLink]:
-        return [
-            link
-            for link in self._connection.links()
-            if isinstance(link, IncomingLink) and link.partial_transfer is not None
-        ]
-
-    def _detach(self, link: IncomingLink, condition: str, text: str) -> None:
-        connection = self._connection
-        connection.detach(
-            link, connection.explainer.error(condition, text, connection.path_of(link))
-        )
-
-    def _give_back(self) -> None:
-        intake, size_bytes = self._connection.intake, self.counted_bytes
+    def _give_back(self, connection: AmqpConnection) -> None:
+        intake, size_bytes = connection.intake, self.counted_bytes
         if size_bytes:
             self.counted_bytes = 0
             intake.unfinished.give_back(self._account, size_bytes)
             intake.give_back(self._account, size_bytes)
+
+
+def _links(connection: AmqpConnection) -> list[IncomingLink]:
+    return [
+        link
+        for link in connection.links()
+        if isinstance(link, IncomingLink) and link.partial_transfer is not None
+    ]
+
+
+def _detach(connection: AmqpConnection, link: IncomingLink, condition: str, text: str) -> None:
+    connection.detach(link, connection.explainer.error(condition, text, connection.path_of(link)))

@@ -167,7 +167,7 @@ class HttpDoor:
                 _check_origin(request, self._names)
             return await self._answer(api, request)
         except HttpRefused as error:
-            refused = error
+            refused = error.with_traceback(None)  # it refers to this frame, which refers to it
         except web.HTTPException as error:  # aiohttp's own, of a body that cannot be read
             refused = HttpRefused(error.status, error.reason)
         except ConnectionError:

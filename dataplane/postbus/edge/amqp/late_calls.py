@@ -1,0 +1,45 @@
+"""What is to be called later for a connection: keys that wait to be looked at, refusals to answer.
+
+Others keep these calls for seconds. When the connection has ended nothing of it stays with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+
+class LateCalls:
+    """Of one connection."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Callable[[], None]] = {}
+        self._numbers = itertools.count()
+
+    def add(self, connection: AmqpConnection, call: Callable[[], None]) -> Callable[[], None]:
+        """Return what calls it once, or does nothing when the connection has ended."""
+        number, waiting = next(self._numbers), self._waiting
+
+        def guarded_call() -> None:
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+                connection.broke()
+
+        def call_late() -> None:
+            waiting.pop(number, _nothing)()
+
+        waiting[number] = guarded_call
+        return call_late
+
+    def end(self) -> None:
+        """The connection is over."""
+        self._waiting.clear()
+
+
+def _nothing() -> None:
+    """Call nobody."""
