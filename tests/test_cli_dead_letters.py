@@ -109,10 +109,15 @@ def test_filter_has_the_language_of_rules(user: CommandLine) -> None:
 def test_what_was_peeked_can_be_sent(user: CommandLine) -> None:
     kill(user, "table", 2)
     printed = user.ok("peek", "table", "--dead-letter", "-o", "json")
+    told = json.loads(printed.splitlines()[0])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["deadLetteredTime"])
+    assert told["deadLetteredTime"] > told["enqueuedTime"]
+    assert (told["deadLetterDeliveries"], told["deadLetterClient"]) == (1, "127.0.0.1")
+    assert told["deadLetterLink"]
     user.ok("send", "table", "--file", "-", stdin=printed)
     assert peeked(user, "table") == ["m0", "m1"]
     shown = user.ok("dlq", "list", "table", "--bodies")
-    assert re.search(r"^ +1 .* id-0 +bad +why *\nm0$", shown, re.MULTILINE)
+    assert re.search(r"^ +1 .* id-0 +1 +bad +why *\nm0$", shown, re.MULTILINE)
 
 
 # --- purge --------------------------------------------------------------------------------------

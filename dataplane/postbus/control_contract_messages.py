@@ -103,7 +103,11 @@ class ResendMessages(MessagesOf):
 
 
 class ShownMessage(Told):
-    """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the whole length."""
+    """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the whole length.
+
+    Of a dead letter: when it became one, how often it had been delivered by then, and name of link
+    and address of the receiver it died with.
+    """
 
     sequence_number: int
     sub_queue: SubQueueName
@@ -127,6 +131,10 @@ class ShownMessage(Told):
     dead_letter_reason: str | None
     dead_letter_description: str | None
     dead_letter_source: str | None
+    dead_lettered_at: datetime | None
+    dead_letter_deliveries: int | None
+    dead_letter_link: str | None
+    dead_letter_client: str | None
     application_properties: dict[str, Plain]
     body_kind: str
     body_bytes: int

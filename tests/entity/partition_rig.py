@@ -33,6 +33,7 @@ from postbus.entity.commands import (
     PeekedMessage,
     PutEntity,
     ReceiveMode,
+    Receiver,
     Refusal,
     Refused,
     RemoveConsumer,
@@ -345,7 +346,11 @@ class Rig:
             consumer_id = self.last_consumer_id
             self.names[name] = consumer_id
             self.clients[consumer_id] = Client(entity_no, sub_queue, mode)
-            reply = self.apply(AddConsumer(entity_no, sub_queue, consumer_id, mode))
+            reply = self.apply(
+                AddConsumer(
+                    entity_no, sub_queue, consumer_id, mode, Receiver(f"link-{name}", "192.0.2.1")
+                )
+            )
             assert not isinstance(reply, Refused), reply
         return self.names[name]
 
@@ -362,7 +367,11 @@ class Rig:
         client = Client(entity_no, ACTIVE, mode)
         self.clients[consumer_id] = client
         session_id = None if session is None else session.encode()
-        reply = self.apply(AcceptSession(entity_no, consumer_id, mode, session_id))
+        reply = self.apply(
+            AcceptSession(
+                entity_no, consumer_id, mode, session_id, Receiver(f"link-{name}", "192.0.2.1")
+            )
+        )
         if isinstance(reply, Refused):
             del self.clients[consumer_id]
             return reply.refusal

@@ -9,6 +9,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from postbus.entity.commands import (
+    Death,
     StoredRow,
     SubQueue,
 )
@@ -71,6 +72,7 @@ class Tables:
     rows: dict[int, tuple[int, Envelope]] = field(default_factory=dict)
     blocks: dict[int, ReserveBlock] = field(default_factory=dict)
     kept: dict[int, tuple[int, int]] = field(default_factory=dict)
+    deaths: dict[int, Death | None] = field(default_factory=dict)
     patches: dict[int, Patch] = field(default_factory=dict)
     due: dict[int, PutDue] = field(default_factory=dict)
     acquired: dict[int, int] = field(default_factory=dict)
@@ -195,6 +197,7 @@ class Tables:
         block = self.block_of(put.row_key)
         assert (block.entity_no, block.sub_queue) == (put.entity_no, put.sub_queue)
         self.kept[put.row_key] = (put.sequence, put.delivery_count)
+        self.deaths[put.row_key] = put.death
 
     def _forget_ids(self, forget: ForgetIds) -> None:
         before_ms = forget.before_ms
@@ -242,6 +245,7 @@ class Tables:
         self.rows[move.new_row_key] = (stored_ms, envelope)
         if move.to_sub_queue is not ACTIVE:
             self.kept[move.new_row_key] = (move.sequence, move.delivery_count)
+            self.deaths[move.new_row_key] = move.death
 
     def _forget(self, row_key: int) -> None:
         del self.rows[row_key]
@@ -300,6 +304,7 @@ class Tables:
             max(count, patch.delivery_count or 0),
             patch.is_deferred,
             envelope,
+            self.deaths.get(row_key) if row_key in self.kept else None,
         )
 
     def load(self) -> LoadedPartition:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postbus.contract import EntityKind, QueueProperties
-from postbus.entity.commands import SubQueue
+from postbus.entity.commands import Death, Receiver, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
     InsertMessage,
@@ -194,6 +194,19 @@ async def test_move_replaces_properties_and_time_when_told(store: Store) -> None
         await it.commit(outcome(mutations=[move]))
         [row] = await it.journal.read_rows([DEAD_KEY])
     assert (row.enqueued_ms, row.envelope.application_properties) == (NOW_MS + 9, b"why")
+
+
+async def test_the_death_of_a_moved_row_is_read_with_it(store: Store) -> None:
+    deaths = [Death(NOW_MS + 5, 3, Receiver("link \0 ä", "192.0.2.7")), Death(NOW_MS + 6), None]
+    async with driven(store) as it:
+        await it.commit(outcome([insert(number) for number in (1, 2, 3)]))
+        moves = [
+            dead_letter(number, DEAD_KEY + number, death=death)
+            for number, death in enumerate(deaths, 1)
+        ]
+        await it.commit(outcome(mutations=[DEAD_BLOCK, *moves]))
+        rows = await it.journal.read_numbers(1, SubQueue.DEAD_LETTER, 0, 10)
+    assert [row.death for row in rows] == deaths
 
 
 async def test_row_moved_right_after_its_insert_is_moved_by_the_next_commit(store: Store) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
-from postbus.entity.commands import MessageState, PeekedMessage, SubQueue
+from postbus.entity.commands import Death, MessageState, PeekedMessage, SubQueue
 from postbus.message.body import BodyKind, read_body
 from postbus.message.codec import DecodeError, Described, Timestamp, Value
 from postbus.message.fields import PROPERTY_FIELDS, Field, MessageFields
@@ -29,9 +29,10 @@ class MessageView:
     """One message. Times are milliseconds since the epoch, None where there is none.
 
     `state`: active, scheduled or deferred, also in a dead-letter queue. `expires_ms`: None for what
-    never expires, as dead letters. `application_properties` are plain values: a time is ISO 8601
-    text, binary is base64. `body` holds at most as many bytes as were asked for, None when none
-    were; `body_bytes` says how many there are. `is_malformed`: some properties could not be read.
+    never expires, as dead letters. `death` is None of what died before deaths were recorded.
+    `application_properties` are plain values: a time is ISO 8601 text, binary is base64. `body`
+    holds at most as many bytes as were asked for, None when none were; `body_bytes` says how many
+    there are. `is_malformed`: some properties could not be read.
     """
 
     sequence_number: int
@@ -56,6 +57,7 @@ class MessageView:
     dead_letter_reason: str | None
     dead_letter_description: str | None
     dead_letter_source: str | None
+    death: Death | None
     application_properties: Mapping[str, Plain]
     body_kind: BodyKind
     body_bytes: int
@@ -109,6 +111,7 @@ def view_of(
         dead_letter_reason=_shown(application.get(DEAD_LETTER_REASON)),
         dead_letter_description=_shown(application.get(DEAD_LETTER_DESCRIPTION)),
         dead_letter_source=_text(envelope.dead_letter_source),
+        death=peeked.death,
         application_properties={name: plain(value) for name, value in application.items()},
         body_kind=kind,
         body_bytes=len(content),

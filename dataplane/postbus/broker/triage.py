@@ -485,7 +485,7 @@ class _Filter:
         if self._test is None:
             return True
         try:
-            sequence, enqueued_ms, count, _, envelope = message
+            sequence, enqueued_ms, count, _, envelope, _ = message
             return self._test(StoredFields(envelope, enqueued_ms, sequence, count)) is True
         except (EvaluationError, DecodeError):
             self.failed += 1

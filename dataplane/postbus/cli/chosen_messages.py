@@ -52,17 +52,21 @@ PLAIN: Final = (
     "deadLetterReason",
     "deadLetterDescription",
     "deadLetterSource",
+    "deadLetterDeliveries",
+    "deadLetterLink",
+    "deadLetterClient",
     "timeToLive",
 )
 RENAMED: Final = {
     "enqueuedAt": "enqueuedTime",
+    "deadLetteredAt": "deadLetteredTime",
     "scheduledAt": "scheduledEnqueueTime",
     "expiresAt": "expiresAt",
     "sizeInBytes": "sizeBytes",
 }
 """The API's name of a field -> the one that `receive` prints and `send` takes."""
 
-TIMES: Final = ("enqueuedTime", "scheduledEnqueueTime", "expiresAt")
+TIMES: Final = ("enqueuedTime", "deadLetteredTime", "scheduledEnqueueTime", "expiresAt")
 
 
 def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False) -> tuple[str, str]:

@@ -42,8 +42,9 @@ COLUMNS: Final = {
 }
 DEAD_COLUMNS: Final = {
     "sequenceNumber": "number",
-    "enqueuedTime": "enqueued",
+    "deadLetteredTime": "died",
     "messageId": "id",
+    "deadLetterDeliveries": "deliveries",
     "deadLetterReason": "reason",
     "deadLetterDescription": "description",
     "body": "body",

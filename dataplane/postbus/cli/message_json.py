@@ -71,6 +71,10 @@ TOLD: Final = {
     "deadLetterReason",
     "deadLetterDescription",
     "deadLetterSource",
+    "deadLetteredTime",
+    "deadLetterDeliveries",
+    "deadLetterLink",
+    "deadLetterClient",
     "expiresAt",
     "sizeBytes",
 }

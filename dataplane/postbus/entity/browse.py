@@ -101,7 +101,7 @@ def peeked(
             if message is not None:
                 count = message.failures
             envelope = locks.as_changed(sub.turn, row_key, row.envelope)
-            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope)
+            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope, row.death)
         total_bytes += peeked.envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
@@ -215,7 +215,9 @@ def _peek_kept(
         if message is not None:
             count = message.failures
         state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
-        messages.append(PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope))
+        messages.append(
+            PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope, row.death)
+        )
     if not messages and found and found[-1].sequence is not None:  # none of these is here any more
         return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
     return Peeked(messages)

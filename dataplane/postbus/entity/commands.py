@@ -107,6 +107,26 @@ class CancelScheduled:
     sequence_numbers: list[int]
 
 
+class Receiver(NamedTuple):
+    """Who receives, as people know him: the name of his link and the address he comes from."""
+
+    link: str
+    client: str
+
+
+class Death(NamedTuple):
+    """How a message became a dead letter.
+
+    `deliveries`: how often it was handed out until then. `receiver`: who had it when it died, None
+    where nobody had: it expired, a filter failed, a forward was refused, a lock was lost with the
+    broker.
+    """
+
+    at_ms: int
+    deliveries: int = 0
+    receiver: Receiver | None = None
+
+
 @dataclass(slots=True)
 class AddConsumer:
     """Register a receiver. `consumer_id` is unique in the process and never reused."""
@@ -115,6 +135,7 @@ class AddConsumer:
     sub_queue: SubQueue
     consumer_id: int
     mode: ReceiveMode
+    receiver: Receiver | None = None
 
 
 @dataclass(slots=True)
@@ -129,6 +150,7 @@ class AcceptSession:
     consumer_id: int
     mode: ReceiveMode
     session_id: bytes | None
+    receiver: Receiver | None = None
 
 
 @dataclass(slots=True)
@@ -491,7 +513,8 @@ class StoredRow(NamedTuple):
 
     `sequence` is the number of `kept` or `due`, None in ACTIVE, where the block gives it.
     `delivery_count` is the greatest of `kept`, `patch` and 0; the attempts of `acquired` are in
-    memory. The patch's application properties are already folded into the envelope.
+    memory. The patch's application properties are already folded into the envelope. `death` is
+    None of what is no dead letter, or died before deaths were recorded.
     """
 
     row_key: int
@@ -500,6 +523,7 @@ class StoredRow(NamedTuple):
     delivery_count: int
     is_deferred: bool
     envelope: Envelope
+    death: Death | None = None
 
 
 # --- replies ------------------------------------------------------------------------------------
@@ -642,6 +666,7 @@ class PeekedMessage(NamedTuple):
     delivery_count: int
     state: MessageState
     envelope: Envelope
+    death: Death | None = None
 
 
 class Delivery(NamedTuple):

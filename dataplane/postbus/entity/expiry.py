@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from postbus.entity.commands import SubQueue
+from postbus.entity.commands import Death, Receiver, SubQueue
 from postbus.entity.outcomes import MoveMessage, Settling
 from postbus.entity.queued import QueuedMessage
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
@@ -63,11 +63,26 @@ def expire(sub: SubQueueState, message: QueuedMessage) -> None:
 def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
     """Dead-letter a message whose last allowed delivery failed (N1)."""
     text = f"Message could not be consumed after {sub.entity.max_delivery_count} delivery attempts."
-    dead_letter(sub, message, {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text})
+    properties: dict[str, object] = {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text}
+    death = Death(sub.turn.now_ms, message.failures, receiver_of(message))
+    dead_letter(sub, message, properties, death)
 
 
-def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str, object]) -> None:
+def receiver_of(message: QueuedMessage) -> Receiver | None:
+    """Return who got a message last, None where nobody is known in this life of the partition."""
+    receiver: Receiver | None = getattr(message, "receiver", None)
+    return receiver
+
+
+def dead_letter(
+    sub: SubQueueState,
+    message: QueuedMessage,
+    properties: dict[str, object],
+    death: Death | None = None,
+) -> None:
     """Move a message that is in no place of the order to the dead-letter queue.
+
+    `death` None: nobody had it.
 
     A stub waits in `doomed` until its row is read, because the reason is merged into the row's
     application properties; `paging.settle_doomed` then goes on.
@@ -80,7 +95,7 @@ def dead_letter(sub: SubQueueState, message: QueuedMessage, properties: dict[str
     section = envelope.application_properties
     if properties:
         section = merged(sub.turn, section, properties)
-    move(sub, message, section)
+    move(sub, message, section, death or Death(sub.turn.now_ms, message.failures))
 
 
 def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
@@ -92,7 +107,7 @@ def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
         return merge_properties(b"", properties, limit_bytes)
 
 
-def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
+def move(sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death) -> None:
     """Move a loaded message with its new application properties to the dead-letter queue.
 
     Where the entity has a history the row stays there and a copy moves.
@@ -118,6 +133,7 @@ def move(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
             None,
             section,
             entity.keeps_settled,
+            death,
         )
     )
     grown_bytes = len(section) - len(message.envelope.application_properties)

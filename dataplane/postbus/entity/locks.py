@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity import expiry, paging
 from postbus.entity.commands import (
+    Death,
     Disposition,
     LocksRenewed,
     Refusal,
@@ -142,11 +143,11 @@ def _settle_one(
     section: bytes | None,
 ) -> None:
     if section is None and changes and disposition is not Disposition.DEAD_LETTER:
-        expiry.dead_letter(sub, message, expiry.HEADER_TOO_LARGE)
+        expiry.dead_letter(sub, message, expiry.HEADER_TOO_LARGE, _death(sub, message))
     elif disposition is Disposition.DEAD_LETTER:
         assert message.envelope is not None
         old = message.envelope.application_properties
-        expiry.move(sub, message, old if section is None else section)
+        expiry.move(sub, message, old if section is None else section, _death(sub, message))
     elif disposition is Disposition.DEFER:
         _defer(sub, message, section)
     else:
@@ -158,6 +159,11 @@ def _settle_one(
             stays = _fail(sub, message)
         if stays and section is not None:
             sub.turn.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
+
+
+def _death(sub: SubQueueState, message: QueuedMessage) -> Death:
+    """Return the death of a message by the hand of who held it: this delivery counts."""
+    return Death(sub.turn.now_ms, message.failures + 1, expiry.receiver_of(message))
 
 
 def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from postbus.entity import expiry, locks
-from postbus.entity.commands import Refusal, Refused, Shipped, StoredRow, SubQueue
+from postbus.entity.commands import Death, Refusal, Refused, Shipped, StoredRow, SubQueue
 from postbus.entity.numbering import Numbering
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Needs, PutOutbound, RecordSize, Ship
 from postbus.entity.queued import QueuedMessage
@@ -459,6 +459,7 @@ class Outbox:
                 0,
                 None,
                 section,
+                death=Death(turn.now_ms),
             )
         )
         entity.outbound -= 1

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from postbus.contract import EntityKind, EntityProperties, RuleProperties
-from postbus.entity.commands import Delivery, Refusal, Reply, StoredRow, SubQueue
+from postbus.entity.commands import Death, Delivery, Refusal, Reply, StoredRow, SubQueue
 from postbus.message.envelope import Envelope
 
 # --- effects ------------------------------------------------------------------------------------
@@ -132,7 +132,8 @@ class MoveMessage(NamedTuple):
     With `keeps_source` the old row stays as it is: a `SettleRows` of the same outcome names it.
     `enqueued_ms` None keeps the stored one; `application_properties` None keeps what the row or
     its patch said. `kept` of the new key gets `sequence` and `delivery_count`, except when the new
-    key lies in ACTIVE (activation), where the key gives the number.
+    key lies in ACTIVE (activation), where the key gives the number. `death` of a message that
+    becomes a dead letter by this.
     """
 
     row_key: int
@@ -144,6 +145,7 @@ class MoveMessage(NamedTuple):
     enqueued_ms: int | None
     application_properties: bytes | None
     keeps_source: bool = False
+    death: Death | None = None
 
 
 class Settling(IntEnum):
@@ -186,6 +188,7 @@ class PutKept(NamedTuple):
     sub_queue: SubQueue
     sequence: int
     delivery_count: int
+    death: Death | None = None
 
 
 class RecordAcquired(NamedTuple):

@@ -60,6 +60,11 @@ def _kept(move: MoveMessage) -> list[PutKept]:
         return []
     return [
         PutKept(
-            move.new_row_key, move.entity_no, move.to_sub_queue, move.sequence, move.delivery_count
+            move.new_row_key,
+            move.entity_no,
+            move.to_sub_queue,
+            move.sequence,
+            move.delivery_count,
+            move.death,
         )
     ]

@@ -290,7 +290,7 @@ class PartitionState:
         if refused is not None:
             return refused
         if command.consumer_id not in self._consumers:
-            consumer = Consumer(command.consumer_id, command.mode)
+            consumer = Consumer(command.consumer_id, command.mode, command.receiver)
             sub = entity.sub_queue(command.sub_queue)
             if sub.sessions is not None:
                 return Refused(Refusal.SESSION_REQUIRED, entity.name)

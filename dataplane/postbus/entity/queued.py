@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from postbus.entity.commands import Delivery, ReceiveMode
+from postbus.entity.commands import Delivery, ReceiveMode, Receiver
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ class QueuedMessage:
 
     `envelope` is None while only the row holds it (a stub); `size_bytes` and `ttl_ms` are set from
     then on. `failures` counts failed deliveries, `recorded` the attempts the tables know (D6).
-    `token` is None unless locked; `locked_until_ms` means something only with a token.
+    `token` is None unless locked; `locked_until_ms` means something only with a token. `receiver`
+    is who got it last, there once it was delivered.
     """
 
     __slots__ = (
@@ -25,6 +26,7 @@ class QueuedMessage:
         "failures",
         "is_deferred",
         "locked_until_ms",
+        "receiver",
         "recorded",
         "row_key",
         "sequence",
@@ -34,6 +36,7 @@ class QueuedMessage:
     )
 
     locked_until_ms: int
+    receiver: Receiver | None
     size_bytes: int
     ttl_ms: int | None
 
@@ -63,13 +66,16 @@ class QueuedMessage:
 class Consumer:
     """A receiver of one sub-queue. `limit` and `delivered` count since it was added (D12)."""
 
-    __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode")
+    __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode", "receiver")
 
     is_forwarder: ClassVar[bool] = False
 
-    def __init__(self, consumer_id: int, mode: ReceiveMode) -> None:
+    def __init__(
+        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
+    ) -> None:
         self.consumer_id = consumer_id
         self.mode = mode
+        self.receiver = receiver
         self.limit = 0
         self.delivered = 0
         self.is_waiting = False

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from postbus.entity import paging
-from postbus.entity.commands import ReceiveMode, SubQueue
+from postbus.entity.commands import ReceiveMode, Receiver, SubQueue
 from postbus.entity.outcomes import Deliver
 from postbus.entity.queued import Consumer, QueuedMessage
 from postbus.entity.sub_queue import SubQueueState
@@ -34,9 +34,12 @@ class SessionConsumer(Consumer):
 
     __slots__ = ("lane",)
 
-    def __init__(self, consumer_id: int, mode: ReceiveMode) -> None:  # each accept makes one
+    def __init__(  # each accept makes one
+        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
+    ) -> None:
         self.consumer_id = consumer_id
         self.mode = mode
+        self.receiver = receiver
         self.limit = 0
         self.delivered = 0
         self.is_waiting = False
@@ -131,7 +134,7 @@ class SessionLane(SubQueueState):
         turn, consumer = self.turn, self.waiting[0]
         batch = [self.ready.popleft()]
         if consumer.mode is ReceiveMode.PEEK_LOCK:
-            deliveries = self._lock(batch)
+            deliveries = self._lock(batch, consumer.receiver)
         else:
             deliveries = consumer.take(self, batch)
         if deliveries:

@@ -131,7 +131,7 @@ class SessionQueue(SessionPlaces):
             if lane.is_queued:  # its entry in the line is in vain now
                 lane.is_queued = False
                 self._note_orphan()
-        consumer = SessionConsumer(command.consumer_id, command.mode)
+        consumer = SessionConsumer(command.consumer_id, command.mode, command.receiver)
         self.consumers[command.consumer_id] = consumer
         if lane is None:
             turn.consumers[command.consumer_id] = (self, consumer)

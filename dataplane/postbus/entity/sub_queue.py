@@ -18,6 +18,7 @@ from postbus.entity import expiry, hints, locks, paging
 from postbus.entity.commands import (
     Delivery,
     ReceiveMode,
+    Receiver,
     Refusal,
     StoredRow,
     SubQueue,
@@ -318,7 +319,7 @@ class SubQueueState:
                     break
                 left -= len(batch)
                 if consumer.mode is ReceiveMode.PEEK_LOCK:
-                    deliveries = self._lock(batch)
+                    deliveries = self._lock(batch, consumer.receiver)
                 else:
                     deliveries = consumer.take(self, batch)
                 self._hand_over(consumer, deliveries, bursts)
@@ -370,7 +371,7 @@ class SubQueueState:
             batch += [take() for _ in range(count)]
         return batch
 
-    def _lock(self, batch: list[QueuedMessage]) -> list[Delivery]:
+    def _lock(self, batch: list[QueuedMessage], receiver: Receiver | None) -> list[Delivery]:
         """Lock a batch under new tokens (D11) and journal what D6 wants before the transfer."""
         turn, entity, held, is_main = self.turn, self.entity, self.locks, self.is_main
         now_ms = turn.now_ms
@@ -404,6 +405,7 @@ class SubQueueState:
             token = random_bytes[position : position + 8] + suffix
             position += 8
             message.token = token
+            message.receiver = receiver
             message.locked_until_ms = until_ms
             held[token] = message
             deliveries.append(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.contract import EntityProperties, EntityStatus, RuleProperties, TopicProperties
 from postbus.entity import expiry
-from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
+from postbus.entity.commands import Death, Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.outcomes import InsertMessage, Needs, PutKept, ShareBody
 from postbus.entity.queue_state import QUOTA_EXCEEDED, QueueState, properties_refusal
 from postbus.entity.routing import Copies, Routing
@@ -544,7 +544,9 @@ def _dead_letter(
     row_key, _ = target.numbering.take_one(turn)
     turn.outcome.inserts.append(InsertMessage(row_key, enqueued_ms, copy))
     turn.outcome.mutations.append(
-        PutKept(row_key, subscription.entity_no, SubQueue.DEAD_LETTER, sequence, 0)
+        PutKept(
+            row_key, subscription.entity_no, SubQueue.DEAD_LETTER, sequence, 0, Death(turn.now_ms)
+        )
     )
     subscription.size_bytes += size_bytes
     subscription.traffic.accepted += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from postbus.entity.commands import SubQueue
+from postbus.entity.commands import Death, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
     ForgetIds,
@@ -86,6 +86,7 @@ class Changes:
                             change.to_sub_queue,
                             change.sequence,
                             change.delivery_count,
+                            change.death,
                         )
                     )
             case PutOutbound():
@@ -233,6 +234,7 @@ class Changes:
             "kept_queues": [int(row.sub_queue) for row in kept],
             "kept_sequences": [row.sequence for row in kept],
             "kept_counts": [row.delivery_count for row in kept],
+            **_death_columns([row.death for row in kept]),
             "due_keys": list(self._dues),
             "due_nos": [row.entity_no for row in dues],
             "due_ms": [row.due_ms for row in dues],
@@ -313,6 +315,16 @@ def _merged(known: PatchMessage, change: PatchMessage) -> PatchMessage:
         known.delivery_count if change.delivery_count is None else change.delivery_count,
         change.application_properties or known.application_properties,
     )
+
+
+def _death_columns(deaths: list[Death | None]) -> dict[str, object]:
+    receivers = [None if death is None else death.receiver for death in deaths]
+    return {
+        "death_ms": [None if death is None else death.at_ms for death in deaths],
+        "death_deliveries": [None if death is None else death.deliveries for death in deaths],
+        "death_links": [None if one is None else one.link.encode() for one in receivers],
+        "death_clients": [None if one is None else one.client for one in receivers],
+    }
 
 
 def _rules_json(definition: PutDefinition) -> str:

@@ -84,6 +84,10 @@ create table kept (
     sub_queue smallint not null,
     sequence bigint not null,
     delivery_count integer not null,
+    died_ms bigint,
+    deliveries integer,
+    link bytea,
+    client text,
     constraint kept_pkey primary key (row_key)
 );
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import asyncpg
 
-from postbus.entity.commands import StoredRow, SubQueue
+from postbus.entity.commands import Death, Receiver, StoredRow, SubQueue
 from postbus.message.rows import unpack_envelope
 from postbus.store.changes import SEEN_SPAN_MS
 from postbus.store.errors import Connection
@@ -131,6 +131,7 @@ class Reader:
                     row["application_properties"],
                     row["body"] if row["body_id"] is None else bodies[row["body_id"]],
                 ),
+                None if row["died_ms"] is None else _death(row),
             )
             for row in found
             if row["body_id"] is None or row["body_id"] in bodies  # else it is gone by now
@@ -154,7 +155,7 @@ COLUMNS: Final = """
     greatest(k.delivery_count, p.delivery_count, 0) as delivery_count,
     coalesce(p.is_deferred, false) as is_deferred, m.envelope,
     coalesce(p.application_properties, m.application_properties) as application_properties,
-    m.body, m.body_id
+    m.body, m.body_id, k.died_ms, k.deliveries, k.link, k.client
 """
 SIDES: Final = """
     left join {schema}.patch p on p.row_key = m.row_key
@@ -202,6 +203,12 @@ from {schema}.seen s join unnest($5::bytea[]) as w (digest) on position(w.digest
 where s.entity_no = $1 and s.first_ms between $2 and $3 and s.last_ms >= $4
 """
 """`position` may find what two neighbours make together; the caller looks again."""
+
+
+def _death(row: asyncpg.Record) -> Death:
+    link = row["link"]
+    receiver = None if link is None else Receiver(link.decode(), row["client"])
+    return Death(row["died_ms"], row["deliveries"], receiver)
 
 
 def _is_member(digest: bytes, digests: bytes) -> bool:

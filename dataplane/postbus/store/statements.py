@@ -262,10 +262,15 @@ uncarried as (
 ), unkept as (
     delete from kept where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])
 ), keeping as (
-    insert into kept (row_key, entity_no, sub_queue, sequence, delivery_count)
+    insert into kept (
+        row_key, entity_no, sub_queue, sequence, delivery_count,
+        died_ms, deliveries, link, client
+    )
     select * from unnest(
         {kept_keys}::bigint[], {kept_nos}::int[], {kept_queues}::smallint[],
-        {kept_sequences}::bigint[], {kept_counts}::int[]
+        {kept_sequences}::bigint[], {kept_counts}::int[],
+        {death_ms}::bigint[], {death_deliveries}::int[], {death_links}::bytea[],
+        {death_clients}::text[]
     )
 ), undue as (
     delete from due where row_key = any ({deletes}::bigint[] || {move_keys}::bigint[])

@@ -109,7 +109,7 @@ class AmqpConnection:
         self.owed_count = 0
         """Commands under way whose answers the client waits for."""
         self._suspicion = suspicion
-        self._address = address
+        self.address = address
         self.stranger = stranger
         self._cut = cut
         self._pumps: dict[ReceiverDoor, None] = {}
@@ -245,11 +245,11 @@ class AmqpConnection:
         if is_known:
             check()
         else:
-            self._suspicion.admit(self._address, self._late.add(self, check))
+            self._suspicion.admit(self.address, self._late.add(self, check))
 
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
         """Answer a wrong key, the later the more of them came from the client's address."""
-        self._suspicion.refuse(self._address, "amqp", why, self._late.add(self, answer))
+        self._suspicion.refuse(self.address, "amqp", why, self._late.add(self, answer))
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""

@@ -33,6 +33,7 @@ from postbus.entity.commands import (
     DemandSet,
     Disposition,
     ReceiveMode,
+    Receiver,
     Refusal,
     Refused,
     RemoveConsumer,
@@ -75,6 +76,10 @@ REPEATED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.BUSY})
 
 UNKNOWN: Final = -1
 """Stands for a demand that the entity was perhaps not told."""
+
+
+NAME_CHARS: Final = 256
+"""So much of a link's name is kept with a dead letter. Our choice."""
 
 
 class ReceiverDoor:
@@ -347,6 +352,10 @@ class ReceiverDoor:
 
     # --- internals ------------------------------------------------------------------------------
 
+    def _receiver(self) -> Receiver:
+        """Return whom a dead letter names that dies in this link's hands."""
+        return Receiver(self._link.name[:NAME_CHARS], self.connection.address or "")
+
     def _register(self) -> None:
         router = self.connection.router
         self._consumer_id = router.new_consumer_id()
@@ -355,7 +364,13 @@ class ReceiverDoor:
         router.register_sink(self._address.partition_id, self._consumer_id, self)
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
-            AddConsumer(self._address.entity_no, self._address.sub_queue, self._consumer_id, mode),
+            AddConsumer(
+                self._address.entity_no,
+                self._address.sub_queue,
+                self._consumer_id,
+                mode,
+                self._receiver(),
+            ),
             partial(self._added, self._consumer_id),
         )
 

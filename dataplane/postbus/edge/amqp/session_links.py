@@ -200,7 +200,11 @@ class SessionDoor(ReceiverDoor):
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
             AcceptSession(
-                self._address.entity_no, self._consumer_id, mode, self._wanted.session_id
+                self._address.entity_no,
+                self._consumer_id,
+                mode,
+                self._wanted.session_id,
+                self._receiver(),
             ),
             partial(self._added, self._consumer_id),
         )

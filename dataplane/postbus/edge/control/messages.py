@@ -183,6 +183,7 @@ def _refused(found: Mapping[int, Refused]) -> list[RefusedMessage]:
 
 
 def _shown(view: MessageView) -> ShownMessage:
+    death, receiver = view.death, None if view.death is None else view.death.receiver
     body = None if view.body is None else base64.b64encode(view.body).decode("ascii")
     enqueued_at = _time(view.enqueued_ms)
     assert enqueued_at is not None
@@ -209,6 +210,10 @@ def _shown(view: MessageView) -> ShownMessage:
         dead_letter_reason=view.dead_letter_reason,
         dead_letter_description=view.dead_letter_description,
         dead_letter_source=view.dead_letter_source,
+        dead_lettered_at=None if death is None else _time(death.at_ms),
+        dead_letter_deliveries=None if death is None else death.deliveries,
+        dead_letter_link=None if receiver is None else receiver.link,
+        dead_letter_client=None if receiver is None else receiver.client,
         application_properties=dict(view.application_properties),
         body_kind=str(view.body_kind.value),
         body_bytes=view.body_bytes,

@@ -236,7 +236,9 @@ class RuntimeHandler:
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> Delivery | None:
         """Return a message for who may have it still; rules change while a receive waits."""
-        taken = await self._receives.take(address, target.timeout_s, request.transport)
+        taken = await self._receives.take(
+            address, target.timeout_s, request.transport, request.remote
+        )
         if isinstance(taken, Refused):
             raise refusal_of(taken, target)
         if taken is not None:

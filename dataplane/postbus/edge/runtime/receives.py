@@ -19,6 +19,7 @@ from postbus.entity.commands import (
     DemandSet,
     Disposition,
     ReceiveMode,
+    Receiver,
     Refusal,
     Refused,
     RemoveConsumer,
@@ -37,6 +38,9 @@ An answer "no message" is true therefore, also with a timeout of 0."""
 
 REPEAT_S: Final = 0.1
 """Pause before a partition is asked again that is loading or could not read."""
+
+LINK: Final = "HTTP"
+"""What a dead letter tells instead of a link's name."""
 
 PARKED_S: Final = 1.0
 """How long a consumer waits for the next receive of its connection (D12)."""
@@ -73,12 +77,16 @@ class Receives:
             consumer.refuse(STOPPING)
 
     async def take(
-        self, address: Address, timeout_s: float, connection: object = None
+        self,
+        address: Address,
+        timeout_s: float,
+        connection: object = None,
+        client: str | None = None,
     ) -> Delivery | Refused | None:
         """Return one locked message, None when none came in time, or why none can be had.
 
         The caller settles it or gives it back, also when it is cancelled. A `connection` asks for
-        one message at a time.
+        one message at a time. `client`: the address it comes from.
         """
         if self._is_stopping:
             return STOPPING
@@ -88,7 +96,9 @@ class Receives:
             return Refused(Refusal.BUSY, f"{count:,} receives wait here already.")
         self._waiting[entity_no] = count + 1
         key = (connection, entity_no, address.sub_queue)
-        consumer = self._unpark(key) or _Consumer(self._router, address)
+        consumer = self._unpark(key) or _Consumer(
+            self._router, address, Receiver(LINK, client or "")
+        )
         self._active.add(consumer)
         try:
             return await consumer.take(timeout_s)
@@ -132,7 +142,8 @@ def release(router: Router, address: Address, lock_tokens: list[bytes]) -> None:
 class _Consumer:
     """A delivery sink of the router. The entity calls while it works: nothing is submitted then."""
 
-    def __init__(self, router: Router, address: Address) -> None:
+    def __init__(self, router: Router, address: Address, receiver: Receiver) -> None:
+        self._receiver = receiver
         self.is_quiet = False
         """Whether it is registered and asks for nothing: good for another receive."""
         self._router = router
@@ -189,7 +200,13 @@ class _Consumer:
         self._consumer_id = consumer_id = router.new_consumer_id()
         self._delivered = 0
         router.register_sink(address.partition_id, consumer_id, self)
-        add = AddConsumer(address.entity_no, address.sub_queue, consumer_id, ReceiveMode.PEEK_LOCK)
+        add = AddConsumer(
+            address.entity_no,
+            address.sub_queue,
+            consumer_id,
+            ReceiveMode.PEEK_LOCK,
+            self._receiver,
+        )
         router.submit(address.partition_id, add, partial(self._added, consumer_id))
         self._ask()
 
