@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -61,6 +62,12 @@ def run_command(program: str, folder: Path, major: int, **variables: str) -> Non
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
         yield Path(name)
+
+
+def copy_keys(backup: Path, new: Path) -> None:
+    """Put back the files beside the database that the guide names."""
+    new.mkdir(mode=0o700)
+    shutil.copy(backup / "sealing.key", new)
 
 
 @asynccontextmanager
@@ -148,6 +155,7 @@ async def test_backup_of_a_bus_in_use_is_restored(
         restored = dsn_of(server, "restored")
         run_command("pg_restore", folder, major, NEW_STORES=restored)
         assert await epoch_of(restored) == epoch
+        copy_keys(folder / "old", folder / "new")
         async with client_of_bus(folder / "new", restored) as client:
             async with client.get_queue_sender("orders") as sender:
                 await sender.send_messages(ServiceBusMessage("new"))

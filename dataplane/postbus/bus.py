@@ -58,6 +58,7 @@ from postbus.metrics import BusSample
 from postbus.sampling import Sampler
 from postbus.settings import Settings
 from postbus.store.authorization import AuthorizationStore
+from postbus.store.belonging import record_belonging
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError, StoreMisconfigured
@@ -204,13 +205,14 @@ class Bus:
                 await self._start_postgres()
             on_step("opening the store")
             stores = Stores(self._dsns(), unsafe=self._settings.is_unsafe)
-            self._directory, namespace = await self._open_catalog(stores)
+            seal = self._read_seal()
+            self._directory, namespace = await self._open_catalog(stores, seal)
             async with asyncio.TaskGroup() as tasks:
                 router = self._make_hosts(stores, self._directory, tasks)
                 readiness = Readiness(self._hosts, stores.home_of)
                 self._triage = Triage(router, self._hosts)
                 changes = Changes(tasks.create_task)
-                await self._open_rules(stores, self._directory, changes)
+                await self._open_rules(stores, self._directory, changes, seal)
                 self._administration = Administration(
                     self._directory,
                     self._hosts,
@@ -262,11 +264,14 @@ class Bus:
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
-    async def _open_catalog(self, stores: Stores) -> tuple[Directory, Namespace]:
+    async def _open_catalog(self, stores: Stores, seal: KeySeal) -> tuple[Directory, Namespace]:
         """Check and migrate the stores; any trouble now is for the user, not to be waited for."""
         catalog = CatalogStore(stores.first)
         try:
             await stores.open()
+            await record_belonging(
+                stores.first, self._definition.name, seal.check, is_embedded=self._is_embedded
+            )
             properties = self._definition.properties
             self._partition_count = properties.limits.partition_count
             await catalog.record_shape(properties.sku.name.value, self._partition_count)
@@ -416,17 +421,21 @@ class Bus:
 
     # --- keys -----------------------------------------------------------------------------------
 
-    async def _open_rules(self, stores: Stores, directory: Directory, changes: Changes) -> None:
+    def _read_seal(self) -> KeySeal:
+        file = self._settings.sealing_key_file
+        try:
+            text = self._data.sealing_key() if file is None else file.read_text(encoding="ascii")
+            return KeySeal.from_text(text)
+        except (OSError, ValueError) as error:
+            raise BusError(f"the sealing key cannot be used: {error}") from error
+
+    async def _open_rules(
+        self, stores: Stores, directory: Directory, changes: Changes, seal: KeySeal
+    ) -> None:
         """Let declared and stored authorization rules count.
 
         Before partitions are loaded: from there on a store that goes away is waited for.
         """
-        file = self._settings.sealing_key_file
-        try:
-            text = self._data.sealing_key() if file is None else file.read_text(encoding="ascii")
-            seal = KeySeal.from_text(text)
-        except (OSError, ValueError) as error:
-            raise BusError(f"the sealing key cannot be used: {error}") from error
         self._rules = AuthorizationRules(
             AuthorizationStore(stores.first),
             seal,

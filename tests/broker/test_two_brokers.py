@@ -3,99 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 
 import asyncpg
 import pytest
-from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient
 
 from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
 from postbus.bus import Bus
-from postbus.contract import NamespaceProperties, QueueProperties, Right
-from postbus.data_directory import DataDirectory
+from postbus.contract import QueueProperties
 from postbus.entity.commands import Refusal, Tick
-from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
-from postbus.settings import Settings
+from tests.broker.brokers_rig import Brokers, brokers_on, peek, send
 from tests.store.driving import wait_until
 
 pytestmark = pytest.mark.slow
 
-PORTS = ("port", "tls_port", "http_port", "metrics_port", "control_port")
-SEALING_KEY = "00" * 32
-
-
-def definition(*queues: str) -> BusDefinition:
-    return BusDefinition(
-        "test-bus",
-        NamespaceProperties(),
-        (RuleDefinition("root", frozenset(Right), RuleKeys("first" * 5, "second" * 4)),),
-        tuple(QueueDefinition(name, QueueProperties(), ()) for name in queues),
-    )
-
-
-class Brokers:
-    """Buses on one database, each with a folder of its own and the keys of all."""
-
-    def __init__(self, folder: Path, dsn: str, stack: AsyncExitStack) -> None:
-        self._folder = folder
-        self._dsn = dsn
-        self._stack = stack
-
-    async def start(self, name: str, *queues: str) -> Bus:
-        folder = self._folder / name
-        folder.mkdir(exist_ok=True)
-        settings = Settings.model_validate(
-            dict.fromkeys(PORTS, 0)
-            | {"stores": self._dsn, "broker_name": name, "grace_s": 1.0}
-            | {"sealing_key_file": self._sealing_key()}
-        )
-        data = self._stack.enter_context(DataDirectory(folder))
-        bus = Bus(settings, definition(*queues), data, is_embedded=False)
-        self._stack.push_async_callback(bus.stop)
-        await bus.start()
-        return bus
-
-    def _sealing_key(self) -> Path:
-        file = self._folder / "sealing.key"
-        if not file.exists():
-            with DataDirectory(self._folder / "keys") as data:
-                file.write_text(data.sealing_key(), encoding="ascii")
-                file.chmod(0o600)
-        return file
-
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-async def brokers(folder: Path, database: str) -> AsyncIterator[Brokers]:
-    async with AsyncExitStack() as stack:
-        yield Brokers(folder, database, stack)
-
-
-@asynccontextmanager
-async def client_of(bus: Bus) -> AsyncIterator[ServiceBusClient]:
-    ((_, address),) = bus.connection_strings()
-    async with ServiceBusClient.from_connection_string(address, retry_total=0) as client:
-        yield client
-
-
-async def send(bus: Bus, queue: str, *bodies: str) -> None:
-    async with client_of(bus) as client, client.get_queue_sender(queue) as sender:
-        for body in bodies:
-            await sender.send_messages(ServiceBusMessage(body))
-
-
-async def peek(bus: Bus, queue: str) -> list[str]:
-    async with client_of(bus) as client, client.get_queue_receiver(queue) as receiver:
-        return [str(message) for message in await receiver.peek_messages(10)]
+async def brokers(database: str) -> AsyncIterator[Brokers]:
+    async with brokers_on(database) as made:
+        yield made
 
 
 async def create(bus: Bus, queue: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -42,11 +43,17 @@ def brokers(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[tuple
     """Two brokers of different names on one database; the second is not started yet."""
     make_database(postgres_server, "paused_broker")
     dsn = dsn_of(postgres_server, "paused_broker")
+    sealing_key = tmp_path / "sealing.key"
+    sealing_key.write_text(base64.b64encode(bytes(32)).decode())
+    sealing_key.chmod(0o600)
     with ExitStack() as stack:
         pair = []
         for name in ("first", "second"):
             (tmp_path / name).mkdir()
-            environment = {"POSTBUS_BROKER_NAME": name}
+            environment = {
+                "POSTBUS_BROKER_NAME": name,
+                "POSTBUS_SEALING_KEY_FILE": str(sealing_key),
+            }
             pair.append(Broker(tmp_path / name, dsn, ["-m", "postbus"], MANIFEST, environment))
         pair[0].start()
         stack.callback(pair[0].kill)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import os
 from typing import Final
 
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
+CHECK: Final = b"postbus sealing key"
 
 
 class SealBroken(Exception):
@@ -29,6 +31,8 @@ class KeySeal:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a sealing key has {KEY_BYTES} bytes, this one {len(key)}")
         self._cipher = AESGCM(key)
+        self.check = hmac.digest(key, CHECK, "sha256")
+        """Tells this key from another one, and nothing else about it."""
 
     @classmethod
     def from_text(cls, text: str) -> KeySeal:

@@ -4,7 +4,8 @@
 create schema postbus;
 
 -- `sku` and `partition_count` are set by the first start; the count is for life. So is the place of
--- this database among those of its bus: `bus_identity` is the identity of the first one.
+-- this database among those of its bus: `bus_identity` is the identity of the first one, which
+-- knows whose it is: the name of the bus, and a check value of its sealing key.
 create table postbus.store (
     is_only boolean primary key default true check (is_only),
     identity uuid not null default gen_random_uuid(),
@@ -13,7 +14,9 @@ create table postbus.store (
     partition_count integer,
     bus_identity uuid,
     ordinal integer,
-    database_count integer
+    database_count integer,
+    namespace text,
+    sealing_check bytea
 );
 
 create table postbus.migration (
