@@ -39,6 +39,7 @@ from postbus.broker.router import Router
 from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
+from postbus.broker.trouble import Troubles
 from postbus.contract import (
     EntityKind,
     Right,
@@ -293,6 +294,8 @@ class Bus:
     # --- partitions -----------------------------------------------------------------------------
 
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
+        stores_in_use = {stores.home_of(number) for number in range(self._partition_count)}
+        troubles = {store: Troubles(store.where) for store in stores_in_use}
         self._hosts = [
             Host(
                 partition_id=partition_id,
@@ -304,6 +307,7 @@ class Bus:
                 broker_name=self._settings.broker_name,
                 new_seed=lambda: secrets.randbits(64),
                 tasks=tasks,
+                troubles=troubles[stores.home_of(partition_id)],
             )
             for partition_id in range(self._partition_count)
         ]

@@ -23,7 +23,7 @@ from postbus.broker.room import NO_ROOM, ROOM_LOOK_S, Room
 from postbus.broker.sends import BEHIND, SendOrder, Waiting, brings_messages
 from postbus.broker.shipper import Shipper
 from postbus.broker.sinks import DeliverySink, Sinks
-from postbus.broker.trouble import log_trouble
+from postbus.broker.trouble import Troubles
 from postbus.broker.waiting import WaitingCommands
 from postbus.contract import NamespaceLimits
 from postbus.entity.commands import (
@@ -94,6 +94,7 @@ class Host:
         new_seed: Callable[[], int],
         tasks: asyncio.TaskGroup,
         monotonic_s: Callable[[], float] = time.monotonic,
+        troubles: Troubles | None = None,  # one of each store, so that an outage is told once
     ) -> None:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
@@ -102,6 +103,7 @@ class Host:
         self.counters = StoreCounters()
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
+        self._troubles = troubles or Troubles(store.where, monotonic_s)
         self._epoch = 0  # of the life before, or of this one
         self._store = store
         self._directory = directory
@@ -315,7 +317,7 @@ class Host:
         try:
             await self._directory.idle(entity_no)
         except Exception as error:  # noqa: BLE001 - logged, and tried again
-            log_trouble(self.partition_id, "an idle entity could not be deleted", error)
+            self._troubles.log(self.partition_id, "an idle entity could not be deleted", error)
 
     def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
         """Called by the journal in order, once for each commit."""
@@ -395,7 +397,7 @@ class Host:
         try:
             found = None if journal is None else await journal.read(needs)
         except Exception as error:  # noqa: BLE001 - logged; a failed read harms nobody else
-            log_trouble(self.partition_id, "rows could not be read", error)
+            self._troubles.log(self.partition_id, "rows could not be read", error)
         if found is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
         elif journal is not self._journal:  # what was read belongs to a former life
@@ -413,7 +415,7 @@ class Host:
             try:
                 rows = await journal.read_rows(effect.row_keys)
             except Exception as error:  # noqa: BLE001 - logged, and tried again
-                log_trouble(self.partition_id, "paging failed", error)
+                self._troubles.log(self.partition_id, "paging failed", error)
                 await self._pause(backoff_s)
                 if self._is_stopping():
                     return
@@ -457,7 +459,7 @@ class Host:
                     await self._room.look(journal.epoch)
                 is_behind = await journal.upkeep(self._clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
-                log_trouble(self.partition_id, "upkeep failed", error)
+                self._troubles.log(self.partition_id, "upkeep failed", error)
             is_first = False
             is_hasty = is_behind or self._room.is_full
             await asyncio.sleep(ROOM_LOOK_S if is_hasty else CLOCK_SAMPLE_S)
@@ -555,9 +557,10 @@ class Host:
     def _not_loaded(self, error: Exception) -> None:
         """Tell why, and whoever waits that nothing of theirs was applied."""
         self._recovery.failed(None)
-        self._load_trouble = f"{type(error).__name__}: {error}"
-        log_trouble(self.partition_id, "partition could not be loaded", error)
-        detail = str(error) if isinstance(error, StoreUnavailable) else "the store needs attention"
+        self._load_trouble = self._troubles.text(error)
+        self._troubles.log(self.partition_id, "partition could not be loaded", error)
+        is_away = isinstance(error, StoreUnavailable)
+        detail = self._load_trouble if is_away else "the store needs attention"
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
 
     async def _pause(self, seconds: float) -> None:

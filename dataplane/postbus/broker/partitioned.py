@@ -19,12 +19,12 @@ from typing import Final
 from postbus.broker.host import Host, HostStatus
 from postbus.broker.partitioned_consumers import PartitionedConsumer, SessionSeeker
 from postbus.broker.partitioned_replies import (
-    AWAY,
     AnywhereSend,
     MergedSend,
     MergedSettlement,
     OnReply,
     Walk,
+    away,
     submit_all,
 )
 from postbus.broker.placement import (
@@ -188,8 +188,9 @@ class PartitionedEntities:
             self.submit_anywhere(command, answer)
             return
         host = self._host_of_key(key)
-        if host.status is HostStatus.LOADING and host.trouble is not None:
-            answer(AWAY)  # at once: other messages of the same burst wait for this answer
+        refused = away(host)
+        if refused is not None:
+            answer(refused)  # at once: other messages of the same burst wait for this answer
         else:
             host.submit(command, answer)
 

@@ -26,7 +26,12 @@ OnReply: TypeAlias = Callable[[Reply], None]
 ELSEWHERE: Final = frozenset({Refusal.NOT_APPLIED, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals after which a message without key is tried in another partition: it was not stored."""
 
-AWAY: Final = Refused(Refusal.NOT_APPLIED, "the partition of this key is away")
+
+def away(host: Host) -> Refused | None:
+    """Return why a partition cannot answer, None for one that can or is only being loaded."""
+    if host.status is not HostStatus.LOADING or host.trouble is None:
+        return None
+    return Refused(Refusal.NOT_APPLIED, f"partition {host.partition_id} {host.trouble}")
 
 
 def submit_all(
@@ -142,8 +147,9 @@ class Walk:
     def go_on(self) -> None:
         """Ask the next partition; one that is away is passed over (S161)."""
         for host in self._hosts:
-            if host.status is HostStatus.LOADING and host.trouble is not None:
-                self._refused = AWAY
+            refused = away(host)
+            if refused is not None:
+                self._refused = refused
                 continue
             host.submit(self._command, self._take)  # its numbers are all above earlier ones
             return

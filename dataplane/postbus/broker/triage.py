@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
 from postbus.broker.message_view import MessageView, view_of
-from postbus.broker.partitioned_replies import AWAY, ELSEWHERE
+from postbus.broker.partitioned_replies import ELSEWHERE, away
 from postbus.broker.placement import SPREAD, partition_of_key, partition_of_number, split
 from postbus.broker.router import Address, Router
 from postbus.broker.transactions import detects_duplicates
@@ -372,7 +372,7 @@ class Triage:
             return
         host = self._hosts[partition_id]
         while numbers:
-            reply = AWAY if _is_away(host) else await host.call(command(numbers))
+            reply = away(host) or await host.call(command(numbers))
             if isinstance(reply, Refused):
                 if reply.refusal is Refusal.UNKNOWN:
                     reply = Refused(Refusal.UNKNOWN, IN_DOUBT)
@@ -430,7 +430,7 @@ class _Walk:
                 self._session_id,
                 self._state,
             )
-            reply = AWAY if _is_away(host) else await host.call(command)
+            reply = away(host) or await host.call(command)
             if isinstance(reply, Peeked) and reply.messages:
                 return reply.messages
             if isinstance(reply, Refused):
@@ -499,10 +499,6 @@ def _parts(address: Address, numbers: Numbers) -> dict[int, list[int]]:
         return {address.partition_id: wanted} if wanted else {}
     places = split([partition_of_number(number) for number in wanted])
     return {place: [wanted[n] for n in indexes] for place, indexes in places.items()}
-
-
-def _is_away(host: Host) -> bool:
-    return host.status is HostStatus.LOADING and host.trouble is not None
 
 
 def _limit(numbers: Numbers) -> None:

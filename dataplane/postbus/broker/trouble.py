@@ -1,19 +1,60 @@
-"""How trouble with a store is told in the log."""
+"""How trouble with a store is told, in the log and to people.
+
+An outage is one event: its first failure is logged whole, what follows is summed up once a minute
+for all partitions of the store. Errors of other kinds are each logged.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from typing import Final
 
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
+SUMMARY_S: Final = 60.0
+"""How often a lasting outage is told. Our choice: seldom enough to be read."""
 
-def log_trouble(partition_id: int, what: str, error: Exception) -> None:
-    """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
-    extra = {"partition": partition_id, "error": f"{type(error).__name__}: {error}"}
-    if isinstance(error, StoreUnavailable):
+
+class Troubles:
+    """The trouble with one store. `where`: its host and port, "" where there is none to tell."""
+
+    def __init__(self, where: str, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._monotonic_s = monotonic_s
+        self._told_at = float("-inf")
+        self._failed_at = float("-inf")
+        self._since = 0.0
+        self._untold = 0
+
+    def text(self, error: Exception) -> str:
+        """Return one line for people."""
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        if not isinstance(error, StoreUnavailable):
+            return line
+        line = line.removeprefix(f"{StoreUnavailable.__name__}: ")
+        where = f" at {self._where}" if self._where else ""
+        return f"the store{where} is away: {line}"
+
+    def log(self, partition_id: int, what: str, error: Exception) -> None:
+        """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
+        extra: dict[str, object] = {"partition": partition_id, "error": self.text(error)}
+        if not isinstance(error, StoreUnavailable):
+            is_known = isinstance(error, StoreMisconfigured)
+            logger.error(what, extra=extra, exc_info=None if is_known else error)
+            return
+        now = self._monotonic_s()
+        if now - self._failed_at >= SUMMARY_S:  # another outage
+            self._since, self._untold = now, 0
+            self._told_at = float("-inf")
+        self._failed_at = now
+        self._untold += 1
+        if now - self._told_at < SUMMARY_S:
+            return
+        if self._untold > 1:
+            extra |= {"failures": self._untold, "since_s": round(now - self._since)}
+        self._told_at, self._untold = now, 0
         logger.warning(what, extra=extra)
-    else:
-        is_known = isinstance(error, StoreMisconfigured)
-        logger.error(what, extra=extra, exc_info=None if is_known else error)

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from rich.markup import escape
+
 from postbus.amqp.client import ClientConnection, ClientSession
 from postbus.amqp.conditions import SERVER_BUSY, AmqpError
 from postbus.amqp.events import (
@@ -42,8 +44,18 @@ from postbus.amqp.performatives import (
     Released,
 )
 from postbus.cli.connection_strings import Endpoint
-from postbus.cli.failures import ContextError, RefusedError
-from postbus.message.codec import Described, Symbol, Ulong, decode_value, encode_value
+from postbus.cli.failures import ContextError, RefusedError, err
+from postbus.message.codec import (
+    Described,
+    Int,
+    Symbol,
+    Ulong,
+    decode_value,
+    encode_value,
+)
+
+PATIENT_S: Final = 1.0
+"""How long people wait without a word why."""
 
 ANSWER_S: Final = 30.0
 """How long the bus may take for one answer; it waits itself for a store that is away."""
@@ -78,6 +90,7 @@ class AmqpSession:
         self._session: ClientSession
         self.failure: RefusedError | None = None
         """What ended the connection."""
+        self._is_late_told = False
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Feed the engine until the connection ends."""
@@ -127,15 +140,27 @@ class AmqpSession:
         except OSError as error:
             raise RefusedError(f"the connection broke: {_reason(error)}") from None
 
-    async def answer_of(self, future: asyncio.Future[Any]) -> Any:
-        """Return what the bus answers; raises `RefusedError`, also when it takes too long."""
+    async def answer_of(self, future: asyncio.Future[Any], *, expected_s: float = 0) -> Any:
+        """Return what the bus answers; raises `RefusedError`, also when it takes too long.
+
+        `expected_s`: how long an answer takes where nothing is wrong.
+        """
         self.flush()
         if self.failure is not None:
             raise self.failure
+        await asyncio.wait({future}, timeout=expected_s + PATIENT_S)
+        if not future.done():
+            self.tell_late(f"the bus has not answered yet: waiting for {ANSWER_S:.0f} s")
         try:
             return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except TimeoutError:
             raise RefusedError(f"the bus did not answer within {ANSWER_S:.0f} s") from None
+
+    def tell_late(self, why: str) -> None:
+        """Say, once, why nothing seems to happen."""
+        if not self._is_late_told:
+            self._is_late_told = True
+            err.print(f"[yellow]postbus:[/yellow] {escape(why)}")
 
     # --- links ----------------------------------------------------------------------------------
 
@@ -163,13 +188,32 @@ class AmqpSession:
         name = f"from-{address}-{uuid.uuid4()}"
         link = self._session.attach_receiver(name, source, properties=properties)
         receiver = Receiver(self, self._session, link)
-        await self._attach(link, receiver)
+        await self._attach(link, receiver, wait_s or 0 if session_id == "" else 0)
         return receiver
 
-    async def _attach(self, link: Link, door: Sender | Receiver) -> None:
+    async def _attach(self, link: Link, door: Sender | Receiver, expected_s: float = 0) -> None:
         self._doors[link] = door
         self._attaching[link] = asyncio.get_running_loop().create_future()
-        await self.answer_of(self._attaching[link])
+        await self.answer_of(self._attaching[link], expected_s=expected_s)
+
+    async def look(self, address: str) -> None:
+        """Peek, to tell an empty entity from one whose store is away; raises `RefusedError`."""
+        receiver = await self.receiver(f"{address}/$management")
+        receiver.grant(1)
+        sender = await self.sender(f"{address}/$management")
+        wanted = {"from-sequence-number": 1, "message-count": Int(1)}
+        request = [
+            Described(Ulong(0x73), ["look", None, "$management", None, receiver.name]),
+            Described(Ulong(0x74), {"operation": "com.microsoft:peek-message"}),
+            Described(Ulong(0x77), wanted),
+        ]
+        await sender.send(b"".join(map(encode_value, request)))
+        delivery = await receiver.next(ANSWER_S)
+        if delivery is None:
+            raise RefusedError(f"the bus cannot say what {address} holds")
+        code, text = _status_of(delivery.payload)
+        if code >= 500:
+            raise RefusedError(f"the bus cannot say what {address} holds: {NOISE.sub('', text)}")
 
     async def sign_in(self, audience: str, token: str) -> None:
         """Show a shared access signature to the bus (CBS)."""
@@ -261,7 +305,7 @@ class Sender:
     """Sends on one link as its credit allows."""
 
     def __init__(self, session: AmqpSession, link: OutgoingLink) -> None:
-        self._session = session
+        self.session = session
         self._link = link
         self._number = 0
         self._waiting: dict[bytes, asyncio.Future[None]] = {}
@@ -276,7 +320,7 @@ class Sender:
         """Send one message as soon as there is credit; await the result with `confirmed`."""
         while self._failure is None and self._link.credit <= 0:
             self._has_credit.clear()
-            await self._session.answer_of(asyncio.ensure_future(self._has_credit.wait()))
+            await self.session.answer_of(asyncio.ensure_future(self._has_credit.wait()))
         if self._failure is not None:
             raise self._failure
         self._number += 1
@@ -284,13 +328,13 @@ class Sender:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[tag] = future
         self._link.send(tag, (payload,), is_settled=False)
-        self._session.flush()
-        await self._session.drained()
+        self.session.flush()
+        await self.session.drained()
         return future
 
     async def confirmed(self, future: asyncio.Future[None]) -> None:
         """Return when the bus has stored a message; raises `RefusedError`."""
-        await self._session.answer_of(future)
+        await self.session.answer_of(future)
 
     def updated(self, event: DeliveriesUpdated) -> None:
         """Take the bus's word on deliveries."""
@@ -339,6 +383,11 @@ class Receiver:
         self._answers: dict[int, asyncio.Future[DeliveryState | None]] = {}
         self._drained = asyncio.Event()
         self._failure: RefusedError | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the link; answers to requests may be sent to it."""
+        return self._link.name
 
     @property
     def session_id(self) -> str | None:
@@ -533,7 +582,9 @@ def _status_of(payload: bytes) -> tuple[int, str]:
         section, at = decode_value(payload, at)
         if isinstance(section, Described) and section.descriptor == 0x74:
             values = section.value
-    return int(values.get("status-code", 0)), str(values.get("status-description", ""))
+    code = values.get("status-code", values.get("statusCode", 0))
+    text = values.get("status-description", values.get("statusDescription", ""))
+    return int(code or 0), str(text)
 
 
 def _now_ms() -> int:

@@ -115,6 +115,8 @@ class _Taking:
         self._wait_s = wait_s
         self._outcome = outcome
         self._hold_s = hold_s
+        self._is_short = False
+        """Less came than was asked for: nothing is there, or the bus cannot say."""
         self._unsettled: list[TransferReceived] = []
         self._settling: deque[asyncio.Future[DeliveryState | None]] = deque()
 
@@ -132,9 +134,13 @@ class _Taking:
                     self._entity, self._session_id, wait_s=self._wait_s
                 )
             except NoSessionError:
+                await session.look(self._entity)
                 return 0
             try:
-                return await self._take(receiver)
+                taken = await self._take(receiver)
+                if self._is_short:
+                    await session.look(self._entity)
+                return taken
             finally:
                 while self._settling:
                     await receiver.settled(self._settling.popleft(), self._outcome)
@@ -149,6 +155,7 @@ class _Taking:
         while taken < self._most:
             delivery = await receiver.next(self._wait_s)
             if delivery is None:
+                self._is_short = True
                 break
             self._unsettled.append(delivery)
             if not _is_shown(delivery):

@@ -339,6 +339,7 @@ class _Run:
         """Send a refused message, and those behind it that are refused too, until none is."""
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + BUSY_S, FIRST_PAUSE_S
+        sender.session.tell_late(f"{busy}: trying again for {BUSY_S:.0f} s")
         refused = [payload, *await self._refused(sender)]
         self._has_gap = True
         while refused:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from postbus.store.connections import Lane, connect
 from postbus.store.errors import (
@@ -82,10 +82,12 @@ class Store:
 
     @property
     def where(self) -> str:
-        """Host and port for messages, never the password; "" where the address names none."""
+        """Host and port, or the folder of a socket, for messages; "" where none is named."""
         try:
             parts = urlsplit(self._dsn)
-            return f"{parts.hostname}:{parts.port or 5432}" if parts.hostname else ""
+            if parts.hostname:
+                return f"{parts.hostname}:{parts.port or 5432}"
+            return parse_qs(parts.query).get("host", [""])[0]
         except ValueError:  # several hosts
             return ""
 

@@ -50,7 +50,10 @@ RUNTIME: Final = "runtime"
 WEBSOCKET: Final = "websocket"
 HEALTH: Final = "health"
 HEALTHY: Final = {"status": "healthy", "message": "Service is healthy."}
-UNHEALTHY: Final = {"status": "unhealthy", "message": "Service is starting or stopping."}
+UNHEALTHY: Final = {
+    "status": "unhealthy",
+    "message": "Service is starting or stopping, or its store does not answer.",
+}
 
 
 class HttpHandler(Protocol):
