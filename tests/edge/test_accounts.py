@@ -16,6 +16,7 @@ from postbus.edge.intake import Intake
 from postbus.edge.shares import Limit, Shares
 from postbus.edge.strangers import TOLD_REFUSALS_A_SECOND
 from postbus.entity.commands import Command, Enqueue
+from postbus.message.sections import BATCH_FORMAT, MAX_MEMBERS
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.http_client import token_of, url_of
 from tests.edge.raw_client import (
@@ -23,6 +24,7 @@ from tests.edge.raw_client import (
     DETACH,
     DISPOSITION,
     REJECTED,
+    TRANSFER,
     Frame,
     RawClient,
     message,
@@ -336,3 +338,47 @@ def test_refusals_of_one_key_do_not_fill_the_log(
         assert set(other.dispositions(1)) == {1_000}
         assert bus.log.records[-1].getMessage() == "refused"  # of another key, in the same second
         assert goes_on(lambda: None, undisturbed_s)
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_batch_has_as_many_messages_as_one_over_http(bus: BusThread, queue: str) -> None:
+    empty = b"\x00\x53\x75\xa0\x00"
+    with connect(bus, TENANT) as client:
+        client.attach_sender(queue)
+        for count, outcome in ((MAX_MEMBERS + 1, REJECTED), (MAX_MEMBERS, ACCEPTED)):
+            for at in range(0, count, 8_000):
+                left = count - at
+                client.write(
+                    client.transfer(
+                        count,
+                        empty * min(left, 8_000),
+                        more=left > 8_000,
+                        message_format=BATCH_FORMAT,
+                    )
+                )
+            found = client.expect(DISPOSITION)
+            assert int(found.fields[4].descriptor) == outcome
+            if outcome == REJECTED:
+                assert refused_as(found) == conditions.MESSAGE_SIZE_EXCEEDED
+        assert bus.counts(queue).active == MAX_MEMBERS
+        assert bus.counts(queue).size_bytes >= 100 * MAX_MEMBERS
+
+
+def test_quota_counts_a_hundred_bytes_of_each_message(bus: BusThread) -> None:
+    """Also after a load, of what is read again."""
+    queue = bus.queue()
+    with connect(bus, ROOT) as client:
+        client.attach_sender(queue)
+        payload = b"\x00\x53\x75\xa0\x00"
+        client.write(*[client.transfer(n, payload) for n in range(50)])
+        client.dispositions(50)
+        assert bus.counts(queue).size_bytes >= 5_000
+        bus.reload(queue)
+        client.attach_receiver(queue, mode=1)
+        client.write(client.flow(50))
+        for _ in range(50):
+            client.expect(TRANSFER)
+    assert bus.counts(queue).size_bytes == 0

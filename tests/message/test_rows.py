@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.message.codec import Ulong, encode_value
-from postbus.message.envelope import Envelope, SharedBody
+from postbus.message.envelope import LEAST_BYTES, Envelope, SharedBody
 from postbus.message.rows import (
     ANNOTATED_FORMAT,
     FORMAT,
@@ -125,8 +125,9 @@ def test_plain_message_is_two_octets_and_its_properties() -> None:
 
 
 def test_size_of_a_restored_envelope_counts_what_is_stored() -> None:
-    envelope = slice_message(properties(message_id="m") + section(0x74, {"a": 1}) + BODY)
+    envelope = slice_message(properties(message_id="m") + section(0x74, {"a": "x" * 100}) + BODY)
     assert restored(envelope).size_bytes == envelope.size_bytes + 2
+    assert restored(slice_message(BODY)).size_bytes == LEAST_BYTES
 
 
 def test_rows_from_before_forwarding_still_unpack() -> None:

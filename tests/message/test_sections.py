@@ -23,7 +23,7 @@ from postbus.message.codec import (
     encode_map,
     encode_value,
 )
-from postbus.message.envelope import Envelope
+from postbus.message.envelope import LEAST_BYTES, Envelope
 from postbus.message.sections import (
     BATCH_FORMAT,
     BROKER_ANNOTATIONS,
@@ -70,7 +70,9 @@ def test_plain_message_is_its_body() -> None:
     envelope = slice_message(BODY)
     assert fields(envelope) == {}
     assert bare(envelope) == envelope.body == BODY
-    assert envelope.size_bytes == len(BODY)
+    assert envelope.size_bytes == LEAST_BYTES > len(BODY)
+    large = section(0x75, bytes(LEAST_BYTES))
+    assert slice_message(large).size_bytes == len(large)
 
 
 def test_every_section_is_cut_out_as_it_came() -> None:

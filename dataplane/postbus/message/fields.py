@@ -21,7 +21,7 @@ from postbus.message.codec import (
     encode_value,
     skip_value,
 )
-from postbus.message.envelope import Envelope
+from postbus.message.envelope import LEAST_BYTES, Envelope
 from postbus.message.patch import (
     MAX_ID_CHARS,
     MAX_PROPERTIES_BYTES,
@@ -240,13 +240,15 @@ class MessageDraft(MessageFields):
         properties_bytes = len(envelope.properties) + len(envelope.application_properties)
         if properties_bytes > MAX_PROPERTIES_BYTES + spare_bytes:
             raise PropertiesTooLarge("The properties would exceed their limit.")
-        envelope.size_bytes += (
-            properties_bytes
+        size_bytes = (
+            old.size_bytes
+            + properties_bytes
             - len(old.properties)
             - len(old.application_properties)
             + len(envelope.annotations)
             - len(old.annotations)
         )
+        envelope.size_bytes = max(size_bytes, LEAST_BYTES)
         return envelope
 
     def _follow_ids(self, envelope: Envelope) -> None:

@@ -13,7 +13,7 @@ import struct
 from typing import Final
 
 from postbus.message.codec import DecodeError, skip_value
-from postbus.message.envelope import Envelope
+from postbus.message.envelope import LEAST_BYTES, Envelope
 
 FORMAT: Final = 1
 ANNOTATED_FORMAT: Final = 2
@@ -150,7 +150,8 @@ def unpack_envelope(
         envelope.message_id = _message_id_of(envelope.properties)
     envelope.application_properties = application_properties or b""
     envelope.body = body or b""
-    envelope.size_bytes = len(blob) + len(envelope.application_properties) + len(envelope.body)
+    size_bytes = len(blob) + len(envelope.application_properties) + len(envelope.body)
+    envelope.size_bytes = max(size_bytes, LEAST_BYTES)
     return envelope
 
 

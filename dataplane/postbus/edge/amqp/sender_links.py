@@ -20,7 +20,7 @@ from postbus.edge.message_ids import name_messages
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong
 from postbus.message.envelope import Envelope
-from postbus.message.sections import BATCH_FORMAT, explode_batch, slice_message
+from postbus.message.sections import BATCH_FORMAT, TooManyMembers, explode_batch, slice_message
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -155,7 +155,9 @@ class SenderDoor:
         try:
             envelopes = explode_batch(payload) if is_batch else [slice_message(payload)]
         except DecodeError as error:
-            refused = Refused(Refusal.MESSAGE_MALFORMED, str(error))
+            is_too_long = isinstance(error, TooManyMembers)
+            why = Refusal.MESSAGE_TOO_LARGE if is_too_long else Refusal.MESSAGE_MALFORMED
+            refused = Refused(why, str(error))
             self._refuse_special(transfer.state, delivery_id, refused)
             return
         name_messages(envelopes)

@@ -25,7 +25,7 @@ from postbus.message.codec import DecodeError, Symbol, Timestamp, Value, encode_
 from postbus.message.envelope import Envelope
 from postbus.message.fields import Field
 from postbus.message.patch import MAX_ID_CHARS
-from postbus.message.sections import MAX_TTL_MS, MAX_UINT, slice_message
+from postbus.message.sections import MAX_MEMBERS, MAX_TTL_MS, MAX_UINT, slice_message
 
 BROKER_PROPERTIES: Final = "BrokerProperties"
 MORE_PROPERTIES: Final = "Postbus-Properties"
@@ -33,10 +33,6 @@ MORE_PROPERTIES: Final = "Postbus-Properties"
 
 BATCH_TYPE: Final = "application/vnd.microsoft.servicebus.json"
 """Content type of a batch; with a parameter it is the type of a single message, as in Azure."""
-
-MAX_MEMBERS: Final = 10_000
-"""Messages of a batch. Our choice: JSON says one in three bytes, and all are one commit, which may
-not take seconds."""
 
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """A header's name. Source: RFC 9110, 5.1."""
