@@ -118,6 +118,13 @@ def test_settings_that_make_no_sense() -> None:
 
 
 @pytest.mark.slow
+def test_a_key_that_everybody_knows_is_for_loopback(folder: Path) -> None:
+    example = str(ROOT / "examples" / "namespace.yaml")
+    done = postbus("dev", example, "--data", str(folder / "bus"), "--host", "0.0.0.0", *FREE_PORTS)
+    assert_fails(done, 3, "host is 0.0.0.0, but everybody knows the key .*openssl rand -base64 32")
+
+
+@pytest.mark.slow
 def test_data_directory_in_use(folder: Path) -> None:
     with DataDirectory(folder / "bus"):
         done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS)

@@ -106,10 +106,10 @@ kind: Secret
 metadata: {name: shop-keys}
 type: Opaque
 data:
-  primaryKey: b2xkLXByaW1hcnk=
-  secondaryKey: c2Vjb25k
+  primaryKey: b2xkLXByaW1hcnktb2YtdHdlbnR5LWFuZC1tb3Jl
+  secondaryKey: c2Vjb25kLW9mLXR3ZW50eS1hbmQtbW9yZQ==
 stringData:
-  primaryKey: first
+  primaryKey: first-of-twenty-and-more
 """
 WITH_RULES = """\
 apiVersion: postbus.dev/v1alpha1
@@ -125,7 +125,7 @@ spec:
 def test_keys_come_from_the_secret_that_the_rule_names(tmp_path: Path) -> None:
     first, second = read(tmp_path, WITH_RULES, SECRET).rules
     assert (first.name, first.rights) == ("everything", frozenset(Right))
-    assert first.keys == RuleKeys("first", "second")
+    assert first.keys == RuleKeys("first-of-twenty-and-more", "second-of-twenty-and-more")
     assert (second.rights, second.keys) == (frozenset({Right.LISTEN}), None)
 
 
@@ -465,8 +465,25 @@ def test_secret_must_be_defined_and_hold_a_key(tmp_path: Path) -> None:
     assert complaints(tmp_path, WITH_RULES, empty) == [expected + "has no usable primaryKey"]
 
 
+@pytest.mark.parametrize("key", ["x", "SAS_KEY", "nineteen-characters"])
+def test_keys_that_are_chosen_are_not_short(tmp_path: Path, key: str) -> None:
+    told = "a key has at least 20 characters: `openssl rand -base64 32` makes one"
+    short = SECRET.replace("first-of-twenty-and-more", key)
+    twice = WITH_RULES.replace("[Listen]}", "[Listen], secretName: shop-keys}")
+    assert complaints(tmp_path, twice, short) == [f":17: stringData.primaryKey: {told}"]
+    second = SECRET.replace("c2Vjb25kLW9mLXR3ZW50eS1hbmQtbW9yZQ==", "c2hvcnQ=")
+    assert complaints(tmp_path, WITH_RULES, second) == [f":15: data.secondaryKey: {told}"]
+
+
+def test_key_of_the_emulator_is_taken_here(tmp_path: Path) -> None:
+    public = SECRET.replace("first-of-twenty-and-more", "SAS_KEY_VALUE")
+    keys = read(tmp_path, WITH_RULES, public).rules[0].keys
+    assert keys is not None
+    assert keys.primary == "SAS_KEY_VALUE"
+
+
 def test_secret_that_is_no_base64(tmp_path: Path) -> None:
-    broken = SECRET.replace("c2Vjb25k", "'%%%'")
+    broken = SECRET.replace("c2Vjb25kLW9mLXR3ZW50eS1hbmQtbW9yZQ==", "'%%%'")
     assert complaints(tmp_path, WITH_RULES, broken) == [
         ":15: data.secondaryKey: must be base64 of UTF-8 text"
     ]

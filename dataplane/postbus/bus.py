@@ -46,7 +46,7 @@ from postbus.contract import (
 )
 from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory, new_key
-from postbus.declared_keys import DeclaredKeys
+from postbus.declared_keys import DeclaredKeys, refuse_public_keys
 from postbus.defining import define_entities, define_later
 from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
@@ -108,7 +108,11 @@ class Bus:
         is_embedded: bool,
         dev_clock: ClockMode | None = None,
     ) -> None:
-        """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved."""
+        """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved.
+
+        Raises `SettingsError` for a key that everybody knows where others can show it.
+        """
+        refuse_public_keys(settings.host, definition)
         self._settings = settings
         self._definition = definition
         self._data = data
@@ -175,8 +179,10 @@ class Bus:
         """Let a bus that runs be what manifests say now, with the keys of their Secrets.
 
         As at a start: nothing is deleted, and entities are changed by the owner of partition 0. Of
-        the namespace itself only authorization rules are changed. Raises `BusError`.
+        the namespace itself only authorization rules are changed. Raises `BusError` and
+        `SettingsError`, as at a start.
         """
+        refuse_public_keys(self._settings.host, definition)
         of_now = self._definition
         if definition.name != of_now.name:
             raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")

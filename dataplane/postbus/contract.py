@@ -269,6 +269,14 @@ def check_namespace_name(name: str) -> str:
     return name
 
 
+LEAST_KEY_CHARS: Final = 20
+"""Of a key that somebody chooses. Our choice: what people make up is shorter; of random base64 this
+is 120 bits."""
+
+PUBLIC_KEY: Final = "SAS_KEY_VALUE"
+"""The key that everybody knows, of Microsoft's emulator and our examples: for loopback only."""
+
+
 def check_rule_name(name: str) -> str:
     """Return the name of an authorization rule, or raise ValueError."""
     if RULE_NAME.fullmatch(name) is None:

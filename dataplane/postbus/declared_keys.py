@@ -10,8 +10,25 @@ import asyncio
 
 from postbus.broker.authorization_rules import Keys
 from postbus.broker.authz import KeyRule
+from postbus.contract import PUBLIC_KEY
 from postbus.data_directory import DataDirectory
 from postbus.manifests import BusDefinition, RuleDefinition, RuleKeys
+from postbus.settings import SettingsError, is_loopback
+
+
+def refuse_public_keys(host: str, definition: BusDefinition) -> None:
+    """Raise `SettingsError` for the emulator's key on an address that others reach."""
+    if is_loopback(host):
+        return
+    of_queues = (rule for queue in definition.queues for rule in queue.rules)
+    of_topics = (rule for topic in definition.topics for rule in topic.rules)
+    for rule in (*definition.rules, *of_queues, *of_topics):
+        if rule.keys is not None and PUBLIC_KEY in (rule.keys.primary, rule.keys.secondary):
+            raise SettingsError(
+                f"host is {host}, but everybody knows the key of the rule {rule.name},"
+                f" {PUBLIC_KEY}: give its Secret another (`openssl rand -base64 32` makes one), or"
+                " listen on loopback"
+            )
 
 
 class DeclaredKeys:

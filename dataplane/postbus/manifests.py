@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from postbus.contract import (
+    LEAST_KEY_CHARS,
+    PUBLIC_KEY,
     AuthorizationRule,
     EntityKind,
     EntityProperties,
@@ -251,7 +253,20 @@ class _Read:
             message = f"the Secret {secret_name} has no usable primaryKey"
             self.problems.append(document.problem(field_path, message))
             return None
+        for name, key in (("primaryKey", primary), ("secondaryKey", secondary)):
+            if key is not None and key != PUBLIC_KEY and len(key) < LEAST_KEY_CHARS:
+                self._refuse_short(*found, name)
         return RuleKeys(primary, secondary)
+
+    def _refuse_short(self, document: Document, secret: SecretDocument, key: str) -> None:
+        """Note a problem with a key, once for all rules that name its Secret."""
+        message = (
+            f"a key has at least {LEAST_KEY_CHARS} characters: `openssl rand -base64 32` makes one"
+        )
+        place = "stringData" if key in secret.string_data else "data"
+        problem = document.problem((place, key), message)
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def _secret_text(self, document: Document, secret: SecretDocument, key: str) -> str | None:
         if key in secret.string_data:

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 SEAL = KeySeal(b"k" * 32)
 SEND, LISTEN = frozenset({Right.SEND}), frozenset({Right.LISTEN})
+ONE, TWO, THREE, GIVEN = (f"{word} of twenty and more" for word in ("one", "two", "three", "given"))
 ROOT = KeyRule("root", frozenset(Right), Keys("root-1", "root-2"))
 FIRST = KeyRule("first", LISTEN, Keys("first-1", "first-2"), "Orders")
 
@@ -144,8 +145,8 @@ async def test_rule_counts_at_once_and_after_a_restart(rig: Rig) -> None:
     made = await rig.rules.put(None, WantedRule("robot", SEND))
     assert (made.keys.primary, made.keys.secondary) == ("made-1", "made-2")
     assert rig.may("robot", "made-1") == rig.may("robot", "made-2") == SEND
-    await rig.rules.put("orders", WantedRule("reader", LISTEN, "given"))
-    (grant,) = rig.authorizer.check_password("reader", "given")
+    await rig.rules.put("orders", WantedRule("reader", LISTEN, GIVEN))
+    (grant,) = rig.authorizer.check_password("reader", GIVEN)
     assert (grant.path, grant.rights) == ("orders", LISTEN)
 
     rig.authorizer.replace(())
@@ -162,16 +163,16 @@ async def test_manage_implies_the_others(rig: Rig) -> None:
 
 
 async def test_keys_stay_unless_others_are_given(rig: Rig) -> None:
-    await rig.rules.put("orders", WantedRule("robot", SEND, "one", "two"))
-    await rig.rules.put("orders", WantedRule("robot", LISTEN, secondary="three"))
-    assert rig.may("robot", "one") == rig.may("robot", "three") == LISTEN
-    assert not rig.may("robot", "two")
+    await rig.rules.put("orders", WantedRule("robot", SEND, ONE, TWO))
+    await rig.rules.put("orders", WantedRule("robot", LISTEN, secondary=THREE))
+    assert rig.may("robot", ONE) == rig.may("robot", THREE) == LISTEN
+    assert not rig.may("robot", TWO)
 
 
 async def test_grants_follow_their_rule(rig: Rig) -> None:
-    await rig.rules.put(None, WantedRule("robot", SEND, "one", "two"))
-    (by_first,) = rig.authorizer.check_password("robot", "one")
-    (by_second,) = rig.authorizer.check_password("robot", "two")
+    await rig.rules.put(None, WantedRule("robot", SEND, ONE, TWO))
+    (by_first,) = rig.authorizer.check_password("robot", ONE)
+    (by_second,) = rig.authorizer.check_password("robot", TWO)
     told: list[None] = []
 
     class Holder:
@@ -180,7 +181,7 @@ async def test_grants_follow_their_rule(rig: Rig) -> None:
 
     holder = Holder()
     rig.authorizer.add_holder(holder)
-    await rig.rules.put(None, WantedRule("robot", LISTEN, secondary="three"))
+    await rig.rules.put(None, WantedRule("robot", LISTEN, secondary=THREE))
     renewed = rig.authorizer.renewed(by_first)
     assert renewed is not None
     assert renewed.rights == LISTEN
@@ -194,12 +195,12 @@ async def test_grants_follow_their_rule(rig: Rig) -> None:
 
 
 async def test_rules_go_with_their_entity(rig: Rig) -> None:
-    await rig.rules.put("orders", WantedRule("robot", SEND, "one", "two"))
+    await rig.rules.put("orders", WantedRule("robot", SEND, ONE, TWO))
     await rig.directory.delete("orders")
-    assert not rig.may("robot", "one")
+    assert not rig.may("robot", ONE)
     await rig.directory.put_queue("orders", QueueProperties())
     rig.rules.refresh()
-    assert not rig.may("robot", "one"), "another entity of that name"
+    assert not rig.may("robot", ONE), "another entity of that name"
     assert [rule.name for rule in rig.rules.listed("orders")] == ["first"]
 
 
@@ -217,8 +218,8 @@ async def test_rules_of_the_long_deleted_are_removed(rig: Rig, database: str) ->
 
 
 async def test_replacing_all_keeps_what_is_repeated(rig: Rig) -> None:
-    await rig.rules.put("orders", WantedRule("old", SEND, "o"))
-    await rig.rules.put("orders", WantedRule("kept", SEND, "k"))
+    await rig.rules.put("orders", WantedRule("old", SEND, ONE))
+    await rig.rules.put("orders", WantedRule("kept", SEND, TWO))
     before = {rule.name: rule for rule in rig.rules.listed("orders")}
     repeated = WantedRule("first", LISTEN, "first-1", "first-2")
     wanted = [repeated, WantedRule("kept", SEND), WantedRule("new", LISTEN)]
@@ -226,7 +227,7 @@ async def test_replacing_all_keeps_what_is_repeated(rig: Rig) -> None:
     after = {rule.name: rule for rule in rig.rules.listed("orders")}
     assert set(after) == {"first", "kept", "new"}
     assert after["kept"] == before["kept"]
-    assert not rig.may("old", "o")
+    assert not rig.may("old", ONE)
 
 
 async def test_what_cannot_be_is_refused(rig: Rig) -> None:
@@ -239,6 +240,8 @@ async def test_what_cannot_be_is_refused(rig: Rig) -> None:
     assert await refused(put(None, WantedRule("a/b", SEND))) is wrong
     assert await refused(put(None, WantedRule("a", frozenset()))) is wrong
     assert await refused(put(None, WantedRule("a", SEND, ""))) is wrong
+    assert await refused(put(None, WantedRule("a", SEND, "x" * 19))) is wrong
+    assert await refused(put(None, WantedRule("a", SEND, None, "SAS_KEY_VALUE"))) is wrong
     assert await refused(put(None, WantedRule("a", SEND, "x" * 257))) is wrong
     assert await refused(rules.replace(None, [WantedRule("a", SEND)] * 2)) is wrong
     many = [WantedRule(f"r{number}", SEND) for number in range(MAX_RULES)]
@@ -247,17 +250,34 @@ async def test_what_cannot_be_is_refused(rig: Rig) -> None:
     assert [rule.name for rule in rules.listed(None) if rule.is_declared] == ["root"]
 
 
+async def test_shorter_keys_that_are_there_may_stay(rig: Rig) -> None:
+    """Those of this rig that are made are short, as keys could be that were chosen once."""
+    made = await rig.rules.put("orders", WantedRule("robot", SEND))
+    assert made.keys.primary == "made-1"
+    await rig.rules.put("orders", WantedRule("beside", SEND))
+    repeated = WantedRule("robot", LISTEN, "made-1")
+    rig.rules.check("orders", [repeated])
+    await rig.rules.replace("orders", [repeated])
+    assert rig.may("robot", "made-1") == LISTEN
+    assert await refused(rig.rules.put("orders", WantedRule("robot", SEND, "made-9"))) is (
+        Refusal.ARGUMENT_OUT_OF_RANGE
+    )
+
+
 async def test_lost_answer_is_looked_up(rig: Rig) -> None:
     rig.store.loses_answer, rig.store.failing_loads = True, 1
-    await rig.rules.put(None, WantedRule("robot", SEND, "one"))
-    assert rig.may("robot", "one") == SEND
+    await rig.rules.put(None, WantedRule("robot", SEND, ONE))
+    assert rig.may("robot", ONE) == SEND
     rig.store.loses_answer, rig.store.loses_write = False, True
     assert await refused(rig.rules.delete(None, "robot")) is Refusal.NOT_APPLIED
-    assert rig.may("robot", "one") == SEND
+    assert rig.may("robot", ONE) == SEND
 
 
 async def test_keys_are_not_readable_in_the_store(rig: Rig, database: str) -> None:
-    await rig.rules.put(None, WantedRule("robot", SEND, "very-secret", "more-secret"))
+    await rig.rules.put(
+        None,
+        WantedRule("robot", SEND, "very-secret-and-long-enough", "more-secret-and-long-enough"),
+    )
     look = await asyncpg.connect(database)
     (row,) = await look.fetch("select * from postbus.authorization_rule")
     assert b"secret" not in row["primary_sealed"] + row["secondary_sealed"]
@@ -287,13 +307,13 @@ def test_seal_opens_with_its_key_and_place_only() -> None:
 
 
 async def test_a_declared_rule_gets_other_keys_where_the_bus_made_those_it_has(rig: Rig) -> None:
-    put = await rig.rules.put(None, WantedRule(ROOT.name, ROOT.rights, "new", ROOT.keys.primary))
-    assert (put.is_declared, put.keys.primary) == (True, "new")
-    assert rig.kept[ROOT.name] == Keys("new", ROOT.keys.primary)
-    assert rig.may(ROOT.name, "new") == rig.may(ROOT.name, ROOT.keys.primary) == frozenset(Right)
+    put = await rig.rules.put(None, WantedRule(ROOT.name, ROOT.rights, ONE, ROOT.keys.primary))
+    assert (put.is_declared, put.keys.primary) == (True, ONE)
+    assert rig.kept[ROOT.name] == Keys(ONE, ROOT.keys.primary)
+    assert rig.may(ROOT.name, ONE) == rig.may(ROOT.name, ROOT.keys.primary) == frozenset(Right)
     with pytest.raises(DirectoryRefusal, match="change it there"):
-        await rig.rules.put("Orders", WantedRule(FIRST.name, FIRST.rights, "new"))
+        await rig.rules.put("Orders", WantedRule(FIRST.name, FIRST.rights, ONE))
     with pytest.raises(DirectoryRefusal, match="change it there"):
-        await rig.rules.put(None, WantedRule(ROOT.name, SEND, "newer"))
+        await rig.rules.put(None, WantedRule(ROOT.name, SEND, TWO))
     rig.rules.declare([FIRST])
-    assert not rig.may(ROOT.name, "new")
+    assert not rig.may(ROOT.name, ONE)

@@ -571,6 +571,7 @@ def test_entities_have_rules_of_their_own(api: Caller, kind: str) -> None:
         {"rights": []},
         {"rights": ["Own"]},
         {"rights": ["Send"], "primaryKey": ""},
+        {"rights": ["Send"], "primaryKey": "hidden-and-too-shor"},
         {"rights": ["Send"], "primaryKey": "hidden-" * 60},
         {"rights": ["Send"], "primaryKey": ["hidden-in-a-list"]},
         {"rights": ["Send"], "key": "hidden-in-a-field"},

@@ -367,7 +367,7 @@ def test_of_puts_at_once_just_one_created_it(api: Caller, name: str, kind: str) 
 
 
 SQL = {"sqlExpression": "1 = 1"}
-KEYS = {"primaryKey": "first", "secondaryKey": "second"}
+KEYS = {"primaryKey": "first" * 4, "secondaryKey": "second" * 4}
 
 
 # --- the namespace ------------------------------------------------------------------------------

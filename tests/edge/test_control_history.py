@@ -140,7 +140,7 @@ def test_topic_comes_back_with_its_subscriptions_and_rights(
     subscription = path_of("topics", name, "subscriptions", "all")
     api.put(subscription, {})
     rule = path_of("topics", name, "authorization-rules", "sender")
-    api.put(rule, {"rights": ["Send"], "primaryKey": "a key of its own"})
+    api.put(rule, {"rights": ["Send"], "primaryKey": "a key of its own and long"})
     client = ServiceBusClient.from_connection_string(running.connection_string)
     with client, client.get_topic_sender(name) as sender:
         sender.send_messages(ServiceBusMessage("one"))
@@ -148,7 +148,7 @@ def test_topic_comes_back_with_its_subscriptions_and_rights(
     assert (api.get(subscription).status, api.get(rule).status) == (404, 404)
     assert api.post(f"/v1/deleted/{number}/restore").status == 200
     assert api.get(f"{subscription}/runtime").body["messageCount"] == 1
-    assert api.get(f"{rule}?keys=true").body["primaryKey"] == "a key of its own"
+    assert api.get(f"{rule}?keys=true").body["primaryKey"] == "a key of its own and long"
 
 
 def test_keys_of_a_queue_open_it_again_when_it_comes_back(
@@ -157,9 +157,9 @@ def test_keys_of_a_queue_open_it_again_when_it_comes_back(
     api = running.caller
     api.put(path_of("queues", name), {})
     rule = path_of("queues", name, "authorization-rules", "sender")
-    api.put(rule, {"rights": ["Send"], "primaryKey": "a key of its own"})
+    api.put(rule, {"rights": ["Send"], "primaryKey": "a key of its own and long"})
     endpoint = running.connection_string.split(";")[0]
-    theirs = f"{endpoint};SharedAccessKeyName=sender;SharedAccessKey=a key of its own"
+    theirs = f"{endpoint};SharedAccessKeyName=sender;SharedAccessKey=a key of its own and long"
     if "UseDevelopmentEmulator" in running.connection_string:
         theirs += ";UseDevelopmentEmulator=true"
 

@@ -621,12 +621,20 @@ def rule_of(name: str, *rights: AccessRights, **keys: str) -> AuthorizationRule:
     )
 
 
+FIRST_KEY, SECOND_KEY = "the first of twenty and more", "the second of twenty and more"
+
+
 def test_authorization_rules_come_and_go_with_their_queue(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     name = "authorized"
     rules = [
-        rule_of("send", AccessRights.SEND, primary_key="the first", secondary_key="the second"),
+        rule_of(
+            "send",
+            AccessRights.SEND,
+            primary_key=FIRST_KEY,
+            secondary_key=SECOND_KEY,
+        ),
         rule_of("all", AccessRights.MANAGE, AccessRights.SEND, AccessRights.LISTEN),
     ]
     administration.create_queue(name, authorization_rules=rules)
@@ -634,13 +642,16 @@ def test_authorization_rules_come_and_go_with_their_queue(
     found = {each.key_name: each for each in queue.authorization_rules}
     assert found.keys() == {"send", "all"}
     assert found["send"].rights == ["Send"]
-    assert found["send"].primary_key == "the first"
-    assert found["send"].secondary_key == "the second"
+    assert found["send"].primary_key == FIRST_KEY
+    assert found["send"].secondary_key == SECOND_KEY
     assert set(found["all"].rights) == {"Manage", "Send", "Listen"}
     assert len(found["all"].primary_key) == 44  # it was made
     assert found["all"].type == "SharedAccessAuthorizationRule"
 
-    with bus.client("send", "the second") as client, client.get_queue_sender(name) as sender:
+    with (
+        bus.client("send", SECOND_KEY) as client,
+        client.get_queue_sender(name) as sender,
+    ):
         sender.send_messages(ServiceBusMessage("x"))
     with administration_of(bus, "all", found["all"].primary_key) as own:
         assert own.get_queue_runtime_properties(name).active_message_count == 1
@@ -649,7 +660,10 @@ def test_authorization_rules_come_and_go_with_their_queue(
 
     administration.update_queue(queue, user_metadata="kept")
     kept = administration.get_queue(name).authorization_rules
-    assert {each.primary_key for each in kept} == {"the first", found["all"].primary_key}
+    assert {each.primary_key for each in kept} == {
+        FIRST_KEY,
+        found["all"].primary_key,
+    }
     administration.update_queue(queue, authorization_rules=[rules[0]])
     assert [each.key_name for each in administration.get_queue(name).authorization_rules] == [
         "send"
@@ -686,6 +700,7 @@ def test_wrong_authorization_rules_change_nothing_else(
         ([rule_of("a b", AccessRights.SEND)], 400),
         ([rule_of("none")], 400),
         ([rule_of("long", AccessRights.SEND, primary_key="x" * 257)], 400),
+        ([rule_of("short", AccessRights.SEND, primary_key="x" * 19)], 400),
     ):
         error = refusal_of(
             lambda rules=rules: administration.update_queue(

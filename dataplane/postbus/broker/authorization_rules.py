@@ -15,7 +15,7 @@ from postbus.broker.authz import Authorizer, KeyPair, KeyRule
 from postbus.broker.changes import Changes
 from postbus.broker.directory import Directory, DirectoryRefusal
 from postbus.broker.sealing import KeySeal, SealBroken
-from postbus.contract import EntityKind, Right, check_rule_name
+from postbus.contract import LEAST_KEY_CHARS, EntityKind, Right, check_rule_name
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
 
@@ -160,7 +160,7 @@ class AuthorizationRules:
             wanted.primary or rule.keys.primary,
             wanted.secondary or rule.keys.secondary or self._new_key(),
         )
-        _check_keys(wanted)
+        _check_keys(wanted, set(_keys_of(rule)))
         rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
         if rights != rule.rights or not await self._keep_keys(rule, keys):
             raise _declared(wanted.name)
@@ -181,7 +181,12 @@ class AuthorizationRules:
 
     def check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         """Raise what `replace` would refuse; the scope may not exist yet."""
-        self._check(scope, self._besides_declared(scope, wanted))
+        try:
+            stored = self._stored.get(self._number_of(scope), [])
+        except DirectoryRefusal:
+            stored = []
+        kept = {key for rule in stored for key in _keys_of(rule)}
+        self._check(scope, self._besides_declared(scope, wanted), kept)
 
     def _besides_declared(
         self, scope: str | None, wanted: Sequence[WantedRule]
@@ -208,7 +213,7 @@ class AuthorizationRules:
         """Check, seal, store, tell."""
         entity_no = self._number_of(scope)
         known = {rule.name: rule for rule in self._stored.get(entity_no, [])}
-        self._check(scope, wanted)
+        self._check(scope, wanted, {key for rule in known.values() for key in _keys_of(rule)})
         new = [self._completed(each, known.get(each.name)) for each in wanted]
         kept = [rule.name for rule in new if rule is known.get(rule.name)]
         if len(kept) < max(len(new), len(known)):
@@ -234,7 +239,8 @@ class AuthorizationRules:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def _check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
+    def _check(self, scope: str | None, wanted: Sequence[WantedRule], kept: set[str]) -> None:
+        """Raise why rules cannot be, beside keys that are `kept`."""
         declared = {rule.name for rule in self._declared_at(scope)}
         names = [rule.name for rule in wanted]
         for rule in wanted:
@@ -248,7 +254,7 @@ class AuthorizationRules:
                 raise _wrong(f"{rule.name!r}: {error}") from error
             if not rule.rights:
                 raise _wrong(f"the authorization rule {rule.name} has no rights")
-            _check_keys(rule)
+            _check_keys(rule, kept)
         if len(declared) + len(wanted) > MAX_RULES:
             raise _refusal(
                 Refusal.QUOTA_EXCEEDED, f"there are at most {MAX_RULES} authorization rules"
@@ -321,10 +327,20 @@ class AuthorizationRules:
         )
 
 
-def _check_keys(rule: WantedRule) -> None:
+def _check_keys(rule: WantedRule, kept: set[str]) -> None:
+    """Refuse keys that are guessed easily; those that are `kept` may be shorter, as they were."""
     for key in (rule.primary, rule.secondary):
-        if key is not None and not 0 < len(key) <= MAX_KEY_CHARS:
-            raise _wrong(f"a key of {rule.name} has 1 to {MAX_KEY_CHARS} characters")
+        if key is None or key in kept:
+            continue
+        if not LEAST_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
+            raise _wrong(
+                f"a key of {rule.name} has {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters:"
+                " leave it out, and a random one is made"
+            )
+
+
+def _keys_of(rule: AuthorizationRuleDescription | KeyRule) -> list[str]:
+    return [key for key in (rule.keys.primary, rule.keys.secondary) if key is not None]
 
 
 def _kept(rule: AuthorizationRuleDescription) -> WantedRule:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from postbus.cli.failures import InputError
 from postbus.contract import (
+    PUBLIC_KEY,
     ROOT_RULE_NAME,
     NamespaceProperties,
     QueueProperties,
@@ -40,7 +41,7 @@ from postbus.manifests import (
 
 MAX_FILE_BYTES: Final = 4 << 20
 
-EMULATOR_KEYS: Final = RuleKeys("SAS_KEY_VALUE")
+EMULATOR_KEYS: Final = RuleKeys(PUBLIC_KEY)
 """What the connection strings of the emulator's documentation hold: everybody knows it."""
 
 QUEUE_FIELDS: Final = {

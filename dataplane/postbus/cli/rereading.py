@@ -13,6 +13,7 @@ from collections.abc import Callable
 from postbus.bus import Bus, BusError
 from postbus.data_directory import DataDirectoryError
 from postbus.manifests import BusDefinition
+from postbus.settings import SettingsError
 from postbus.yaml_documents import ManifestError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Rereading:
             self._asked.clear()
             try:
                 await bus.redefine(await asyncio.to_thread(self._read))
-            except (ManifestError, BusError, DataDirectoryError, OSError) as error:
+            except (ManifestError, SettingsError, BusError, DataDirectoryError, OSError) as error:
                 logger.error("manifests were not read again", extra={"why": str(error)})
             else:
                 logger.info("manifests were read again")
