@@ -24,10 +24,11 @@ def main(kind: str, command: list[str]) -> None:
     mapped_read, mapped_write = os.pipe()
     child = os.fork()
     if child:
-        os.read(made_read, 1)
-        for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{child}/{name}").write_text(ACCOUNTS[kind])
-        os.write(mapped_write, b".")
+        os.close(made_write)
+        if os.read(made_read, 1):
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{child}/{name}").write_text(ACCOUNTS[kind])
+            os.write(mapped_write, b".")
         _, status = os.waitpid(child, 0)
         sys.exit(os.waitstatus_to_exitcode(status))
     libc = ctypes.CDLL(None, use_errno=True)
