@@ -691,6 +691,8 @@ def check_command(words: list[str], bus: DevBus) -> None:
             assert (ROOT / program).is_file()
         case ["curl", "-s", url]:
             assert url.endswith(f":{Settings.model_fields['metrics_port'].default}/metrics")
+        case ["sed", _, path, ">", _]:
+            assert (ROOT / path).is_file()
         case ["grep", pattern]:  # of the metrics
             assert any(pattern in line for line in metric_lines(bus).splitlines())
         case _:
