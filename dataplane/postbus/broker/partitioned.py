@@ -63,6 +63,7 @@ from postbus.entity.commands import (
     RenewLocks,
     RenewSession,
     Reply,
+    ReserveNumbers,
     SessionsListed,
     SetDemand,
     SetSessionState,
@@ -127,6 +128,8 @@ class PartitionedEntities:
                 self._enqueue(command, answer)
             case Settle() | CheckLocks():
                 self._settle(command, answer)
+            case ReserveNumbers():
+                self._reserve(command, answer)
             case SetDemand():
                 self._set_demand(command, answer)
             case AddConsumer():
@@ -193,6 +196,13 @@ class PartitionedEntities:
             answer(refused)  # at once: other messages of the same burst wait for this answer
         else:
             host.submit(command, answer)
+
+    def _reserve(self, command: ReserveNumbers, answer: OnReply) -> None:
+        """Take numbers of the partition of the messages, which have one key."""
+        detects = self._detects_duplicates(command.entity_no)
+        key = key_of(command.messages[0], detects_duplicates=detects)
+        assert key is not None, "a transaction takes no message without a key"
+        self._host_of_key(key).submit(command, answer)
 
     def _enqueue_each(
         self, command: Enqueue, keys: list[bytes | None], wrong: list[int], answer: OnReply

@@ -92,6 +92,7 @@ class Enqueue:
     `via`: name of the entity they go to in the end, through this one's outbox (send-via); None
     stores them here. Only inside a `Transact`. `is_resent`: they were here before and are sent
     again by hand, so that none of them is a duplicate, and a subscription takes its own.
+    `numbers`: of messages that are scheduled, reserved before. Only inside a `Transact`.
     """
 
     entity_no: int
@@ -99,6 +100,18 @@ class Enqueue:
     is_atomic: bool = False
     via: str | None = None
     is_resent: bool = False
+    numbers: list[int] | None = None
+
+
+@dataclass(slots=True)
+class ReserveNumbers:
+    """Reserve numbers for messages that a transaction schedules. Reply `Enqueued` or `Refused`.
+
+    Nothing is stored; the numbers are theirs, whether the transaction commits or not.
+    """
+
+    entity_no: int
+    messages: list[Envelope]
 
 
 @dataclass(slots=True)
@@ -492,6 +505,7 @@ Command: TypeAlias = (
     | ListSessions
     | Transact
     | CheckLocks
+    | ReserveNumbers
     | Arrive
     | Shipped
     | Freeze

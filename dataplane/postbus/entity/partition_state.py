@@ -46,6 +46,7 @@ from postbus.entity.commands import (
     RenewSession,
     Reply,
     ResendChosen,
+    ReserveNumbers,
     SetDemand,
     SetSessionState,
     Settle,
@@ -240,8 +241,8 @@ class PartitionState:
                 return self._drop_entity(command)
             case Transact():
                 return transactions.transact(self._entities, self._outbox, command, found)
-            case CheckLocks():
-                return transactions.check_locks(self._entities, command)
+            case CheckLocks() | ReserveNumbers():
+                return transactions.answer(self._entities, command)
             case Arrive():
                 return self._inbox.arrive(command, found)
             case Shipped():

@@ -329,24 +329,30 @@ class QueueState:
                 return screened
             digests = screened.digests
             if not screened.is_new or self.seen.refusal(len(digests)) is not None:
-                return self._enqueue_each(messages, command.is_atomic, digests, found)
+                return self._enqueue_each(command, digests, found)
         max_bytes = self.max_message_bytes
         total_bytes = 0
         check = check_properties
         for envelope in messages:
             size_bytes = envelope.size_bytes
             if size_bytes > max_bytes or envelope.scheduled_ms is not None or check(envelope):
-                return self._enqueue_each(messages, command.is_atomic, digests, found)
+                return self._enqueue_each(command, digests, found)
             total_bytes += size_bytes
         if self.size_bytes + self.state_bytes + total_bytes > self.max_size_bytes:
-            return self._enqueue_each(messages, command.is_atomic, digests, found)
+            return self._enqueue_each(command, digests, found)
         if self.active.sessions is not None and None in [m.session_id for m in messages]:
-            return self._enqueue_each(messages, command.is_atomic, digests, found)
+            return self._enqueue_each(command, digests, found)
         if not messages:
             return Enqueued([])
         if self.seen is not None and digests is not None:
             self.seen.record([digest for digest in digests if digest is not None])
         return Enqueued(self.take(messages, total_bytes))
+
+    def reserve(self, count: int) -> Enqueued | Refused:
+        """Reserve numbers for messages that are scheduled later."""
+        refused = self.send_refusal()
+        numbering, turn = self.active.numbering, self.turn
+        return refused or Enqueued([numbering.take_one(turn)[1] for _ in range(count)])
 
     def take(
         self,
@@ -376,15 +382,15 @@ class QueueState:
 
     def _enqueue_each(
         self,
-        messages: list[Envelope],
-        is_atomic: bool,
-        digests: list[bytes | None] | None = None,
-        found: Sequence[StoredRow] | None = None,
+        command: Enqueue,
+        digests: list[bytes | None] | None,
+        found: Sequence[StoredRow] | None,
     ) -> Enqueued | Refused:
         """Check all, then store those that pass; with `is_atomic` one refusal refuses all (D8).
 
         Duplicates count as accepted; a scheduled one gets a number that names nothing (D13).
         """
+        messages = command.messages
         if not self.message_count:
             self.size_bytes = 0  # whatever remained was the error of an estimate
         refusals: dict[int, Refused] = {}
@@ -406,21 +412,24 @@ class QueueState:
                 pending_bytes += envelope.size_bytes
                 if digest is not None:
                     accepted[digest] = None
-            elif is_atomic:
+            elif command.is_atomic:
                 return refused
             else:
                 refusals[index] = refused
         if seen is not None:
             seen.record([digest for digest in accepted if digest is not None])
-        numbers = [0] * len(messages)
+        reserved = command.numbers
+        numbers = reserved or [0] * len(messages)
         now_ms = self.turn.now_ms
         for index, envelope in enumerate(messages):
             is_due = envelope.scheduled_ms is None or envelope.scheduled_ms <= now_ms
             if index in refusals:
                 continue
             if index in duplicates:
-                if not is_due:
+                if not is_due and reserved is None:
                     numbers[index] = self.active.numbering.take_one(self.turn)[1]
+            elif reserved is not None:
+                self.scheduled.add(envelope, reserved[index])
             elif is_due:
                 (numbers[index],) = self.take([envelope], envelope.size_bytes)
             else:

@@ -8,7 +8,7 @@ its scheduled time (D4).
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -107,11 +107,13 @@ class ScheduledMessages:
             if due is not None:
                 yield due.sequence, due.row_key
 
-    def add(self, envelope: Envelope) -> int:
+    def add(self, envelope: Envelope, reserved: int | None = None) -> int:
         """Store a message to be activated at its scheduled time; return its number."""
         turn = self._turn
         assert envelope.scheduled_ms is not None
-        _, sequence = self._active.numbering.take_one(turn)
+        sequence = reserved
+        if sequence is None:
+            _, sequence = self._active.numbering.take_one(turn)
         row_key, _ = self._numbering.take_one(turn)
         due = _Due(envelope.scheduled_ms, row_key, sequence, envelope.size_bytes)
         outcome = turn.outcome
@@ -120,7 +122,7 @@ class ScheduledMessages:
             PutDue(row_key, self._active.entity.entity_no, due.due_ms, sequence)
         )
         self._due[sequence] = due
-        self._numbers.append(sequence)
+        insort(self._numbers, sequence)  # at the end, unless the number was reserved long ago
         heappush(self._by_time, due)
         self._active.entity.size_bytes += envelope.size_bytes
         self._active.entity.traffic.accepted += 1

@@ -205,10 +205,14 @@ class TopicState(QueueState):
             numbers = self._take_numbers(len(messages))
             self._publish(messages, judged.routes, numbers, now_ms)
             return Enqueued(numbers)
-        numbers = [0] * len(messages)
+        reserved = command.numbers
+        numbers = reserved or [0] * len(messages)
         for index, envelope in enumerate(messages):
             if index in judged.scheduled:
-                numbers[index] = self.scheduled.add(envelope)
+                given = None if reserved is None else reserved[index]
+                numbers[index] = self.scheduled.add(envelope, given)
+            elif reserved is not None:
+                continue
             elif index in judged.by_index or (
                 index not in judged.refusals and _is_later(envelope, now_ms)
             ):  # a duplicate that is scheduled gets a number, which names nothing
@@ -243,7 +247,7 @@ class TopicState(QueueState):
             if judged is not None:
                 return judged
             self.turn.steps.left = steps_left
-        return self._judge_each(messages, digests, found, is_atomic, pending_bytes)
+        return self._judge_each(command, digests, found, is_atomic, pending_bytes)
 
     def _judge_together(
         self, messages: list[Envelope], digests: list[bytes | None] | None, pending_bytes: int
@@ -276,7 +280,7 @@ class TopicState(QueueState):
 
     def _judge_each(
         self,
-        messages: list[Envelope],
+        command: Enqueue,
         digests: list[bytes | None] | None,
         found: Sequence[StoredRow] | None,
         is_atomic: bool,
@@ -290,7 +294,7 @@ class TopicState(QueueState):
         is_checked = self.turn.is_checked
         copies = row_bytes = 0
         is_over = False
-        for index, envelope in enumerate(messages):
+        for index, envelope in enumerate(command.messages):
             digest = None if digests is None else digests[index]
             seen = None if digest is None else self.seen
             if digest in accepted or (
@@ -302,7 +306,8 @@ class TopicState(QueueState):
                 refused = seen.refusal(len(accepted) + 1)
             size_bytes = envelope.size_bytes
             route: list[Copies] | None = None
-            if refused is None and not _is_later(envelope, now_ms):
+            is_scheduled = command.numbers is not None or _is_later(envelope, now_ms)
+            if refused is None and not is_scheduled:
                 route = self._routing.route(envelope, now_ms)
                 load = _load_of(envelope, route)
                 size_bytes = load.size_bytes

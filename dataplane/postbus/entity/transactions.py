@@ -19,6 +19,7 @@ from postbus.entity.commands import (
     Enqueued,
     Refusal,
     Refused,
+    ReserveNumbers,
     Settle,
     Settled,
     StoredRow,
@@ -129,11 +130,19 @@ def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None)
     return Transacted(replies)
 
 
-def check_locks(entities: Mapping[int, QueueState], command: CheckLocks) -> Settled | Refused:
-    """Say which locks are not held; nothing changes."""
+def answer(
+    entities: Mapping[int, QueueState], command: CheckLocks | ReserveNumbers
+) -> Settled | Enqueued | Refused:
+    """Say what a transaction must know before it commits: lost locks, or the numbers it may use."""
     entity = entities.get(command.entity_no)
     if entity is None:
         return Refused(Refusal.ENTITY_NOT_FOUND)
+    if isinstance(command, ReserveNumbers):
+        return entity.reserve(len(command.messages))
+    return _check_locks(entity, command)
+
+
+def _check_locks(entity: QueueState, command: CheckLocks) -> Settled:
     tokens = command.lock_tokens
     sub = entity.sub_queue(command.sub_queue)
     place = _place_of(sub, command.session_id, tokens)

@@ -7,6 +7,7 @@ rules are in modules of their own. Names carry the prefix `com.microsoft:`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from postbus.amqp import conditions
@@ -85,6 +86,8 @@ MAX_PEEK_BYTES: Final = 1 << 20
 TRANSACTION: Final = "$transaction"
 """Where the transaction of a request stands among the fields of its body; no client's field."""
 
+TRANSACTIONAL: Final = frozenset({PREFIX + "update-disposition", PREFIX + "schedule-message"})
+
 EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
 
 DISPOSITIONS: Final = {
@@ -131,8 +134,8 @@ class ManagementNode:
             why = f"Unauthorized access. '{right.value}' claim(s) are required."
             self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
             return
-        if request.transaction_id is not None and name != PREFIX + "update-disposition":
-            why = "Of requests only update-disposition can be part of a transaction."
+        if request.transaction_id is not None and name not in TRANSACTIONAL:
+            why = "A transaction takes update-disposition and schedule-message, no other request."
             self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
             return
         if not isinstance(request.body, dict):
@@ -313,23 +316,48 @@ class ManagementNode:
                 raise BadRequest("each entry of messages needs a binary message")
             envelopes.append(slice_message(message))
         name_messages(envelopes)
+        size_bytes = sum(envelope.size_bytes for envelope in envelopes)
+        if body[TRANSACTION] is not None:
+            self._schedule_in(body[TRANSACTION], address, envelopes, size_bytes, respond)
+            return
         intake, account = self._connection.intake, self._connection.account
         if intake.is_full(account):
             self.refuse(respond, Refused(Refusal.BUSY))
             return
-        size_bytes = sum(envelope.size_bytes for envelope in envelopes)
         intake.take(account, size_bytes)
 
         def answer(reply: Reply) -> None:
             intake.give_back(account, size_bytes)
-            if isinstance(reply, Enqueued) and not reply.refusals:
-                ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
-            elif isinstance(reply, Enqueued) and reply.refusals:
-                self.refuse(respond, next(iter(reply.refusals.values())))
-            else:
-                self.refuse(respond, reply)
+            self._scheduled(respond, reply)
 
         self.submit(address, Enqueue(address.entity_no, envelopes, is_atomic=True), answer)
+
+    def _schedule_in(
+        self,
+        transaction_id: bytes,
+        address: Address,
+        envelopes: list[Envelope],
+        size_bytes: int,
+        respond: Respond,
+    ) -> None:
+        """Let scheduled messages wait in their transaction; their numbers are told now."""
+        transactions = self._connection.transactions
+        transaction = transactions.find(transaction_id)
+        if transaction is None:
+            respond(failure(410, transactions.unknown(transaction_id)))
+            return
+        if not envelopes or any(envelope.scheduled_ms is None for envelope in envelopes):
+            raise BadRequest("each message needs x-opt-scheduled-enqueue-time")
+        numbered = partial(self._scheduled, respond)
+        transaction.add_schedule(address, envelopes, size_bytes, numbered)
+
+    def _scheduled(self, respond: Respond, reply: Reply) -> None:
+        if isinstance(reply, Enqueued) and not reply.refusals:
+            ok(respond, {"sequence-numbers": Array(0x81, list(reply.sequence_numbers))})
+        elif isinstance(reply, Enqueued) and reply.refusals:
+            self.refuse(respond, next(iter(reply.refusals.values())))
+        else:
+            self.refuse(respond, reply)
 
     def _cancel(self, address: Address, body: Any, respond: Respond) -> None:
         def answer(reply: Reply) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from postbus.amqp import conditions
@@ -24,15 +25,18 @@ from postbus.amqp.performatives import (
     Rejected,
     decode_transaction_request,
 )
+from postbus.broker.placement import partition_of_number
 from postbus.broker.router import Address
 from postbus.broker.transactions import check_transaction_send
 from postbus.contract import Right
 from postbus.entity.commands import (
     CheckLocks,
     Enqueue,
+    Enqueued,
     Refusal,
     Refused,
     Reply,
+    ReserveNumbers,
     Settle,
     Settled,
     Transact,
@@ -64,6 +68,12 @@ MAX_BYTES: Final = 16 << 20
 LIFETIME_S: Final = 120.0
 """How long a transaction may stay open. Source: Service Bus, two minutes."""
 
+ELSEWHERE: Final = Refused(
+    Refusal.NOT_ALLOWED,
+    "A transaction schedules in the entity and partition of its first operation only: send the"
+    " message with a scheduled enqueue time instead.",
+)
+
 OnChecked: TypeAlias = Callable[[Refused | None], None]
 Answer: TypeAlias = Callable[[AmqpError | None], None]
 
@@ -79,11 +89,11 @@ class Transaction:
         self._connection = connection
         self._operations: list[Enqueue | Settle] = []
         self._home: Address | None = None
-        self._partition_id: int | None = None  # of the first settlement
+        self._partition_id: int | None = None  # of the first settlement or scheduled message
         self._key: bytes | None = None
         self._size_bytes = 0
         self._count = 0
-        self._checking = 0  # settlements whose locks are being looked at
+        self._checking = 0  # settlements whose locks are looked at, messages being numbered
         self._failure: Refused | None = None  # makes the discharge fail
         self._needed: set[tuple[str, Right]] = set()  # what all of it together is allowed by
         self._lost: tuple[str, Right] | None = None  # one of these that is allowed no more
@@ -132,6 +142,55 @@ class Transaction:
         self._size_bytes += size_bytes
         return None
 
+    def add_schedule(
+        self,
+        address: Address,
+        envelopes: list[Envelope],
+        size_bytes: int,
+        on_numbered: Callable[[Reply], None],
+    ) -> None:
+        """Let scheduled messages wait; `on_numbered` gets their numbers, or why they may not.
+
+        The numbers are told before the commit, therefore the messages must stay in this partition.
+        """
+        refused: Refused | None = None
+        if self._home is not None and address.entity_no != self._home.entity_no:
+            refused = ELSEWHERE
+            self.fail(refused)
+        refused = refused or self.add_send(address, envelopes, size_bytes, None)
+        if refused is not None:
+            on_numbered(refused)
+            return
+        sending = self._operations[-1]
+        assert isinstance(sending, Enqueue)
+        self._checking += 1
+
+        def answered(reply: Reply) -> None:
+            if isinstance(reply, Enqueued):
+                sending.numbers = reply.sequence_numbers
+                partition_id = address.partition_id
+                if address.is_partitioned:
+                    partition_id = partition_of_number(reply.sequence_numbers[0])
+                if self._partition_id not in (None, partition_id):
+                    reply = ELSEWHERE
+                self._partition_id = partition_id
+            if isinstance(reply, Refused):
+                self.fail(reply)
+            self._checked(partial(on_numbered, reply))
+
+        command = ReserveNumbers(address.entity_no, envelopes)
+        self._connection.router.submit(address.partition_id, command, answered)
+
+    def _checked(self, answer: Callable[[], None]) -> None:
+        """Answer what was looked at, and go on with a discharge that waited for it."""
+        self._checking -= 1
+        try:
+            answer()
+            if self._discharge is not None and not self._checking:
+                self._commit(self._discharge)
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self._connection.broke()
+
     def fail(self, refused: Refused) -> None:
         """Make the discharge fail: something of the transaction was refused."""
         self._failure = self._failure or refused
@@ -148,7 +207,7 @@ class Transaction:
         if self._partition_id not in (None, partition_id):
             refused = Refused(
                 Refusal.NOT_ALLOWED,
-                "Settlements of one transaction must be of one partition of the bus.",
+                "What one transaction settles and schedules must be of one partition of the bus.",
             )
         if refused is not None:
             self.fail(refused)
@@ -160,7 +219,6 @@ class Transaction:
         self._checking += 1
 
         def answered(reply: Reply) -> None:
-            self._checking -= 1
             if isinstance(reply, Settled) and not reply.lost:
                 refused = None
                 if self._lost is None:
@@ -168,12 +226,7 @@ class Transaction:
             else:
                 refused = reply if isinstance(reply, Refused) else Refused(Refusal.LOCK_LOST)
                 self.fail(refused)
-            try:
-                on_checked(refused)
-                if self._discharge is not None and not self._checking:
-                    self._commit(self._discharge)
-            except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
-                self._connection.broke()
+            self._checked(partial(on_checked, refused))
 
         check = CheckLocks(
             command.entity_no, command.sub_queue, command.lock_tokens, command.session_id

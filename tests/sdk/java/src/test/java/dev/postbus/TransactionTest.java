@@ -8,7 +8,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.azure.messaging.servicebus.ServiceBusClientBuilder;
-import com.azure.messaging.servicebus.ServiceBusException;
 import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusMessageBatch;
 import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
@@ -32,6 +31,7 @@ import org.junit.jupiter.api.Test;
 class TransactionTest {
     private static final String QUEUE = "plain-32";
     private static final String OTHER = "plain-33";
+    private static final String CALM = "plain-25";
 
     private ServiceBusSenderClient sender;
     private ServiceBusReceiverClient receiver;
@@ -182,19 +182,31 @@ class TransactionTest {
     }
 
     @Test
-    void aRequestToScheduleIsRefusedInATransaction() {
+    void whatIsScheduledInATransactionIsThereWhenItCommits() {
         OffsetDateTime later = OffsetDateTime.now().plusDays(30);
-        ServiceBusTransactionContext transaction = sender.createTransaction();
-        assertThrows(
-            ServiceBusException.class,
-            () -> sender.scheduleMessage(message("x"), later, transaction));
-        assertThrows(
-            ServiceBusException.class,
-            () ->
-                sender
-                    .scheduleMessages(List.of(message("x")), later, transaction)
-                    .forEach(number -> {}));
-        sender.rollbackTransaction(transaction);
-        assertTrue(Bus.bodies(receiver.peekMessages(5, 1L)).isEmpty());
+        List<Long> numbers = new ArrayList<>();
+        try (ServiceBusSenderClient scheduler = builder().sender().queueName(CALM).buildClient();
+            ServiceBusReceiverClient calm = builder().receiver().queueName(CALM).buildClient()) {
+            for (boolean isKept : List.of(false, true)) {
+                ServiceBusTransactionContext transaction = scheduler.createTransaction();
+                numbers.clear();
+                numbers.add(scheduler.scheduleMessage(message("x"), later, transaction));
+                scheduler
+                    .scheduleMessages(List.of(message("y"), message("z")), later, transaction)
+                    .forEach(numbers::add); // lazy
+                assertEquals(List.of(), Bus.bodies(calm.peekMessages(5, 1L)));
+                if (isKept) {
+                    scheduler.commitTransaction(transaction);
+                } else {
+                    scheduler.rollbackTransaction(transaction);
+                }
+            }
+            List<ServiceBusReceivedMessage> there = calm.peekMessages(5, 1L).stream().toList();
+            assertEquals(List.of("x", "y", "z"), Bus.bodies(there));
+            assertEquals(
+                numbers,
+                there.stream().map(ServiceBusReceivedMessage::getSequenceNumber).toList());
+            scheduler.cancelScheduledMessages(numbers);
+        }
     }
 }
