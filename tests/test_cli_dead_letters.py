@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ spec:
 """
 QUEUES = (
     "looked", "filtered", "purged", "locked", "resent", "target", "edited", "deleted", "paced",
-    "refused", "table",
+    "refused", "table", "summed", "paged",
 )  # fmt: skip
 
 
@@ -118,6 +119,78 @@ def test_what_was_peeked_can_be_sent(user: CommandLine) -> None:
     assert peeked(user, "table") == ["m0", "m1"]
     shown = user.ok("dlq", "list", "table", "--bodies")
     assert re.search(r"^ +1 .* id-0 +1 +bad +why *\nm0$", shown, re.MULTILINE)
+
+
+# --- summary ------------------------------------------------------------------------------------
+
+
+def die(user: CommandLine, queue: str, reason: str, *descriptions: str) -> None:
+    for text in descriptions:
+        user.ok("send", queue, f"of {text}")
+        arguments = ("--to-dead-letter", "--reason", reason, "--description", text)
+        assert len(user.lines("receive", queue, *arguments)) == 1
+
+
+@pytest.mark.slow
+def test_a_summary_says_of_what_they_died_and_how_each_group_is_sent_again(
+    user: CommandLine,
+) -> None:
+    die(user, "summed", "declined", "card 3 of ann's", "card 17 of ann's", "card 4 of ann's")
+    die(user, "summed", "declined", "100% sure it's 1_fraud")
+    die(user, "summed", "no stock", "none")
+    groups = json.loads(user.ok("dlq", "summary", "summed", "-o", "json"))
+    assert [(each["reason"], each["description"], each["count"]) for each in groups] == [
+        ("declined", "card * of ann's", 3),
+        ("declined", "* sure it's *", 1),
+        ("no stock", "none", 1),
+    ]
+    assert groups[0]["first"] < groups[0]["last"]
+    assert (groups[0]["exampleNumber"], groups[0]["exampleDescription"]) == (1, "card 3 of ann's")
+    table = user.ok("dlq", "summary", "summed", "-n", "2")
+    assert re.search(r"^ +3 +declined +card \* of ann's ", table, re.MULTILINE)
+    assert "5 dead letters in 3 groups\n" in table
+    assert "the largest 2 are shown" in table
+    for group in groups:
+        command = shlex.split(group["resend"])
+        assert command[:4] == ["postbus", "dlq", "resend", "summed"]
+        assert group["resend"] in table or group is groups[2]
+        said = user.ok(*command[1:], "--yes")
+        assert f"resent {group['count']} of {group['count']} message" in said
+    assert user.ok("dlq", "summary", "summed") == "no dead letters\n"
+    narrow = user.ok("dlq", "summary", "summed", "-w", "DeadLetterReason = 'x'", "-o", "json")
+    assert json.loads(narrow) == []
+    user.fails("dlq", "summary", "nowhere", code=7, says="there is no queue or subscription")
+
+
+@pytest.mark.slow
+def test_tables_say_how_many_there_are_and_how_to_go_on(user: CommandLine) -> None:
+    kill(user, "paged", 25)
+    told = user.run("dlq", "list", "paged").stderr
+    assert told == ("20 shown of 25 messages; go on with: postbus dlq list paged --from 21\n")
+    assert user.run("dlq", "list", "paged", "--from", "21").stderr == ""
+    assert user.run("dlq", "list", "paged", "-n", "25").stderr == ""
+    told = user.run("dlq", "list", "paged", "-n", "2", "--where", "n > 3").stderr
+    assert (
+        "there are 25 messages in all; go on with: postbus dlq list paged --where 'n > 3'" in told
+    )
+
+
+@pytest.mark.slow
+def test_messages_are_found_by_their_bodies_and_wrong_names_are_told(user: CommandLine) -> None:
+    told = user.run("dlq", "list", "paged", "--where", "body LIKE '%m7%' AND n > 3")
+    assert told.stdout == "no messages\n"
+    assert "no message has a property body" in told.stderr
+    assert "--body-contains" in told.stderr
+    assert user.run("dlq", "list", "paged", "--where", "n = 1000").stderr == ""
+    found = user.ok("dlq", "list", "paged", "--body-contains", "m1", "-o", "json")
+    bodies = [json.loads(line)["body"] for line in found.splitlines()]
+    assert bodies == ["m1", *(f"m{n}" for n in range(10, 20))]
+    said = user.ok("dlq", "delete", "paged", "--body-contains", "m24", "--yes")
+    assert said.endswith("deleted 1 of 1 message\n")
+    both = ("--body-contains", "m2", "--where", "n > 20")
+    assert user.ok("dlq", "resend", "paged", *both, "--dry-run") == "3 messages would be resent\n"
+    said = user.ok("purge", "paged", "-d", "--body-contains", "m2", "--yes")
+    assert said == "deleted 5 dead letters of paged\n"
 
 
 # --- purge --------------------------------------------------------------------------------------
@@ -238,7 +311,9 @@ def wait_for_some(user: CommandLine, queue: str) -> None:
 @pytest.mark.slow
 def test_bad_input(user: CommandLine) -> None:
     for command in ("resend", "delete"):
-        user.fails("dlq", command, "refused", code=2, says="by their numbers, by --where, or --all")
+        user.fails(
+            "dlq", command, "refused", code=2, says="by --where or --body-contains, or --all"
+        )
         user.fails("dlq", command, "refused", "1", "--all", code=2, says="by their numbers")
         user.fails("dlq", command, "refused", "x", code=2, says="should be a valid integer")
         user.fails("dlq", command, "nobody", "1", code=7, says="no queue or subscription nobody")

@@ -23,6 +23,7 @@ SequenceNumber = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Chosen = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MAX_CHOSEN)]
 Path = Annotated[str, Field(min_length=1, max_length=400)]
 Where = Annotated[str, Field(min_length=1, max_length=1_024)]
+BodyText = Annotated[str, Field(min_length=1, max_length=1_024)]
 SubQueueName = Literal["main", "deadLetter", "transferDeadLetter"]
 StateName = Literal["active", "deferred", "scheduled"]
 Plain = str | int | float | bool | None
@@ -45,13 +46,17 @@ class MessagesOf(Body):
 
 
 class PeekMessages(MessagesOf):
-    """Which messages to show. `where` is a SQL filter as of a rule; `body_bytes` 0: no bodies."""
+    """Which messages to show. `where` is a SQL filter as of a rule; `body_bytes` 0: no bodies.
+
+    `body_contains`: only those with this text in their body, as UTF-8.
+    """
 
     from_number: SequenceNumber = 0
     count: int = Field(100, ge=1, le=MAX_CHOSEN)
     where: Where | None = None
     session_id: str | None = Field(None, max_length=128)
     state: StateName | None = None
+    body_contains: BodyText | None = None
     body_bytes: int = Field(0, ge=0, le=MAX_SHOWN_BYTES)
 
 
@@ -69,7 +74,16 @@ class PurgeMessages(MessagesOf):
     count: int = Field(MAX_LOOKED_AT, ge=1, le=MAX_LOOKED_AT)
     session_id: str | None = Field(None, max_length=128)
     state: StateName | None = None
+    body_contains: BodyText | None = None
     dry_run: bool = False
+
+
+class SummarizeMessages(MessagesOf):
+    """Which dead letters to sum up; `where` is a SQL filter as of a rule."""
+
+    sub_queue: SubQueueName = "deadLetter"
+    from_number: SequenceNumber = 0
+    where: Where | None = None
 
 
 class EditedMessage(Body):
@@ -154,7 +168,8 @@ class MessagePage(Told):
     """Messages in order of number; may be empty before `is_end`. Go on from `next_number`.
 
     `failed`: how many the filter could not be evaluated for. `away`: partitions that did not
-    answer, whose messages are missing.
+    answer, whose messages are missing. `absent`: properties that the filter names and none of the
+    messages that were looked at has. `total`: how many there are in the queue or sub-queue.
     """
 
     messages: list[ShownMessage]
@@ -163,6 +178,39 @@ class MessagePage(Told):
     looked_at: int
     failed: int
     away: list[int]
+    absent: list[str]
+    total: int | None
+
+
+class DeadLetterGroup(Told):
+    """Dead letters of one reason and, but for numbers, ids and addresses, one description.
+
+    Each word that was taken out is a `*`; `is_cut`: the description went on. `example_number` is
+    the first of them; the times are null of what died before times were kept.
+    """
+
+    reason: str | None
+    description: str | None
+    is_cut: bool
+    count: int
+    first_at: datetime | None
+    last_at: datetime | None
+    example_number: int
+    example_message_id: str | None
+    example_description: str | None
+
+
+class MessageSummary(Told):
+    """Of what dead letters died, the largest group first. Go on from `next_number`, and add up."""
+
+    groups: list[DeadLetterGroup]
+    next_number: int
+    is_end: bool
+    looked_at: int
+    failed: int
+    away: list[int]
+    absent: list[str]
+    total: int | None
 
 
 class DeletedMessages(Told):
@@ -183,6 +231,7 @@ class PurgedMessages(Told):
     looked_at: int
     failed: int
     away: list[int]
+    absent: list[str]
 
 
 class ResentMessage(Told):

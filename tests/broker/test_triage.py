@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import pytest
 
+from postbus.broker.dead_letter_groups import MAX_GROUPS
 from postbus.broker.triage import (
+    LOOKED_AT,
     MAX_CHOSEN,
     MessageEdit,
     PeekPage,
@@ -126,6 +128,38 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
         await until(lambda: all(host.is_loaded for host in bus.hosts if host.reload_count))
         assert len(await bus.peek_all(address)) == 140
         assert len(numbers_of(await all_of(triage, "q" + DEAD))) == 150
+
+
+@pytest.mark.parametrize("is_spread", [False, True])
+async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) -> None:
+    async with running(store) as bus:
+        triage = triage_of(bus)
+        await put(bus, "q", is_spread=is_spread)
+        address = bus.address("q")
+        await bus.sent(address, *(numbered(n) for n in range(1_100)))
+        await kill(bus, "q", reason="often")
+        for number in range(MAX_GROUPS + 5):
+            await bus.sent(address, numbered(number))
+            await kill(bus, "q", reason=f"reason {number}")
+        counts: Counter[str | None] = Counter()
+        pages = 0
+        first, is_end = 0, False
+        while not is_end:
+            page = await triage.summarize("q" + DEAD, from_number=first)
+            assert len(page.groups) <= MAX_GROUPS
+            assert page.looked_at <= LOOKED_AT
+            assert page.total == 1_100 + MAX_GROUPS + 5
+            assert sum(each.count for each in page.groups) == page.looked_at
+            counts.update({each.reason: each.count for each in page.groups})
+            first, is_end = page.next_number, page.is_end
+            pages += 1
+        assert pages > 1
+        assert counts.pop("often") == 1_100
+        assert counts == Counter({f"reason {number}": 1 for number in range(MAX_GROUPS + 5)})
+        some = await triage.summarize("q" + DEAD, where="DeadLetterReason = 'reason 7' AND x = 1")
+        assert (some.groups, some.absent) == ((), ("x",))
+        with pytest.raises(TriageRefused, match="only dead letters"):
+            await triage.summarize("q")
 
 
 async def test_what_is_peeked_is_told_and_stays_as_it_is(store: Store) -> None:

@@ -246,7 +246,7 @@ def test_scopes_of_operations_are_what_the_guide_says() -> None:
         scope: {each.operation for each in ROUTES if each.scope is scope} for scope in Scope
     }
     assert by_scope[Scope.MESSAGES] == {
-        "peekMessages", "deleteMessages", "purgeMessages", "resendMessages"
+        "peekMessages", "summarizeMessages", "deleteMessages", "purgeMessages", "resendMessages"
     }  # fmt: skip
     changes = {each.operation for each in ROUTES if each.is_change} - by_scope[Scope.MESSAGES]
     keys = {each for each in changes if "AuthorizationRule" in each}

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from postbus.entity.commands import Death, MessageState, PeekedMessage, SubQueue
 from postbus.message.body import BodyKind, read_body
 from postbus.message.codec import DecodeError, Described, Timestamp, Value
+from postbus.message.envelope import Envelope
 from postbus.message.fields import PROPERTY_FIELDS, Field, MessageFields
 from postbus.message.ids import id_text
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
@@ -117,6 +118,19 @@ def view_of(
         body_bytes=len(content),
         body=content[:body_bytes] if body_bytes else None,
         is_malformed=is_malformed,
+    )
+
+
+def death_of(envelope: Envelope) -> tuple[str | None, str | None, str | None]:
+    """Return reason and description of a dead letter, and its message id, as a view has them."""
+    try:
+        application = MessageFields(envelope).application
+    except DecodeError:
+        application = {}
+    return (
+        _shown(application.get(DEAD_LETTER_REASON)),
+        _shown(application.get(DEAD_LETTER_DESCRIPTION)),
+        None if envelope.message_id is None else id_text(envelope.message_id),
     )
 
 

@@ -10,12 +10,13 @@ handled is not there under its number any more.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from postbus.broker.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
 from postbus.broker.host import Host
+from postbus.broker.message_filter import MessageFilter
 from postbus.broker.message_view import MessageView, view_of
 from postbus.broker.partitioned_replies import ELSEWHERE, away
 from postbus.broker.placement import SPREAD, partition_of_key, partition_of_number, split
@@ -36,12 +37,9 @@ from postbus.entity.commands import (
     ResendChosen,
     SubQueue,
 )
-from postbus.entity.rules import EvaluationError, RuleError
-from postbus.entity.sql_expressions import Test, compile_test, refuse_unknown
-from postbus.entity.sql_grammar import parse_filter
+from postbus.entity.counts import count_in
+from postbus.entity.sql_grammar import RuleError
 from postbus.entity.triage import EDITABLE, MAX_CHOSEN, PARTITION_KEY, TOO_MANY
-from postbus.message.codec import DecodeError
-from postbus.message.fields import StoredFields
 
 __all__ = [
     "MAX_CHOSEN",
@@ -50,6 +48,7 @@ __all__ = [
     "PeekPage",
     "PurgePage",
     "ResendResult",
+    "SummaryPage",
     "Triage",
     "TriageRefused",
     "TriageResult",
@@ -95,7 +94,9 @@ class PeekPage:
 
     `is_end`: there is nothing from there on. `looked_at` counts messages, also those that the
     filter did not select; `failed` those for which it could not be evaluated. `away`: partitions
-    that could not be asked; their messages are missing here.
+    that could not be asked; their messages are missing here. `absent`: properties that the filter
+    names and none of them had. `total`: how many messages of any state there are, None while a
+    partition is not loaded.
     """
 
     messages: tuple[MessageView, ...]
@@ -104,6 +105,22 @@ class PeekPage:
     looked_at: int
     failed: int = 0
     away: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPage:
+    """Groups of dead letters, the largest first; else as a page of messages."""
+
+    groups: tuple[DeadLetterGroup, ...]
+    next_number: int
+    is_end: bool
+    looked_at: int
+    failed: int = 0
+    away: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +143,7 @@ class PurgePage:
     looked_at: int
     failed: int = 0
     away: tuple[int, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +185,16 @@ class Triage:
         where: str | None = None,
         session_id: str | None = None,
         state: MessageState | None = None,
+        body_contains: str | None = None,
         body_bytes: int = 0,
     ) -> PeekPage:
         """Show up to `count` messages of a queue or sub-queue from a number on; changes nothing.
 
-        `where` is a filter as of a rule. A page may hold fewer messages than `count`, even none,
-        before the end is reached.
+        `where` is a filter as of a rule; `body_contains` a text that is looked for in bodies. A
+        page may hold fewer messages than `count`, even none, before the end is reached.
         """
         address = self._address(path)
-        filtered = _Filter(where, session_id)
+        filtered = _filter_of(where, session_id, body_contains)
         walk = self._walk(address, from_number, session_id, state)
         count = min(max(count, 1), PAGE_MESSAGES)
         body_bytes = min(max(body_bytes, 0), MAX_BODY_BYTES)
@@ -200,6 +219,40 @@ class Triage:
             walk.looked_at,
             filtered.failed,
             tuple(walk.away),
+            _absent(filtered, walk),
+            self._total(address),
+        )
+
+    async def summarize(
+        self, path: str, *, from_number: int = 0, where: str | None = None
+    ) -> SummaryPage:
+        """Say of what the dead letters of a queue died, from a number on; changes nothing.
+
+        A page counts what it looked at, in `MAX_GROUPS` groups at most; who asks adds pages up.
+        """
+        address = self._address(path)
+        if address.sub_queue not in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER):
+            raise _refused(Refusal.NOT_ALLOWED, "only dead letters have died of something")
+        filtered = _filter_of(where, None)
+        walk = self._walk(address, from_number, None, None)
+        groups = DeadLetterGroups()
+        is_full = False
+        while walk.goes_on and not is_full:
+            page = await walk.next_page(PAGE_MESSAGES)
+            async for message in _unhurried(page):
+                if filtered.selects(message) and not groups.add(message):
+                    is_full = True
+                    break
+                walk.looked(message)
+        return SummaryPage(
+            groups.largest_first(),
+            walk.number,
+            walk.is_end,
+            walk.looked_at,
+            filtered.failed,
+            tuple(walk.away),
+            _absent(filtered, walk),
+            self._total(address),
         )
 
     # --- deleting -------------------------------------------------------------------------------
@@ -221,10 +274,11 @@ class Triage:
         dry_run: bool = False,
         session_id: str | None = None,
         state: MessageState | None = None,
+        body_contains: str | None = None,
     ) -> PurgePage:
         """Delete, or only count, what a filter selects among up to `count` messages."""
         address = self._address(path)
-        filtered = _Filter(where, session_id)
+        filtered = _filter_of(where, session_id, body_contains)
         walk = self._walk(address, from_number, session_id, state)
         count = min(max(count, 1), LOOKED_AT)
         matched = 0
@@ -250,6 +304,7 @@ class Triage:
             walk.looked_at,
             filtered.failed,
             tuple(walk.away),
+            _absent(filtered, walk),
         )
 
     async def _delete(self, address: Address, numbers: Numbers) -> _Work:
@@ -341,6 +396,15 @@ class Triage:
         if not found or found[0] is None:
             raise TriageRefused(Refused(Refusal.ENTITY_NOT_FOUND, path))
         return found[0]
+
+    def _total(self, address: Address) -> int | None:
+        """Return how many messages a queue or sub-queue has, as far as that is known."""
+        hosts = self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
+        found = [host.counts(address.entity_no) for host in hosts]
+        known = [counts for counts in found if counts is not None]
+        if len(known) < len(hosts):
+            return None
+        return sum(count_in(counts, address.sub_queue) for counts in known)
 
     def _walk(
         self,
@@ -460,36 +524,18 @@ async def _unhurried(messages: Iterable[PeekedMessage]) -> AsyncIterator[PeekedM
             await asyncio.sleep(0)
 
 
-class _Filter:
-    """A condition over stored messages; `failed` counts those it could not be asked of.
+def _filter_of(
+    where: str | None, session_id: str | None, body_contains: str | None = None
+) -> MessageFilter:
+    try:
+        return MessageFilter(where, session_id, body_contains)
+    except RuleError as error:
+        raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
 
-    Only an entity with sessions, and only its main queue, looks for one session itself.
-    """
 
-    def __init__(self, where: str | None, session_id: str | None = None) -> None:
-        self.failed = 0
-        self.is_narrow = where is not None or session_id is not None
-        self._session_id = None if session_id is None else session_id.encode()
-        self._test: Test | None = None
-        if where is not None:
-            try:
-                condition = parse_filter(where)
-                refuse_unknown(condition)
-                self._test = compile_test(condition, random.Random())
-            except RuleError as error:
-                raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
-
-    def selects(self, message: PeekedMessage) -> bool:
-        if self._session_id not in (None, message.envelope.session_id):
-            return False
-        if self._test is None:
-            return True
-        try:
-            sequence, enqueued_ms, count, _, envelope, _ = message
-            return self._test(StoredFields(envelope, enqueued_ms, sequence, count)) is True
-        except (EvaluationError, DecodeError):
-            self.failed += 1
-            return False
+def _absent(filtered: MessageFilter, walk: _Walk) -> tuple[str, ...]:
+    """Return what no message had, where any was looked at."""
+    return tuple(sorted(filtered.absent)) if walk.looked_at else ()
 
 
 def _parts(address: Address, numbers: Numbers) -> dict[int, list[int]]:

@@ -11,6 +11,7 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.markup import escape
@@ -88,8 +89,12 @@ class Selection:
     where: str | None = None
     session_id: str | None = None
     state: str | None = None
+    body_contains: str | None = None
     failed: int = 0
     away: set[int] = field(default_factory=set)
+    absent: set[str] | None = None
+    total: int | None = None
+    next_number: int | None = None
     is_topic: bool = False
 
     def body(self, **more: object) -> dict[str, object]:
@@ -100,14 +105,47 @@ class Selection:
             "where": self.where,
             "sessionId": self.session_id,
             "state": self.state,
+            "bodyContains": self.body_contains,
             **more,
         }
         return {key: value for key, value in said.items() if value is not None}
+
+    def summary_body(self, from_number: int) -> dict[str, object]:
+        """Return the request for a page of a summary."""
+        said = {"entity": self.entity, "subQueue": self.sub_queue, "where": self.where}
+        body = {key: value for key, value in said.items() if value is not None}
+        return {**body, "fromNumber": from_number}
 
     def note(self, page: dict[str, Any]) -> None:
         """Remember what a page could not look at."""
         self.failed += int(page["failed"])
         self.away.update(page["away"])
+        if page["lookedAt"]:
+            found = set(page["absent"])
+            self.absent = found if self.absent is None else self.absent & found
+        self.total = page.get("total")
+        self.next_number = None if page["isEnd"] else page["nextNumber"]
+
+    def tell_more(self, shown: int, command: str) -> None:
+        """Say how many there are, and how to see those that were not shown."""
+        if self.next_number is None or (self.total is not None and shown >= self.total):
+            return
+        options = {"--where": self.where, "--body-contains": self.body_contains}
+        if self.session_id is not None:
+            options["--session"] = self.session_id
+        if self.state is not None:
+            options["--state"] = self.state
+        said = "".join(f" {name} {quote(text)}" for name, text in options.items() if text)
+        of = "" if self.total is None else f" of {counted(self.total, 'message')}"
+        if said and self.total is not None:
+            of = f"; there are {counted(self.total)} in all"
+        err.print(
+            f"{shown} shown{of}; go on with: postbus {command} {quote(self.entity)}{said}"
+            f" --from {self.next_number}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     async def look_for_topic(self, control: ControlClient) -> None:
         """Notice a topic: where nobody finds messages, they are in its subscriptions."""
@@ -121,6 +159,12 @@ class Selection:
                 f"[yellow]postbus:[/yellow] {escape(self.entity)} is a topic: its messages and dead"
                 " letters are in its subscriptions, see postbus get subscriptions"
                 f" {escape(self.entity)}"
+            )
+        if self.absent:
+            names = ", ".join(sorted(self.absent))
+            err.print(
+                f"[yellow]postbus:[/yellow] no message has a property {escape(names)}: filters see"
+                " properties, and fields as sys.Label, never the body; --body-contains does"
             )
         if self.failed:
             err.print(

@@ -24,13 +24,21 @@ from postbus.cli.failures import (
 from postbus.cli.message_commands import (
     BODY_BYTES,
     SHOWN_BYTES,
+    BodyContains,
     Entity,
     Transfer,
     Where,
     print_messages,
     tell_refused,
 )
-from postbus.cli.output import Format, OutputFormat, Yes, asks_yes, write_line
+from postbus.cli.output import (
+    Format,
+    OutputFormat,
+    Yes,
+    asks_yes,
+    print_objects,
+    write_line,
+)
 
 if TYPE_CHECKING:
     from postbus.cli.chosen_messages import Handled, Selection
@@ -40,6 +48,10 @@ LIST: Final = (
     "postbus dlq list orders",
     "postbus dlq list orders --where \"DeadLetterReason = 'bad'\" -o json",
     "postbus dlq list order-events/Subscriptions/large-orders --bodies",
+)
+SUMMARY: Final = (
+    "postbus dlq summary orders",
+    "postbus dlq summary orders --where \"region = 'eu'\" -o json",
 )
 RESEND: Final = (
     "postbus dlq resend orders 17 18              chosen ones, to where they came from",
@@ -55,7 +67,7 @@ DELETE: Final = (
     "postbus dlq delete orders 17",
     "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\" --yes",
 )
-EPILOG: Final = examples(LIST[0], RESEND[0], RESEND[2], EDIT[0], DELETE[0])
+EPILOG: Final = examples(SUMMARY[0], LIST[0], RESEND[0], RESEND[2], EDIT[0], DELETE[0])
 
 dlq = typer.Typer(
     help="Look at dead letters, send them again, or delete them.",
@@ -86,6 +98,7 @@ FIELDS: Final = {
 def list_letters(
     entity: Entity,
     where: Where = None,
+    body_contains: BodyContains = None,
     from_number: Annotated[int, typer.Option("--from", min=0, help="First number.")] = 0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most; 0: all.")] = 20,
     transfer: Transfer = False,
@@ -98,7 +111,7 @@ def list_letters(
     from postbus.cli.control_client import run_with
 
     with expected_failures():
-        chosen = _selection(entity, where, transfer)
+        chosen = _selection(entity, where, transfer, body_contains)
         rows: list[dict[str, Any]] = []
         body_bytes = BODY_BYTES if bodies or output is not Format.TABLE else SHOWN_BYTES
 
@@ -116,6 +129,48 @@ def list_letters(
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=True, bodies=bodies)
+        if output is Format.TABLE:
+            option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
+            chosen.tell_more(len(rows), f"dlq list{option}")
+        chosen.warn()
+
+
+@dlq.command("summary", epilog=examples(*SUMMARY))
+def summarize(
+    entity: Entity,
+    where: Where = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most groups; 0: all.")] = 20,
+    transfer: Transfer = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """Say of what dead letters died: groups of reason and description, the largest first.
+
+    Numbers, ids and addresses in descriptions are left out: * stands for them. Below the table is
+    the command that sends each group again.
+    """
+    from postbus.cli.chosen_messages import counted
+    from postbus.cli.control_client import run_with
+    from postbus.cli.dead_letter_summary import COLUMNS, lines_of, summarized
+
+    with expected_failures():
+        chosen = _selection(entity, where, transfer)
+
+        async def work(control: ControlClient) -> list[dict[str, Any]]:
+            found = await summarized(control, chosen)
+            await chosen.look_for_topic(control)
+            return found
+
+        groups = run_with(find_target(context), work)
+        shown = groups[:count] if count else groups
+        print_objects(shown, output, COLUMNS, "no dead letters")
+        if output is Format.TABLE and shown:
+            letters = sum(each["count"] for each in groups)
+            out.print(f"{counted(letters, 'dead letter')} in {counted(len(groups), 'group')}")
+            if len(shown) < len(groups):
+                out.print(f"the largest {len(shown)} are shown; --count 0 shows all")
+            for line in lines_of(shown):
+                write_line(line)
         chosen.warn()
 
 
@@ -124,6 +179,7 @@ def resend(
     entity: Entity,
     numbers: Numbers = None,
     where: Where = None,
+    body_contains: BodyContains = None,
     everything: All = False,
     to: To = None,
     rate: Rate = None,
@@ -134,7 +190,7 @@ def resend(
 ) -> None:
     """Send dead letters again: removed and sent in one step, never twice, never lost."""
     with expected_failures():
-        work = _Work(find_target(context), entity, where, transfer, "resent")
+        work = _Work(find_target(context), entity, where, transfer, "resent", body_contains)
         work.choose(numbers, everything=everything)
         question = f"Send {{}} dead letters of {entity} again{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
@@ -146,6 +202,7 @@ def delete(
     entity: Entity,
     numbers: Numbers = None,
     where: Where = None,
+    body_contains: BodyContains = None,
     everything: All = False,
     rate: Rate = None,
     transfer: Transfer = False,
@@ -155,7 +212,7 @@ def delete(
 ) -> None:
     """Delete dead letters."""
     with expected_failures():
-        work = _Work(find_target(context), entity, where, transfer, "deleted")
+        work = _Work(find_target(context), entity, where, transfer, "deleted", body_contains)
         work.choose(numbers, everything=everything)
         question = f"Delete {{}} dead letters of {entity}?"
         work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
@@ -216,18 +273,27 @@ class _Work:
     """Messages that were chosen, and what shall become of them."""
 
     def __init__(
-        self, target: Target, entity: str, where: str | None, is_transfer: bool, verb: str
+        self,
+        target: Target,
+        entity: str,
+        where: str | None,
+        is_transfer: bool,
+        verb: str,
+        body_contains: str | None = None,
     ) -> None:
         self._target = target
-        self._chosen = _selection(entity, where, is_transfer)
+        self._chosen = _selection(entity, where, is_transfer, body_contains)
         self._verb = verb
         self._numbers: list[int] | None = None
 
     def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
         """Check that messages are chosen in one way; raises `typer.BadParameter`."""
-        ways = [bool(numbers), self._chosen.where is not None, everything]
-        if sum(ways) != 1:
-            raise typer.BadParameter("choose messages by their numbers, by --where, or --all")
+        chosen = self._chosen
+        is_filtered = chosen.where is not None or chosen.body_contains is not None
+        if sum([bool(numbers), is_filtered, everything]) != 1:
+            raise typer.BadParameter(
+                "choose messages by their numbers, by --where or --body-contains, or --all"
+            )
         self._numbers = list(dict.fromkeys(numbers)) if numbers else None
 
     def run(
@@ -299,10 +365,13 @@ class _Work:
             raise
 
 
-def _selection(entity: str, where: str | None, is_transfer: bool) -> Selection:
+def _selection(
+    entity: str, where: str | None, is_transfer: bool, body_contains: str | None = None
+) -> Selection:
     from postbus.cli.chosen_messages import Selection, split_path
 
-    return Selection(*split_path(entity, is_dead=True, is_transfer=is_transfer), where)
+    path = split_path(entity, is_dead=True, is_transfer=is_transfer)
+    return Selection(*path, where, body_contains=body_contains)
 
 
 def _plain_property(text: str) -> tuple[str, Any]:

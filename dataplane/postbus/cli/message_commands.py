@@ -51,6 +51,13 @@ DEAD_COLUMNS: Final = {
 }
 
 
+_OPTIONS: Final = {
+    "main": "",
+    "deadLetter": " --dead-letter",
+    "transferDeadLetter": " --transfer-dead-letter",
+}
+
+
 class State(StrEnum):
     """Which messages of a queue."""
 
@@ -62,6 +69,10 @@ class State(StrEnum):
 Where = Annotated[
     str | None,
     typer.Option("--where", "-w", metavar="SQL", help="Filter in the language of rules."),
+]
+BodyContains = Annotated[
+    str | None,
+    typer.Option("--body-contains", metavar="TEXT", help="Only with this text in the body."),
 ]
 Dead = Annotated[bool, typer.Option("--dead-letter", "-d", help="Of its dead-letter queue.")]
 Transfer = Annotated[
@@ -78,6 +89,7 @@ def peek(
     dead: Dead = False,
     transfer: Transfer = False,
     where: Where = None,
+    body_contains: BodyContains = None,
     session: Session = None,
     state: Annotated[State | None, typer.Option("--state", help="Only these.")] = None,
     bodies: Annotated[bool, typer.Option("--bodies", help="Whole bodies, up to 1 MiB.")] = False,
@@ -90,7 +102,9 @@ def peek(
 
     with expected_failures():
         entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
-        chosen = Selection(entity, part, where, session, state.value if state else None)
+        chosen = Selection(
+            entity, part, where, session, state.value if state else None, body_contains
+        )
         body_bytes = BODY_BYTES if bodies or output is not Format.TABLE else SHOWN_BYTES
         rows: list[dict[str, Any]] = []
 
@@ -108,6 +122,8 @@ def peek(
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=part != "main", bodies=bodies)
+        if output is Format.TABLE:
+            chosen.tell_more(len(rows), f"peek{_OPTIONS[part]}")
         chosen.warn()
 
 
@@ -132,6 +148,7 @@ def purge(
     dead: Dead = False,
     transfer: Transfer = False,
     where: Where = None,
+    body_contains: BodyContains = None,
     session: Session = None,
     state: Annotated[State | None, typer.Option("--state", help="Only these.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
@@ -144,7 +161,7 @@ def purge(
     from postbus.cli.sending import progress_bar
 
     entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
-    chosen = Selection(entity, part, where, session, state.value if state else None)
+    chosen = Selection(entity, part, where, session, state.value if state else None, body_contains)
     what = "message" if part == "main" else "dead letter"
     refused: dict[int, str] = {}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from postbus.entity.commands import SubQueue
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -21,6 +23,17 @@ class Counts:
     size_bytes: int
     transfer: int = 0
     accessed_ms: int = 0
+
+
+def count_in(counts: Counts, sub_queue: SubQueue) -> int:
+    """Return how many messages, scheduled ones included, lie in a sub-queue."""
+    match sub_queue:
+        case SubQueue.DEAD_LETTER:
+            return counts.dead_letter
+        case SubQueue.TRANSFER_DEAD_LETTER:
+            return counts.transfer_dead_letter
+        case _:
+            return counts.active + counts.scheduled
 
 
 def sum_of(parts: Sequence[Counts]) -> Counts:

@@ -430,15 +430,24 @@ def refuse_unknown(node: object) -> None:
             )
 
 
+def user_properties(node: object) -> set[str]:
+    """Return the application properties that a condition names."""
+    return {named.name for named in _properties(node) if not named.is_system}
+
+
 def _system_names(node: object) -> Iterator[str]:
-    if isinstance(node, Property) and node.is_system:
-        yield node.name
+    return (named.name for named in _properties(node) if named.is_system)
+
+
+def _properties(node: object) -> Iterator[Property]:
+    if isinstance(node, Property):
+        yield node
     if isinstance(node, tuple):
         for part in node:
-            yield from _system_names(part)
+            yield from _properties(part)
     elif is_dataclass(node):
         for field in fields_of(node):
-            yield from _system_names(getattr(node, field.name))
+            yield from _properties(getattr(node, field.name))
 
 
 def _system_read(name: str) -> Read:

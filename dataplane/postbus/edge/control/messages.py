@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+from postbus import control_contract_messages as contract
+from postbus.broker.dead_letter_groups import DeadLetterGroup
 from postbus.broker.message_view import MessageView
 from postbus.broker.triage import MessageEdit, Triage, TriageRefused
 from postbus.control_contract import (
@@ -23,6 +25,7 @@ from postbus.control_contract_messages import (
     EditedMessage,
     MessagePage,
     MessagesOf,
+    MessageSummary,
     PeekMessages,
     PurgedMessages,
     PurgeMessages,
@@ -33,6 +36,7 @@ from postbus.control_contract_messages import (
     ShownMessage,
     StateName,
     SubQueueName,
+    SummarizeMessages,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, refused
 from postbus.entity.commands import MessageState, Refused, SubQueue
@@ -66,6 +70,7 @@ class ControlMessages:
     def operations(self) -> Mapping[str, Handler]:
         return {
             "peekMessages": self._peek,
+            "summarizeMessages": self._summarize,
             "deleteMessages": self._delete,
             "purgeMessages": self._purge,
             "resendMessages": self._resend,
@@ -81,6 +86,7 @@ class ControlMessages:
                 where=asked.where,
                 session_id=asked.session_id,
                 state=None if asked.state is None else STATES[asked.state],
+                body_contains=asked.body_contains,
                 body_bytes=asked.body_bytes,
             )
         except TriageRefused as error:
@@ -93,6 +99,29 @@ class ControlMessages:
                 looked_at=page.looked_at,
                 failed=page.failed,
                 away=list(page.away),
+                absent=list(page.absent),
+                total=page.total,
+            )
+        )
+
+    async def _summarize(self, call: Call) -> Answer:
+        asked = call.read(SummarizeMessages)
+        try:
+            page = await self._triage.summarize(
+                _path(asked), from_number=asked.from_number, where=asked.where
+            )
+        except TriageRefused as error:
+            raise refused(error.refused) from error
+        return Answer(
+            MessageSummary(
+                groups=[_group(each) for each in page.groups],
+                next_number=page.next_number,
+                is_end=page.is_end,
+                looked_at=page.looked_at,
+                failed=page.failed,
+                away=list(page.away),
+                absent=list(page.absent),
+                total=page.total,
             )
         )
 
@@ -116,6 +145,7 @@ class ControlMessages:
                 dry_run=asked.dry_run,
                 session_id=asked.session_id,
                 state=None if asked.state is None else STATES[asked.state],
+                body_contains=asked.body_contains,
             )
         except TriageRefused as error:
             raise refused(error.refused) from error
@@ -129,6 +159,7 @@ class ControlMessages:
                 looked_at=page.looked_at,
                 failed=page.failed,
                 away=list(page.away),
+                absent=list(page.absent),
             )
         )
 
@@ -219,6 +250,20 @@ def _shown(view: MessageView) -> ShownMessage:
         body_bytes=view.body_bytes,
         body_base64=body,
         is_malformed=view.is_malformed,
+    )
+
+
+def _group(group: DeadLetterGroup) -> contract.DeadLetterGroup:
+    return contract.DeadLetterGroup(
+        reason=group.reason,
+        description=group.description,
+        is_cut=group.is_cut,
+        count=group.count,
+        first_at=_time(group.first_ms),
+        last_at=_time(group.last_ms),
+        example_number=group.example,
+        example_message_id=group.example_id,
+        example_description=group.example_description,
     )
 
 

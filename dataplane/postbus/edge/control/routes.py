@@ -55,11 +55,13 @@ from postbus.control_contract_messages import (
     DeletedMessages,
     DeleteMessages,
     MessagePage,
+    MessageSummary,
     PeekMessages,
     PurgedMessages,
     PurgeMessages,
     ResendMessages,
     ResentMessages,
+    SummarizeMessages,
 )
 from postbus.edge.control.callers import Scope
 from postbus.namespace_contract import NamespaceDefinition
@@ -397,6 +399,17 @@ MESSAGES: Final = (
         "Show messages of a queue or sub-queue, chosen by a filter; changes nothing",
         MessagePage,
         PeekMessages,
+        refusals=(404, 409, 503),
+        scope=Scope.MESSAGES,
+    ),
+    Route(
+        "summarizeMessages",
+        "POST",
+        "/v1/messages/summary",
+        "messages",
+        "Say of what dead letters died, in groups of reason and description; changes nothing",
+        MessageSummary,
+        SummarizeMessages,
         refusals=(404, 409, 503),
         scope=Scope.MESSAGES,
     ),
