@@ -7,7 +7,6 @@ fence that names its language; a fence that no test here understands fails.
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
 import subprocess
@@ -77,7 +76,7 @@ UNREAD = {
 """Tests of their own try them: one copies whole data directories, one runs as a shell script."""
 
 WAIT_S = 0.5
-LANGUAGES = {"sh", "python", "yaml", "console", "java"}
+LANGUAGES = {"sh", "python", "toml", "yaml", "console", "java"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 DEAD_LETTERS = ServiceBusSubQueue.DEAD_LETTER
@@ -536,31 +535,6 @@ def test_fields_of_the_guide_are_those_of_sql() -> None:
     assert {name.lower() for name in re.findall(r"`(\w+)`", fields[1])} == known
     named = {name.lower() for name in re.findall(r"`(\w+)`", settable[1])}
     assert named - {"pt1h"} == sql_actions.SETTABLE
-
-
-# --- time ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.behaviour("S70", "S84", "S85")
-def test_tests_of_the_guide_pass(tmp_path: Path) -> None:
-    (tmp_path / "bus.yaml").write_text(one_snippet(TIME, "yaml").text, encoding="utf-8")
-    for snippet in snippets("python"):
-        if snippet.page == TIME:
-            name = snippet.text.partition("\n")[0].removeprefix("# ")
-            (tmp_path / name).write_text(snippet.text, encoding="utf-8")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--rootdir", tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=tmp_path,
-        env={**environment(), "PATH": path},
-    )
-    assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout
 
 
 # --- YAML and what `postbus check` says of it ---------------------------------------------------

@@ -181,7 +181,7 @@ def test_test_folders_are_no_packages() -> None:
 
 def test_every_module_is_imported_by_something() -> None:
     """A module nobody imports is dead, or its test is missing."""
-    entry_points = {"postbus.__main__"}
+    entry_points = {"postbus.__main__", "postbus.testing"}
     users: dict[str, set[Path]] = {}
     for path in python_files(*CODE_FOLDERS):
         for name in imported_names(path):
