@@ -56,7 +56,7 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
-    namespace, keys, rotated, restored, history, messages, fenced, forgotten = rest
+    namespace, keys, rotated, restored, history, messages, audit, fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
@@ -76,6 +76,9 @@ def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> Non
     assert tombstones["items"] == []
     peeked, purged = answers(messages)
     assert (peeked["messages"], purged["deleted"]) == ([], 0)
+    lines, of_orders = answers(audit)
+    assert lines["items"][0]["verb"] == "restore"
+    assert {each["entity"] for each in of_orders["items"]} == {"orders"}
     assert answers(fenced)[0]["created"] is False
     assert answers(forgotten)[0]["highestCallerEpoch"] == 0
 

@@ -22,6 +22,7 @@ from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
 )
+from postbus.broker.audit import Audit
 from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer
 from postbus.broker.caller_fence import CallerFence
@@ -58,14 +59,16 @@ from postbus.manifests import (
 from postbus.metrics import BusSample
 from postbus.sampling import Sampler
 from postbus.settings import Settings
+from postbus.store.audit import AuditStore
 from postbus.store.authorization import AuthorizationStore
 from postbus.store.belonging import record_belonging
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
-from postbus.store.errors import StoreError, StoreMisconfigured
+from postbus.store.errors import StoreError
 from postbus.store.namespace import NamespaceStore
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
+from postbus.store_trouble import explain_store_error
 
 if TYPE_CHECKING:
     from postbus.tracing import OtlpSpans
@@ -76,10 +79,8 @@ LOADING_S = 10.0
 """How long a start waits for partitions; clients that come earlier wait themselves. Twice the
 silence after which another broker's partition may be taken over."""
 
-
 AHEAD_MS = 60_000
 """Clocks of machines that are further apart than this are worth a word."""
-
 
 STOP_S = 20.0
 """What closing connections, commits and Postgres may take beyond the grace period."""
@@ -130,6 +131,7 @@ class Bus:
         self._rules: AuthorizationRules | None = None
         self._fence: CallerFence | None = None
         self._administration: Administration | None = None
+        self._audit: Audit | None = None
         self._triage: Triage | None = None
         self._doors: Doors | None = None
         self._sampler: Sampler | None = None
@@ -194,7 +196,7 @@ class Bus:
         self._definition = self._keys.definition = definition
         if self._directory.catalog.epoch is not None:
             try:
-                await define_entities(definition, self.administration)
+                await define_entities(definition, self.administration, rules, self.audit)
             except AdministrationRefused as refusal:
                 raise BusError(str(refusal)) from refusal
         self._rules.declare(rules)
@@ -228,6 +230,9 @@ class Bus:
                     changes,
                     now_ms=self._clock,
                 )
+                store, version = AuditStore(stores.first), lambda: self.administration.version
+                self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
+                auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
                 on_step("loading partitions")
                 following = await self._define_entities(
                     self._administration, self._directory.catalog, tasks
@@ -249,6 +254,8 @@ class Bus:
                         await self._doors.close(self._grace_s)
                     for host in self._hosts:
                         await host.stop()
+                    self._audit.stop()
+                    await auditing
         finally:
             if stores is not None:
                 await stores.close()
@@ -337,14 +344,15 @@ class Bus:
     ) -> list[asyncio.Task[None]]:
         """Apply the manifests, or follow the owner of partition 0; return what to cancel."""
         following = [tasks.create_task(catalog.keep_following(), name="follow")]
+        rules = self._keys.rules()
         try:
             await catalog.own()
         except DirectoryRefusal as refusal:
             logger.warning("manifests are not applied yet", extra={"why": str(refusal)})
-            later = define_later(self._definition, administration, catalog)
+            later = define_later(self._definition, administration, catalog, rules, self.audit)
             return [*following, tasks.create_task(later, name="define")]
         try:
-            await define_entities(self._definition, administration)
+            await define_entities(self._definition, administration, rules, self.audit)
         except AdministrationRefused as refusal:
             if isinstance(refusal.__cause__, StoreError):
                 text = explain_store_error(refusal.__cause__)
@@ -400,6 +408,7 @@ class Bus:
             authorizer=self._authorizer,
             names=self._names,
             rules=self._rules,
+            audit=self.audit,
             created_ms=self._created_ms,
             is_ready=readiness.is_ready,
             troubles=self._troubles,
@@ -426,7 +435,13 @@ class Bus:
         is_dev = self._dev_clock is not None
         controls = Controls(self._hosts, router, self._clock) if is_dev else None
         return Controlled(
-            self.administration, self._rules, self._hosts, self._fence, self.triage, controls
+            self.administration,
+            self._rules,
+            self._hosts,
+            self._fence,
+            self.triage,
+            self.audit,
+            controls,
         )
 
     # --- keys -----------------------------------------------------------------------------------
@@ -481,6 +496,12 @@ class Bus:
         """Definitions at run time; only while the bus runs."""
         assert self._administration is not None
         return self._administration
+
+    @property
+    def audit(self) -> Audit:
+        """Who changed what by hand; only while the bus runs."""
+        assert self._audit is not None
+        return self._audit
 
     @property
     def triage(self) -> Triage:
@@ -573,17 +594,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def explain_store_error(error: Exception) -> str:
-    """Return what to tell a user about a store that cannot be used; never its password."""
-    if isinstance(error, ValueError):
-        return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
-    notes = getattr(error, "__notes__", [])
-    which = f" ({', '.join(notes)})" if notes else ""
-    if isinstance(error, StoreMisconfigured):
-        return f"Postgres cannot be used{which}: {error}"
-    cause = error.__cause__ if isinstance(error, StoreError) else error
-    if isinstance(cause, asyncpg.PostgresError):
-        return f"Postgres cannot be used{which}: {cause}"
-    return f"Postgres cannot be reached{which}: {cause or error}"

@@ -444,3 +444,34 @@ class Problem(Told):
     status: int
     detail: str
     problems: list[FieldProblem] = Field(default_factory=list)
+
+
+# --- audit --------------------------------------------------------------------------------------
+
+
+class AuditedChange(Told):
+    """Who changed what by hand.
+
+    `calls` of one caller that did the same within a minute are taken together. `entity` "" is the
+    namespace. `outcome` is `done`, `unknown`, or says why it was refused; null: it is under way, or
+    nobody knows how it ended.
+    """
+
+    number: int
+    begun_at: datetime
+    ended_at: datetime | None
+    calls: int
+    caller: str
+    address: str
+    door: str
+    verb: str
+    entity: str
+    detail: dict[str, Any]
+    outcome: str | None
+
+
+class AuditPage(Told):
+    """Lines of the audit, the newest first; go on with `before` as `next_before`, null: no more."""
+
+    items: list[AuditedChange]
+    next_before: int | None

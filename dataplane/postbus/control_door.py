@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postbus.broker.administration import Administration
+from postbus.broker.audit import Audit
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.controls import Controls
@@ -18,6 +19,7 @@ from postbus.broker.host import Host
 from postbus.broker.triage import Triage
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
+from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer
 from postbus.edge.control.development import ControlDevelopment
 from postbus.edge.control.entities import ControlEntities
@@ -39,6 +41,7 @@ class Controlled:
     hosts: Sequence[Host]
     fence: CallerFence
     triage: Triage
+    audit: Audit
     controls: Controls | None
 
 
@@ -96,14 +99,16 @@ def _server(
         broker_name=settings.broker_name,
         is_development=controlled.controls is not None,
     )
+    audit = ControlAudit(controlled.audit)
     operations = {
         **status.operations(),
         **ControlEntities(controlled.administration).operations(),
         **ControlRules(controlled.rules, controlled.administration).operations(),
         **ControlHistory(controlled.administration).operations(),
+        **audit.operations(),
         **ControlMessages(controlled.triage).operations(),
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None
     authorizer = ControlAuthorizer(token_file, suspicion, accepts_certificates=accepts_certificates)
-    return ControlServer(operations, authorizer, controlled.fence)
+    return ControlServer(operations, authorizer, controlled.fence, audit)

@@ -6,16 +6,24 @@ Only entities are meant here; what manifests do not name stays as it is.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
+import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
+    EntityDescription,
     WantedEntity,
 )
+from postbus.broker.audit import DONE, Audit, AuditEntry, outcome_of
+from postbus.broker.authz import KeyRule
 from postbus.broker.catalog import Catalog
+from postbus.broker.preconditions import DirectoryRefusal
 from postbus.contract import (
     EntityKind,
     EntityProperties,
@@ -23,21 +31,98 @@ from postbus.contract import (
     subscription_path,
 )
 from postbus.definitions import Described, in_order_of_forwarding
+from postbus.entity.commands import Refusal, Refused
 from postbus.manifests import BusDefinition
+from postbus.store.errors import StoreError
 
 logger = logging.getLogger(__name__)
 
+MANIFESTS: Final = "manifests"
+START: Final = "start"
+"""Who changes what is changed here, and by which way in, as the audit tells it."""
+
+MAX_LINE: Final = 2**63 - 1
 OWN_LOOK_S: Final = 0.5
 """How often a broker whose manifests wait looks whether partition 0 is its own by now."""
 
 
-async def define_entities(definition: BusDefinition, administration: Administration) -> None:
+async def define_entities(
+    definition: BusDefinition,
+    administration: Administration,
+    rules: Sequence[KeyRule],
+    audit: Audit,
+) -> None:
     """Create or change what the manifests say; what they do not say stays.
 
-    What is new is made first and forwards nowhere yet, since a target must exist; then all get
-    their definitions, targets before what forwards to them. Raises `AdministrationRefused`.
+    `rules`: the authorization rules that they declare, which the audit hears of. Raises
+    `AdministrationRefused`.
     """
     wanted = _wanted_of(definition)
+    before = administration.version
+    differing = [
+        AuditEntry(MANIFESTS, "", START, "put", path, {})
+        for path, each in wanted.items()
+        if _differs(administration.find(path), each)
+    ]
+    try:
+        lines = await audit.begin_all(differing)
+    except StoreError as error:
+        refused = Refused(Refusal.NOT_APPLIED, f"the store is away: {error}")
+        raise AdministrationRefused(refused) from error
+    try:
+        await _define(wanted, administration)
+    except AdministrationRefused as error:
+        for line in lines:
+            audit.end(line, outcome_of(error))
+        raise
+    for line in lines:
+        put = administration.find(line.entry.entity)
+        is_changed = put is not None and put.version > before
+        audit.end(line, DONE if is_changed else None)
+    try:
+        await _note_rules(rules, audit)
+    except DirectoryRefusal as error:
+        raise AdministrationRefused(error.refused) from error.__cause__
+
+
+def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:
+    """Say whether a definition perhaps changes something; the catalog decides."""
+    if known is None or known.properties != wanted.properties:
+        return True
+    return wanted.rules is not None and [each.properties for each in known.rules] != list(
+        wanted.rules
+    )
+
+
+async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
+    """Note the authorization rules of the manifests in the audit, if they are others than before.
+
+    What they were is known by a salted digest: no key leads back from it. Raises
+    `DirectoryRefusal` while the store is away.
+    """
+    last = await audit.page(MAX_LINE, 1, "", MANIFESTS)
+    known = last[0].entry.detail if last else {}
+    salt = str(known.get("salt", secrets.token_hex(16)))
+    said = sorted(
+        (rule.scope or "", rule.name, *sorted(right.value for right in rule.rights),
+         rule.keys.primary, rule.keys.secondary or "")
+        for rule in rules
+    )  # fmt: skip
+    text = json.dumps(said).encode()
+    digest = hashlib.scrypt(text, salt=salt.encode(), n=2**14, r=8, p=1).hex()
+    if digest != known.get("digest"):
+        names = [f"{rule.scope}/{rule.name}" if rule.scope else rule.name for rule in rules]
+        detail = {"rules": sorted(names), "salt": salt, "digest": digest}
+        entry = AuditEntry(MANIFESTS, "", START, "declare authorization rules", "", detail)
+        await audit.recorded(entry, asyncio.sleep(0))
+
+
+async def _define(wanted: dict[str, WantedEntity], administration: Administration) -> None:
+    """Put all of them.
+
+    What is new is made first and forwards nowhere yet, since a target must exist; then all get
+    their definitions, targets before what forwards to them.
+    """
     described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
     new = [
         replace(each, properties=_forwarding_nowhere(each.properties))
@@ -49,7 +134,11 @@ async def define_entities(definition: BusDefinition, administration: Administrat
 
 
 async def define_later(
-    definition: BusDefinition, administration: Administration, catalog: Catalog
+    definition: BusDefinition,
+    administration: Administration,
+    catalog: Catalog,
+    rules: Sequence[KeyRule],
+    audit: Audit,
 ) -> None:
     """Do it once, when partition 0 has become ours; what is refused then is logged."""
     while True:
@@ -57,7 +146,7 @@ async def define_later(
         if catalog.epoch is None:
             continue
         try:
-            await define_entities(definition, administration)
+            await define_entities(definition, administration, rules, audit)
         except AdministrationRefused as refusal:
             if catalog.epoch is None:
                 continue

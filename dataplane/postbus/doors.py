@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from postbus.broker.administration import Administration
+from postbus.broker.audit import Audit
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
 from postbus.broker.namespace import Namespace
@@ -63,6 +64,7 @@ class Inside:
     authorizer: Authorizer
     names: OwnNames
     rules: AuthorizationRules
+    audit: Audit
     created_ms: int
     is_ready: Callable[[], Awaitable[bool]]
     troubles: Callable[[], list[str]]
@@ -124,6 +126,7 @@ class Doors:
             http_authorizer,
             lambda: time.time_ns() // 1_000_000,
             inside.created_ms,
+            inside.audit,
         )
         self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
         self._http = HttpDoor(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from postbus.broker.audit import AuditEntry
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import home_of
 from postbus.broker.host import Host, HostStatus
@@ -31,6 +32,8 @@ from tests.broker.partition_rig import running, spread
 from tests.broker.test_host import message, until
 
 pytestmark = pytest.mark.slow
+
+BY = AuditEntry("rule root", "127.0.0.1", "AMQP", "put rule", "t/Subscriptions/s", {})
 
 
 def resolved(router: Router, path: str) -> Address | None:
@@ -162,13 +165,13 @@ async def test_rules_are_changed_and_listed_by_callback(store: Store) -> None:
             return [each.properties.name for each in rules]
 
         assert await names() == ["$Default"]
-        assert await told(bus.router.add_rule, path, rule("more")) == Done()
-        assert await told(bus.router.remove_rule, path, "$Default") == Done()
+        assert await told(bus.router.add_rule, path, rule("more"), BY) == Done()
+        assert await told(bus.router.remove_rule, path, "$Default", BY) == Done()
         assert await names() == ["more"]
         for call, arguments, refusal in (
-            (bus.router.add_rule, (path, rule("more")), Refusal.ALREADY_EXISTS),
-            (bus.router.remove_rule, (path, "$Default"), Refusal.ENTITY_NOT_FOUND),
-            (bus.router.add_rule, ("t/Subscriptions/x", rule("a")), Refusal.ENTITY_NOT_FOUND),
+            (bus.router.add_rule, (path, rule("more"), BY), Refusal.ALREADY_EXISTS),
+            (bus.router.remove_rule, (path, "$Default", BY), Refusal.ENTITY_NOT_FOUND),
+            (bus.router.add_rule, ("t/Subscriptions/x", rule("a"), BY), Refusal.ENTITY_NOT_FOUND),
             (bus.router.list_rules, ("t/Subscriptions/x",), Refusal.ENTITY_NOT_FOUND),
         ):
             refused = await told(call, *arguments)

@@ -28,6 +28,7 @@ import uvloop
 from azure.servicebus import ServiceBusClient
 
 from postbus.broker.administration import Administration
+from postbus.broker.audit import Audit
 from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authorization_rules import Keys as RuleKeys
 from postbus.broker.authz import Authorizer, KeyRule
@@ -66,6 +67,7 @@ from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, T
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
 from postbus.namespace_contract import NamespaceDefinition
+from postbus.store.audit import AuditStore
 from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
@@ -202,6 +204,13 @@ class BusThread:
             self.router = Router(self._hosts, self._directory, self.clock)
             self._controls = Controls(self._hosts, self.router, self.clock)
             await self._administer(store, tasks)
+            self.audit = self.router.audit = Audit(
+                AuditStore(store),
+                tasks.create_task,
+                lambda: self._directory.version,
+                lambda: time.time_ns() // 1_000_000,
+            )
+            auditing = tasks.create_task(self.audit.keep_writing())
             self._make_doors(tasks)
             await self._listen()
             self._ready.set_result(None)
@@ -210,6 +219,8 @@ class BusThread:
             await asyncio.gather(self.listener.stop(1.0), self.http.stop(1.0))
             for host in self._hosts:
                 await host.stop()
+            self.audit.stop()
+            await auditing
         await store.close()
 
     def _make_doors(self, tasks: asyncio.TaskGroup) -> None:
@@ -234,6 +245,7 @@ class BusThread:
             http_authorizer,
             lambda: time.time_ns() // 1_000_000,
             created_ms=1_700_000_000_000,
+            audit=self.audit,
         )
         runtime = RuntimeHandler(
             self.router, http_authorizer, self.limits, self.listener.intake, self.receives

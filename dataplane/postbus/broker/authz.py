@@ -57,6 +57,11 @@ class Grant:
         """Whose bytes, connections and refusals are counted together: the rule's path and name."""
         return self.rule_name if self.scope is None else f"{self.scope.lower()}/{self.rule_name}"
 
+    @property
+    def caller(self) -> str:
+        """Who it is, for the audit: `rule root`, `rule orders/worker`."""
+        return f"rule {self.rule_name if self.scope is None else f'{self.scope}/{self.rule_name}'}"
+
     def covers(self, path: str) -> bool:
         """Say whether a normalised path lies under the grant and in the scope of its rule."""
         return covers(self.path, path) and _is_in_scope(self.scope, path)

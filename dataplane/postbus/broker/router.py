@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
+from postbus.broker.audit import Audit, AuditEntry, Told
 from postbus.broker.changes import explained
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
@@ -108,6 +109,8 @@ class Router:
         self._directory = directory
         self._consumer_ids = itertools.count(1)
         self._partitioned = PartitionedEntities(hosts, self._detects_duplicates)
+        self.audit: Audit | None = None
+        """Where changes of rules are noted, when the bus has an audit."""
         self._watchers: dict[int, dict[Watcher, None]] = {}
         self.now_ms = clock
         directory.tell_deletions(self._tell_watchers)
@@ -223,13 +226,33 @@ class Router:
     # --- definitions ----------------------------------------------------------------------------
 
     def add_rule(
-        self, path: str, rule: RuleProperties, on_reply: Callable[[Done | Refused], None]
+        self,
+        path: str,
+        rule: RuleProperties,
+        entry: AuditEntry,
+        on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Give a subscription a rule; `path` is its name in the catalog."""
-        self._define(_done(self._directory.add_rule(path, rule)), on_reply)
+        """Give a subscription a rule; `path`: its name in the catalog, `entry`: who does it."""
+        self._define(
+            self._audited(entry, rule.name, self._directory.add_rule(path, rule)), on_reply
+        )
 
-    def remove_rule(self, path: str, name: str, on_reply: Callable[[Done | Refused], None]) -> None:
-        self._define(_done(self._directory.remove_rule(path, name)), on_reply)
+    def remove_rule(
+        self,
+        path: str,
+        name: str,
+        entry: AuditEntry,
+        on_reply: Callable[[Done | Refused], None],
+    ) -> None:
+        self._define(self._audited(entry, name, self._directory.remove_rule(path, name)), on_reply)
+
+    async def _audited(self, entry: AuditEntry, rule: str, work: Awaitable[object]) -> Done:
+        """Whoever may listen may change rules, as often as it likes: such calls make few lines."""
+        if self.audit is None:
+            await work
+        else:
+            await self.audit.recorded(entry, work, lambda _: Told(rules=(rule,)), may_repeat=True)
+        return Done()
 
     def list_rules(
         self, path: str, on_reply: Callable[[Sequence[StoredRule] | Refused], None]
@@ -291,11 +314,6 @@ def _target(entry: CatalogEntry) -> Target | None:
         return None
     detects = entry.properties.requires_duplicate_detection
     return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
-
-
-async def _done(work: Awaitable[object]) -> Done:
-    await work
-    return Done()
 
 
 def _address(entry: CatalogEntry, sub_queue: SubQueue) -> Address:

@@ -20,6 +20,7 @@ from rich.markup import escape
 from postbus import __version__
 from postbus.broker.clock import ClockMode
 from postbus.cli import (
+    audit,
     entities,
     keys,
     manifest_commands,
@@ -92,6 +93,7 @@ PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("delete", entities.delete, entities.DELETE_EPILOG),
         ("restore", entities.restore, entities.RESTORE_EPILOG),
         ("status", entities.status, entities.STATUS_EPILOG),
+        ("audit", audit.audit, audit.EPILOG),
     ),
     "Messages": (
         ("send", sending.send, sending.EPILOG),

@@ -84,3 +84,19 @@ create table postbus.namespace (
     is_only boolean primary key default true check (is_only),
     definition jsonb not null
 );
+
+-- Who changed what by hand: written before the change, completed after it. Without an `outcome` it
+-- is under way, or nobody knows. `calls` of one caller that follow each other are one row.
+create table postbus.audit (
+    audit_no bigint generated always as identity primary key,
+    begun_ms bigint not null,
+    ended_ms bigint,
+    calls integer not null default 1,
+    caller text not null,
+    address text not null,
+    door text not null,
+    verb text not null,
+    entity text not null,
+    detail jsonb not null,
+    outcome text
+);

@@ -32,6 +32,7 @@ from postbus.amqp.events import (
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
+from postbus.broker.audit import AuditEntry
 from postbus.broker.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.router import Address, Router
 from postbus.contract import NamespaceLimits, Right
@@ -253,7 +254,13 @@ class AmqpConnection:
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""
-        return self._grants.allow(path, right)
+        return self._grants.find(path, right) is not None
+
+    def audit_entry(self, verb: str, path: str, right: Right) -> AuditEntry:
+        """Return who does something by a right on a path."""
+        grant = self._grants.find(path, right)
+        caller = "nobody" if grant is None else grant.caller
+        return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
 
     def pump_soon(self, door: ReceiverDoor) -> None:
         """Pump a door before the next write."""

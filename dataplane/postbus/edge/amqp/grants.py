@@ -44,13 +44,13 @@ class Grants:
         self._grants[grant.path] = grant
         self._watch()
 
-    def allow(self, path: str, right: Right) -> bool:
-        """Say whether a live grant covers a right on a path."""
+    def find(self, path: str, right: Right) -> Grant | None:
+        """Return a live grant that covers a right on a path."""
         wanted, now_s = resource_path("/" + path), self._real_time_s()
-        return any(
-            grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s
-            for grant in self._grants.values()
-        )
+        for grant in self._grants.values():
+            if grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s:
+                return grant
+        return None
 
     def has_expired(self) -> bool:
         """Say whether one has ended since it was looked at last."""

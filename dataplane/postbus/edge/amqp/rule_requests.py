@@ -15,6 +15,7 @@ from postbus.broker.router import Address
 from postbus.contract import (
     CorrelationFilter,
     EntityKind,
+    Right,
     RuleProperties,
     SqlAction,
     SqlFilter,
@@ -88,8 +89,9 @@ class RuleRequests:
     def _add(self, address: Address, body: Any, respond: Respond) -> None:
         rule = rule_of(body)
         if self._is_subscription(address, respond):
+            entry = self._connection.audit_entry("put rule", address.name, Right.LISTEN)
             self._connection.router.add_rule(
-                address.name, rule, lambda reply: self._answer(respond, reply)
+                address.name, rule, entry, lambda reply: self._answer(respond, reply)
             )
 
     def _remove(self, address: Address, body: Any, respond: Respond) -> None:
@@ -97,8 +99,9 @@ class RuleRequests:
         if not isinstance(name, str):
             raise BadRequest("rule-name is missing")
         if self._is_subscription(address, respond):
+            entry = self._connection.audit_entry("delete rule", address.name, Right.LISTEN)
             self._connection.router.remove_rule(
-                address.name, name, lambda reply: self._answer(respond, reply)
+                address.name, name, entry, lambda reply: self._answer(respond, reply)
             )
 
     def _list(self, address: Address, body: Any, respond: Respond) -> None:

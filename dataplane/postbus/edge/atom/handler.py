@@ -8,9 +8,9 @@ at all: while a partition cannot be asked, a question is answered "busy".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 from xml.etree.ElementTree import Element
 
 from aiohttp import web
@@ -22,7 +22,9 @@ from postbus.broker.administration import (
     PutMode,
     RuntimeInformation,
 )
+from postbus.broker.audit import Audit, AuditEntry
 from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
+from postbus.broker.authz import Grant
 from postbus.broker.directory import DirectoryRefusal
 from postbus.broker.router import Availability
 from postbus.contract import (
@@ -62,6 +64,8 @@ from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
 from postbus.edge.web.door import read_limited
 from postbus.entity.commands import Refusal, Refused
 
+T = TypeVar("T")
+
 MAX_TOP: Final = 100
 """Entries of a page; Service Bus gives no more either."""
 
@@ -94,8 +98,10 @@ class AtomHandler:
         authorizer: HttpAuthorizer,
         now_ms: Callable[[], int],
         created_ms: int,
+        audit: Audit,
     ) -> None:
         """`created_ms` is when the namespace was made; times are real ones."""
+        self._audit = audit
         self._administration = administration
         self._rules = rules
         self._authorizer = authorizer
@@ -108,12 +114,11 @@ class AtomHandler:
         if isinstance(target, Root) and request.method == "GET":
             return _feed(nothing(self._now_ms()))
         if isinstance(target, Subscriptions):  # who manages a topic may see what it has
-            await self._authorizer.authorize(
-                request, target.topic, Right.MANAGE, below="subscriptions"
-            )
+            path, below = target.topic, "subscriptions"
         else:
-            path = "/".join(part for part in request.path.split("/") if part)
-            await self._authorizer.authorize(request, path, Right.MANAGE)
+            path, below = "/".join(part for part in request.path.split("/") if part), ""
+        grant = await self._authorizer.authorize(request, path, Right.MANAGE, below=below)
+        request[GRANT] = grant
         try:
             match request.method:
                 case "GET":
@@ -234,9 +239,12 @@ class AtomHandler:
         await self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
-        put = await self._administration.run(
+        work = self._administration.run(
             self._put_whole(target, path, wanted, mode, expected_version)
         )
+        rules = [each.name for each in wanted.authorization_rules or ()]
+        detail = {"authorizationRules": rules} if rules else {}
+        put = await self._audited(request, "put", path, detail, work)
         return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
 
     async def _put_whole(
@@ -303,7 +311,8 @@ class AtomHandler:
         tag, description = description_of(root)
         if tag != "RuleDescription":
             raise bad_request("the entry describes something else; send a RuleDescription")
-        rule = await self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
+        work = self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
+        rule = await self._audited(request, "put rule", at.path, {"rule": name}, work)
         entry = self._feeds(request).rule(self._subscription(at), rule)
         return _entry(entry, CREATED if mode is PutMode.CREATE else 200)
 
@@ -311,15 +320,30 @@ class AtomHandler:
         administration = self._administration
         expected_version = _condition(request)[1]
         match target:
-            case EntityAt(name):
-                await administration.delete(name, expected_version=expected_version)
-            case SubscriptionAt():
-                await administration.delete(target.path, expected_version=expected_version)
+            case EntityAt() | SubscriptionAt():
+                path = target.name if isinstance(target, EntityAt) else target.path
+                work = administration.delete(path, expected_version=expected_version)
+                await self._audited(request, "delete", path, {}, work)
             case RuleAt(at, name):
-                await administration.delete_rule(at.path, name)
+                work = administration.delete_rule(at.path, name)
+                await self._audited(request, "delete rule", at.path, {"rule": name}, work)
             case _:
                 raise not_found(f"nothing can be deleted at {request.path}")
         return web.Response()
+
+    async def _audited(
+        self,
+        request: web.BaseRequest,
+        verb: str,
+        path: str,
+        detail: Mapping[str, object],
+        work: Awaitable[T],
+    ) -> T:
+        """Return what a change returns, noted with who made it."""
+        caller, address = request[GRANT].caller, request.remote or ""
+        return await self._audit.recorded(
+            AuditEntry(caller, address, "administration", verb, path, detail), work
+        )
 
     async def _check_forwards(
         self,
@@ -410,6 +434,9 @@ class AtomHandler:
         answer.headers["ETag"] = f'"{description.version}"'
         return answer
 
+
+GRANT: Final = web.RequestKey("grant", Grant)
+"""Where a request has the key that it was let in with."""
 
 CREATED: Final = 201
 ALLOW: Final = {"Allow": "GET, PUT, DELETE"}

@@ -80,7 +80,7 @@ class ControlMessages:
         asked = call.read(PeekMessages)
         try:
             page = await self._triage.peek(
-                _path(asked),
+                path_of(asked),
                 from_number=asked.from_number,
                 count=asked.count,
                 where=asked.where,
@@ -108,7 +108,7 @@ class ControlMessages:
         asked = call.read(SummarizeMessages)
         try:
             page = await self._triage.summarize(
-                _path(asked), from_number=asked.from_number, where=asked.where
+                path_of(asked), from_number=asked.from_number, where=asked.where
             )
         except TriageRefused as error:
             raise refused(error.refused) from error
@@ -128,7 +128,7 @@ class ControlMessages:
     async def _delete(self, call: Call) -> Answer:
         asked = call.read(DeleteMessages)
         try:
-            done = await self._triage.delete(_path(asked), asked.numbers)
+            done = await self._triage.delete(path_of(asked), asked.numbers)
         except TriageRefused as error:
             raise refused(error.refused) from error
         numbers = list(done.numbers)
@@ -138,7 +138,7 @@ class ControlMessages:
         asked = call.read(PurgeMessages)
         try:
             page = await self._triage.purge(
-                _path(asked),
+                path_of(asked),
                 where=asked.where,
                 from_number=asked.from_number,
                 count=asked.count,
@@ -167,7 +167,7 @@ class ControlMessages:
         asked = call.read(ResendMessages)
         edit = None if asked.edit is None else _edit(asked.edit)
         try:
-            done = await self._triage.resend(_path(asked), asked.numbers, to=asked.to, edit=edit)
+            done = await self._triage.resend(path_of(asked), asked.numbers, to=asked.to, edit=edit)
         except TriageRefused as error:
             raise refused(error.refused) from error
         resent = [
@@ -180,7 +180,8 @@ class ControlMessages:
         )
 
 
-def _path(asked: MessagesOf) -> str:
+def path_of(asked: MessagesOf) -> str:
+    """Return the path of an entity or sub-queue."""
     return asked.entity + SUFFIXES[asked.sub_queue]
 
 

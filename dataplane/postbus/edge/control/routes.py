@@ -26,6 +26,7 @@ from postbus.control_contract import (
     MAX_WAIT_S,
     Advance,
     Applied,
+    AuditPage,
     AuthorizationRuleDefinition,
     AuthorizationRuleDescription,
     AuthorizationRulePage,
@@ -131,6 +132,16 @@ POLICY: Final = Query(
 
 KEYS: Final = Query(
     "keys", {"type": "boolean", "default": False}, "Whether to tell the keys, which are secret."
+)
+
+BEFORE: Final = Query(
+    "before",
+    {"type": "integer", "minimum": 1, "maximum": MAX_VERSION, "default": MAX_VERSION},
+    "Only lines of a lower number.",
+)
+OF_ENTITY: Final = Query("entity", {"type": "string", "default": ""}, "Only lines of this entity.")
+OF_CALLER: Final = Query(
+    "caller", {"type": "string", "default": ""}, "Only lines of this caller, such as `token ci`."
 )
 
 NAMES: Final[dict[str, dict[str, Any]]] = {
@@ -390,6 +401,19 @@ HISTORY: Final = (
     ),
 )
 
+AUDIT: Final = (
+    Route(
+        "listAudit",
+        "GET",
+        "/v1/audit",
+        "audit",
+        "Tell who changed definitions, rules, keys and messages by hand, the newest first",
+        AuditPage,
+        queries=(BEFORE, TOP, OF_ENTITY, OF_CALLER),
+        refusals=(503,),
+    ),
+)
+
 MESSAGES: Final = (
     Route(
         "peekMessages",
@@ -496,5 +520,5 @@ DEVELOPMENT: Final = (
     ),
 )
 
-ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *HISTORY, *MESSAGES, *DEVELOPMENT)
+ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *HISTORY, *AUDIT, *MESSAGES, *DEVELOPMENT)
 """Everything that can be asked."""

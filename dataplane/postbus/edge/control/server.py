@@ -30,6 +30,7 @@ from postbus.control_contract import (
     Problem,
     ProblemType,
 )
+from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer, NotAuthorized
 from postbus.edge.control.callers import NOBODY, ControlCaller, Scope
 from postbus.edge.control.calls import (
@@ -64,10 +65,12 @@ class ControlServer:
         operations: Mapping[str, Handler],
         authorizer: ControlAuthorizer,
         fence: CallerFence,
+        audit: ControlAudit,
     ) -> None:
         self._operations = operations
         self._authorizer = authorizer
         self._fence = fence
+        self._audit = audit
         self._listener = HttpListener()
         self._is_loopback = True
 
@@ -101,7 +104,8 @@ class ControlServer:
             if not route.is_change:
                 return _answer(await operation(call))
             async with self._fence.admitted(_epoch(request)):
-                return _answer(await operation(call))
+                address = request.remote or ""
+                return _answer(await self._audit.run(operation, route, call, caller, address))
 
         return handle
 

@@ -1,0 +1,145 @@
+"""Control API and the audit: which line a call makes, and the operation that tells lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from postbus.broker.audit import Audit, AuditEntry, AuditLine, Told
+from postbus.contract import subscription_path
+from postbus.control_contract import AuditedChange, AuditPage, AuthorizationRuleDefinition
+from postbus.control_contract_messages import (
+    DeletedMessages,
+    MessagesOf,
+    PurgedMessages,
+    PurgeMessages,
+    ResendMessages,
+    ResentMessages,
+)
+from postbus.edge.control.callers import ControlCaller
+from postbus.edge.control.calls import Answer, Call, Handler
+from postbus.edge.control.messages import path_of
+from postbus.edge.control.routes import Route
+
+DOOR: Final = "control API"
+VERBS: Final = {
+    "putNamespace": "put namespace",
+    "putQueue": "put",
+    "putTopic": "put",
+    "putSubscription": "put",
+    "deleteQueue": "delete",
+    "deleteTopic": "delete",
+    "deleteSubscription": "delete",
+    "putRule": "put rule",
+    "deleteRule": "delete rule",
+    "restoreEntity": "restore",
+    "deleteMessages": "delete messages",
+    "purgeMessages": "purge messages",
+    "resendMessages": "resend messages",
+    **{f"put{of}AuthorizationRule": "put authorization rule" for of in ("", "Queue", "Topic")},
+    **{
+        f"delete{of}AuthorizationRule": "delete authorization rule" for of in ("", "Queue", "Topic")
+    },
+}
+"""Operation -> what a line calls it; a test compares with the operations that change something."""
+
+MAY_CHANGE_NOTHING: Final = frozenset({"put", "put namespace"})
+"""Verbs of definitions whose repetition leaves the catalog as it is."""
+
+
+def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> AuditEntry | None:
+    """Return the line that a call makes; None for one that changes nothing."""
+    verb = VERBS.get(route.operation)
+    if verb is None or (isinstance(call.body, PurgeMessages) and call.body.dry_run):
+        return None
+    names, detail = call.names, dict[str, Any]()
+    entity = names.get("queue", names.get("topic", ""))
+    if "subscription" in names:
+        entity = subscription_path(entity, names["subscription"])
+    if "policy" in call.queries:
+        detail["policy"] = call.text("policy")
+    for name in ("rule", "authorization_rule", "entity_id"):
+        if name in names:
+            detail[{"authorization_rule": "rule", "entity_id": "entityId"}.get(name, name)] = names[
+                name
+            ]
+    match call.body:
+        case AuthorizationRuleDefinition() as body:
+            detail["rights"] = sorted(right.value for right in body.rights)
+        case MessagesOf() as body:
+            entity = path_of(body)
+            said = body.model_dump(include={"where", "session_id", "state", "to"}, by_alias=True)
+            detail |= {name: value for name, value in said.items() if value is not None}
+            if isinstance(body, ResendMessages) and body.edit is not None:
+                verb = "edit messages"
+                detail["edited"] = sorted(body.edit.model_dump(by_alias=True, exclude_unset=True))
+    return AuditEntry(caller.name, address, DOOR, verb, entity, detail)
+
+
+def told_of(answer: Answer) -> Told:
+    """Return what a line says a call came to."""
+    match answer.body:
+        case DeletedMessages(numbers=numbers, refused=refused):
+            return Told({"deleted": len(numbers), "refused": len(refused)}, numbers)
+        case PurgedMessages(matched=matched, deleted=deleted, refused=refused):
+            return Told({"matched": matched, "deleted": deleted, "refused": len(refused)})
+        case ResentMessages(resent=resent, forwarded=forwarded, refused=refused):
+            numbers = [*(each.number for each in resent), *forwarded]
+            return Told({"resent": len(numbers), "refused": len(refused)}, numbers)
+    return Told()
+
+
+class ControlAudit:
+    """Notes what calls change, and handles the question for it."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+
+    def operations(self) -> Mapping[str, Handler]:
+        return {"listAudit": self._list}
+
+    async def run(
+        self, operation: Handler, route: Route, call: Call, caller: ControlCaller, address: str
+    ) -> Answer:
+        """Run a handler with a line for what it changes."""
+        entry = entry_of(route, call, caller, address)
+        if entry is None:
+            return await operation(call)
+        return await self._audit.recorded(
+            entry,
+            operation(call),
+            told_of,
+            may_repeat=isinstance(call.body, MessagesOf),
+            may_change_nothing=entry.verb in MAY_CHANGE_NOTHING,
+        )
+
+    async def _list(self, call: Call) -> Answer:
+        top = call.number("top")
+        lines = await self._audit.page(
+            call.number("before"), top + 1, call.text("entity") or None, call.text("caller") or None
+        )
+        items = [_shown(line) for line in lines[:top]]
+        following = items[-1].number if len(lines) > top else None
+        return Answer(AuditPage(items=items, next_before=following))
+
+
+def _shown(line: AuditLine) -> AuditedChange:
+    entry = line.entry
+    return AuditedChange(
+        number=line.number,
+        begun_at=_time(line.begun_ms),
+        ended_at=None if line.ended_ms is None else _time(line.ended_ms),
+        calls=line.calls,
+        caller=entry.caller,
+        address=entry.address,
+        door=entry.door,
+        verb=entry.verb,
+        entity=entry.entity,
+        detail=dict(entry.detail),
+        outcome=line.outcome,
+    )
+
+
+def _time(value_ms: int) -> datetime:
+    return datetime.fromtimestamp(value_ms / 1_000, UTC)

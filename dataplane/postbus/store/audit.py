@@ -1,0 +1,169 @@
+"""Who changed what by hand: one row for each change, written before it and completed after it.
+
+A row that was not completed is a change of which nobody knows whether it was made. Called by
+`broker/audit.py` only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from postbus.store.postgres import Store
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Who does what to what. `entity` "" is the namespace; `detail` is JSON."""
+
+    caller: str
+    address: str
+    door: str
+    verb: str
+    entity: str
+    detail: Mapping[str, Any]
+
+
+class AuditLine(NamedTuple):
+    """An entry as it is stored. Times are real ones in milliseconds.
+
+    `ended_ms` and `outcome` None: under way, or nobody knows. `calls`: how many are in one line.
+    """
+
+    number: int
+    begun_ms: int
+    ended_ms: int | None
+    calls: int
+    entry: AuditEntry
+    outcome: str | None
+
+
+class AuditEnd(NamedTuple):
+    """How a change ended; `outcome` None: it changed nothing, and its row goes."""
+
+    number: int
+    ended_ms: int
+    outcome: str | None
+    detail: Mapping[str, Any]
+
+
+class AuditStore:
+    """Reads and writes rows. Every method may raise StoreUnavailable."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def begin(self, begun_ms: int, entries: Sequence[AuditEntry]) -> list[int]:
+        """Write entries; return their numbers, which grow, durable."""
+        await self._store.open()
+        columns = [
+            [each.caller for each in entries],
+            [each.address for each in entries],
+            [each.door for each in entries],
+            [each.verb for each in entries],
+            [each.entity for each in entries],
+            [json.dumps(each.detail) for each in entries],
+        ]
+        async with self._store.aside() as connection:
+            rows = await connection.fetch(BEGIN, begun_ms, *columns)
+        return sorted(int(row["audit_no"]) for row in rows)
+
+    async def resume(self, number: int) -> None:
+        """Say that one more call of a change is under way."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            await connection.execute(RESUME, number)
+
+    async def end(self, ends: Sequence[AuditEnd]) -> None:
+        """Complete rows."""
+        await self._store.open()
+        gone = [each.number for each in ends if each.outcome is None]
+        kept = [each for each in ends if each.outcome is not None]
+        async with self._store.aside() as connection, connection.transaction():
+            if gone:
+                await connection.execute(DROP, gone)
+            if kept:
+                await connection.execute(
+                    END,
+                    [each.number for each in kept],
+                    [each.ended_ms for each in kept],
+                    [each.outcome for each in kept],
+                    [json.dumps(each.detail) for each in kept],
+                )
+
+    async def page(
+        self, before: int, top: int, entity: str | None = None, caller: str | None = None
+    ) -> list[AuditLine]:
+        """Return lines below a number, the newest first; of an entity or a caller if said."""
+        await self._store.open()
+        async with self._store.aside() as connection:
+            rows = await connection.fetch(PAGE, before, top, entity, caller)
+        return [
+            AuditLine(
+                row["audit_no"],
+                row["begun_ms"],
+                row["ended_ms"],
+                row["calls"],
+                AuditEntry(
+                    row["caller"],
+                    row["address"],
+                    row["door"],
+                    row["verb"],
+                    row["entity"],
+                    json.loads(row["detail"]),
+                ),
+                row["outcome"],
+            )
+            for row in rows
+        ]
+
+    async def forget(self, most: int, before_ms: int) -> int:
+        """Forget what is old, and all but the last `most`; return how many went.
+
+        A call takes a bounded number of them; the rest goes with the next one.
+        """
+        await self._store.open()
+        async with self._store.aside() as connection:
+            return int(await connection.fetchval(FORGET, most, before_ms, FORGOTTEN_AT_ONCE))
+
+
+FORGOTTEN_AT_ONCE: Final = 10_000
+BEGIN: Final = """
+insert into postbus.audit (begun_ms, caller, address, door, verb, entity, detail)
+select $1, caller, address, door, verb, entity, detail::jsonb
+from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
+    with ordinality as said (caller, address, door, verb, entity, detail, ordinal)
+order by ordinal
+returning audit_no
+"""
+RESUME: Final = """
+update postbus.audit set ended_ms = null, outcome = null, calls = calls + 1 where audit_no = $1
+"""
+DROP: Final = "delete from postbus.audit where audit_no = any($1::bigint[])"
+END: Final = """
+update postbus.audit
+set ended_ms = said.ended_ms, outcome = said.outcome, detail = said.detail::jsonb
+from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[])
+    as said (audit_no, ended_ms, outcome, detail)
+where audit.audit_no = said.audit_no
+"""
+PAGE: Final = """
+select audit_no, begun_ms, ended_ms, calls, caller, address, door, verb, entity, detail, outcome
+from postbus.audit
+where audit_no < $1
+    and ($3::text is null or lower(entity) = lower($3))
+    and ($4::text is null or caller = $4)
+order by audit_no desc limit $2
+"""
+FORGET: Final = """
+with old as (
+    select audit_no from postbus.audit
+    where audit_no <= (select max(audit_no) from postbus.audit) - $1 or begun_ms < $2
+    order by audit_no limit $3
+), gone as (
+    delete from postbus.audit where audit_no in (select audit_no from old) returning audit_no
+)
+select count(*) from gone
+"""

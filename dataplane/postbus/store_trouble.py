@@ -1,0 +1,21 @@
+"""What a user is told of a store that cannot be used when a bus starts."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from postbus.store.errors import StoreError, StoreMisconfigured
+
+
+def explain_store_error(error: Exception) -> str:
+    """Return what to tell a user about a store that cannot be used; never its password."""
+    if isinstance(error, ValueError):
+        return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
+    notes = getattr(error, "__notes__", [])
+    which = f" ({', '.join(notes)})" if notes else ""
+    if isinstance(error, StoreMisconfigured):
+        return f"Postgres cannot be used{which}: {error}"
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    if isinstance(cause, asyncpg.PostgresError):
+        return f"Postgres cannot be used{which}: {cause}"
+    return f"Postgres cannot be reached{which}: {cause or error}"

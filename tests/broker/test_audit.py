@@ -1,0 +1,244 @@
+"""No change by hand is without a line in the audit, whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from postbus.broker import audit as audit_module
+from postbus.broker.audit import Audit, AuditEntry, AuditLine, Told
+from postbus.broker.preconditions import DirectoryRefusal
+from postbus.entity.commands import Refusal, Refused
+from postbus.store.audit import AuditEnd, AuditStore
+from postbus.store.errors import StoreFull, StoreUnavailable
+from postbus.store.postgres import Store
+
+ENTRY = AuditEntry("token ci", "127.0.0.1", "control API", "put", "orders", {})
+PURGE = replace(ENTRY, verb="purge messages", detail={"where": "a = 1"})
+ALL = 2**63 - 1
+
+
+class FailingStore(AuditStore):
+    """Fails as often as it is told to, before it writes."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.failures: list[Exception] = []
+        self.failed = asyncio.Event()
+
+    async def begin(self, begun_ms: int, entries: Sequence[AuditEntry]) -> list[int]:
+        self._fail()
+        return await super().begin(begun_ms, entries)
+
+    async def end(self, ends: Sequence[AuditEnd]) -> None:
+        self._fail()
+        await super().end(ends)
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failed.set()
+            raise self.failures.pop(0)
+
+
+class Rig:
+    """An audit on a real store, with a clock and a catalog's version of the test."""
+
+    def __init__(self, store: Store, tasks: asyncio.TaskGroup) -> None:
+        self.store = FailingStore(store)
+        self.version = 1
+        self.now_ms = 1_800_000_000_000
+        self.audit = Audit(self.store, tasks.create_task, lambda: self.version, lambda: self.now_ms)
+        self.writing = tasks.create_task(self.audit.keep_writing())
+
+    async def lines(self, **said: str) -> list[AuditLine]:
+        return await self.audit.page(ALL, 1_000, **said)
+
+    async def outcomes(self) -> list[str | None]:
+        return [line.outcome for line in await self.lines()]
+
+
+@pytest.fixture
+async def rig(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(audit_module, "FIRST_BACKOFF_S", 0.01)
+    async with asyncio.TaskGroup() as tasks:
+        made = Rig(store, tasks)
+        yield made
+        made.store.failures.clear()
+        made.audit.stop()
+
+
+async def returning(value: int = 7) -> int:
+    return value
+
+
+async def refusing(refusal: Refusal) -> None:
+    raise DirectoryRefusal(Refused(refusal, "for a reason"))
+
+
+async def test_line_is_durable_before_its_change_begins(rig: Rig) -> None:
+    async def work() -> list[AuditLine]:
+        return await rig.store.page(ALL, 10)
+
+    (seen,) = await rig.audit.recorded(ENTRY, work())
+    assert (seen.entry, seen.begun_ms) == (ENTRY, rig.now_ms)
+    assert (seen.outcome, seen.ended_ms) == (None, None)
+    (line,) = await rig.lines()
+    assert (line.number, line.outcome, line.ended_ms) == (seen.number, "done", rig.now_ms)
+
+
+async def test_result_of_a_change_is_what_its_caller_gets(rig: Rig) -> None:
+    assert await rig.audit.recorded(ENTRY, returning()) == 7
+    for refusal, outcome in (
+        (Refusal.NOT_EMPTY, "refused: for a reason"),
+        (Refusal.UNKNOWN, "unknown"),
+    ):
+        with pytest.raises(DirectoryRefusal, match="for a reason"):
+            await rig.audit.recorded(ENTRY, refusing(refusal))
+        assert (await rig.outcomes())[0] == outcome
+
+    async def broken() -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await rig.audit.recorded(ENTRY, broken())
+    assert (await rig.outcomes())[0] == "unknown"
+
+
+async def test_definition_that_stays_as_it_is_leaves_no_line(rig: Rig) -> None:
+    async def changing() -> None:
+        rig.version += 1
+
+    await rig.audit.recorded(ENTRY, returning(), may_change_nothing=True)
+    assert await rig.lines() == []
+    await rig.audit.recorded(ENTRY, changing(), may_change_nothing=True)
+    assert await rig.outcomes() == ["done"]
+
+
+async def test_change_is_completed_though_its_caller_hangs_up(rig: Rig) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        begun.set()
+        await go_on.wait()
+
+    calling = asyncio.create_task(rig.audit.recorded(ENTRY, slow()))
+    await begun.wait()
+    calling.cancel()
+    await asyncio.wait({calling})
+    assert await rig.outcomes() == [None]
+    go_on.set()
+    while await rig.outcomes() != ["done"]:
+        await asyncio.sleep(0)
+
+
+async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
+    def told(count: int) -> Told:
+        return Told({"deleted": count}, range(count))
+
+    for count in (250, 250, 40):
+        await rig.audit.recorded(PURGE, returning(count), told, may_repeat=True)
+        rig.now_ms += audit_module.TOGETHER_MS
+    (line,) = await rig.lines()
+    assert (line.calls, line.outcome) == (3, "done")
+    assert line.entry.detail["where"] == "a = 1"
+    assert line.entry.detail["counts"] == {"deleted": 540}
+    assert len(line.entry.detail["numbers"]) == audit_module.MOST_NAMED
+    rig.now_ms += 1
+    for other in (PURGE, replace(PURGE, caller="token b"), replace(PURGE, detail={"where": "b"})):
+        await rig.audit.recorded(other, returning(1), told, may_repeat=True)
+    await rig.audit.recorded(PURGE, returning(1), told)
+    assert len(await rig.lines()) == 5
+
+
+async def test_further_call_is_under_way_until_it_ends(rig: Rig) -> None:
+    """A broker that dies meanwhile does not leave a line that says it was all done."""
+    await rig.audit.recorded(PURGE, returning(), may_repeat=True)
+    seen: list[AuditLine] = []
+
+    async def second() -> None:
+        seen.extend(await rig.store.page(ALL, 10))
+        await rig.audit.recorded(PURGE, returning(), may_repeat=True)  # beside it: its own line
+
+    await rig.audit.recorded(PURGE, second(), may_repeat=True)
+    assert [(line.outcome, line.calls) for line in seen] == [(None, 2)]
+    assert [line.calls for line in await rig.lines()] == [1, 2]
+
+
+async def test_nothing_is_changed_without_a_line(rig: Rig) -> None:
+    changed = []
+
+    async def change() -> None:
+        changed.append(1)
+
+    rig.store.failures = [StoreUnavailable("gone")]
+    with pytest.raises(DirectoryRefusal, match="cannot be audited: gone") as caught:
+        await rig.audit.recorded(ENTRY, change())
+    assert caught.value.refused.refusal is Refusal.NOT_APPLIED
+    assert not changed
+    assert await rig.lines() == []
+
+
+async def test_full_store_does_not_keep_anybody_from_making_room(rig: Rig) -> None:
+    rig.store.failures = [StoreFull(), StoreFull()]
+    assert await rig.audit.recorded(PURGE, returning(), may_repeat=True) == 7
+    while not await rig.lines():
+        await asyncio.sleep(0)
+    (line,) = await rig.lines()
+    assert (line.entry.verb, line.outcome) == ("purge messages", "done")
+
+
+async def test_end_is_written_until_the_store_takes_it(rig: Rig) -> None:
+    async def change() -> None:
+        rig.store.failures = [StoreUnavailable()] * 3
+
+    await rig.audit.recorded(ENTRY, change())
+    while rig.store.failures:
+        await asyncio.sleep(0)
+    while await rig.outcomes() != ["done"]:
+        await asyncio.sleep(0)
+
+
+async def test_stop_writes_what_has_ended_and_does_not_wait_for_a_store(rig: Rig) -> None:
+    await rig.audit.recorded(ENTRY, returning())
+    rig.audit.stop()
+    await rig.writing
+    assert [line.outcome for line in await rig.store.page(ALL, 10)] == ["done"]
+    (line,) = await rig.audit.begin_all([ENTRY])
+    rig.audit.end(line, "done")
+    rig.store.failures = [StoreUnavailable()] * 9
+    await rig.audit.keep_writing()
+    assert len(rig.store.failures) == 8
+
+
+async def test_old_lines_and_too_many_are_forgotten(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "FORGET_AFTER", 1)
+    monkeypatch.setattr(audit_module, "MOST_LINES", 4)
+    for number in range(6):
+        await rig.audit.recorded(replace(ENTRY, entity=f"q{number}"), returning())
+        rig.now_ms += audit_module.KEPT_MS // 4
+    while len(lines := await rig.lines()) > 4:
+        await asyncio.sleep(0)
+    assert [line.entry.entity for line in lines] == ["q5", "q4", "q3", "q2"]
+    monkeypatch.setattr(audit_module, "MOST_LINES", 100)
+    rig.now_ms += audit_module.KEPT_MS // 2
+    await rig.audit.recorded(ENTRY, returning())
+    while len(lines := await rig.lines()) > 3:
+        await asyncio.sleep(0)
+    assert [line.entry.entity for line in lines] == ["orders", "q5", "q4"]
+
+
+async def test_lines_are_found_by_entity_and_caller_page_by_page(rig: Rig) -> None:
+    for number in range(6):
+        caller, entity = f"token {number % 2}", f"Queue-{number % 3}"
+        await rig.audit.recorded(replace(ENTRY, caller=caller, entity=entity), returning())
+    numbers = [line.number for line in await rig.lines()]
+    assert numbers == sorted(numbers, reverse=True)
+    assert [each.number for each in await rig.audit.page(numbers[1], 2)] == numbers[2:4]
+    assert len(await rig.lines(entity="queue-1")) == 2
+    assert len(await rig.lines(caller="token 0")) == 3
+    assert len(await rig.lines(entity="QUEUE-1", caller="token 1")) == 1
