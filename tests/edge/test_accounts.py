@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -32,14 +31,12 @@ from tests.edge.raw_client import (
 from tests.edge.test_links import HeldBack, wait_until
 from tests.edge.test_transactions import TransactionClient, accepts, condition
 from tests.edge.test_wire import request
+from tests.edge.two_keys import goes_on, p99_s, sender_of
 
 ROOT, TENANT = RULES[0], RULES[1]
 """The tenant may only send; the other key is that of everybody else."""
 
 BUSY = conditions.SERVER_BUSY
-SENDS = 100
-UNNOTICED_S = 0.05
-"""A wait below it is nobody's fault: the machine may be busy with other tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -51,40 +48,8 @@ def all_is_given_back(bus: BusThread) -> Iterator[None]:
     wait_until(bus, lambda: not any(each.used or each._of for each in found))
 
 
-def p99_s(send: Callable[[], None]) -> float:
-    """Return how long a send takes, but for one of a hundred."""
-    taken: list[float] = []
-    for _ in range(SENDS):
-        began_s = time.monotonic()
-        send()
-        taken.append(time.monotonic() - began_s)
-    return sorted(taken)[-1 - SENDS // 100]
-
-
-def goes_on(send: Callable[[], None], undisturbed_s: float) -> bool:
-    """Say whether sends take no longer than without the tenant."""
-    return p99_s(send) < max(2 * undisturbed_s, UNNOTICED_S)
-
-
 def connect(bus: BusThread, rule: KeyRule) -> RawClient:
     return RawClient(bus.port, rule.name, rule.keys.primary)
-
-
-def sender_of(client: RawClient, queue: str, body: bytes = b"x") -> Callable[[], None]:
-    """Return what sends a message in frames and waits until it is accepted."""
-    ids = iter(range(1_000_000))
-    client.attach_sender(queue)
-    payload = message(body)
-
-    def send() -> None:
-        delivery_id = next(ids)
-        pieces = [payload[at : at + 60_000] for at in range(0, len(payload), 60_000)]
-        for piece in pieces[:-1]:
-            client.write(client.transfer(delivery_id, piece, more=True))
-        client.write(client.transfer(delivery_id, pieces[-1]))
-        assert client.dispositions(1) == {delivery_id: ACCEPTED}
-
-    return send
 
 
 def post_head(bus: BusThread, queue: str, rule: KeyRule, size_bytes: int) -> bytes:
@@ -334,10 +299,10 @@ def test_refusals_of_one_key_do_not_fill_the_log(
         told = [record.getMessage() for record in bus.log.records]
         assert told.count("refused") == TOLD_REFUSALS_A_SECOND // 2
         assert told.count("much is refused to a key") == 4
+        assert goes_on(send, undisturbed_s)
         other.write(other.transfer(1_000, b"\x00\x53\x75\xa0"))
         assert set(other.dispositions(1)) == {1_000}
         assert bus.log.records[-1].getMessage() == "refused"  # of another key, in the same second
-        assert goes_on(lambda: None, undisturbed_s)
 
 
 # --- batches ------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.edge.bus_thread import RULES, BusThread, sas_token
 from tests.edge.raw_client import OPEN, SASL_INIT, TRANSFER, RawClient, described, frame
 from tests.edge.test_links import wait_until
 from tests.edge.test_wire import request
+from tests.edge.two_keys import goes_on, p99_s, sender_of
 
 ROOT = RULES[0]
 
@@ -355,6 +356,9 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
     properties = {"operation": "put-token", "name": url}
     good = sas_token(url, ROOT.name, ROOT.keys.primary, 2**31)
     with ExitStack() as clients:
+        other = clients.enter_context(RawClient(bus.port, ROOT.name, ROOT.keys.primary))
+        send = sender_of(other, queue)
+        undisturbed_s = p99_s(send)
         known = clients.enter_context(RawClient(bus.port, "", ""))
         assert b"Accepted" in request(known, "$cbs", "1", properties, good).payload
         for number in range(FREE_REFUSALS + MAX_UNANSWERED):
@@ -386,6 +390,7 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         wait_until(bus, lambda: bus.suspicion.queued.used == MAX_QUEUED)
         with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as surplus:
             assert surplus.outcome == 4
+        assert goes_on(send, undisturbed_s)
         http = clients.enter_context(socket.create_connection(("127.0.0.1", bus.port), timeout=10))
         http.sendall(http_guess(1))
         assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")

@@ -104,9 +104,10 @@ class Intake:
 
     def is_full(self, account: str) -> bool:
         """Say whether sends of an account must be refused."""
-        if self.unanswered.has_room(account, 1):
+        unanswered = self.unanswered
+        if unanswered.used < unanswered.limit.calm or unanswered.has_room(account, 1):
             return False
-        self.unanswered.refused_count += 1
+        unanswered.refused_count += 1
         return True
 
     def refusals(self) -> dict[str, int]:

@@ -79,6 +79,11 @@ class Suspicion:
         self.queued = Shares(Limit(ALL_QUEUED))
         """Keys that wait until they are looked at, by address."""
 
+    @property
+    def is_alert(self) -> bool:
+        """Whether some refusal waits for its answer, so that keys may have to queue."""
+        return bool(self._guessed)
+
     def admit(self, address: str | None, check: Callable[[], None]) -> None:
         """Call `check` now, or when fewer refusals of the address wait for their answers.
 

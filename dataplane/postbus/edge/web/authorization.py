@@ -87,9 +87,10 @@ class HttpAuthorizer:
         def check() -> Grant:
             return self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
 
-        is_known = stranger is not None and stranger.has_signed(token)
+        doubts = self._suspicion
+        is_known = doubts.is_alert and stranger is not None and stranger.has_signed(token)
         try:
-            grant = await self._suspicion.judge(request.remote, "http", check, is_known=is_known)
+            grant = await doubts.judge(request.remote, "http", check, is_known=is_known)
         except TokenRefused as error:
             raise HttpRefused(401, _bad_token(error), CHALLENGE) from None
         except TooManyChecks:
