@@ -65,6 +65,7 @@ from postbus.store.belonging import record_belonging
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError
+from postbus.store.incarnation import Broker, this_process
 from postbus.store.namespace import NamespaceStore
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
@@ -213,7 +214,11 @@ class Bus:
                 on_step("starting Postgres")
                 await self._start_postgres()
             on_step("opening the store")
-            stores = Stores(self._dsns(), unsafe=self._settings.is_unsafe)
+            stores = Stores(
+                self._dsns(),
+                unsafe=self._settings.is_unsafe,
+                broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
+            )
             seal = self._read_seal()
             self._directory, namespace = await self._open_catalog(stores, seal)
             async with asyncio.TaskGroup() as tasks:
@@ -317,7 +322,6 @@ class Bus:
                 clock=self._clock,
                 budget=self._budget,
                 limits=self._definition.properties.limits,
-                broker_name=self._settings.broker_name,
                 new_seed=lambda: secrets.randbits(64),
                 tasks=tasks,
                 troubles=troubles[stores.home_of(partition_id)],

@@ -84,6 +84,14 @@ class DataDirectory:
     ) -> None:
         self.close()
 
+    @property
+    def lock_identity(self) -> str:
+        """Device and inode of the locked file, by which this machine knows the folder."""
+        if self._lock_fd is None:
+            return ""
+        found = os.fstat(self._lock_fd)
+        return f"{found.st_dev}:{found.st_ino}"
+
     def announce(self, announcement: Announcement) -> None:
         """Tell the commands of this folder where the bus is reached, until it is closed."""
         write_private(self._announcement_file, announcement.text().encode())

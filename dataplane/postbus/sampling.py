@@ -11,7 +11,8 @@ from typing import Final
 from postbus import __version__
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.entity.window import WindowBudget
 from postbus.metrics import (
     FLOWS,
@@ -70,7 +71,7 @@ class Sampler:
                 host.partition_id,
                 host.status.value,
                 host.reload_count,
-                host.fence_count,
+                host.ownership.fence_count,
                 host.queued_bytes,
                 host.is_full,
                 _commits(host.counters),

@@ -49,9 +49,10 @@ class Settings(BaseSettings):
     break the ownership of partitions. Default: none, `serve` needs it."""
 
     broker_name: str = Field("broker-0", min_length=1, max_length=63)
-    """Name of this broker, unique among those of a namespace. A restarted broker of the same name
-    takes its partitions back at once; another name waits 5 seconds. Only the owner of
-    partition 0 changes definitions. Default: broker-0."""
+    """Name of this broker, unique among those of a namespace. One of the same name takes
+    partitions over at once from a process that has ended on this machine, else after 3 seconds of
+    silence; one of another name after 5. Only the owner of partition 0 changes definitions.
+    Default: broker-0."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Default: loopback only; `0.0.0.0` is everybody on IPv4."""

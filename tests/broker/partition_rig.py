@@ -158,7 +158,6 @@ async def running(
                 clock=clock,
                 budget=budget,
                 limits=LIMITS[Sku.STANDARD],
-                broker_name="broker-0",
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

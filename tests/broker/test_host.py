@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from postbus.broker.clock import EntityClock
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.contract import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     AddConsumer,
@@ -78,7 +79,6 @@ async def hosted(store: Store) -> AsyncIterator[tuple[Host, int]]:
             clock=clock,
             budget=WindowBudget(1 << 26),
             limits=LIMITS[Sku.STANDARD],
-            broker_name="broker-0",
             new_seed=lambda: 1,
             tasks=tasks,
         )

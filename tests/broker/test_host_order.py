@@ -36,6 +36,7 @@ from postbus.message.codec import encode_value
 from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreFull
+from postbus.store.incarnation import boottime_s
 from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
 from tests.broker.test_host import Sink, add, message, until
@@ -60,7 +61,7 @@ async def served(
     store: Store,
     *,
     budget: WindowBudget | None = None,
-    monotonic_s: Callable[[], float] = time.monotonic,
+    monotonic_s: Callable[[], float] = boottime_s,
 ) -> AsyncIterator[tuple[Host, int]]:
     """Run a host of partition 0 with one queue; yields it and the queue's number."""
     directory = directory_of(CatalogStore(store), 1)
@@ -77,7 +78,6 @@ async def served(
             clock=clock,
             budget=budget or WindowBudget(1 << 26),
             limits=LIMITS[Sku.STANDARD],
-            broker_name="broker-0",
             new_seed=lambda: 1,
             tasks=tasks,
             monotonic_s=monotonic_s,
@@ -235,20 +235,20 @@ async def test_a_commit_is_not_told_until_ownership_is_confirmed_by_a_beat(
     replies: list[Reply] = []
 
     def monotonic_s() -> float:
-        return fixed[0] if fixed else time.monotonic()
+        return fixed[0] if fixed else boottime_s()
 
     async with (
         served(store, monotonic_s=monotonic_s) as (host, entity_no),
         connected(database) as other,
     ):
         await host.call(Tick())
-        fixed.append(time.monotonic() + 3.8)
+        fixed.append(boottime_s() + 3.8)
         host.submit(Enqueue(entity_no, [message()]), replies.append)
         await wait_stored(other, 1)
         host.submit(Tick(), replies.append)
         assert replies == []
         await until(lambda: len(replies) == 2)
-        assert time.monotonic() > fixed[0] - 3.0
+        assert boottime_s() > fixed[0] - 3.0
         assert replies[0] == Enqueued([1])
         assert host.reload_count == 0
         fixed.clear()
@@ -258,7 +258,7 @@ async def test_what_was_held_when_the_journal_dies_is_unknown(store: Store, data
     ahead_s = 0.0
     replies: list[Reply] = []
     async with (
-        served(store, monotonic_s=lambda: time.monotonic() + ahead_s) as (host, entity_no),
+        served(store, monotonic_s=lambda: boottime_s() + ahead_s) as (host, entity_no),
         connected(database) as other,
     ):
         await host.call(Tick())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from postbus.broker.host import HostStatus
+from postbus.broker.ownership import HostStatus
 from postbus.broker.recovery import INTERRUPTED, Recovery
 from postbus.entity.commands import Done, Enqueue, Enqueued, Refusal, Refused, Reply, Tick
 from postbus.store.errors import Connection, StoreUnavailable
+from postbus.store.incarnation import boottime_s
 from postbus.store.postgres import Store
 from tests.broker.test_host import Sink, add, message, until
 from tests.broker.test_host_order import served
@@ -25,7 +24,7 @@ class Seconds:
         self.more_s = 0.0
 
     def __call__(self) -> float:
-        return time.monotonic() + self.more_s
+        return boottime_s() + self.more_s
 
 
 class Stopwatch:

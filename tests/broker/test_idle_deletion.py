@@ -424,7 +424,6 @@ async def running(
                 clock=clock,
                 budget=WindowBudget(1 << 26),
                 limits=LIMITS[Sku.STANDARD],
-                broker_name="broker-0",
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from postbus.broker.host import HostStatus
+from postbus.broker.ownership import HostStatus
 from postbus.broker.router import Availability
 from postbus.embedded import EmbeddedPostgres
 from postbus.entity.commands import (

@@ -11,7 +11,8 @@ import pytest
 from postbus.broker.audit import AuditEntry
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import home_of
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.broker.router import SPREAD, Address, Router
 from postbus.contract import (
     LIMITS,
@@ -60,7 +61,6 @@ async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -
                 clock=clock,
                 budget=WindowBudget(1 << 26),
                 limits=LIMITS[Sku.STANDARD],
-                broker_name="broker-0",
                 new_seed=lambda: 1,
                 tasks=tasks,
             )

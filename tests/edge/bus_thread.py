@@ -194,7 +194,6 @@ class BusThread:
                     clock=self.clock,
                     budget=WindowBudget(64 << 20),
                     limits=self.limits,
-                    broker_name="broker-0",
                     new_seed=lambda: secrets.randbits(64),
                     tasks=tasks,
                 )

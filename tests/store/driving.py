@@ -119,14 +119,11 @@ class Driven:
         await self.seen.wait_told(wanted)
 
 
-async def open_driven(
-    store: Store, broker_name: str = "broker-0", *, one_by_one: bool = False
-) -> Driven:
+async def open_driven(store: Store, *, one_by_one: bool = False) -> Driven:
     seen = Recorder()
     journal, loaded = await Journal.open(
         store,
         0,
-        broker_name,
         on_committed=seen.committed,
         on_failed=seen.on_failed,
         one_by_one=one_by_one,
@@ -148,9 +145,9 @@ async def driven(store: Store, *, one_by_one: bool = False) -> AsyncIterator[Dri
         await opened.journal.close()
 
 
-async def reload(store: Store, broker_name: str = "broker-0") -> LoadedPartition:
+async def reload(store: Store) -> LoadedPartition:
     """Return what the tables say, by another claim."""
-    opened = await open_driven(store, broker_name)
+    opened = await open_driven(store)
     await opened.journal.close()
     return opened.loaded
 

@@ -13,6 +13,7 @@ import pytest
 from postbus.entity.outcomes import SettleRows, Settling
 from postbus.store import connections as connections_module
 from postbus.store import postgres as postgres_module
+from postbus.store.beats import _living
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import Connection, StoreUnavailable
 from postbus.store.postgres import Store
@@ -32,6 +33,7 @@ async def test_a_broker_paused_while_it_reaps_holds_up_no_claim(database: str) -
             relay.pause_at = SIDE, COMMIT
             reaping = asyncio.create_task(it.journal.upkeep(2_000_000_000_000))
             await relay.paused.wait()
+            _living.clear()  # as if it were another process, and killed
             async with asyncio.timeout(2.0):
                 claimed = await open_driven(other)
             await claimed.journal.close()

@@ -12,7 +12,7 @@ import pytest
 
 from postbus.embedded import EmbeddedPostgres
 from postbus.entity.commands import Refusal, SubQueue
-from postbus.entity.outcomes import InsertMessage, RecordAcquired
+from postbus.entity.outcomes import InsertMessage
 from postbus.message.envelope import Envelope
 from postbus.store import claim as claim_module
 from postbus.store import journal as journal_module
@@ -259,14 +259,6 @@ async def test_every_confirmed_row_survives_kill_nine_of_the_server(
         await store.close()
     finally:
         await asyncio.to_thread(server.stop)
-
-
-async def test_loads_after_an_unclean_stop_say_so(store: Store) -> None:
-    it = await open_driven(store)
-    await it.commit(outcome(mutations=[definition(), block(), RecordAcquired([1], [1])]))
-    it.journal.abandon()
-    assert not (await reload(store)).is_clean
-    assert (await reload(store)).is_clean
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ async def test_empty_partition_loads_empty(store: Store) -> None:
     loaded = it.loaded
     assert (loaded.epoch, loaded.next_row_key, loaded.catalog_version) == (1, 1, 0)
     assert (loaded.entities, loaded.blocks, loaded.keys, loaded.due) == ([], [], {}, [])
-    assert loaded.is_clean
 
 
 async def test_definitions_and_blocks_are_loaded(store: Store) -> None:

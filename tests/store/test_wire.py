@@ -6,7 +6,7 @@ from collections import Counter
 
 from postbus.entity.outcomes import RecordAcquired
 from postbus.store.postgres import Store
-from tests.store.driving import driven, insert, outcome
+from tests.store.driving import connected, driven, insert, open_driven, outcome
 from tests.store.relay import relaying
 
 WRITER = "postbus writer 0"
@@ -31,3 +31,15 @@ async def test_commit_carries_no_parse(database: str) -> None:
             assert said["B"] >= 30  # Bind: the commits went this way
             assert said["P"] == 0
         await store.close()
+
+
+async def test_idle_writer_holds_no_lock_of_a_table(store: Store, database: str) -> None:
+    it = await open_driven(store)
+    async with connected(database) as look:
+        locks = await look.fetch(
+            "select relation::regclass from pg_locks where locktype = 'relation' and pid = any ("
+            "array(select pid from pg_stat_activity where application_name = $1))",
+            WRITER,
+        )
+        assert locks == []
+    await it.journal.close()

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.broker.recovery import FIRST_BACKOFF_S
 from postbus.broker.router import Address, Router
 from postbus.entity.commands import LoseLocks, Refused, Reply, Tick

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from enum import Enum
 from typing import TypeAlias
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
+from postbus.broker.ownership import HostStatus, Ownership
 from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
 from postbus.broker.room import NO_ROOM, ROOM_LOOK_S, Room
 from postbus.broker.sends import BEHIND, SendOrder, Waiting, brings_messages
@@ -54,8 +53,10 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
 from postbus.entity.traffic import Traffic
+from postbus.store.beats import CONFIRMATION_S
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import Fenced, StoreUnavailable
+from postbus.store.incarnation import boottime_s
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
 
@@ -65,17 +66,7 @@ OnReply: TypeAlias = Callable[[Reply], None]
 PartitionJournal: TypeAlias = Journal[OnReply | None]
 
 CLOCK_SAMPLE_S = 10.0
-CONFIRMATION_S = 3.0  # so long ownership counts as confirmed after a commit or a beat (D9)
 CONFIRM_LOOK_S = 0.1
-
-
-class HostStatus(Enum):
-    """Life cycle; UNCLAIMED -> LOADING -> ACTIVE -> LOADING ... -> CLOSED."""
-
-    UNCLAIMED = "unclaimed"
-    LOADING = "loading"
-    ACTIVE = "active"
-    CLOSED = "closed"
 
 
 class Host:
@@ -90,16 +81,14 @@ class Host:
         clock: EntityClock,
         budget: WindowBudget,
         limits: NamespaceLimits,
-        broker_name: str,
         new_seed: Callable[[], int],
         tasks: asyncio.TaskGroup,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        monotonic_s: Callable[[], float] = boottime_s,
         troubles: Troubles | None = None,  # one of each store, so that an outage is told once
     ) -> None:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
         self.reload_count = 0
-        self.fence_count = 0
         self.counters = StoreCounters()
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
@@ -110,7 +99,6 @@ class Host:
         self._clock = clock
         self._budget = budget
         self._limits = limits
-        self._broker_name = broker_name
         self._new_seed = new_seed
         self._tasks = tasks
         self._monotonic_s = monotonic_s
@@ -126,6 +114,7 @@ class Host:
         self._timer_ms = 0
         self._recovery = Recovery(monotonic_s)
         self._room = Room(store, partition_id)
+        self.ownership = Ownership(partition_id, store)
         self._send_order = SendOrder()
         self._early_error: Exception | None = None
         self._stop_asked = asyncio.Event()
@@ -204,6 +193,8 @@ class Host:
     @property
     def trouble(self) -> str | None:
         """What is wrong with the partition, None when nothing is."""
+        if self.ownership.held_by is not None:
+            return f"waits: {self.ownership.held_by}"
         if self._load_trouble is not None:
             return f"cannot be loaded: {self._load_trouble}"
         return "the store is full, sends are refused" if self.is_full else None
@@ -479,7 +470,7 @@ class Host:
         self._refuse_untold()
         self._recovery.failed(error)
         self.reload_count += 1
-        self.fence_count += isinstance(error, Fenced)
+        self.ownership.failed(error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -519,6 +510,8 @@ class Host:
                 if journal is not None:
                     journal.abandon()  # else its end would be taken for that of the next one
                 self._not_loaded(error)
+                if isinstance(error, Fenced):
+                    await self.ownership.outwait(error, self._pause)
                 continue
             if self._is_stopping():
                 await journal.close()
@@ -531,7 +524,6 @@ class Host:
         return await Journal.open(
             self._store,
             self.partition_id,
-            self._broker_name,
             on_committed=self._committed,
             on_failed=self._failed,
             one_by_one=self._recovery.is_one_by_one,
@@ -542,6 +534,7 @@ class Host:
         """Go to work on what was loaded, then let waiting commands go."""
         self._journal, self._state = journal, state
         self._recovery.loaded()
+        self.ownership.gained()
         self._load_trouble = None
         self.status = HostStatus.ACTIVE
         self._upkeep = self._tasks.create_task(self._keep_up(journal))
@@ -556,20 +549,25 @@ class Host:
 
     def _not_loaded(self, error: Exception) -> None:
         """Tell why, and whoever waits that nothing of theirs was applied."""
-        self._recovery.failed(None)
+        self.ownership.failed(error)
         self._load_trouble = self._troubles.text(error)
-        self._troubles.log(self.partition_id, "partition could not be loaded", error)
+        if isinstance(error, Fenced):
+            self._recovery.wait_s = 0.0
+        else:
+            self._recovery.failed(None)
+            self._troubles.log(self.partition_id, "partition could not be loaded", error)
         is_away = isinstance(error, StoreUnavailable)
         detail = self._load_trouble if is_away else "the store needs attention"
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until the host is to stop."""
+    async def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until the host is to stop; say whether to go on."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop_asked.wait()
         except TimeoutError:
-            pass
+            return True
+        return False
 
     def _is_stopping(self) -> bool:
         return self._stopping

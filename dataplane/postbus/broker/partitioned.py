@@ -16,7 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.broker.partitioned_consumers import PartitionedConsumer, SessionSeeker
 from postbus.broker.partitioned_replies import (
     AnywhereSend,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.entity.commands import (
     Command,
     Done,

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from postbus.broker.host import Host, HostStatus
+from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.store.errors import StoreError
 from postbus.store.postgres import Store
 

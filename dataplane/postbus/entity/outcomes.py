@@ -406,7 +406,7 @@ class LoadedPartition:
     `keys`: live row keys of each block's sub-queue in key order, deferred ones included.
     `next_sequence`: entity -> first number never reserved. `deferred`: row key -> number.
     `due`: scheduled rows. `attempts`: row key -> attempts recorded last (D6). `next_row_key`: the
-    first key never reserved. `is_clean`: the writer before stopped in order. `sessions`: entity ->
+    first key never reserved. `sessions`: entity ->
     session -> its row keys in ACTIVE, in key order, of entities that require sessions; these are
     in `keys` too. `session_states`: entity -> session -> its state, without the bytes. `outbox` is
     in order of number.
@@ -422,7 +422,6 @@ class LoadedPartition:
     deferred: dict[tuple[int, SubQueue], dict[int, int]] = field(default_factory=dict)
     due: list[PutDue] = field(default_factory=list)
     attempts: dict[int, int] = field(default_factory=dict)
-    is_clean: bool = False
     sessions: dict[int, dict[bytes, array[int]]] = field(default_factory=dict)
     session_states: dict[int, dict[bytes, StoredState]] = field(default_factory=dict)
     seen: list[RecordIds] = field(default_factory=list)

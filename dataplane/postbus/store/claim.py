@@ -2,23 +2,24 @@
 
 Each writer connection holds a session advisory lock (partition, slot); a claim ends the backends
 that hold them, gets every lock, which proves that nothing of theirs can commit any more, and raises
-the epoch in its own commit. The owner row tells other brokers whether its writer is alive. Called
-by the journal on its own connections only.
+the epoch in its own commit. The owner row names the incarnation that claimed it; whether that one
+lives is told by its beats. Called by the journal on its own connections only.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import Final, NamedTuple
+from uuid import UUID
 
+from postbus.store.beats import Beats, Owner
 from postbus.store.errors import Connection, Fenced, StoreUnavailable, translated
-from postbus.store.migrate import migrate_partition, refuse_newer
+from postbus.store.incarnation import Process
+from postbus.store.migrate import migrate_partition, prepare_partition, refuse_newer
 
-SILENCE_MS: Final = 5_000
-"""A writer that did not write its heartbeat for so long may be taken over (D9)."""
 LOCK_MS: Final = 3_000
 """How long an ended backend may take to leave its locks before the claim is given up."""
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 LOCK_CLASS: Final = 0x5042_0000  # "PB" and the partition; the second key is the slot
 
 
@@ -31,79 +32,92 @@ class Slot(IntEnum):
 
 
 class Claim(NamedTuple):
-    """A partition that is ours now. `was_clean`: the writer before released it in order."""
+    """A partition that is ours now."""
 
     epoch: int
-    was_clean: bool
     persisted_ms: int
     catalog_version: int
 
 
-async def claim_partition(connection: Connection, partition_id: int, broker_name: str) -> Claim:
-    """Take the partition; on return the connection holds the lock of the first writer.
+async def claim_partition(connection: Connection, partition_id: int, beats: Beats) -> Claim:
+    """Take the partition, whose tables are made if need be; we beat already.
 
-    Raises Fenced (another broker is alive), StoreUnavailable (a former backend does not end),
-    SchemaTooNew.
+    On return the connection holds the lock of the first writer. Raises Fenced (another broker is
+    alive), StoreUnavailable (a former backend does not end), SchemaTooNew.
     """
+    identity = await beats.begin()
     with translated():
+        await prepare_partition(connection, partition_id)
         await connection.execute(SET_LOCK_TIMEOUT, str(LOCK_MS))
         for slot in Slot:
-            await _check_owner(connection, broker_name)
-            await connection.fetch(END_HOLDERS, LOCK_CLASS | partition_id, slot, broker_name)
+            await _make_way(connection, beats, identity, partition_id)
+            await connection.fetch(END_HOLDERS, LOCK_CLASS | partition_id, slot, identity)
             await connection.execute(
                 "select pg_advisory_lock($1, $2)", LOCK_CLASS | partition_id, slot
             )
         # Somebody else may have claimed the partition while we waited.
-        version = await _check_owner(connection, broker_name)
+        version = await _make_way(connection, beats, identity, partition_id)
         await migrate_partition(connection, version)
-        row = await connection.fetchrow(RAISE_EPOCH, broker_name, PROTOCOL_VERSION)
+        row = await connection.fetchrow(RAISE_EPOCH, beats.broker.name, PROTOCOL_VERSION, identity)
         assert row is not None
         for slot in (Slot.SECOND_WRITER, Slot.STAGING):
             await connection.execute(UNLOCK, LOCK_CLASS | partition_id, slot)
         await connection.execute(SET_LOCK_TIMEOUT, "0")
-    return Claim(row["epoch"], row["was_clean"], row["persisted_ms"], row["catalog_version"])
+    return Claim(row["epoch"], row["persisted_ms"], row["catalog_version"])
 
 
 SET_LOCK_TIMEOUT: Final = "select set_config('lock_timeout', $1, false)"
 UNLOCK: Final = "select pg_advisory_unlock($1, $2)"
 END_HOLDERS: Final = """
 select pg_terminate_backend(pid)
-from pg_locks, owner
+from pg_locks, owner o
 where locktype = 'advisory' and granted and objsubid = 2
   and database = (select oid from pg_database where datname = current_database())
   and classid = $1::int::oid and objid = $2::int::oid
   and pid <> pg_backend_pid()
   and (
-      is_released or broker_name = $3
-      or (extract(epoch from clock_timestamp()) * 1000)::bigint - heartbeat_ms >= 5000
+      is_released or incarnation = $3::uuid or not exists (
+          select from postbus.broker b
+          where b.incarnation = o.incarnation and b.ended_by is null
+      )
   )
 """
 """Asks for the owner again: two that claim at once must not end the one that has just won."""
 RAISE_EPOCH: Final = """
-update owner as o
-set epoch = o.epoch + 1, broker_name = $1, protocol_version = $2, is_released = false,
-    is_clean = false, heartbeat_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint
-from owner as before
-returning o.epoch, before.is_clean as was_clean, o.persisted_ms, o.catalog_version
+update owner
+set epoch = epoch + 1, broker_name = $1, protocol_version = $2, incarnation = $3,
+    is_released = false
+returning epoch, catalog_version,
+    greatest(persisted_ms, (select max(b.persisted_ms) from postbus.broker b)) as persisted_ms
 """
 
 
-async def _check_owner(connection: Connection, broker_name: str) -> int:
-    """Return the schema version; raise Fenced while another broker is alive."""
+async def _make_way(connection: Connection, beats: Beats, identity: UUID, partition_id: int) -> int:
+    """Return the schema version of a partition that may be claimed; raise Fenced else."""
     row = await connection.fetchrow(READ_OWNER)
     if row is None:
         raise StoreUnavailable("the partition has no owner row yet")
     refuse_newer(row["schema_version"], "partition")
-    is_ours = row["is_released"] or row["broker_name"] == broker_name
-    if not is_ours and row["silence_ms"] < SILENCE_MS:
-        raise Fenced(f"the partition is owned by {row['broker_name']}")
-    return int(row["schema_version"])
+    version = int(row["schema_version"])
+    if row["is_released"] or row["incarnation"] == identity:
+        return version
+    if row["incarnation"] is None:
+        beats.outwait(partition_id, row["heartbeat_ms"], row["broker_name"])
+    elif row["is_alive"]:
+        process = Process(*(row[name] for name in Process._fields))
+        owner = Owner(
+            row["incarnation"], row["broker_name"], process, row["beat"], row["started_at"]
+        )
+        await beats.take_place_of(owner, connection)
+    return version
 
 
 READ_OWNER: Final = """
-select broker_name, is_released, schema_version,
-       (extract(epoch from clock_timestamp()) * 1000)::bigint - heartbeat_ms as silence_ms
-from owner
+select o.broker_name, o.is_released, o.schema_version, o.incarnation, o.heartbeat_ms,
+       coalesce(b.ended_by is null and b.incarnation is not null, false) as is_alive, b.beat,
+       b.host, b.pid, b.boot_id, b.pid_namespace, b.started_ticks, b.data_lock,
+       to_char(b.started_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as started_at
+from owner o left join postbus.broker b on b.incarnation = o.incarnation
 """
 
 
@@ -117,26 +131,6 @@ async def take_slot(connection: Connection, partition_id: int, slot: Slot, epoch
             raise Fenced
 
 
-async def beat(connection: Connection, epoch: int, persisted_ms: int) -> None:
-    """Write the heartbeat; raises Fenced when the epoch is not ours any more.
-
-    The commit does not wait for the disk: a heartbeat lost with a crash of the server tells no lie.
-    """
-    if await connection.fetchval(BEAT, epoch, persisted_ms) != epoch:
-        raise Fenced
-
-
-BEAT: Final = """
-with quick as materialized (select set_config('synchronous_commit', 'off', true))
-update owner
-set heartbeat_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint,
-    persisted_ms = greatest(persisted_ms, $2)
-from quick
-where epoch = $1
-returning epoch
-"""
-
-
 async def release(connection: Connection, epoch: int, persisted_ms: int) -> None:
     """Give the partition up in order: anybody may claim it at once."""
     await connection.execute(RELEASE, epoch, persisted_ms)
@@ -144,7 +138,6 @@ async def release(connection: Connection, epoch: int, persisted_ms: int) -> None
 
 RELEASE: Final = """
 update owner
-set is_released = true, is_clean = true, persisted_ms = greatest(persisted_ms, $2),
-    heartbeat_ms = (extract(epoch from clock_timestamp()) * 1000)::bigint
+set is_released = true, persisted_ms = greatest(persisted_ms, $2)
 where epoch = $1
 """

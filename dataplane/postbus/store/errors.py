@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
+from uuid import UUID
 
 import asyncpg
 
@@ -34,6 +35,11 @@ class StoreUnavailable(StoreError):
 
 class Fenced(StoreUnavailable):
     """Another broker owns the partition."""
+
+    def __init__(self, detail: str = "", owner: UUID | None = None) -> None:
+        """`owner` is its incarnation, None when that is not known."""
+        self.owner = owner
+        super().__init__(detail)
 
 
 class StoreFull(StoreUnavailable):

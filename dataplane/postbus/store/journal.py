@@ -2,7 +2,7 @@
 
 Whatever is queued while commits are in flight forms the next one. At most two are in flight, on
 two connections, and only if both are plain (D20); outcomes are told strictly in order. The journal
-claims its partition when it opens and proves each second that it still owns it (D9). After the
+claims its partition when it opens and owns it while the broker's beats say so (D9). After the
 first failure it is dead: it says what was not applied and what is unknown (D10), and the host opens
 another one, whose claim ends our backends first. Called by `broker/host.py` only.
 """
@@ -34,7 +34,7 @@ from postbus.store.batch import (
     extra_rows,
     is_barrier,
 )
-from postbus.store.claim import Slot, beat, claim_partition, release, take_slot
+from postbus.store.claim import Slot, claim_partition, release, take_slot
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import (
     CONNECTION_ERRORS,
@@ -44,7 +44,6 @@ from postbus.store.errors import (
     refusal_of,
 )
 from postbus.store.load import load_partition
-from postbus.store.migrate import prepare_partition
 from postbus.store.postgres import Store
 from postbus.store.reads import Reader
 from postbus.store.staging import bodies_to_stage, stage_bodies
@@ -63,7 +62,6 @@ QUEUED_ROWS: Final = 50_000
 ANSWER_S: Final = 5.0
 """A commit without an answer for so long is unknown (D10)."""
 WATCH_S: Final = 0.5
-BEAT_S: Final = 1.0
 ALONE_S: Final = 10.0
 """How long outcomes are committed singly before batches form again. Our choice: long enough to meet
 the outcome that failed before when its client repeats it."""
@@ -115,13 +113,12 @@ class Journal(Generic[P]):
         """Only `open` calls this."""
         self.partition_id = partition_id
         self.epoch = epoch
-        self.confirmed_at = time.monotonic()
         self.queued_bytes = 0
         self.queued_rows = 0
         self._store = store
         self._on_committed = on_committed
         self._on_failed = on_failed
-        self._alone_until = self.confirmed_at + ALONE_S if one_by_one else 0.0
+        self._alone_until = time.monotonic() + ALONE_S if one_by_one else 0.0
         self._loop = asyncio.get_running_loop()
         self._counters = counters
         self._reader = Reader(store, partition_id)
@@ -132,10 +129,7 @@ class Journal(Generic[P]):
         self._lanes: list[_Lane[P]] = []
         self._is_opening_second = False
         self._is_gathering = False  # a writer will look at the queue without being woken
-        self._is_beat_due = False
         self._is_sweep_due = False
-        self._beaten_at = self.confirmed_at
-        self._busy_since: float | None = None  # of a statement that is no commit
         self._persisted_ms = 0
         self._waiting_rows = 0
         self._is_dead = False
@@ -149,7 +143,6 @@ class Journal(Generic[P]):
         cls,
         store: Store,
         partition_id: int,
-        broker_name: str,
         *,
         on_committed: OnCommitted[P],
         on_failed: OnFailed[P],
@@ -165,11 +158,14 @@ class Journal(Generic[P]):
         """
         await store.open()
         connection = await store.connect_writer(partition_id)
+
+        def on_end(_: Exception) -> None:
+            connection.terminate()
+
+        store.beats.follow(on_end)
         try:
-            await prepare_partition(connection, partition_id)
-            claim = await claim_partition(connection, partition_id, broker_name)
+            claim = await claim_partition(connection, partition_id, store.beats)
             loaded, sides = await load_partition(connection, claim)
-            loaded.is_clean = claim.was_clean
             journal = cls(
                 store,
                 partition_id,
@@ -189,6 +185,9 @@ class Journal(Generic[P]):
             if meaning is None or meaning is error:
                 raise
             raise meaning from error
+        finally:
+            store.beats.unfollow(on_end)
+        store.beats.follow(journal._end)
         journal._watch = journal._loop.call_later(WATCH_S, journal._look)
         return journal, loaded
 
@@ -217,6 +216,11 @@ class Journal(Generic[P]):
         self._waiting_rows += row_count
         if not self._is_gathering and len(self._in_flight) < 2:
             self._kick()
+
+    @property
+    def confirmed_at(self) -> float:
+        """Until when the partition was certainly ours, in seconds of `boottime_s`."""
+        return self._store.beats.confirmed_at
 
     @property
     def is_idle(self) -> bool:
@@ -294,6 +298,7 @@ class Journal(Generic[P]):
     def abandon(self) -> None:
         """Drop the connections of a journal that is dead or not wanted any more; never raises."""
         self._is_dead = True
+        self._store.beats.unfollow(self._end)
         if self._watch is not None:
             self._watch.cancel()
         for lane in self._lanes:
@@ -407,9 +412,6 @@ class Journal(Generic[P]):
     async def _write(self, lane: _Lane[P]) -> None:
         """Commit batches on one connection until the journal is dead."""
         while not self._is_dead:
-            if self._is_beat_due and lane.slot is Slot.FIRST_WRITER:
-                await self._beat(lane.writer)
-                continue
             await self._gather()
             if self._is_dead:
                 return
@@ -452,24 +454,9 @@ class Journal(Generic[P]):
             return
         batch.is_done = True
         self._counters.note_commit(time.monotonic() - batch.started, batch.row_count)
-        if batch.is_sent or batch.is_fold:  # replies without a write prove nothing
-            self.confirmed_at = max(self.confirmed_at, batch.started)
         self._tell()
         if self._upkeep.note(batch) and not self._is_dead:
             self._spawn(self._vacuum())
-
-    async def _beat(self, writer: Writer) -> None:
-        """Write the heartbeat, which proves that the partition is ours."""
-        self._is_beat_due = False
-        self._busy_since = started = time.monotonic()
-        try:
-            await beat(writer.connection, self.epoch, self._persisted_ms)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
-            self._end(error)
-            return
-        self._busy_since = None
-        self._beaten_at = started
-        self.confirmed_at = max(self.confirmed_at, started)
 
     def _tell(self) -> None:
         """Tell what is durable, in order; then end if what comes next has failed."""
@@ -480,6 +467,8 @@ class Journal(Generic[P]):
             self.queued_rows -= batch.row_count
             if batch.inserts:
                 self._persisted_ms = max(self._persisted_ms, batch.inserts[-1].enqueued_ms)
+                beats = self._store.beats
+                beats.persisted_ms = max(beats.persisted_ms, self._persisted_ms)
             if batch.entries:
                 if self._alone_until and self._alone_until < time.monotonic():
                     self._alone_until = 0.0
@@ -517,22 +506,15 @@ class Journal(Generic[P]):
         self._on_failed(failed, as_store_error(error) or error)
 
     def _look(self) -> None:
-        """Look each half second: commits without an answer, heartbeat due."""
+        """Look each half second: commits without an answer, connections that ended."""
         now = time.monotonic()
         self._watch = self._loop.call_later(WATCH_S, self._look)
         silent = StoreUnavailable(f"the store did not answer within {ANSWER_S:.0f} s")
         for batch in list(self._in_flight):
             if not batch.is_done and now - batch.started > ANSWER_S:
                 self._batch_failed(batch, silent)
-        if self._busy_since is not None and now - self._busy_since > ANSWER_S:
-            self._end(silent)
-        if self._is_dead:
-            return
-        if now - self._beaten_at >= BEAT_S and self._busy_since is None:
-            self._is_beat_due = True
-            first = self._lanes[0]
-            if first.wake is not None and not first.wake.done():
-                first.wake.set_result(None)
+        if not self._is_dead and any(lane.writer.connection.is_closed() for lane in self._lanes):
+            self._end(StoreUnavailable("a connection of the writers was ended"))
 
     # --- connections and tasks --------------------------------------------------------------------
 

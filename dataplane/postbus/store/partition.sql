@@ -163,18 +163,20 @@ create table inbound (
     constraint inbound_pkey primary key (entity_no, source_partition)
 ) with (fillfactor = 50);
 
--- Who writes this partition. `heartbeat_ms` is database time, `persisted_ms` entity time.
+-- Who writes this partition. `incarnation` is that of postbus.broker; null: it was a broker of an
+-- earlier version, which writes `heartbeat_ms` (database time) itself. `persisted_ms` is entity
+-- time.
 create table owner (
     is_only boolean not null default true,
     epoch bigint not null default 0,
     broker_name text not null default '',
     heartbeat_ms bigint not null default 0,
     is_released boolean not null default true,
-    is_clean boolean not null default true,
     schema_version integer not null,
     protocol_version integer not null default 0,
     persisted_ms bigint not null default 0,
     catalog_version bigint not null default 0,
+    incarnation uuid,
     constraint owner_pkey primary key (is_only),
     constraint owner_is_only check (is_only)
 ) with (fillfactor = 50);

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
+from postbus.store.beats import ANSWER_S, Beats
 from postbus.store.connections import Lane, connect
 from postbus.store.errors import (
     COMMIT_MS,
@@ -27,6 +28,7 @@ from postbus.store.errors import (
     StoreUnavailable,
     translated,
 )
+from postbus.store.incarnation import Broker, this_process
 from postbus.store.migrate import (
     partition_holds_anything,
     prepare_partition,
@@ -66,10 +68,11 @@ key: 50 times slower. Source: measured with Postgres 15; tests/store/test_upkeep
 class Store:
     """One Postgres database, home of one or more partitions.
 
-    `unsafe` accepts servers that may lose what they confirmed (fsync off and the like).
+    `unsafe` accepts servers that may lose what they confirmed (fsync off and the like); `broker` is
+    who claims partitions.
     """
 
-    def __init__(self, dsn: str, *, unsafe: bool = False) -> None:
+    def __init__(self, dsn: str, *, unsafe: bool = False, broker: Broker | None = None) -> None:
         self._dsn = dsn
         self._unsafe = unsafe
         self._opening = asyncio.Lock()
@@ -79,6 +82,8 @@ class Store:
         self._read = Lane(self._connect_read)
         self._side = Lane(self._connect_side)
         self._vacuum = Lane(self._connect_vacuum)
+        broker = broker or Broker("broker-0", this_process())
+        self.beats = Beats(self._connect_beat, broker, self._drop_lanes)
 
     @property
     def where(self) -> str:
@@ -157,9 +162,19 @@ class Store:
             return await connect(self._dsn, f"postbus writer {partition_id}", settings)
 
     async def close(self) -> None:
-        """Close the shared connections; a later use opens them again."""
+        """End our life in the store, close what is shared; a later use opens it again."""
+        await self.beats.stop()
         for lane in (self._read, self._side, self._vacuum):
             await lane.close()
+
+    def _drop_lanes(self) -> None:
+        """Let nobody wait for a database that is gone."""
+        for lane in (self._read, self._side, self._vacuum):
+            lane.drop()
+
+    async def _connect_beat(self) -> Connection:
+        settings = {"synchronous_commit": self._synchronous_commit}
+        return await connect(self._dsn, "postbus beat", settings, statement_s=ANSWER_S - 0.5)
 
     async def _connect_read(self) -> Connection:
         settings = PLAN_SETTINGS | {"default_transaction_read_only": "on"}

@@ -100,3 +100,22 @@ create table postbus.audit (
     detail jsonb not null,
     outcome text
 );
+
+-- Lives of brokers. `beat` grows each second while one lives; whoever takes over from it says who
+-- in `ended_by`. The columns between say which process it is, `schema_version` the newest tables
+-- that it knows, `persisted_ms` the highest time of an entity in what it committed.
+create table postbus.broker (
+    incarnation uuid primary key,
+    broker_name text not null,
+    host text not null,
+    pid integer not null,
+    boot_id text not null,
+    pid_namespace text not null,
+    started_ticks bigint not null,
+    data_lock text not null,
+    schema_version integer not null,
+    started_at timestamptz not null default now(),
+    beat bigint not null default 0,
+    persisted_ms bigint not null default 0,
+    ended_by text
+) with (fillfactor = 50);

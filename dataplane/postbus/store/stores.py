@@ -12,14 +12,17 @@ from typing import Final
 from uuid import UUID
 
 from postbus.store.errors import StoreError, StoreMisconfigured
+from postbus.store.incarnation import Broker
 from postbus.store.postgres import Store
 
 
 class Stores:
     """All databases of one bus, in the order they were named."""
 
-    def __init__(self, dsns: Sequence[str], *, unsafe: bool = False) -> None:
-        self._stores = [Store(dsn, unsafe=unsafe) for dsn in dsns]
+    def __init__(
+        self, dsns: Sequence[str], *, unsafe: bool = False, broker: Broker | None = None
+    ) -> None:
+        self._stores = [Store(dsn, unsafe=unsafe, broker=broker) for dsn in dsns]
 
     @property
     def first(self) -> Store:

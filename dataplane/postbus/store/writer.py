@@ -75,6 +75,8 @@ class Writer:
         """Prepare the hot statements; the others are prepared at first use."""
         for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
             await self._prepare(sql)
+        # The driver ends no transaction after a prepare: idle, we would hold locks of the tables.
+        await self.connection.execute("select 1")
 
     async def _prepare(self, sql: str) -> Statement:
         """Prepare a statement for good: without a name the driver sends its text each time."""

@@ -1,0 +1,95 @@
+"""Which process a broker is, and whether a former one of its name is provably gone (D9).
+
+A name proves nothing: two processes may have it, and one that was cut off may still deliver. Gone
+is only what this machine itself says is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import UUID
+
+PROC: Final = Path("/proc")
+BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime_s() -> float:
+    """Return seconds since some moment; unlike monotonic time they pass in a suspended machine."""
+    return time.clock_gettime(BOOT_CLOCK)
+
+
+class Process(NamedTuple):
+    """A process as its machine knows it.
+
+    `boot_id` and `pid_namespace` are empty where the system does not tell, and nothing is provable
+    then. `started_ticks`: when it began, in the kernel's ticks since the boot, since ids of
+    processes are used again. `data_lock`: device and inode of the locked file of its data
+    directory, empty for one without.
+    """
+
+    host: str
+    pid: int
+    boot_id: str = ""
+    pid_namespace: str = ""
+    started_ticks: int = 0
+    data_lock: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {self.host}"
+
+
+class Broker(NamedTuple):
+    """Who claims partitions: a name, and the process that has it."""
+
+    name: str
+    process: Process
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.process}"
+
+
+def this_process(data_lock: str = "") -> Process:
+    """Return this one; `data_lock`: see `Process`."""
+    pid = os.getpid()
+    try:
+        boot_id = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        pid_namespace = os.readlink(PROC / "self/ns/pid")
+    except OSError:
+        boot_id = pid_namespace = ""
+    return Process(
+        socket.gethostname(), pid, boot_id, pid_namespace, _started_ticks(pid) or 0, data_lock
+    )
+
+
+def is_provably_gone(
+    former: Process, identity: UUID, ours: Process, living: Container[UUID]
+) -> bool:
+    """Say whether the process of a former incarnation `identity` has certainly ended.
+
+    `living`: the incarnations of our own process. True only on the machine, and in the boot, that
+    it ran on: its process is not there any more, or we hold the lock that it held.
+    """
+    if not former.boot_id or former.boot_id != ours.boot_id:
+        return False
+    if former.data_lock and former.data_lock == ours.data_lock:
+        return identity not in living
+    if former.pid_namespace != ours.pid_namespace:
+        return False
+    if (former.pid, former.started_ticks) == (ours.pid, ours.started_ticks):
+        return identity not in living
+    return _started_ticks(former.pid) != former.started_ticks
+
+
+def _started_ticks(pid: int) -> int | None:
+    """Return when a process began, None when there is none or it is dead already."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
