@@ -99,6 +99,32 @@ def test_examples_are_valid_manifests() -> None:
 
 
 @pytest.mark.slow
+def test_check_warns_of_what_is_hardly_meant(tmp_path: Path) -> None:
+    for path in EXAMPLES.glob("*.yaml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    with (tmp_path / "loop.yaml").open("w") as file:
+        file.write(LOOP)
+    done = postbus("check", str(tmp_path))
+    warned, *_ = done.stdout.splitlines()
+    circle = "spec.forwardTo: messages go in a circle until they are dead-lettered: loop -> loop"
+    assert done.returncode == 0
+    assert warned.startswith("warning ")
+    assert warned.endswith(f"loop.yaml:8: {circle}")
+
+
+LOOP = """\
+apiVersion: postbus.dev/v1alpha1
+kind: Queue
+metadata:
+  name: loop
+spec:
+  owner:
+    name: example-bus
+  forwardTo: loop
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["dev", "serve", "check"])
 def test_wrong_manifest_is_named_with_line_and_field(command: str, folder: Path) -> None:
     path = folder / "bus.yaml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,6 +31,7 @@ from postbus.definitions import (
     complete,
     doubled_rule,
     forwarding_problems,
+    forwarding_warnings,
     in_order_of_forwarding,
     rule_count_problem,
     tier_problems,
@@ -160,14 +160,6 @@ def test_premium_is_partitioned_when_the_namespace_is_made_or_not_at_all() -> No
     assert "when it is created" in tier_problems(asked, PREMIUM)["enablePartitioning"]
 
 
-@pytest.mark.parametrize("model", [queue, subscription])
-def test_what_requires_sessions_cannot_forward(model: Callable[..., QueueProperties]) -> None:
-    asked = model(requiresSession=True, forwardTo="elsewhere")
-    assert list(tier_problems(complete(asked, STANDARD), STANDARD)) == ["forwardTo"]
-    dead = model(requiresSession=True, forwardDeadLetteredMessagesTo="elsewhere")
-    assert tier_problems(complete(dead, STANDARD), STANDARD) == {}
-
-
 # --- the past -----------------------------------------------------------------------------------
 
 
@@ -215,7 +207,10 @@ class Namespace:
         return self.all[name.lower()]
 
     def problems(self, name: str) -> dict[str, str]:
-        return forwarding_problems(self.all[name.lower()], self.all.get, self.subscriptions_of)
+        return forwarding_problems(self.all[name.lower()], self.all.get)
+
+    def warnings(self, name: str) -> dict[str, str]:
+        return forwarding_warnings(self.all[name.lower()], self.all.get, self.subscriptions_of)
 
     def subscriptions_of(self, name: str) -> list[Described]:
         return [
@@ -237,12 +232,25 @@ def test_messages_are_not_forwarded_to_a_subscription() -> None:
     assert "to a queue or a topic" in bus.problems("a")["forwardTo"]
 
 
-@pytest.mark.parametrize("field", ["forwardTo", "forwardDeadLetteredMessagesTo"])
-def test_nothing_forwards_to_itself(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "warning"),
+    [
+        ("forwardTo", "messages go in a circle until they are dead-lettered: "),
+        ("forwardDeadLetteredMessagesTo", "dead letters come back to where they died"),
+    ],
+)
+def test_what_forwards_to_itself_is_warned_of(field: str, warning: str) -> None:
     bus = Namespace(a=queue(**{field: "A"}), t=topic(), t__s=subscription(**{field: "T"}))
-    assert bus.problems("a") == {field: "an entity cannot forward to itself"}
-    path = "t/Subscriptions/s"
-    assert bus.problems(path) == {field: "a subscription cannot forward to its own topic"}
+    way = {"a": "a -> a", "t/Subscriptions/s": "t/Subscriptions/s -> t"}
+    for name, said in way.items():
+        assert bus.problems(name) == {}
+        assert bus.warnings(name) == {field: warning + (said if field == "forwardTo" else "")}
+
+
+def test_sessions_that_are_forwarded_are_warned_of() -> None:
+    bus = Namespace(a=queue(requiresSession=True, forwardTo="b"), b=queue(requiresSession=True))
+    assert "no session is received" in bus.warnings("a")["forwardTo"]
+    assert bus.warnings("b") == {}
 
 
 def test_a_subscription_may_forward_to_a_queue_of_its_own_name() -> None:
@@ -250,7 +258,7 @@ def test_a_subscription_may_forward_to_a_queue_of_its_own_name() -> None:
     assert bus.problems("t/Subscriptions/audit") == {}
 
 
-def test_a_circle_is_refused_with_the_way_it_goes() -> None:
+def test_a_circle_is_warned_of_with_the_way_it_goes() -> None:
     bus = Namespace(
         a=queue(forwardTo="T"),
         t=topic(),
@@ -258,16 +266,18 @@ def test_a_circle_is_refused_with_the_way_it_goes() -> None:
         t__two=subscription(forwardTo="b"),
         b=queue(forwardTo="a"),
     )
-    assert bus.problems("a")["forwardTo"] == "messages would go in a circle: a -> t -> b -> a"
-    path = "t/Subscriptions/two"
-    assert bus.problems(path)["forwardTo"].endswith("t/Subscriptions/two -> b -> a -> t")
-    bus.add("b", queue())
     assert bus.problems("a") == {}
+    assert bus.warnings("a")["forwardTo"].endswith("dead-lettered: a -> t -> b -> a")
+    path = "t/Subscriptions/two"
+    assert bus.warnings(path)["forwardTo"].endswith("t/Subscriptions/two -> b -> a -> t")
+    bus.add("b", queue())
+    assert bus.warnings("a") == {}
 
 
 def test_dead_letters_may_come_back_by_way_of_another_queue() -> None:
     bus = Namespace(a=queue(forwardDeadLetteredMessagesTo="retry"), retry=queue(forwardTo="a"))
     assert bus.problems("a") == bus.problems("retry") == {}
+    assert bus.warnings("a") == bus.warnings("retry") == {}
 
 
 names = st.sampled_from("abcdef")
@@ -285,13 +295,13 @@ def test_order_of_forwarding_makes_no_circle_on_the_way(
     end = Namespace(**{name: queue(forwardTo=to) for name, to in {**everything, **after}.items()})
     for bus in (start, end):
         for name in list(bus.all):
-            if bus.problems(name):
+            if bus.warnings(name):
                 bus.add(name, queue())
     ordered = in_order_of_forwarding(end.all.values())
     assert sorted(each.name for each in ordered) == list("abcdef")
     for each in ordered:
         start.add(each.name, each.properties)
-        assert start.problems(each.name) == {}
+        assert start.problems(each.name) == start.warnings(each.name) == {}
 
 
 # --- rules --------------------------------------------------------------------------------------

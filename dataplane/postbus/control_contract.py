@@ -142,7 +142,11 @@ def _canonical(model: BaseModel, without: set[str]) -> dict[str, Any]:
 
 
 class EntityFacts(Told):
-    """What is said of every entity. `version` is its ETag."""
+    """What is said of every entity. `version` is its ETag.
+
+    `warnings`, told of one entity and not in lists: what of the definition is allowed and hardly
+    meant, each with its field.
+    """
 
     entity_id: int
     name: str
@@ -152,6 +156,7 @@ class EntityFacts(Told):
     updated_at: datetime
     is_partitioned: bool
     partitions: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class QueueDescription(EntityFacts):

@@ -92,12 +92,6 @@ def tier_problems(properties: EntityProperties, limits: NamespaceLimits) -> dict
                 "in Premium the namespace is partitioned as a whole, when it is created"
                 " (premiumMessagingPartitions)"
             )
-    if (
-        not isinstance(properties, TopicProperties)
-        and properties.requires_session
-        and properties.forward_to is not None
-    ):
-        problems["forwardTo"] = "an entity that requires sessions cannot forward its messages"
     return problems
 
 
@@ -161,15 +155,12 @@ def _said(value: object) -> str:
 
 
 def forwarding_problems(
-    wanted: Definition,
-    find: Callable[[str], Definition | None],
-    subscriptions_of: Callable[[str], Iterable[Definition]],
+    wanted: Definition, find: Callable[[str], Definition | None]
 ) -> dict[str, str]:
-    """Say where messages cannot be forwarded to, or would come back from.
+    """Say where messages cannot be forwarded to.
 
     A target must exist when it is named, as in Azure; when it is deleted later, what goes there is
-    dead-lettered. `find` and `subscriptions_of` take names in lower case. Dead letters may go in
-    circles through other entities (a retry queue): each hop is counted, and few are allowed.
+    dead-lettered. `find` takes names in lower case.
     """
     problems: dict[str, str] = {}
     properties = wanted.properties
@@ -183,18 +174,47 @@ def forwarding_problems(
             continue
         name = target.lower()
         if name == wanted.name.lower():
-            problems[field] = "an entity cannot forward to itself"
-        elif wanted.kind is EntityKind.SUBSCRIPTION and name == topic_of(wanted.name).lower():
-            problems[field] = "a subscription cannot forward to its own topic"
-        elif (found := find(name)) is None:
+            continue
+        if (found := find(name)) is None:
             problems[field] = f"there is no queue or topic {target}"
         elif found.kind is EntityKind.SUBSCRIPTION:
             problems[field] = "messages are forwarded to a queue or a topic"
-    if properties.forward_to is not None and "forwardTo" not in problems:
+    return problems
+
+
+def forwarding_warnings(
+    wanted: Definition,
+    find: Callable[[str], Definition | None],
+    subscriptions_of: Callable[[str], Iterable[Definition]],
+) -> dict[str, str]:
+    """Say what of forwarding is allowed, as in Azure, and hardly meant.
+
+    Messages that go in a circle end in a transfer dead-letter queue, since each hop is counted and
+    few are allowed. Dead letters may come back by way of another entity: that is a retry queue.
+    """
+    warnings: dict[str, str] = {}
+    properties = wanted.properties
+    if isinstance(properties, TopicProperties):
+        return warnings
+    if properties.forward_to is not None:
         way = _way_back(wanted, properties.forward_to.lower(), find, subscriptions_of)
         if way:
-            problems["forwardTo"] = f"messages would go in a circle: {' -> '.join(way)}"
-    return problems
+            warnings["forwardTo"] = (
+                f"messages go in a circle until they are dead-lettered: {' -> '.join(way)}"
+            )
+        elif properties.requires_session:
+            warnings["forwardTo"] = "all its messages are forwarded: no session is received"
+    dead_to = properties.forward_dead_lettered_messages_to
+    if dead_to is not None and dead_to.lower() in _homes(wanted):
+        warnings["forwardDeadLetteredMessagesTo"] = "dead letters come back to where they died"
+    return warnings
+
+
+def _homes(wanted: Definition) -> set[str]:
+    """Return the names under which messages come to an entity, in lower case."""
+    name = wanted.name.lower()
+    is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
+    return {name, topic_of(name)} if is_subscription else {name}
 
 
 def _way_back(
@@ -204,8 +224,7 @@ def _way_back(
     subscriptions_of: Callable[[str], Iterable[Definition]],
 ) -> list[str]:
     """Return the names on the way from an entity back to it, empty when there is none."""
-    is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
-    goals = {wanted.name.lower()} | ({topic_of(wanted.name).lower()} if is_subscription else set())
+    goals = _homes(wanted)
     came_from: dict[str, str | None] = {target: None}
     open_names = [target]
     while open_names:
@@ -242,7 +261,8 @@ def _targets_of(
 def in_order_of_forwarding(definitions: Iterable[Definition]) -> list[Definition]:
     """Return targets before what forwards to them; a topic comes after its subscriptions.
 
-    When definitions are changed in this order, no circle appears that is not in the result.
+    When definitions are changed in this order, no circle appears that is not in the result. Where
+    there is one, each of it may come first.
     """
     named = {each.name.lower(): each for each in definitions}
     subscriptions: dict[str, list[Definition]] = {}
@@ -258,7 +278,7 @@ def in_order_of_forwarding(definitions: Iterable[Definition]) -> list[Definition
             if is_ready:
                 ordered[name] = named[name]
                 continue
-            if name not in named or name in begun:  # begun and not ready: a circle, refused anyway
+            if name not in named or name in begun:  # begun and not ready: a circle
                 continue
             begun.add(name)
             waiting.append((name, True))

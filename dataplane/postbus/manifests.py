@@ -13,7 +13,7 @@ import binascii
 import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -40,6 +40,7 @@ from postbus.definitions import (
     complete,
     doubled_rule,
     forwarding_problems,
+    forwarding_warnings,
     rule_count_problem,
     rules_size_problem,
     tier_problems,
@@ -111,7 +112,8 @@ class SubscriptionDefinition:
 class BusDefinition:
     """A bus namespace with everything that belongs to it.
 
-    `deleted_retention_ms`: how long what is deleted is kept; None: that is not said.
+    `deleted_retention_ms`: how long what is deleted is kept; None: that is not said. `warnings`:
+    what is allowed and hardly meant.
     """
 
     name: str
@@ -121,6 +123,7 @@ class BusDefinition:
     topics: tuple[TopicDefinition, ...] = ()
     subscriptions: tuple[SubscriptionDefinition, ...] = ()
     deleted_retention_ms: int | None = None
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def declared(self) -> NamespaceDefinition:
@@ -322,9 +325,9 @@ class _BusReader:
             tuple(self._subscribed()),
             _said_retention_ms(spec.operator_spec),
         )
-        self._check_forwarding()
+        warnings = tuple(self._check_forwarding())
         self._check_counts()
-        return definition
+        return replace(definition, warnings=warnings)
 
     def _queues(self) -> Iterator[QueueDefinition]:
         for (cluster_namespace, _), (document, queue) in self._read.queues.items():
@@ -427,15 +430,20 @@ class _BusReader:
         if too_large is not None:
             self._complain(document, ("spec", "rules"), too_large)
 
-    def _check_forwarding(self) -> None:
+    def _check_forwarding(self) -> Iterator[Problem]:
+        """Complain about targets that cannot be; yield what is hardly meant."""
+
+        def find(name: str) -> Described | None:
+            return self._entities[name][1] if name in self._entities else None
+
+        def subscriptions_of(topic: str) -> Sequence[Described]:
+            return self._subscriptions.get(topic, ())
+
         for document, described in self._entities.values():
-            problems = forwarding_problems(
-                described,
-                lambda name: self._entities[name][1] if name in self._entities else None,
-                lambda topic: self._subscriptions.get(topic, ()),
-            )
-            for where, message in problems.items():
+            for where, message in forwarding_problems(described, find).items():
                 self._complain(document, ("spec", where), message)
+            for where, message in forwarding_warnings(described, find, subscriptions_of).items():
+                yield document.problem(("spec", where), message)
 
     def _check_counts(self) -> None:
         """Check what only all entities together can exceed."""

@@ -401,7 +401,7 @@ async def test_forwarding_is_checked_when_it_changes(store: Store) -> None:
     await directory.put_queue("a", QueueProperties(forward_to="b"))
     await directory.put_topic("t", TOPIC)
     await directory.put_subscription("t", "s", SubscriptionProperties(forward_to="a"))
-    work = directory.put_queue("b", QueueProperties(forward_to="t"))
+    work = directory.put_queue("b", QueueProperties(forward_to="nowhere"))
     assert await refused(work, directory, catalog) is Refusal.ARGUMENT_OUT_OF_RANGE
     assert await directory.delete("b")  # targets are bound by name: they may go, and come again
     disabled = QueueProperties(forward_to="b", status=EntityStatus.DISABLED)

@@ -82,6 +82,16 @@ def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, k
     }
 
 
+def test_what_is_hardly_meant_is_told_with_the_entity(api: Caller, name: str) -> None:
+    path = path_of("queues", name)
+    api.put(path, {})
+    assert api.get(path).body["warnings"] == []
+    assert api.put(path, {"forwardTo": name}).status == 200
+    (warning,) = api.get(path).body["warnings"]
+    assert warning.startswith("forwardTo: messages go in a circle")
+    api.put(path, {})
+
+
 def test_hash_is_that_of_the_definition_in_any_process(api: Caller, name: str) -> None:
     body = {"lockDuration": "PT90S", "maxDeliveryCount": 3}
     put = api.put(path_of("queues", name), body)

@@ -41,3 +41,23 @@ def test_the_size_of_a_partitioned_entity_is_that_of_all_its_parts(
         lambda: administration.create_queue("plain", max_size_in_megabytes=16 * 1024)
     )
     assert "maxSizeInMegabytes: this tier allows 1024, 2048" in too_large.message
+
+
+def test_a_queue_may_forward_to_itself_and_the_log_warns(
+    bus: BusThread, administration: ServiceBusAdministrationClient
+) -> None:
+    made = administration.create_queue("round", forward_to="round")
+    assert made.forward_to.endswith("/round")
+    (warned,) = [each for each in bus.log.records if getattr(each, "entity", None) == "round"]
+    assert warned.levelname == "WARNING"
+    assert getattr(warned, "field", None) == "forwardTo"
+    assert "round -> round" in str(getattr(warned, "why", ""))
+
+
+def test_an_entity_with_sessions_may_forward(
+    bus: BusThread, administration: ServiceBusAdministrationClient
+) -> None:
+    target = bus.queue(requires_session=True)
+    administration.create_queue("sessions", requires_session=True, forward_to=target)
+    (warned,) = [each for each in bus.log.records if getattr(each, "entity", None) == "sessions"]
+    assert "no session is received" in str(getattr(warned, "why", ""))

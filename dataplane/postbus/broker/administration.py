@@ -36,6 +36,7 @@ from postbus.contract import (
     RuleProperties,
     SubscriptionProperties,
     TopicProperties,
+    subscription_path,
 )
 from postbus.entity.commands import Refusal, Refused, Tick
 from postbus.entity.counts import Counts, sum_of
@@ -191,6 +192,12 @@ class Administration:
         entry = self._directory.find(_key(path))
         return None if entry is None else self._described(entry)
 
+    def warnings_of(self, path: str) -> tuple[str, ...]:
+        """Return what of an entity's definition is allowed and hardly meant, with the field."""
+        entry = self._directory.find(_key(path))
+        found = {} if entry is None else self._directory.warnings_of(entry)
+        return tuple(f"{where}: {why}" for where, why in found.items())
+
     def listed(
         self, kind: EntityKind, topic: str | None = None, skip: int = 0, top: int = 100
     ) -> list[EntityDescription]:
@@ -307,7 +314,15 @@ class Administration:
 
     async def _put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
         put = await self._change(self._directory.put(wanted, condition))
+        self._warn(put.entry)
         return self._described(put.entry, is_new=put.is_new)
+
+    def _warn(self, entry: CatalogEntry) -> None:
+        for where, why in self._directory.warnings_of(entry).items():
+            logger.warning(
+                "a definition is allowed and hardly meant",
+                extra={"entity": entry.name, "field": where, "why": why},
+            )
 
     async def put_all(self, wanted: Sequence[WantedEntity]) -> None:
         """Create or change many in few commits, in order, as a start does.
@@ -315,6 +330,11 @@ class Administration:
         The refusal names the one that cannot be so; those before it are perhaps put.
         """
         await self._change(self._directory.put_all(wanted))
+        for each in wanted:
+            topic = each.topic
+            path = each.name if topic is None else subscription_path(topic, each.name)
+            if (entry := self._directory.find(_key(path))) is not None:
+                self._warn(entry)
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""

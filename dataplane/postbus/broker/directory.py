@@ -32,6 +32,7 @@ from postbus.broker.preconditions import (
     plan,
     refusal,
     rule_named,
+    warnings_of,
 )
 from postbus.contract import (
     LIMITS,
@@ -123,6 +124,10 @@ class Directory:
     def find(self, name: str) -> CatalogEntry | None:
         """Return the entity of a lower-case name; that of a subscription is its path."""
         return self._entries.find(name)
+
+    def warnings_of(self, entry: CatalogEntry) -> dict[str, str]:
+        """Return field -> what of a definition is allowed and hardly meant."""
+        return warnings_of(self._entries, entry)
 
     def begins(self, path: str) -> bool:
         """Say whether a queue or topic has a lower-case path as its name, or lies below it."""

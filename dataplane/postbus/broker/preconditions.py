@@ -30,6 +30,7 @@ from postbus.definitions import (
     complete,
     doubled_rule,
     forwarding_problems,
+    forwarding_warnings,
     rule_count_problem,
     rules_size_problem,
     tier_problems,
@@ -188,9 +189,14 @@ def check_definition(
     if known is not None and known.is_partitioned:  # it may come from another tier (S146)
         problems.pop("enablePartitioning", None)
     if known is None or _forwards_of(known.properties) != _forwards_of(wanted.properties):
-        problems |= forwarding_problems(wanted, entries.find, entries.subscriptions_named)
+        problems |= forwarding_problems(wanted, entries.find)
     if problems:
         raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
+
+
+def warnings_of(entries: Entries, entry: CatalogEntry) -> dict[str, str]:
+    """Return field -> what of a definition is allowed and hardly meant."""
+    return forwarding_warnings(entry, entries.find, entries.subscriptions_named)
 
 
 def check_count(

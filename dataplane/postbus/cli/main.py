@@ -262,6 +262,8 @@ def check(
         if not buses:
             raise InputError(f"{', '.join(map(str, manifests))}: there are no manifests in it")
         for bus in buses:
+            for warning in bus.warnings:
+                out.print(f"[yellow]warning[/yellow] {escape(str(warning))}", soft_wrap=True)
             tier = bus.properties.sku.name.value
             entities = {
                 "queue": bus.queues,

@@ -92,7 +92,8 @@ class ControlEntities:
 
     async def _get_queue(self, call: Call) -> Answer:
         found = self._get(EntityKind.QUEUE, call.names["queue"])
-        return Answer(_queue(found), etag=found.version)
+        warnings = self._administration.warnings_of(found.name)
+        return Answer(_queue(found, warnings), etag=found.version)
 
     async def _put_queue(self, call: Call) -> Answer:
         name, kind = call.names["queue"], EntityKind.QUEUE
@@ -151,7 +152,8 @@ class ControlEntities:
 
     async def _get_subscription(self, call: Call) -> Answer:
         found = self._get(EntityKind.SUBSCRIPTION, _path(call))
-        return Answer(_subscription(found), etag=found.version)
+        warnings = self._administration.warnings_of(found.name)
+        return Answer(_subscription(found, warnings), etag=found.version)
 
     async def _put_subscription(self, call: Call) -> Answer:
         path, kind = _path(call), EntityKind.SUBSCRIPTION
@@ -325,7 +327,7 @@ def _hash(entity: EntityDescription) -> str:
     return applied_hash(entity.properties, [rule.properties for rule in entity.rules])
 
 
-def _facts(entity: EntityDescription) -> dict[str, Any]:
+def _facts(entity: EntityDescription, warnings: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the fields that every description has."""
     return {
         "entity_id": entity.entity_no,
@@ -336,12 +338,13 @@ def _facts(entity: EntityDescription) -> dict[str, Any]:
         "updated_at": _time(entity.updated_ms),
         "is_partitioned": entity.is_partitioned,
         "partitions": entity.partitions,
+        "warnings": warnings,
     }
 
 
-def _queue(entity: EntityDescription) -> QueueDescription:
+def _queue(entity: EntityDescription, warnings: tuple[str, ...] = ()) -> QueueDescription:
     assert isinstance(entity.properties, QueueProperties)
-    return QueueDescription(**_facts(entity), properties=entity.properties)
+    return QueueDescription(**_facts(entity, warnings), properties=entity.properties)
 
 
 def _topic(entity: EntityDescription) -> TopicDescription:
@@ -349,12 +352,14 @@ def _topic(entity: EntityDescription) -> TopicDescription:
     return TopicDescription(**_facts(entity), properties=entity.properties)
 
 
-def _subscription(entity: EntityDescription) -> SubscriptionDescription:
+def _subscription(
+    entity: EntityDescription, warnings: tuple[str, ...] = ()
+) -> SubscriptionDescription:
     topic, _, name = entity.name.rsplit("/", 2)
     said = {each: getattr(entity.properties, each) for each in SubscriptionProperties.model_fields}
     rules = tuple(rule.properties for rule in entity.rules)
     return SubscriptionDescription(
-        **{**_facts(entity), "name": name},
+        **{**_facts(entity, warnings), "name": name},
         topic=topic,
         path=entity.name,
         properties=SubscriptionDefinition.model_construct(**said, rules=rules),
