@@ -219,8 +219,9 @@ def test_bad_names_and_arguments(user: CommandLine) -> None:
     user.fails("describe", "nobody", code=7, says="there is no queue or topic nobody")
     user.fails("describe", "order-events/Subscriptions/nobody", code=7, says="nobody")
     user.fails("get", "subscriptions", code=2, says="subscriptions needs a topic")
-    user.fails("get", "queues", "x", code=2, says="queues needs no name: postbus describe")
-    user.fails("get", "cats", code=2, says="'cats'")
+    user.fails("get", "queues", "x", code=7, says="there is no queue x")
+    user.fails("get", "queues", "x", "y", code=2, says="queues needs no more than a name")
+    user.fails("get", "cats", code=2, says="use queues, topics, subscriptions")
     user.fails("get", "subscriptions", "nobody", code=7, says="nobody")
     user.fails("restore", "nobody", code=7, says="nothing that can be restored is called nobody")
     user.fails("delete", "nobody", "--yes", code=7, says="there is no queue or topic nobody")
@@ -297,7 +298,7 @@ def test_names_are_whole_where_a_terminal_is_narrow(monkeypatch: pytest.MonkeyPa
     screen = Console(file=StringIO(), force_terminal=True, width=40, soft_wrap=True, emoji=False)
     monkeypatch.setattr("postbus.cli.output.out", screen)
     row = {"sequenceNumber": 1, "messageId": "i" * 128, "sessionId": "s" * 30, "body": "b " * 40}
-    print_objects([row], Format.TABLE)
+    print_objects([row], Format.WIDE)
     assert isinstance(screen.file, StringIO)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
     assert "i" * 128 in shown

@@ -113,7 +113,7 @@ def list_letters(
     with expected_failures():
         chosen = _selection(entity, where, transfer, body_contains)
         rows: list[dict[str, Any]] = []
-        body_bytes = BODY_BYTES if bodies or output is not Format.TABLE else SHOWN_BYTES
+        body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
 
         async def work(control: ControlClient) -> None:
             async for each in peeked(
@@ -129,7 +129,7 @@ def list_letters(
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=True, bodies=bodies)
-        if output is Format.TABLE:
+        if output.is_table:
             option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
             chosen.tell_more(len(rows), f"dlq list{option}")
         chosen.warn()
@@ -164,7 +164,7 @@ def summarize(
         groups = run_with(find_target(context), work)
         shown = groups[:count] if count else groups
         print_objects(shown, output, COLUMNS, "no dead letters")
-        if output is Format.TABLE and shown:
+        if output.is_table and shown:
             letters = sum(each["count"] for each in groups)
             out.print(f"{counted(letters, 'dead letter')} in {counted(len(groups), 'group')}")
             if len(shown) < len(groups):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postbus.cli.completion import complete_entities, did_you_mean
 from postbus.cli.contexts import ContextName, find_target
 from postbus.cli.failures import RefusedError, examples, expected_failures, out
 from postbus.cli.output import Format, OutputFormat, Yes, asks_yes, print_objects
+from postbus.cli.watching import watched
 
 if TYPE_CHECKING:
     from postbus.cli.control_client import ControlClient
 
 GET_EPILOG: Final = examples(
     "postbus get queues                       with how many messages they hold",
+    "postbus get queue orders                 only this one",
+    "postbus get queues --watch               again and again, with changes a second",
     "postbus get topics -o json",
     "postbus get subscriptions order-events",
     "postbus get rules order-events large-orders",
@@ -52,6 +57,25 @@ class Kind(StrEnum):
     DELETED = "deleted"
 
 
+def read_kind(text: str) -> Kind:
+    """Return the kind of a word, one of several or of one: `queues`, `queue`."""
+    known = {**{each.value: each for each in Kind}, **{each.value[:-1]: each for each in Kind}}
+    known["namespace"] = Kind.NAMESPACE
+    if text.lower() in known:
+        return known[text.lower()]
+    near = difflib.get_close_matches(text.lower(), known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise typer.BadParameter(f"use {', '.join(Kind)}{hint}")
+
+
+Entity = Annotated[
+    str,
+    typer.Argument(
+        help="Queue, topic, or topic/Subscriptions/name.", autocompletion=complete_entities
+    ),
+]
+
+
 class Policy(StrEnum):
     """What happens to the messages of a deleted entity."""
 
@@ -75,14 +99,33 @@ COLUMNS: Final = {
 }
 
 
+COUNTED: Final = frozenset({Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS})
+SUBSCRIPTIONS_HINT: Final = "; subscriptions are topic/Subscriptions/name"
+
+
 def get(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    topic: Annotated[
-        str | None, typer.Argument(help="Of subscriptions and rules: their topic.")
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            parser=read_kind,
+            metavar="KIND",
+            help=f"What to list: {', '.join(Kind)}; one of them too.",
+            autocompletion=lambda: list(Kind),
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only this queue or topic; of subscriptions and rules their topic.",
+            autocompletion=complete_entities,
+        ),
     ] = None,
     subscription: Annotated[
         str | None, typer.Argument(help="Of rules: their subscription.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again every two seconds, with changes a second.")
+    ] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
@@ -90,17 +133,20 @@ def get(
     from postbus.cli.control_client import run_with
 
     wanted = {Kind.SUBSCRIPTIONS: 1, Kind.RULES: 2}.get(kind, 0)
-    names = [each for each in (topic, subscription) if each is not None]
+    names = [each for each in (name, subscription) if each is not None]
+    only = names.pop() if kind in {Kind.QUEUES, Kind.TOPICS} and len(names) == 1 else None
+    if watch and (kind not in COUNTED or not output.is_table):
+        raise typer.BadParameter("--watch shows tables of queues, topics and subscriptions")
     if kind is Kind.RULES and len(names) == 1:
         names = _topic_and_subscription(names[0])
     if len(names) != wanted:
-        needs = ["no name: postbus describe shows one", "a topic", "a topic and a subscription"]
+        needs = ["no more than a name", "a topic", "a topic and a subscription"]
         raise typer.BadParameter(f"{kind.value} needs {needs[wanted]}")
 
     async def work(control: ControlClient) -> Any:
         match kind:
             case Kind.QUEUES | Kind.TOPICS:
-                return await _counted(control, f"/v1/{kind.value}")
+                return await _counted(control, f"/v1/{kind.value}", only)
             case Kind.SUBSCRIPTIONS:
                 return await _counted(control, f"{_topic(names[0])}/subscriptions")
             case Kind.RULES:
@@ -109,16 +155,17 @@ def get(
                 return await _tombstones(control)
             case Kind.NAMESPACE:
                 told = await control.get("/v1/namespace")
-                if output is not Format.TABLE:
+                if not output.is_table:
                     return told
                 rules = await control.get("/v1/authorization-rules")
                 return _namespace_row(told, rules["items"])
 
     with expected_failures():
-        found = run_with(find_target(context), work)
-        columns = None
-        if kind in {Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS}:
-            columns = COLUMNS
+        target = find_target(context)
+        if watch:
+            run_with(target, lambda control: watched(lambda: work(control), output))
+        found = run_with(target, work)
+        columns = COLUMNS if kind in COUNTED else None
         empty = f"no {kind.value}"
         if kind is Kind.DELETED:
             empty = "nothing was deleted that can be restored"
@@ -126,7 +173,7 @@ def get(
 
 
 def describe(
-    entity: Annotated[str, typer.Argument(help="Queue, topic, or topic/Subscriptions/name.")],
+    entity: Entity,
     output: OutputFormat = Format.YAML,
     context: ContextName = None,
 ) -> None:
@@ -143,7 +190,7 @@ def describe(
 
 
 def delete(
-    entity: Annotated[str, typer.Argument(help="Queue, topic, or topic/Subscriptions/name.")],
+    entity: Entity,
     policy: Annotated[
         Policy, typer.Option("--policy", help="What happens to the messages.")
     ] = Policy.DELETE,
@@ -214,7 +261,7 @@ def status(output: OutputFormat = Format.TABLE, context: ContextName = None) -> 
 
     with expected_failures():
         told = run_with(find_target(context), work)
-        if output is not Format.TABLE:
+        if not output.is_table:
             print_objects(told, output)
         else:
             _print_status(told)
@@ -283,17 +330,27 @@ async def find_entity(control: ControlClient, name: str) -> tuple[str, dict[str,
     try:
         return path, await control.get(path)
     except NotFoundError:
+        hint = await did_you_mean(control, name)
         raise NotFoundError(
-            f"there is no queue or topic {name}; subscriptions are topic/Subscriptions/name"
+            f"there is no queue or topic {name}{hint or SUBSCRIPTIONS_HINT}"
         ) from None
 
 
-async def _counted(control: ControlClient, path: str) -> list[dict[str, Any]]:
-    """Return entities with their counts, one row each."""
-    from postbus.cli.control_client import part
+async def _counted(
+    control: ControlClient, path: str, only: str | None = None
+) -> list[dict[str, Any]]:
+    """Return entities with their counts, one row each; `only`: the one of a name."""
+    from postbus.cli.control_client import NotFoundError, part
 
+    if only is None:
+        found = await control.all_of(path)
+    else:
+        try:
+            found = [await control.get(f"{path}/{part(only)}")]
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}{await did_you_mean(control, only)}") from None
     rows = []
-    for each in await control.all_of(path):
+    for each in found:
         runtime = await control.get(f"{path}/{part(each['name'])}/runtime")
         details = runtime["countDetails"]
         rows.append(

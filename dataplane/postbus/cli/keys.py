@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ContextName, find_target
 from postbus.cli.failures import ContextError, RefusedError, examples, expected_failures, out
 from postbus.cli.output import Format, OutputFormat, print_objects, write_line
@@ -40,7 +41,13 @@ keys = typer.Typer(
     no_args_is_help=True,
 )
 Entity = Annotated[
-    str | None, typer.Option("--entity", "-e", help="Queue or topic; else the whole bus.")
+    str | None,
+    typer.Option(
+        "--entity",
+        "-e",
+        help="Queue or topic; else the whole bus.",
+        autocompletion=complete_entities,
+    ),
 ]
 
 

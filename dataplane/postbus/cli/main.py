@@ -6,6 +6,7 @@ are to come at once.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from postbus.cli import (
     sending,
     tokens,
 )
-from postbus.cli.contexts import context
+from postbus.cli.contexts import context, context_names
 from postbus.cli.control import clock, fault
 from postbus.cli.dead_letters import dlq
 from postbus.cli.failures import Exit, InputError, err, examples, expected_failures, out
@@ -137,7 +138,16 @@ LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, 
 @app.callback(invoke_without_command=True)
 def _main(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+    named: Annotated[
+        str | None,
+        typer.Option(
+            "--context", "-C", help="As behind the command.", metavar="NAME",
+            autocompletion=context_names,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    if named is not None:  # an option behind the command still goes first
+        os.environ["POSTBUS_CONTEXT"] = named
     if version:
         out.print(f"postbus {__version__}")
         raise typer.Exit

@@ -143,7 +143,7 @@ def import_config(
 async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run: bool) -> None:
     from postbus.cli.applying import carry_out
 
-    if plan.live_name != plan.wanted.name and output is Format.TABLE:
+    if plan.live_name != plan.wanted.name and output.is_table:
         err.print(
             f"[yellow]postbus:[/yellow] these are manifests of {escape(plan.wanted.name)}; the bus"
             f" they are applied to is called {escape(plan.live_name)}"
@@ -151,7 +151,7 @@ async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run:
     shown = [*(each.shown() for each in plan.changes), *(each.shown() for each in plan.rules)]
     if not dry_run:
         shown = await carry_out(control, plan)
-    if output is Format.TABLE:
+    if output.is_table:
         _print_changes(shown, dry_run=dry_run)
     else:
         print_objects(shown, output)

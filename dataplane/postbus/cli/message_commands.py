@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ContextName, find_target
 from postbus.cli.failures import err, examples, expected_failures, out
 from postbus.cli.output import Format, OutputFormat, Yes, asks_yes, print_objects, write_line
@@ -79,7 +80,10 @@ Transfer = Annotated[
     bool, typer.Option("--transfer-dead-letter", help="Of its transfer dead-letter queue.")
 ]
 Session = Annotated[str | None, typer.Option("--session", "-s", help="Only of this session.")]
-Entity = Annotated[str, typer.Argument(help="Queue, or topic/Subscriptions/name.")]
+Entity = Annotated[
+    str,
+    typer.Argument(help="Queue, or topic/Subscriptions/name.", autocompletion=complete_entities),
+]
 
 
 def peek(
@@ -105,7 +109,7 @@ def peek(
         chosen = Selection(
             entity, part, where, session, state.value if state else None, body_contains
         )
-        body_bytes = BODY_BYTES if bodies or output is not Format.TABLE else SHOWN_BYTES
+        body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
         rows: list[dict[str, Any]] = []
 
         async def work(control: ControlClient) -> None:
@@ -122,7 +126,7 @@ def peek(
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=part != "main", bodies=bodies)
-        if output is Format.TABLE:
+        if output.is_table:
             chosen.tell_more(len(rows), f"peek{_OPTIONS[part]}")
         chosen.warn()
 
@@ -132,7 +136,7 @@ def print_messages(
 ) -> None:
     """Print messages as a table or YAML; whole bodies stand below their row."""
     columns = dict(DEAD_COLUMNS if is_dead else COLUMNS)
-    if bodies and output is Format.TABLE:
+    if bodies and output.is_table:
         del columns["body"]
         for each in rows:
             print_objects([each], output, columns)
@@ -140,7 +144,7 @@ def print_messages(
         if rows:
             return
     shown = [{**each, "body": each.get("body", each.get("bodyBase64"))} for each in rows]
-    print_objects(shown if output is Format.TABLE else rows, output, columns, "no messages")
+    print_objects(shown if output.is_table else rows, output, columns, "no messages")
 
 
 def purge(

@@ -15,15 +15,21 @@ from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
-from postbus.cli.failures import out
+from postbus.cli.failures import err, out
 
 
 class Format(StrEnum):
     """What `--output` takes."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     YAML = "yaml"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is for people: as wide as the terminal, or as all columns need."""
+        return self in {Format.TABLE, Format.WIDE}
 
 
 OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Form of what is printed.")]
@@ -34,6 +40,16 @@ MAX_VALUE: Final = 1_000
 MAX_LINE: Final = 10_000
 WHOLE: Final = {"name", "topic", "entityId", "messageId", "sessionId"}
 """Columns that people copy from: never folded nor cut."""
+
+LEAST_WANTED: Final = (
+    "body",
+    "deadLetterDescription",
+    "subject",
+    "sizeInBytes",
+    "enqueuedTime",
+    "deadLetteredTime",
+)
+"""Columns that a terminal too narrow for all of them goes without, the first ones first."""
 
 MIN_FOLDED: Final = 12
 COLUMN_GAP: Final = 3
@@ -64,7 +80,22 @@ def print_objects(
     elif not found:
         out.print(empty, markup=False)
     else:
-        print_table(*_table_of(found, columns or {key: key for key in found[0]}))
+        _print_fitting(found, columns or {key: key for key in found[0]}, output)
+
+
+def _print_fitting(found: Sequence[Row], columns: Mapping[str, str], output: Format) -> None:
+    """Print a table without the columns that a terminal has no room for; say which."""
+    table, least = _table_of(found, columns)
+    left_out = []
+    if output is not Format.WIDE and out.is_terminal:
+        for key in LEAST_WANTED:
+            if least > out.width and key in columns:
+                left_out.append(columns[key])
+                columns = {each: columns[each] for each in columns if each != key}
+                table, least = _table_of(found, columns)
+    print_table(table, least)
+    if left_out:
+        err.print(f"[dim]not shown for want of room: {', '.join(left_out)} (-o wide)[/dim]")
 
 
 def _table_of(found: Sequence[Row], headings: Mapping[str, str]) -> tuple[Table, int]:

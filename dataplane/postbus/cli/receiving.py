@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ConnectionString, ContextName, Target, find_target
 from postbus.cli.failures import err, examples, expected_failures
 from postbus.cli.output import write_line
@@ -42,7 +43,11 @@ EPILOG: Final = examples(
 
 def receive(
     entity: Annotated[
-        str, typer.Argument(help="Queue, topic/Subscriptions/name, or one/$DeadLetterQueue.")
+        str,
+        typer.Argument(
+            help="Queue, topic/Subscriptions/name, or one/$DeadLetterQueue.",
+            autocompletion=complete_entities,
+        ),
     ],
     count: Annotated[
         int, typer.Option("--count", "-n", min=0, help="Most messages; 0 is all there are.")

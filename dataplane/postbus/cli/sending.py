@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ConnectionString, ContextName, Target, find_target
 from postbus.cli.control import read_duration
 from postbus.cli.failures import InputError, RefusedError, err, examples, expected_failures, out
@@ -51,7 +52,9 @@ EPILOG: Final = examples(
 
 
 def send(
-    entity: Annotated[str, typer.Argument(help="Queue or topic.")],
+    entity: Annotated[
+        str, typer.Argument(help="Queue or topic.", autocompletion=complete_entities)
+    ],
     text: Annotated[
         str | None, typer.Argument(help="Body; without it and --file, standard input.")
     ] = None,

@@ -1,0 +1,56 @@
+"""Names of entities for completion in the shell and for `did you mean`; an error gives no names.
+
+What is offered is what the bus of the command has now. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from postbus.cli.contexts import find_target
+
+if TYPE_CHECKING:
+    from postbus.cli.control_client import ControlClient
+
+PATIENCE_S: Final = 2.0
+"""Who presses a key does not wait longer."""
+
+
+def complete_entities(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the queues, topics and subscriptions whose names begin so."""
+    from postbus.cli.control_client import ControlClient
+
+    async def ask() -> list[str]:
+        async with asyncio.timeout(PATIENCE_S), ControlClient(target) as control:
+            return await names_of(control)
+
+    try:
+        target = find_target(context.params.get("context"))
+        found = asyncio.run(ask())
+    except Exception:  # noqa: BLE001 a shell that completes shows no errors
+        return []
+    return [name for name in found if name.lower().startswith(incomplete.lower())]
+
+
+async def names_of(control: ControlClient) -> list[str]:
+    """Return what every entity of a bus is called, as commands take it; raises `RefusedError`."""
+    from postbus.cli.control_client import part
+
+    names = [str(each["name"]) for each in await control.all_of("/v1/queues")]
+    for topic in await control.all_of("/v1/topics"):
+        name = str(topic["name"])
+        names.append(name)
+        found = await control.all_of(f"/v1/topics/{part(name)}/subscriptions")
+        names += [f"{name}/Subscriptions/{each['name']}" for each in found]
+    return names
+
+
+async def did_you_mean(control: ControlClient, name: str) -> str:
+    """Return a hint for a name that nothing has, "" when none is near it."""
+    found = {each.lower(): each for each in await names_of(control)}
+    near = difflib.get_close_matches(name.lower(), found, 1, 0.6)
+    return f"; did you mean {found[near[0]]}?" if near else ""
