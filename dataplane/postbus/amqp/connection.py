@@ -29,6 +29,7 @@ from postbus.amqp.frames import (
     AMQP_FRAME,
     AMQP_HEADER,
     EMPTY_FRAME,
+    FRAME_HEAP_BYTES,
     HEADER,
     SASL_FRAME,
     SASL_HEADER,
@@ -65,7 +66,10 @@ class Connection:
         limits: Limits,
         sasl_mechanisms: tuple[str, ...] = ("MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"),
         delivery_id_base: int = 0x4000_0000,
+        link_properties: frozenset[str] = frozenset(),
     ) -> None:
+        """`link_properties`: those of an attach that the owner looks at; no other is kept."""
+        self.link_properties = link_properties
         self.container_id = container_id
         self.limits = limits
         self.delivery_id_base = delivery_id_base
@@ -278,7 +282,7 @@ class Connection:
     def _take_sasl(self, data: bytes, start: int, end: int, events: list[Event]) -> None:
         if self._is_authenticated:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "unexpected SASL frame")
-        value, _ = decode_value(data, start, end)
+        value, _ = decode_value(data, start, end, max_heap_bytes=FRAME_HEAP_BYTES)
         if p.code_of(value) != p.SASL_INIT:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "expected sasl-init")
         mechanism, response, hostname = p.fields_of(value, 3)
@@ -311,7 +315,7 @@ class Connection:
     def _take_other(
         self, data: bytes, start: int, end: int, channel: int, events: list[Event]
     ) -> None:
-        value, payload_at = decode_value(data, start, end)
+        value, payload_at = decode_value(data, start, end, max_heap_bytes=FRAME_HEAP_BYTES)
         code, fields = p.performative_of(value)
         if code == p.OPEN:
             self._take_open(fields, events)

@@ -20,6 +20,10 @@ SASL_FRAME: Final = 1
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MAX_TAG_BYTES: Final = 32
+FRAME_HEAP_BYTES: Final = 256 << 10
+"""What the values of one performative may take: 2,700 of them. Our choice: the largest are
+dispositions that change properties, whose bytes fit one frame too."""
+
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 _TRANSFER: Final = struct.Struct(">I16sI2s16s8s")
@@ -191,7 +195,7 @@ _TAILS: Final = _simple_tails()
 
 
 def _parse_any_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, int]:
-    value, payload_at = decode_value(data, start, end)
+    value, payload_at = decode_value(data, start, end, max_heap_bytes=FRAME_HEAP_BYTES)
     return transfer_fields(p.performative_of(value)[1]), payload_at
 
 

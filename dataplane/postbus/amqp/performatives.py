@@ -7,11 +7,13 @@ Source: AMQP 1.0 part 2, 2.7; part 3, 3.4 and 3.5; part 5, 5.3.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpConnectionError, AmqpError
 from postbus.message.codec import (
+    Array,
     Described,
     Symbol,
     Uint,
@@ -62,6 +64,9 @@ FIELD_COUNTS: Final = {
 """Fields of each performative; shorter lists are padded with null, longer ones are refused."""
 
 NULL: Final = b"\x40"
+
+MAX_FILTERS: Final = 8
+"""Filters of a source that are kept. Our choice: nobody supports so many together."""
 
 DESCRIPTOR_NAMES: Final = {
     "amqp:open:list": OPEN,
@@ -302,9 +307,19 @@ def decode_terminus(value: object, raw: bytes) -> Terminus | None:
         return Terminus(None, raw, is_coordinator=True)
     fields = fields_of(value, 8)
     address = fields[0] if isinstance(fields[0], str) else None
-    filters = fields[7] if code == SOURCE and isinstance(fields[7], dict) else None
+    filters = None
+    if code == SOURCE and isinstance(fields[7], dict):
+        some = islice(fields[7].items(), MAX_FILTERS)
+        filters = {key: _without_items(value) for key, value in some}
     is_copying = code == SOURCE and fields[6] == "copy"
     return Terminus(address, raw, filters, is_dynamic=fields[4] is True, is_copying=is_copying)
+
+
+def _without_items(value: object) -> object:
+    """Return a filter as it is kept with its link: an empty list instead of a compound value."""
+    if isinstance(value, Described):
+        return Described(_without_items(value.descriptor), _without_items(value.value))
+    return [] if isinstance(value, list | dict | Array) else value
 
 
 def with_filters(source: Terminus, filters: dict[Any, Any]) -> Terminus:

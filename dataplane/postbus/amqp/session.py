@@ -263,6 +263,7 @@ class Session:
             former.detach(error)
             events.append(LinkDetached(former, True, error))
         kind = OutgoingLink if role else IncomingLink
+        known = self.connection.link_properties
         properties = fields[13] if isinstance(fields[13], dict) else {}
         link = kind(
             self,
@@ -273,7 +274,11 @@ class Session:
             p.decode_terminus(fields[6], raw[1]),
             p.optional_uint(fields[3], "snd-settle-mode", 2, 2),
             p.optional_uint(fields[4], "rcv-settle-mode", 0, 1),
-            {str(key): value for key, value in properties.items()},
+            {
+                str(key): value
+                for key, value in properties.items()
+                if key in known and isinstance(value, str | int)
+            },
         )
         if not role:
             link.delivery_count = p.optional_uint(fields[9], "initial-delivery-count", 0)

@@ -1,8 +1,8 @@
 """AMQP 1.0 values: every primitive, list, map, array and described type, in and out.
 
-Source: AMQP 1.0 part 1. Sizes and counts are checked against the bytes at hand before anything is
-allocated, so hostile input costs at most a small multiple of its own length. An `int` is an AMQP
-long, a `float` a double; every other width has a class of its own, so values keep their type.
+Source: AMQP 1.0 part 1. Sizes and counts are checked against the bytes at hand, and what values
+will take against a budget, before anything is allocated. An `int` is an AMQP long, a `float` a
+double; every other width has a class of its own, so values keep their type.
 """
 
 from __future__ import annotations
@@ -28,6 +28,21 @@ MAX_ODD_KEYS: Final = 256
 Hashes of numbers and uuids are no secret: a map of keys that all collide takes quadratic time.
 Our choice: SDKs key maps by strings and symbols only.
 """
+
+MAX_HEAP_BYTES: Final = 16 << 20
+"""What the values of one decoding may take, where nobody says less: some 170,000 of them.
+
+Bytes on the wire are no bound: an empty list has one there and 72 on the heap. Frames, requests and
+keys have less. Our choice: a body that somebody reads as text has fewer.
+"""
+
+VALUE_BYTES: Final = 96
+"""What an item counts: an empty list with its place has 64, a uuid 116. Text and binary have their
+length beside it, which is no more than on the wire."""
+
+COMPOUND_BYTES: Final = 64
+MAP_BYTES: Final = 256
+"""What a list, an array or a described value, and what a map, counts beside its items."""
 
 Value: TypeAlias = Any
 
@@ -211,12 +226,20 @@ def _boolean(octet: int) -> bool:
 
 
 def decode_value(
-    buf: bytes, pos: int = 0, end: int | None = None, depth: int = MAX_DEPTH
+    buf: bytes,
+    pos: int = 0,
+    end: int | None = None,
+    depth: int = MAX_DEPTH,
+    *,
+    max_heap_bytes: int = MAX_HEAP_BYTES,
 ) -> tuple[Value, int]:
-    """Return the value at `pos` and the position after it. Raises `DecodeError` only."""
+    """Return the value at `pos` and the position after it. Raises `DecodeError` only.
+
+    `max_heap_bytes`: what the objects it is made of may take, beside the bytes of text and binary.
+    """
     if end is None or end > len(buf):
         end = len(buf)
-    return _value(buf, pos, end, depth, [MAX_WIDTHLESS_ITEMS])
+    return _value(buf, pos, end, depth, [MAX_WIDTHLESS_ITEMS, max_heap_bytes])
 
 
 def skip_value(buf: bytes, pos: int, end: int) -> int:
@@ -252,13 +275,16 @@ def _skip_described(buf: bytes, pos: int, end: int) -> int:
 
 
 def _value(buf: bytes, pos: int, end: int, depth: int, room: list[int]) -> tuple[Value, int]:
-    """Decode one value. `room[0]` is how many widthless items arrays may still hold."""
+    """Decode one value. `room[0]` is how many widthless items arrays may still hold, `room[1]`
+    what further values may take.
+    """
     if pos >= end:
         raise DecodeError("value is cut off")
     code = buf[pos]
     if code == 0x00:
         if depth <= 0:
             raise DecodeError("nested too deeply")
+        _charge(room, COMPOUND_BYTES)
         descriptor, pos = _value(buf, pos + 1, end, depth - 1, room)
         value, pos = _value(buf, pos, end, depth - 1, room)
         return Described(descriptor, value), pos
@@ -296,6 +322,13 @@ def _payload(
     return _array(buf, start, after, count, depth - 1, room), after
 
 
+def _charge(room: list[int], size_bytes: int) -> None:
+    """Count what values will take, before they are made."""
+    room[1] -= size_bytes
+    if room[1] < 0:
+        raise DecodeError("too many values")
+
+
 def _bounds(code: int, buf: bytes, pos: int, end: int) -> tuple[int, int]:
     """Return where the content of a variable-width value starts and ends."""
     width = _WIDTH_BY_CODE[code]
@@ -331,6 +364,7 @@ def _symbol(buf: bytes, start: int, end: int) -> Symbol:
 def _items(buf: bytes, pos: int, end: int, count: int, depth: int, room: list[int]) -> list[Value]:
     if count > end - pos:
         raise DecodeError("more items than bytes")
+    _charge(room, COMPOUND_BYTES + count * VALUE_BYTES)
     items: list[Value] = []
     for _ in range(count):
         value, pos = _value(buf, pos, end, depth, room)
@@ -345,6 +379,7 @@ def _pairs(
 ) -> dict[Value, Value]:
     if count % 2:
         raise DecodeError("map with a key without a value")
+    _charge(room, MAP_BYTES)
     items = _items(buf, pos, end, count, depth, room)
     pairs: dict[Value, Value] = {}
     odd = 0
@@ -377,6 +412,7 @@ def _array(buf: bytes, pos: int, end: int, count: int, depth: int, room: list[in
             raise DecodeError("too many items without a payload")
     elif count > (end - pos) // (width if width > 0 else 1):
         raise DecodeError("more items than bytes")
+    _charge(room, COMPOUND_BYTES + count * VALUE_BYTES)
     items: list[Value] = []
     for _ in range(count):
         value, pos = _payload(code, buf, pos, end, depth, room)

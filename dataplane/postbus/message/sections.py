@@ -65,10 +65,13 @@ class TooManyMembers(DecodeError):
     """A batch has more messages than one commit takes."""
 
 
-def slice_message(data: bytes, room: list[int] | None = None) -> Envelope:
+def slice_message(
+    data: bytes, room: list[int] | None = None, *, is_body_checked: bool = True
+) -> Envelope:
     """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`).
 
     `room`: how many values the bodies of a batch may still have, which is brought up to date.
+    `is_body_checked`: whether values in the body are looked through; who decodes them finds out.
     """
     end = len(data)
     envelope = Envelope(max(LEAST_BYTES, end))
@@ -86,12 +89,12 @@ def slice_message(data: bytes, room: list[int] | None = None) -> Envelope:
             if code >= DATA:
                 form = data[content]
                 if code != DATA:
-                    end = _end_of_body(envelope, data, pos, end, room)
+                    end = _end_of_body(envelope, data, pos, end, room, is_body_checked)
                 elif form == 0xA0:
                     if content + 2 + data[content + 1] != end:
-                        end = _end_of_body(envelope, data, pos, end, room)
+                        end = _end_of_body(envelope, data, pos, end, room, is_body_checked)
                 elif form != 0xB0 or content + 5 + _U32(data, content + 1)[0] != end:
-                    end = _end_of_body(envelope, data, pos, end, room)
+                    end = _end_of_body(envelope, data, pos, end, room, is_body_checked)
                 envelope.body = data[pos:end]
                 return envelope
             if code != DELIVERY_ANNOTATIONS:
@@ -211,7 +214,12 @@ _BODY_FORMS: Final = {
 
 
 def _end_of_body(
-    envelope: Envelope, data: bytes, pos: int, end: int, room: list[int] | None
+    envelope: Envelope,
+    data: bytes,
+    pos: int,
+    end: int,
+    room: list[int] | None,
+    is_body_checked: bool,
 ) -> int:
     """Walk the body sections, which are of one kind, and the footer; return where they end.
 
@@ -220,7 +228,7 @@ def _end_of_body(
     kind, left = 0, [MAX_VALUES] if room is None else room
     while pos < end:
         code, content = _section(data, pos, end)
-        if code in (VALUE, SEQUENCE):
+        if code in (VALUE, SEQUENCE) and is_body_checked:
             after, left[0] = check_value(data, content, end, left[0])
         else:
             after = skip_value(data, content, end)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from postbus.broker.authz import TokenRefused, audience_path
 from postbus.broker.router import Address
 from postbus.edge.amqp.addresses import parse_address
-from postbus.edge.amqp.requests import Request, Respond, Response
+from postbus.edge.amqp.requests import HEAD_HEAP_BYTES, Request, Respond, Response
 from postbus.edge.suspicion import TooManyChecks
-from postbus.message.codec import Int
+from postbus.message.codec import DecodeError, Int
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -30,11 +30,15 @@ class TokenNode:
         """Check a token and keep what it grants."""
         properties = request.properties
         audience = properties.get("name")
-        if properties.get("operation") != "put-token" or not isinstance(audience, str):
+        if request.operation != "put-token" or not isinstance(audience, str):
             respond(_status(400, "Send put-token with a name."))
             return
         # The type is no help: Python's client calls its shared access signatures "jwt" too.
-        token = request.body if isinstance(request.body, str) else ""
+        try:
+            body = request.body(HEAD_HEAP_BYTES)
+        except DecodeError:
+            body = None
+        token = body if isinstance(body, str) else ""
         connection = self._connection
         check = partial(self._check, token, audience, respond)
         try:

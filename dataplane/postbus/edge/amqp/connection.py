@@ -43,7 +43,7 @@ from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.late_calls import LateCalls
 from postbus.edge.amqp.management_node import ManagementNode
 from postbus.edge.amqp.receiver_links import ReceiverDoor
-from postbus.edge.amqp.requests import REQUEST_SPARE_BYTES, Handle, RequestDoor, ResponseDoor
+from postbus.edge.amqp.requests import REQUEST_BYTES, Handle, RequestDoor, ResponseDoor
 from postbus.edge.amqp.sender_links import SenderDoor
 from postbus.edge.amqp.session_completions import SessionCompletions
 from postbus.edge.amqp.session_links import SessionDoor, SessionFilter
@@ -71,6 +71,7 @@ TRANSIENT: Final = 4
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
+PumpedDoor: TypeAlias = ReceiverDoor | RequestDoor
 Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor | CoordinatorDoor
 
 
@@ -113,8 +114,10 @@ class AmqpConnection:
         self.address = address
         self.stranger = stranger
         self._cut = cut
-        self._pumps: dict[ReceiverDoor, None] = {}
-        self._starved: dict[ReceiverDoor, None] = {}
+        self.large_answers = 0  # requests under way whose answers may be large
+        self.held_answer_bytes = 0  # of answers that wait for credit
+        self._pumps: dict[PumpedDoor, None] = {}
+        self._starved: dict[PumpedDoor, None] = {}
         self._grants = Grants(authorizer, real_time_s, self.call_later, self.review_grants)
         self._refused_tokens = 0
         self._late = LateCalls()
@@ -133,7 +136,7 @@ class AmqpConnection:
             self._handle(self.engine.receive_data(data, now_ms))
             if self.engine.partial_bytes != self._unfinished.counted_bytes:
                 self._unfinished.count(self)
-            self._feed_starved()
+            self.feed_starved()
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
         self.flush_soon()
@@ -164,7 +167,7 @@ class AmqpConnection:
         """The transport is full, or has room again."""
         self.is_paused = is_paused
         if not is_paused:
-            self._feed_starved()
+            self.feed_starved()
 
     def shut_down(self) -> None:
         """Detach all links and close, in the words clients reconnect on."""
@@ -262,12 +265,12 @@ class AmqpConnection:
         caller = "nobody" if grant is None else grant.caller
         return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
 
-    def pump_soon(self, door: ReceiverDoor) -> None:
+    def pump_soon(self, door: PumpedDoor) -> None:
         """Pump a door before the next write."""
         self._pumps[door] = None
         self.flush_soon()
 
-    def note_starved(self, door: ReceiverDoor) -> None:
+    def note_starved(self, door: PumpedDoor) -> None:
         """Pump a door when the client has read or settled something."""
         self._starved[door] = None
 
@@ -432,7 +435,7 @@ class AmqpConnection:
             return
         node = parse_address(terminus.address)
         if node.node is Node.CBS:
-            self._attach_node(link, "$cbs", TokenNode(self).handle, REQUEST_SPARE_BYTES)
+            self._attach_node(link, "$cbs", TokenNode(self).handle, REQUEST_BYTES)
             return
         right = Right.SEND if link.is_incoming else Right.LISTEN
         wanted = tuple(Right) if node.node is Node.MANAGEMENT else (right,)
@@ -489,7 +492,7 @@ class AmqpConnection:
             link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
         elif node.node is Node.MANAGEMENT:
             handle = ManagementNode(self, node.path).handle
-            max_bytes = self.limits.max_message_bytes + REQUEST_SPARE_BYTES
+            max_bytes = self.limits.max_message_bytes + REQUEST_BYTES
             self._attach_node(link, node.path.lower(), handle, max_bytes)
         elif isinstance(link, IncomingLink):
             sender = SenderDoor(self, link, address, node.path, via)
@@ -561,12 +564,13 @@ class AmqpConnection:
         link.is_attached = False
         door = self._doors.pop(link, None)
         if door is not None:
-            if isinstance(door, ReceiverDoor):
+            if isinstance(door, ReceiverDoor | RequestDoor):
                 self._pumps.pop(door, None)
                 self._starved.pop(door, None)
             door.close()
 
-    def _feed_starved(self) -> None:
+    def feed_starved(self) -> None:
+        """Pump the doors that waited: something was read, settled or answered."""
         if self._starved:
             self._pumps.update(self._starved)
             self._starved.clear()

@@ -21,7 +21,8 @@ from postbus.amqp.limits import Limits
 from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import NamespaceLimits
-from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
+from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
 from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
 from postbus.edge.strangers import Stranger
@@ -42,15 +43,19 @@ off; demand is withheld long before."""
 LINKLESS_MS: Final = 300_000
 """A connection without links is closed after this time (Service Bus's five minutes)."""
 
+LINK_PROPERTIES: Final = frozenset({VIA_PROPERTY, TIMEOUT_PROPERTY})
+"""Those of an attach that are looked at."""
+
 STRANGER_MS: Final = 20_000
 """A connection that has shown no key is closed after this time, as Service Bus does."""
 
-STRANGER_BYTES: Final = 256 << 10
-"""Bytes a client may send before it has shown a key: sessions, links and half-sent requests are
-kept in memory. Our choice: twenty large tokens."""
+STRANGER_BYTES: Final = 96 << 10
+"""Bytes a client may send before it has shown a key: what it sends may be kept twice, as a name and
+in an answer it does not read. Our choice: eight large tokens."""
 
-STRANGER_SESSIONS: Final = 100
-"""Sessions of such a client: each takes much more memory than its bytes."""
+STRANGER_SESSIONS: Final = 10
+STRANGER_LINKS: Final = 20
+"""Sessions and links of such a client: each takes much more memory than its bytes."""
 
 CLOSING_MS: Final = 30_000
 """How long our last words may wait for a client that does not read them."""
@@ -146,7 +151,11 @@ class AmqpListener:
         self._connections.add(transport)
         self.accepted_count += 1
         return AmqpConnection(
-            Connection(container_id="postbus", limits=self._engine_limits),
+            Connection(
+                container_id="postbus",
+                limits=self._engine_limits,
+                link_properties=LINK_PROPERTIES,
+            ),
             self._router,
             self._authorizer,
             self._limits,
@@ -224,9 +233,13 @@ class AmqpTransport(asyncio.BufferedProtocol):
         is_too_much = (
             self._stranger_bytes > STRANGER_BYTES
             or connection.engine.session_count > STRANGER_SESSIONS
+            or connection.engine.link_count > STRANGER_LINKS
         )
         if is_too_much and not connection.is_ended:
-            text = f"A client without a key may send {STRANGER_BYTES} bytes: authenticate first."
+            text = (
+                f"A client without a key may send {STRANGER_BYTES} bytes and have"
+                f" {STRANGER_SESSIONS} sessions and {STRANGER_LINKS} links: authenticate first."
+            )
             connection.close(conditions.UNAUTHORIZED_ACCESS, text)
 
     def _rest(self) -> None:

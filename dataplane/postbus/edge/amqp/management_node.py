@@ -26,7 +26,13 @@ from postbus.edge.amqp.management_bodies import (
     text,
     tokens,
 )
-from postbus.edge.amqp.requests import Request, Respond
+from postbus.edge.amqp.requests import (
+    BODY_HEAP_BYTES,
+    REQUEST_BYTES,
+    SCHEDULE_HEAP_BYTES,
+    Request,
+    Respond,
+)
 from postbus.edge.amqp.rule_requests import RuleRequests
 from postbus.edge.amqp.session_requests import SessionRequests
 from postbus.edge.amqp.settlements import RELOADING
@@ -79,6 +85,9 @@ OF_SUB_QUEUES: Final = frozenset(
 """Operations on the messages of what a node is of. All others, on rules, sessions and schedules,
 are about the entity itself, which a token for one of its sub-queues does not open."""
 
+SCHEDULE: Final = PREFIX + "schedule-message"
+"""The only request with messages in it: the only one that may be large."""
+
 MAX_PEEK_COUNT: Final = 1_000
 MAX_PEEK_BYTES: Final = 1 << 20
 """Bytes of messages in one peek response; more messages come with the next request."""
@@ -119,7 +128,7 @@ class ManagementNode:
 
     def handle(self, request: Request, respond: Respond) -> None:
         """Dispatch one request; whatever is wrong with it becomes its response."""
-        name = request.properties.get("operation")
+        name = request.operation
         operation = None
         if isinstance(name, str) and name.startswith(PREFIX):
             operation = self._operations.get(name[len(PREFIX) :])
@@ -138,10 +147,20 @@ class ManagementNode:
             why = "A transaction takes update-disposition and schedule-message, no other request."
             self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
             return
-        if not isinstance(request.body, dict):
+        is_scheduling = name == SCHEDULE
+        if not is_scheduling and request.size_bytes > REQUEST_BYTES:
+            why = f"A request for {name} may have {REQUEST_BYTES} bytes."
+            self.fail(respond, 400, conditions.ARGUMENT_ERROR, why)
+            return
+        try:
+            decoded = request.body(SCHEDULE_HEAP_BYTES if is_scheduling else BODY_HEAP_BYTES)
+        except DecodeError as error:
+            self.fail(respond, 400, conditions.DECODE_ERROR, str(error))
+            return
+        if not isinstance(decoded, dict):
             self.fail(respond, 400, conditions.ARGUMENT_ERROR, "The body is not a map.")
             return
-        body = {str(key): value for key, value in request.body.items()}
+        body = {str(key): value for key, value in decoded.items()}
         body[TRANSACTION] = request.transaction_id
 
         def resolved(address: Address | None) -> None:

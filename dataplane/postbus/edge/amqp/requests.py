@@ -28,26 +28,68 @@ MAX_OPEN_REQUESTS: Final = 1_000
 """Requests of one link without an answer above which others are refused."""
 
 MAX_HELD_RESPONSES: Final = 1_000
-MAX_HELD_BYTES: Final = 8 << 20
 """Responses kept for a client that grants no credit; more are dropped, oldest first."""
 
-REQUEST_SPARE_BYTES: Final = 1 << 20
-"""What a management request may have beside a message of the largest size, which it may schedule.
-It is also the most that a client may send to `$cbs` before it has shown a key."""
+MAX_ANSWER_BYTES: Final = 256 << 10
+"""Bytes of answers that a connection may hold while further requests are taken: those that wait for
+credit, and those that are to be written in this round."""
+
+LARGE_ANSWERS: Final = frozenset(
+    f"com.microsoft:{name}"
+    for name in (
+        "peek-message",
+        "receive-by-sequence-number",
+        "get-session-state",
+        "get-message-sessions",
+        "enumerate-rules",
+    )
+)
+"""Operations whose answers may be as large as messages: a connection has one at a time."""
+
+REQUEST_BYTES: Final = 1 << 20
+"""What a request may have; one that schedules messages may have so much beside a message of the
+largest size. Lists of 10,000 lock tokens or numbers have 170 KB."""
+
+HEAD_HEAP_BYTES: Final = 64 << 10
+"""Heap that properties of a request may take: SDKs send ten."""
+
+BODY_HEAP_BYTES: Final = 4 << 20
+"""Heap that the values of a body may take: 10,000 lock tokens or numbers take 1 MB."""
+
+SCHEDULE_HEAP_BYTES: Final = 16 << 20
+"""The same of a body with messages, which are binary: 10,000 of them with their names."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A decoded request. `message_id` is its encoded value, echoed with its AMQP type.
+    """A request whose body is still encoded: who may ask is looked at first.
 
-    `transaction_id`: the transaction the client made it part of.
+    `message_id` is its encoded value, echoed with its AMQP type. `transaction_id`: the transaction
+    the client made it part of. `account`: who answers for its bytes while it waits.
     """
 
     message_id: bytes
     reply_to: str | None
     properties: dict[str, Any]
-    body: Any
+    encoded_body: bytes
+    size_bytes: int
     transaction_id: bytes | None = None
+    account: str = ""
+
+    @property
+    def operation(self) -> object:
+        return self.properties.get("operation")
+
+    @property
+    def is_large_answer(self) -> bool:
+        return isinstance(self.operation, str) and self.operation in LARGE_ANSWERS
+
+    def body(self, max_heap_bytes: int = BODY_HEAP_BYTES) -> Any:
+        """Return the value of the body. Raises `DecodeError`."""
+        if not self.encoded_body:
+            return None
+        section, _ = decode_value(self.encoded_body, max_heap_bytes=max_heap_bytes)
+        return section.value
 
 
 @dataclass(slots=True)
@@ -63,7 +105,7 @@ Handle: TypeAlias = Callable[[Request, Respond], None]
 
 
 class RequestDoor:
-    """Behind a client's request link."""
+    """Behind a client's request link. Requests are taken in order, and only while answers leave."""
 
     idleness: Final = None
     """Clients keep these links for a token or a peek in an hour."""
@@ -81,25 +123,26 @@ class RequestDoor:
         self._connection = connection
         self._link = link
         self._handle = handle
-        self._open = 0  # requests without an answer
+        self._waiting: deque[Request] = deque()  # not taken yet
+        self._open = 0  # taken, without an answer
 
     def attach(self) -> None:
         self._link.accept(max_message_bytes=self._max_bytes, credit=REQUEST_CREDIT)
 
     def receive(self, transfers: list[TransferReceived]) -> None:
-        """Settle and handle each request; a client that ignores credit is told that we are busy."""
+        """Settle each request; a client that ignores credit is told that we are busy."""
         for transfer in transfers:
             request = _request_of(transfer)
-            if self._open >= MAX_OPEN_REQUESTS:
-                request = Rejected(conditions.SERVER_BUSY, "Too many requests wait for an answer.")
+            if isinstance(request, Request):
+                request = self._room_for(request)
             if not transfer.is_settled:
                 outcome: DeliveryState = request if isinstance(request, Rejected) else ACCEPTED
                 if isinstance(transfer.state, TransactionalState):
                     outcome = TransactionalState(transfer.state.transaction_id, outcome)
                 self._link.settle(transfer.delivery_id, transfer.delivery_id, outcome)
             if isinstance(request, Request):
-                self._open += 1
-                self._handle(request, partial(self._respond, request))
+                self._waiting.append(request)
+        self.pump()
         self._replenish()
         self._connection.flush_soon()
 
@@ -111,11 +154,54 @@ class RequestDoor:
             self._connection.flush_soon()
 
     def close(self) -> None:
-        """Nothing is kept for a request link."""
+        """Forget what was not taken."""
+        while self._waiting:
+            self._give_back(self._waiting.popleft())
+
+    def pump(self) -> None:
+        """Take requests while the client reads their answers."""
+        while self._waiting and not self._must_wait():
+            request = self._waiting.popleft()
+            self._give_back(request)
+            self._open += 1
+            if request.is_large_answer:
+                self._connection.large_answers += 1
+            self._handle(request, partial(self._respond, request))
+
+    def _room_for(self, request: Request) -> Request | Rejected:
+        """Count a request, or say that there is no room for it."""
+        connection = self._connection
+        if self._open + len(self._waiting) >= MAX_OPEN_REQUESTS:
+            return Rejected(conditions.SERVER_BUSY, "Too many requests wait for an answer.")
+        if self._waiting and connection.intake.is_full(connection.account):
+            return Rejected(conditions.SERVER_BUSY, "Too many bytes wait for an answer.")
+        request.account = connection.account
+        connection.intake.take(request.account, request.size_bytes)
+        return request
+
+    def _give_back(self, request: Request) -> None:
+        self._connection.intake.give_back(request.account, request.size_bytes)
+
+    def _must_wait(self) -> bool:
+        """Say whether the client must read first; if so, `pump` comes again when it has."""
+        connection = self._connection
+        if (
+            connection.large_answers
+            or connection.is_paused
+            or connection.held_answer_bytes > MAX_ANSWER_BYTES
+            or self._link.session.held_count > 0
+        ):
+            connection.note_starved(self)
+        elif connection.engine.out_bytes > MAX_ANSWER_BYTES:
+            connection.pump_soon(self)  # in the next round, when this one's bytes are written
+        else:
+            return False
+        return True
 
     def _replenish(self) -> None:
         """Let the client ask again as it is answered: what it asked for is kept meanwhile."""
-        link, credit = self._link, REQUEST_CREDIT - self._open
+        link = self._link
+        credit = max(REQUEST_CREDIT - self._open - len(self._waiting), 0)
         if link.is_attached and link.credit < min(credit, REQUEST_CREDIT >> 1):
             link.grant(credit)
             self._connection.flush_soon()
@@ -123,7 +209,11 @@ class RequestDoor:
     def _respond(self, request: Request, response: Response) -> None:
         self._open -= 1
         self._replenish()
-        door = self._connection.response_door(self._link.session, self.path, request.reply_to)
+        connection = self._connection
+        if request.is_large_answer:
+            connection.large_answers -= 1
+            connection.feed_starved()
+        door = connection.response_door(self._link.session, self.path, request.reply_to)
         if door is not None:
             door.send(encode_response(request, response))
 
@@ -137,7 +227,7 @@ class ResponseDoor:
         self.path = node
         self._connection = connection
         self._link = link
-        self._held: deque[bytes] = deque(maxlen=MAX_HELD_RESPONSES)
+        self._held: deque[bytes] = deque()
         self._tag = 0
 
     def attach(self) -> None:
@@ -153,22 +243,29 @@ class ResponseDoor:
         )
 
     def send(self, payload: bytes) -> None:
+        if len(self._held) == MAX_HELD_RESPONSES:
+            self._pop()
         self._held.append(payload)
+        self._connection.held_answer_bytes += len(payload)
         self.flowed()
-        while len(self._held) > 1 and sum(map(len, self._held)) > MAX_HELD_BYTES:
-            self._held.popleft()
 
     def flowed(self) -> None:
         """Send what is held as far as there is credit; responses are settled."""
         while self._held and self._link.credit > 0 and self._link.is_attached:
             self._tag += 1
-            self._link.send(self._tag.to_bytes(16, "big"), (self._held.popleft(),), is_settled=True)
+            self._link.send(self._tag.to_bytes(16, "big"), (self._pop(),), is_settled=True)
         if self._link.is_draining:
             self._link.drained()
         self._connection.flush_soon()
 
     def close(self) -> None:
-        self._held.clear()
+        while self._held:
+            self._pop()
+
+    def _pop(self) -> bytes:
+        payload = self._held.popleft()
+        self._connection.held_answer_bytes -= len(payload)
+        return payload
 
 
 def _request_of(transfer: TransferReceived) -> Request | Rejected:
@@ -183,24 +280,21 @@ def _request_of(transfer: TransferReceived) -> Request | Rejected:
 
 def decode_request(payload: bytes) -> Request:
     """Return a request. Raises `DecodeError`."""
-    envelope = slice_message(payload)
+    envelope = slice_message(payload, is_body_checked=False)
     if envelope.message_id is None:
         raise DecodeError("a request needs a message-id")
     reply_to = None
     if envelope.properties:
-        section, _ = decode_value(envelope.properties)
+        section, _ = decode_value(envelope.properties, max_heap_bytes=HEAD_HEAP_BYTES)
         fields = section.value
         reply_to = fields[4] if len(fields) > 4 and isinstance(fields[4], str) else None
     properties: dict[str, Any] = {}
     if envelope.application_properties:
-        section, _ = decode_value(envelope.application_properties)
+        encoded = envelope.application_properties
+        section, _ = decode_value(encoded, max_heap_bytes=HEAD_HEAP_BYTES)
         if isinstance(section.value, dict):
             properties = {str(key): value for key, value in section.value.items()}
-    body = None
-    if envelope.body:
-        section, _ = decode_value(envelope.body)
-        body = section.value
-    return Request(envelope.message_id, reply_to, properties, body)
+    return Request(envelope.message_id, reply_to, properties, envelope.body, len(payload))
 
 
 def encode_response(request: Request, response: Response) -> bytes:
