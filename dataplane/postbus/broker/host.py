@@ -493,7 +493,8 @@ class Host:
             try:
                 self._recovery.check_interruption()
                 journal, loaded = await self._open_journal()
-                self._clock.observe(await journal.sample_clock_ms())
+                self._clock.observe(now_ms := await journal.sample_clock_ms())
+                loaded.begin_at(now_ms)
                 await self._room.make(journal.epoch)
                 gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
                 if self._early_error is not None:  # it died while nobody knew it
@@ -516,7 +517,6 @@ class Host:
             if self._is_stopping():
                 await journal.close()
                 return
-            self._epoch = loaded.epoch
             self._enter(journal, state, self._directory.missing(self.partition_id, loaded, gone))
             return
 
@@ -532,7 +532,7 @@ class Host:
 
     def _enter(self, journal: PartitionJournal, state: PartitionState, news: list[Command]) -> None:
         """Go to work on what was loaded, then let waiting commands go."""
-        self._journal, self._state = journal, state
+        self._journal, self._state, self._epoch = journal, state, journal.epoch
         self._recovery.loaded()
         self.ownership.gained()
         self._load_trouble = None

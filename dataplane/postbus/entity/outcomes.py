@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from postbus.contract import EntityKind, EntityProperties, RuleProperties
 from postbus.entity.commands import Death, Delivery, Refusal, Reply, StoredRow, SubQueue
@@ -399,6 +399,11 @@ class StoredState(NamedTuple):
     size_bytes: int
 
 
+KEYS_OF_A_MS: Final = 1 << 16
+MAX_FIRST_KEY: Final = 1 << 61
+"""Half of what a key has room for: the year 3084, or a clock that was moved by hand."""
+
+
 @dataclass(slots=True)
 class LoadedPartition:
     """Everything a partition remembers after a reload; no message bodies.
@@ -427,3 +432,12 @@ class LoadedPartition:
     seen: list[RecordIds] = field(default_factory=list)
     outbox: list[PutOutbound] = field(default_factory=list)
     inbound: list[PutInbound] = field(default_factory=list)
+
+    def begin_at(self, now_ms: int) -> None:
+        """Let the life that begins now hand out no key of a former one, also of one forgotten.
+
+        Outboxes and whoever reads by key compare keys with those of former lives. A database that
+        was restored to an earlier moment does not know what it handed out after that; time goes on.
+        """
+        first_key = min(now_ms * KEYS_OF_A_MS, MAX_FIRST_KEY)
+        self.next_row_key = max(self.next_row_key, first_key)
