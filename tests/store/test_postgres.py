@@ -19,6 +19,7 @@ from postbus.store.migrate import (
     all_migrations,
     migrate_partition,
     newest,
+    newest_post,
     prepare_store,
 )
 from postbus.store.postgres import (
@@ -216,4 +217,4 @@ async def test_missing_steps_are_applied_to_old_tables(store: Store, database: s
         version = await look.fetchval("select max(number) from postbus.migration")
         assert version == newest("store")
         await migrate_partition(look, newest("partition"))
-        assert await look.fetchval("select schema_version from owner") == newest("partition")
+        assert await look.fetchval("select schema_version from owner") == newest_post("partition")

@@ -2,18 +2,24 @@
 
 `schema.sql` and `partition.sql` are what a new database gets; `migrations/` holds the steps an old
 one takes, append-only, numbered through both scopes: `NNNN_{pre,post}_what.sql`, first line
-`-- scope: store` or `-- scope: partition`. A `pre` step leaves brokers of the version before
-working, a `post` step needs them gone. All run under one lock, each scope in one transaction.
+`-- scope: store` or `-- scope: partition`. All run under one lock, each scope in one transaction.
+
+A `pre` step leaves brokers of the version before working: it runs at once, and a broker that does
+not know it works beside it. A `post` step needs them gone: it waits while a broker beats that does
+not know it, and who does not know it does not touch the tables any more (D17).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
 from postbus.store.errors import Connection, SchemaTooNew
+
+logger = logging.getLogger(__name__)
 
 MIGRATION_LOCK: Final = 0x506F_7374_6275_73  # "Postbus"; session locks of partitions have two keys
 LOCK_MS: Final = 10_000
@@ -28,6 +34,16 @@ class Migration(NamedTuple):
     name: str
     scope: str
     sql: str
+
+    @property
+    def is_post(self) -> bool:
+        return is_post(self.name)
+
+
+def is_post(name: str) -> bool:
+    """Say whether a step, perhaps of a newer version, needs brokers gone that do not know it."""
+    match = STEP_NAME.fullmatch(name)
+    return match is None or match[2] == "post"
 
 
 @cache
@@ -68,11 +84,12 @@ async def prepare_store(connection: Connection) -> None:
             await connection.execute(FIRST_ROWS)
             done = steps_after(0, "store")
         else:
-            version = await connection.fetchval("select max(number) from postbus.migration")
-            refuse_newer(version, "store")
-            done = steps_after(version, "store")
-            for step in done:
-                await connection.execute(step.sql)
+            rows = await connection.fetch("select number, name from postbus.migration")
+            posts = [row["number"] for row in rows if is_post(row["name"])]
+            refuse_newer(max(posts, default=0), "store")
+            applied = {row["number"] for row in rows}
+            steps = [step for step in steps_after(0, "store") if step.number not in applied]
+            done = await _run(connection, steps)
         await connection.executemany(RECORD_STEP, [(step.number, step.name) for step in done])
 
 
@@ -107,9 +124,8 @@ async def prepare_partition(connection: Connection, partition_id: int) -> None:
         await connection.execute(f"create schema if not exists {schema}")
         await connection.execute(f"set local search_path = {schema}")
         await connection.execute(_text("partition.sql"))
-        await connection.execute(
-            "insert into owner (schema_version) values ($1)", newest("partition")
-        )
+        done = {step.number for step in steps_after(0, "partition")}
+        await _record_partition(connection, newest_post("partition"), done)
 
 
 async def partition_holds_anything(connection: Connection, partition_id: int) -> bool:
@@ -127,24 +143,75 @@ select exists (select from {0}.entity) or exists (select from {0}.message)
 
 
 async def migrate_partition(connection: Connection, version: int) -> None:
-    """Bring the partition in `search_path` up to date; only its owner calls this."""
-    steps = steps_after(version, "partition")
+    """Bring the partition in `search_path` up to date; only its owner calls this.
+
+    `version` is the newest `post` step it has taken; of later ones the owner's row knows which.
+    """
+    taken = set(await connection.fetchval(TAKEN))
+    steps = [step for step in steps_after(version, "partition") if step.number not in taken]
     if not steps:
         return
     async with connection.transaction():
-        await connection.execute("set local statement_timeout = 0")  # it may rewrite a table
-        for step in steps:
-            await connection.execute(step.sql)
-        await connection.execute("update owner set schema_version = $1", steps[-1].number)
+        done = await _run(connection, steps)
+        version = max([version, *(step.number for step in done if step.is_post)])
+        await _record_partition(connection, version, taken | {step.number for step in done})
+
+
+TAKEN: Final = """
+select array(select jsonb_array_elements_text(to_jsonb(owner) -> 'taken_steps'))::integer[]
+from owner
+"""
+"""Also where the column is still missing."""
+
+
+async def _record_partition(connection: Connection, version: int, taken: set[int]) -> None:
+    later = sorted(number for number in taken if number > version)
+    await connection.execute(RECORD_PARTITION, version, later)
+
+
+RECORD_PARTITION: Final = """
+insert into owner (schema_version, taken_steps) values ($1, $2)
+on conflict (is_only) do update
+set schema_version = excluded.schema_version, taken_steps = excluded.taken_steps
+"""
+
+
+async def _run(connection: Connection, steps: list[Migration]) -> list[Migration]:
+    """Take steps in order, `post` ones up to the first that a living broker does not know."""
+    oldest = await _oldest_known(connection) if any(step.is_post for step in steps) else None
+    done = []
+    for step in steps:
+        if step.is_post and oldest is not None and oldest < step.number:
+            logger.info("a step waits for older brokers to go", extra={"step": step.name})
+            continue
+        await connection.execute(step.sql)
+        done.append(step)
+    return done
+
+
+async def _oldest_known(connection: Connection) -> int | None:
+    """Return the newest step that every living broker knows; None: there is none of them."""
+    if not await connection.fetchval(HAS_TABLE, "postbus", "broker"):
+        return None
+    oldest: int | None = await connection.fetchval(OLDEST_KNOWN)
+    return oldest
+
+
+OLDEST_KNOWN: Final = "select min(schema_version) from postbus.broker where ended_by is null"
 
 
 def refuse_newer(version: int, scope: str) -> None:
-    """Raise SchemaTooNew when tables are of a version this code does not know (D17)."""
+    """Raise SchemaTooNew when tables took a `post` step that this code does not know (D17)."""
     if version > newest(scope):
         raise SchemaTooNew(
             f"the {scope} tables have version {version}, this Postbus knows {newest(scope)}; "
             "run the newer version"
         )
+
+
+def newest_post(scope: str) -> int:
+    """Return the last step of a scope that needs older brokers gone, 0 if there is none."""
+    return max((each.number for each in steps_after(0, scope) if each.is_post), default=0)
 
 
 @cache

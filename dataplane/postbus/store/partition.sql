@@ -177,6 +177,7 @@ create table owner (
     persisted_ms bigint not null default 0,
     catalog_version bigint not null default 0,
     incarnation uuid,
+    taken_steps integer[] not null default '{}',
     constraint owner_pkey primary key (is_only),
     constraint owner_is_only check (is_only)
 ) with (fillfactor = 50);

@@ -1,0 +1,115 @@
+"""Two versions on one store: what the newer one does to the tables leaves the older one working.
+
+The newer version is this one with further steps, which no test but this one knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import asyncpg
+import pytest
+
+from postbus.store import beats, migrate
+from postbus.store.errors import SchemaTooNew
+from postbus.store.migrate import Migration, all_migrations
+from postbus.store.postgres import Store
+from tests.store.driving import connected, insert, open_driven, outcome
+
+pytestmark = pytest.mark.slow
+
+KEYS = itertools.count(1)
+BASE = all_migrations()
+PRE = (
+    Migration(9001, "9001_pre_more.sql", "store", "alter table postbus.store add more int"),
+    Migration(9002, "9002_pre_more.sql", "partition", "alter table owner add more int"),
+)
+POST = (
+    Migration(9003, "9003_post_less.sql", "store", "alter table postbus.store drop more"),
+    Migration(9004, "9004_post_less.sql", "partition", "alter table owner drop more"),
+)
+LATER = (Migration(9005, "9005_pre_late.sql", "partition", "alter table owner add late int"),)
+LIVES = """
+insert into postbus.broker (
+    incarnation, broker_name, host, pid, boot_id, pid_namespace, started_ticks, data_lock,
+    schema_version
+)
+values (gen_random_uuid(), 'older', '', 1, '', '', 1, '', 9000)
+"""
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what makes this process one of a version that knows further steps."""
+
+    def know(*steps: Migration) -> None:
+        for module in (migrate, beats):
+            monkeypatch.setattr(module, "all_migrations", lambda: (*BASE, *steps))
+
+    return know
+
+
+async def work(database: str) -> None:
+    """Start, claim and load partition 0, commit a message, release it."""
+    store = Store(database)
+    try:
+        it = await open_driven(store)
+        await it.commit(outcome([insert(next(KEYS))]))
+        await it.journal.close()
+    finally:
+        await store.close()
+
+
+async def columns(look: asyncpg.Connection[asyncpg.Record], table: str) -> set[str]:
+    sql = "select attname from pg_attribute where attrelid = $1::text::regclass and attnum > 0"
+    rows = await look.fetch(f"{sql} and not attisdropped", table)
+    return {row["attname"] for row in rows} & {"more", "late"}
+
+
+async def test_the_version_before_works_beside_tables_that_are_only_pre_ahead(
+    database: str, become: Callable[..., None]
+) -> None:
+    await work(database)
+    become(*PRE)
+    await work(database)
+    become()
+    await work(database)
+    become(*PRE)
+    await work(database)  # and takes no step twice
+    async with connected(database) as look:
+        assert await columns(look, "postbus.store") == {"more"}
+        assert await columns(look, "partition_0.owner") == {"more"}
+        assert await look.fetchval("select count(*) from partition_0.message") == 4
+
+
+async def test_a_post_step_waits_until_the_version_before_is_gone(
+    database: str, become: Callable[..., None]
+) -> None:
+    become(*PRE)
+    await work(database)
+    async with connected(database) as look:
+        await look.execute(LIVES)
+        become(*PRE, *POST, *LATER)
+        await work(database)
+        assert await columns(look, "postbus.store") == {"more"}
+        assert await columns(look, "partition_0.owner") == {"more", "late"}
+        become()
+        await work(database)  # the older one takes the partition over
+        await look.execute("update postbus.broker set ended_by = 'a test'")
+        become(*PRE, *POST, *LATER)
+        await work(database)
+        assert await columns(look, "postbus.store") == set()
+        assert await columns(look, "partition_0.owner") == {"late"}
+        await work(database)
+
+
+@pytest.mark.parametrize("scope", ["store", "partition"])
+async def test_the_version_before_leaves_tables_alone_that_took_a_post_step(
+    database: str, become: Callable[..., None], scope: str
+) -> None:
+    become(*PRE, *(step for step in POST if step.scope == scope))
+    await work(database)
+    become()
+    with pytest.raises(SchemaTooNew, match="run the newer version"):
+        await work(database)
