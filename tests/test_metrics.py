@@ -25,6 +25,7 @@ from postbus.metrics import (
     PartitionSample,
     bounded,
     make_registry,
+    summed,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +60,7 @@ def full_sample() -> BusSample:
                 4_096,
                 {flow: number for number, flow in enumerate(FLOWS, 10)},
                 NOW_MS - 90_000,
+                {"bad": 3, "none": 1},
             )
         ],
     )
@@ -110,7 +112,9 @@ def test_every_number_of_a_sample_is_told() -> None:
         f"postbus_entity_size_bytes{{{entity}}} 4096.0",
         f"postbus_oldest_message_age_seconds{{{entity}}} 90.0",
         f"postbus_messages_accepted_total{{{entity}}} 10.0",
-        f"postbus_messages_expired_total{{{entity}}} 14.0",
+        f"postbus_messages_expired_total{{{entity}}} 13.0",
+        f'postbus_messages_dead_lettered_total{{{entity},reason="bad"}} 3.0',
+        f'postbus_messages_dead_lettered_total{{{entity},reason="none"}} 1.0',
     ):
         assert line in lines
 
@@ -134,6 +138,16 @@ def test_entities_beyond_the_bound_are_summed_by_kind() -> None:
         EntitySample(kind, "other", rest, 8, {"accepted": 4}, 100 + MAX_ENTITY_LABELS)
         for kind in ("queue", "topic")
     ]
+
+
+def test_reasons_of_the_parts_of_an_entity_are_bounded_together() -> None:
+    parts = [
+        EntitySample("queue", "q", {}, deaths={f"{part}-{n}": 1 for n in range(20)})
+        for part in range(3)
+    ]
+    deaths = summed("queue", "q", parts).deaths
+    assert len(deaths) == 21
+    assert (deaths["0-0"], deaths["other"]) == (1, 40)
 
 
 async def test_metrics_and_health_are_served() -> None:

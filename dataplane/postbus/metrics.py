@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from postbus.entity.traffic import count_death
 from postbus.http_listener import HttpListener
 
 MAX_ENTITY_LABELS: Final = 500
@@ -43,7 +44,6 @@ FLOWS: Final = {
     "accepted": "Messages sent to an entity, scheduled ones and copies for subscriptions too.",
     "delivered": "Deliveries of active messages; a message that comes again counts again.",
     "completed": "Active messages that a receiver is done with.",
-    "dead_lettered": "Messages that became dead letters.",
     "expired": "Messages that were dropped at the end of their time to live.",
 }
 
@@ -52,8 +52,8 @@ FLOWS: Final = {
 class EntitySample:
     """One queue, topic or subscription at this moment; `name` of a subscription is its path.
 
-    `messages` by state, `flows` by their names; `oldest_ms`: when the oldest active message was
-    enqueued, None when there is none or nobody knows.
+    `messages` by state, `flows` by their names, `deaths` by reason; `oldest_ms`: when the oldest
+    active message was enqueued, None when there is none or nobody knows.
     """
 
     kind: str
@@ -62,6 +62,7 @@ class EntitySample:
     size_bytes: int = 0
     flows: dict[str, int] = field(default_factory=dict)
     oldest_ms: int | None = None
+    deaths: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -299,6 +300,11 @@ def _entity_families(entities: list[EntitySample], now_ms: int) -> Iterator[Metr
         name: CounterMetricFamily(f"postbus_messages_{name}", text, labels=labels)
         for name, text in FLOWS.items()
     }
+    deaths = CounterMetricFamily(
+        "postbus_messages_dead_lettered",
+        "Messages that became dead letters.",
+        labels=[*labels, "reason"],
+    )
     for entity in entities:
         name = [entity.kind, entity.name]
         for state, count in entity.messages.items():
@@ -308,7 +314,9 @@ def _entity_families(entities: list[EntitySample], now_ms: int) -> Iterator[Metr
             ages.add_metric(name, max(now_ms - entity.oldest_ms, 0) / 1_000)
         for flow, count in entity.flows.items():
             flows[flow].add_metric(name, count)
-    yield from (messages, sizes, ages, *flows.values())
+        for reason, count in entity.deaths.items():
+            deaths.add_metric([*name, reason], count)
+    yield from (messages, sizes, ages, *flows.values(), deaths)
 
 
 def bounded(entities: Iterable[EntitySample]) -> list[EntitySample]:
@@ -332,6 +340,8 @@ def summed(kind: str, name: str, parts: Iterable[EntitySample]) -> EntitySample:
         for counts, more in ((total.messages, part.messages), (total.flows, part.flows)):
             for key, count in more.items():
                 counts[key] = counts.get(key, 0) + count
+        for reason, count in part.deaths.items():
+            count_death(total.deaths, reason, count)
         total.size_bytes += part.size_bytes
         ages = [each for each in (total.oldest_ms, part.oldest_ms) if each is not None]
         total.oldest_ms = min(ages, default=None)

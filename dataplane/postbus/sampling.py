@@ -156,6 +156,7 @@ class Sampler:
             counts.size_bytes,
             {} if traffic is None else {flow: getattr(traffic, flow) for flow in FLOWS},
             self._oldest.get((host.partition_id, entity_no)) if counts.active else None,
+            {} if traffic is None else dict(traffic.deaths),
         )
 
 

@@ -10,8 +10,9 @@ from tests.entity.topic_rig import ONE, TWO, publish, take, topic_rig
 
 def counters(rig: Rig, entity_no: int = QUEUE) -> dict[str, int]:
     traffic = rig.traffic[entity_no]
-    found = {name: getattr(traffic, name) for name in traffic.__slots__}
-    return {name: count for name, count in found.items() if count}
+    found = {name: getattr(traffic, name) for name in traffic.__slots__ if name != "deaths"}
+    dead = sum(traffic.deaths.values())
+    return {name: count for name, count in {**found, "dead_lettered": dead}.items() if count}
 
 
 def test_each_message_counts_where_it_comes_and_goes() -> None:
@@ -35,6 +36,29 @@ def test_each_message_counts_where_it_comes_and_goes() -> None:
     rig.advance(2_000)
     assert rig.receive() == []
     assert counters(rig) == wanted | {"accepted": 4, "expired": 1}
+
+
+def test_deaths_are_counted_by_reason_the_first_twenty_apart() -> None:
+    rig = Rig(QueueProperties(max_delivery_count=1, dead_lettering_on_message_expiration=True))
+    rig.send("a", "b")
+    first, second = rig.receive(count=2)
+    rig.settle(Disposition.ABANDON, first)
+    rig.settle(Disposition.DEAD_LETTER, second)
+    rig.send(message("c", ttl_ms=1_000))
+    rig.advance(2_000)
+    assert rig.receive() == []
+    expected = {"MaxDeliveryCountExceeded": 1, "none": 1, "TTLExpiredException": 1}
+    assert rig.traffic[QUEUE].deaths == expected
+    for number in range(30):
+        rig.send("m")
+        reason = f"reason {number} " + "x" * 200
+        rig.settle(Disposition.DEAD_LETTER, *rig.receive(), reason=reason)
+    deaths = rig.traffic[QUEUE].deaths
+    assert len(deaths) == 21
+    assert deaths["other"] == 13
+    assert max(map(len, deaths)) == 100
+    rig.crash()
+    assert rig.traffic[QUEUE].deaths == deaths
 
 
 def test_reload_keeps_the_counters_and_deletion_does_not() -> None:

@@ -95,7 +95,8 @@ def dead_letter(
     section = envelope.application_properties
     if properties:
         section = merged(sub.turn, section, properties)
-    move(sub, message, section, death or Death(sub.turn.now_ms, message.failures))
+    death = death or Death(sub.turn.now_ms, message.failures)
+    move(sub, message, section, death, properties.get(REASON))
 
 
 def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
@@ -107,14 +108,16 @@ def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
         return merge_properties(b"", properties, limit_bytes)
 
 
-def move(sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death) -> None:
+def move(
+    sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death, reason: object
+) -> None:
     """Move a loaded message with its new application properties to the dead-letter queue.
 
     Where the entity has a history the row stays there and a copy moves.
     """
     assert message.envelope is not None
     entity = sub.entity
-    entity.traffic.dead_lettered += 1
+    entity.traffic.died(reason)
     if entity.keeps_settled:
         sub.turn.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
     if entity.forward_dead_letters_to is not None:

@@ -147,7 +147,8 @@ def _settle_one(
     elif disposition is Disposition.DEAD_LETTER:
         assert message.envelope is not None
         old = message.envelope.application_properties
-        expiry.move(sub, message, old if section is None else section, _death(sub, message))
+        section = old if section is None else section
+        expiry.move(sub, message, section, _death(sub, message), changes.get(expiry.REASON))
     elif disposition is Disposition.DEFER:
         _defer(sub, message, section)
     else:

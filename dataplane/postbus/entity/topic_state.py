@@ -555,5 +555,5 @@ def _dead_letter(
     )
     subscription.size_bytes += size_bytes
     subscription.traffic.accepted += 1
-    subscription.traffic.dead_lettered += 1
+    subscription.traffic.died(reason[expiry.REASON])
     target.append_key(row_key)

@@ -5,19 +5,42 @@ The host keeps the counters and lends them to each life of the partition. Nothin
 
 from __future__ import annotations
 
+from typing import Final
+
+MAX_REASONS: Final = 20
+MAX_REASON_CHARS: Final = 100
+"""Reasons of death that are counted apart for an entity, and how much of each is told. Our choice:
+each is a series, and applications may put anything into them."""
+
+OTHER: Final = "other"
+NO_REASON: Final = "none"
+
 
 class Traffic:
     """Counters of one entity since the process started; a message that comes again counts again.
 
     `accepted`: sent to it, scheduled ones included; of a subscription its copies. `delivered` and
-    `completed` are about active messages only. `dead_lettered` and `expired` say how others went.
+    `completed` are about active messages only. `expired` were dropped, `deaths` counts those that
+    became dead letters by reason: the first `MAX_REASONS` apart, all later ones as `OTHER`.
     """
 
-    __slots__ = ("accepted", "completed", "dead_lettered", "delivered", "expired")
+    __slots__ = ("accepted", "completed", "deaths", "delivered", "expired")
 
     def __init__(self) -> None:
         self.accepted = 0
         self.delivered = 0
         self.completed = 0
-        self.dead_lettered = 0
         self.expired = 0
+        self.deaths: dict[str, int] = {}
+
+    def died(self, reason: object) -> None:
+        """Count a message that became a dead letter."""
+        text = reason[:MAX_REASON_CHARS] if isinstance(reason, str) and reason else NO_REASON
+        count_death(self.deaths, text, 1)
+
+
+def count_death(deaths: dict[str, int], reason: str, count: int) -> None:
+    """Add to the count of a reason, or of all others when there are so many already."""
+    if reason not in deaths and len(deaths) >= MAX_REASONS:
+        reason = OTHER
+    deaths[reason] = deaths.get(reason, 0) + count
