@@ -50,7 +50,10 @@ def subscriptions_of(
     rule_of: Callable[[int], str | None] = lambda _number: None,
     max_size_mb: int = 5120,
 ) -> str:
-    """Return the manifests of a topic and its subscriptions; a rule is YAML, None for $Default."""
+    """Return the manifests of a topic and its subscriptions.
+
+    `rule_of`: rules of a subscription as YAML, None for $Default.
+    """
     documents = [document("Topic", topic, OWNER, f"maxSizeInMegabytes: {max_size_mb}")]
     for number in range(count):
         rule = rule_of(number)

@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 
 import procfs
+from costly_rules import COSTLY_RULE_ROWS
 from fan_out import FAN_OUT_ROWS
 from many import MANY_ROWS
 from measuring import MAIN_QUEUE, Bench, LoadClient, Result
@@ -46,6 +47,7 @@ ROWS = (
     *MESSAGING_ROWS,
     *TRANSPORT_ROWS,
     *FAN_OUT_ROWS,
+    *COSTLY_RULE_ROWS,
     *WAITING_ROWS,
     *HTTP_ROWS,
     *MANY_ROWS,
