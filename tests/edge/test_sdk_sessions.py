@@ -233,6 +233,21 @@ def test_list_sessions(client: ServiceBusClient, queue: str) -> None:
     assert sorted(client.list_queue_sessions(queue)) == ["empty", *(f"s{n}" for n in range(5))]
 
 
+def test_states_count_in_the_size_and_no_bytes_clear_one(
+    bus: BusThread, client: ServiceBusClient, queue: str
+) -> None:
+    for number in range(3):
+        with client.get_queue_receiver(queue, session_id=f"made up {number}") as receiver:
+            receiver.session.set_state(b"x" * 200_000)
+    assert bus.counts(queue).size_bytes >= 600_000
+    for name in client.list_queue_sessions(queue):
+        with client.get_queue_receiver(queue, session_id=name) as receiver:
+            receiver.session.set_state(b"")
+            assert receiver.session.get_state() is None
+    assert list(client.list_queue_sessions(queue)) == []
+    assert bus.counts(queue).size_bytes == 0
+
+
 def test_list_sessions_of_a_subscription(bus: BusThread, client: ServiceBusClient) -> None:
     topic = bus.topic()
     name = bus.subscription(topic, requiresSession=True)
