@@ -484,6 +484,15 @@ def open_websocket(bus: ControlledBus, **headers: str) -> str:
     )
 
 
+def call_with_scope(bus: ControlledBus, scope: str, method: str, path: str) -> str:
+    """Call the control API with a token that is added to the file of the running bus."""
+    token = f"a-token-that-may-only-{scope}"
+    text = bus.token_file.read_text()
+    if token not in text:
+        bus.token_file.write_text(f"{text}some {scope} {token}\n")
+    return str(bus.caller.call(method, path, token=token).status)
+
+
 FOREIGN = "evil.example"
 BARE = "token for the bare host of the bus"
 EXPIRED = "token that has expired"
@@ -532,6 +541,13 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         "commit what waits in a transaction",
     ): commit_after_a_change,
     ("token that ends", "link of it"): outlive_a_token,
+    ("control token of the scope `read`", "delete a queue"): lambda bus: call_with_scope(
+        bus, "read", "DELETE", f"/v1/queues/{QUEUE}"
+    ),
+    (
+        "control token of the scope `definitions`",
+        "tell the keys of authorization rules",
+    ): lambda bus: call_with_scope(bus, "definitions", "GET", "/v1/authorization-rules?keys=true"),
     ("page of a stranger's host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
         bus, Origin=f"https://{FOREIGN}"
     ),
