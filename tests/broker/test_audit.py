@@ -232,6 +232,19 @@ async def test_old_lines_and_too_many_are_forgotten(
     assert [line.entry.entity for line in lines] == ["orders", "q5", "q4"]
 
 
+async def test_anything_that_is_refused_can_be_noted(rig: Rig) -> None:
+    odd = "a\0b\ud800\n" + "x" * 9_000
+    entry = replace(ENTRY, caller=odd, entity=odd, detail={"where": odd, odd: [odd]})
+    with pytest.raises(DirectoryRefusal):
+        await rig.audit.recorded(entry, refusing(Refusal.ARGUMENT_OUT_OF_RANGE))
+    (line,) = await rig.lines()
+    shown = "a\\x00b\\ud800\n"
+    for text in (line.entry.caller, line.entry.entity, line.entry.detail["where"]):
+        assert text.startswith(shown)
+        assert len(text) < 3_000
+    assert await rig.lines(entity=odd) == [line]
+
+
 async def test_lines_are_found_by_entity_and_caller_page_by_page(rig: Rig) -> None:
     for number in range(6):
         caller, entity = f"token {number % 2}", f"Queue-{number % 3}"

@@ -59,12 +59,12 @@ class AuditStore:
         """Write entries; return their numbers, which grow, durable."""
         await self._store.open()
         columns = [
-            [each.caller for each in entries],
-            [each.address for each in entries],
+            [storable(each.caller) for each in entries],
+            [storable(each.address) for each in entries],
             [each.door for each in entries],
             [each.verb for each in entries],
-            [each.entity for each in entries],
-            [json.dumps(each.detail) for each in entries],
+            [storable(each.entity) for each in entries],
+            [json.dumps(storable_json(each.detail)) for each in entries],
         ]
         async with self._store.aside() as connection:
             rows = await connection.fetch(BEGIN, begun_ms, *columns)
@@ -89,8 +89,8 @@ class AuditStore:
                     END,
                     [each.number for each in kept],
                     [each.ended_ms for each in kept],
-                    [each.outcome for each in kept],
-                    [json.dumps(each.detail) for each in kept],
+                    [storable(each.outcome or "") for each in kept],
+                    [json.dumps(storable_json(each.detail)) for each in kept],
                 )
 
     async def page(
@@ -99,7 +99,8 @@ class AuditStore:
         """Return lines below a number, the newest first; of an entity or a caller if said."""
         await self._store.open()
         async with self._store.aside() as connection:
-            rows = await connection.fetch(PAGE, before, top, entity, caller)
+            said = [None if each is None else storable(each) for each in (entity, caller)]
+            rows = await connection.fetch(PAGE, before, top, *said)
         return [
             AuditLine(
                 row["audit_no"],
@@ -128,6 +129,29 @@ class AuditStore:
         async with self._store.aside() as connection:
             return int(await connection.fetchval(FORGET, most, before_ms, FORGOTTEN_AT_ONCE))
 
+
+def storable(text: str) -> str:
+    """Return text that Postgres takes: names that are refused may hold anything."""
+    if text.isprintable():
+        return text[:MOST_CHARS]
+    written = text[:MOST_CHARS].encode("utf-8", "backslashreplace").decode()
+    return written.replace("\0", "\\x00")
+
+
+def storable_json(value: Any) -> Any:
+    """Return JSON whose texts Postgres takes."""
+    match value:
+        case str():
+            return storable(value)
+        case Mapping():
+            return {storable(str(key)): storable_json(each) for key, each in value.items()}
+        case list() | tuple():
+            return [storable_json(each) for each in value]
+    return value
+
+
+MOST_CHARS: Final = 2_048
+"""What is kept of a text; filters are half as long."""
 
 FORGOTTEN_AT_ONCE: Final = 10_000
 BEGIN: Final = """
