@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient
 
-from postbus.message.codec import Described, Symbol, Timestamp, Uint, Ulong, encode_value
+from postbus.message.codec import (
+    Array,
+    Described,
+    Int,
+    Symbol,
+    Timestamp,
+    Uint,
+    Ulong,
+    encode_value,
+)
 from postbus.message.sections import slice_message
 from tests.edge.bus_thread import BusThread
 from tests.edge.raw_client import ACCEPTED, REJECTED, TRANSFER, described, frame, message
@@ -242,3 +252,21 @@ def test_what_a_transaction_does_not_take(
     assert robot.ask(robot.declare(), operation, body)[0] == status
     entries = {"messages": [{"message": scheduled("a", 1)}]}
     assert robot.ask(b"nobody's", "schedule-message", entries)[0] == 410
+
+
+def test_what_changes_nothing_is_answered_in_a_transaction(
+    bus: BusThread, robot: ScheduleClient, queue: str
+) -> None:
+    robot.attach_sender(queue)
+    robot.write(robot.transfer(robot.next_id(), message(b"x")))
+    robot.dispositions(1)
+    (found,) = robot.receive(queue, 1)
+    robot.open_node(queue)
+    token = uuid.UUID(bytes_le=bytes(found.fields[2]))
+    transaction = robot.declare()
+    status, body, why = robot.ask(transaction, "renew-lock", {"lock-tokens": Array(0x98, [token])})
+    assert (status, why) == (200, "OK")
+    assert body is not None
+    peek = {"from-sequence-number": 1, "message-count": Int(1)}
+    assert robot.ask(transaction, "peek-message", peek)[0] == 200
+    assert int(robot.discharge(transaction).descriptor) == ACCEPTED

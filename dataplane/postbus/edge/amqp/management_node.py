@@ -96,6 +96,19 @@ TRANSACTION: Final = "$transaction"
 """Where the transaction of a request stands among the fields of its body; no client's field."""
 
 TRANSACTIONAL: Final = frozenset({PREFIX + "update-disposition", PREFIX + "schedule-message"})
+BESIDE_TRANSACTIONS: Final = frozenset(
+    PREFIX + name
+    for name in (
+        "peek-message",
+        "renew-lock",
+        "renew-session-lock",
+        "get-session-state",
+        "get-message-sessions",
+        "enumerate-rules",
+    )
+)
+"""Requests that change nothing a rollback could undo, and are answered as outside a transaction:
+the SDK of .NET puts every request into the ambient one."""
 
 EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
 
@@ -143,8 +156,8 @@ class ManagementNode:
             why = f"Unauthorized access. '{right.value}' claim(s) are required."
             self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
             return
-        if request.transaction_id is not None and name not in TRANSACTIONAL:
-            why = "A transaction takes update-disposition and schedule-message, no other request."
+        if request.transaction_id is not None and name not in TRANSACTIONAL | BESIDE_TRANSACTIONS:
+            why = "A transaction takes update-disposition and schedule-message; this one stays out."
             self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
             return
         is_scheduling = name == SCHEDULE
