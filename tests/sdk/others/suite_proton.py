@@ -84,4 +84,4 @@ def test_wrong_keys_names_and_rights(connection: BlockingConnection) -> None:
     with pytest.raises(LinkDetached, match="not-found"):
         connection.create_sender("nowhere")
     with pytest.raises(LinkDetached, match="unauthorized"):
-        connect("listener", "l1sten/+").create_sender("plain-3")
+        connect("listener", "l1sten/+l1sten/+l1sten/+").create_sender("plain-3")

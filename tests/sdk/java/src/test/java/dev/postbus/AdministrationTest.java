@@ -184,7 +184,7 @@ class AdministrationTest {
             () -> admin.createQueue("bad", new CreateQueueOptions().setMaxDeliveryCount(-1)));
         ServiceBusAdministrationClient limited =
             new ServiceBusAdministrationClientBuilder()
-                .connectionString(Bus.keyed("listener", "l1sten/+"))
+                .connectionString(Bus.keyed("listener", "l1sten/+l1sten/+l1sten/+"))
                 .buildClient();
         assertThrows(ClientAuthenticationException.class, () -> limited.createQueue("bad"));
     }

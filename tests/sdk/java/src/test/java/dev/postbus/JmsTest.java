@@ -337,7 +337,7 @@ class JmsTest {
         assertThrows(
             JMSSecurityRuntimeException.class,
             () -> factory().createContext(ROOT, "wrong").start());
-        try (JMSContext listener = factory().createContext("listener", "l1sten/+")) {
+        try (JMSContext listener = factory().createContext("listener", "l1sten/+l1sten/+l1sten/+")) {
             assertThrows(
                 JMSRuntimeException.class,
                 () -> listener.createProducer().send(listener.createQueue("plain-39"), "x"));

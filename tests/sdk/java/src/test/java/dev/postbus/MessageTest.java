@@ -275,15 +275,15 @@ class MessageTest {
     @Test
     void keysHaveTheirRights() {
         try (ServiceBusSenderClient sender =
-                    builder(keyed("sender", "s3nd=")).sender().queueName("plain-11").buildClient();
+                    builder(keyed("sender", "s3nd=s3nd=s3nd=s3nd=")).sender().queueName("plain-11").buildClient();
                 ServiceBusReceiverClient listener =
-                    builder(keyed("listener", "l1sten/+"))
+                    builder(keyed("listener", "l1sten/+l1sten/+l1sten/+"))
                         .receiver()
                         .queueName("plain-11")
                         .disableAutoComplete()
                         .buildClient();
                 ServiceBusReceiverClient wrong =
-                    builder(keyed("sender", "s3nd="))
+                    builder(keyed("sender", "s3nd=s3nd=s3nd=s3nd="))
                         .receiver()
                         .queueName("plain-11")
                         .buildClient();
@@ -302,7 +302,7 @@ class MessageTest {
     void credentialsInsteadOfAConnectionString() {
         try (ServiceBusSenderClient sender =
                 new ServiceBusClientBuilder()
-                    .credential(Bus.HOST, new AzureNamedKeyCredential("sender", "s3nd="))
+                    .credential(Bus.HOST, new AzureNamedKeyCredential("sender", "s3nd=s3nd=s3nd=s3nd="))
                     .sender()
                     .queueName("plain-12")
                     .buildClient()) {
