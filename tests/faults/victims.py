@@ -23,7 +23,7 @@ import asyncpg
 
 from postbus.embedded import EmbeddedPostgres
 
-KEY = "kill-test-key"
+KEY = "kill-test-key-of-brokers"
 
 
 class Kind(Enum):
