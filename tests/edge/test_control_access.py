@@ -66,13 +66,11 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def store(postgres_server: EmbeddedPostgres) -> str:
+def running(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlledBus]:
     make_database(postgres_server, "control_access", template=TEMPLATE)
-    return dsn_of(postgres_server, "control_access")
-
-
-@pytest.fixture(scope="module")
-def running(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlledBus]:
+    store = dsn_of(postgres_server, "control_access")
     with controlled_bus(store, tmp_path_factory.mktemp("control")) as bus:
         yield bus
 
@@ -308,11 +306,11 @@ def test_files_of_tokens_that_cannot_be_used(
 # --- certificates and addresses -----------------------------------------------------------------
 
 
-def test_certificate_of_the_authority_is_as_good_as_a_token(store: str, tmp_path: Path) -> None:
+def test_certificate_of_the_authority_is_as_good_as_a_token(database: str, tmp_path: Path) -> None:
     ours = ensure_certificate(tmp_path / "ours")
     ensure_certificate(tmp_path / "theirs")
     more = {"control_client_ca_file": ours.authority_file}
-    with controlled_bus(store, tmp_path / "bus", None, **more) as running:
+    with controlled_bus(database, tmp_path / "bus", None, **more) as running:
         assert running.caller.address.startswith("https://")
         trusted = tmp_path / "bus" / "tls" / "ca.pem"
         assert status_over_tls(running, trusted, None, "") == 401
@@ -373,19 +371,19 @@ def status_over_tls(
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
-def test_authority_that_is_none(store: str, tmp_path: Path, content: str | None) -> None:
+def test_authority_that_is_none(database: str, tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content, encoding="ascii")
     with (
         pytest.raises(BusError, match=r"authority of clients .*ca\.pem cannot be used"),
-        controlled_bus(store, tmp_path / "bus", control_client_ca_file=file),
+        controlled_bus(database, tmp_path / "bus", control_client_ca_file=file),
     ):
         pass
 
 
-def test_other_addresses_are_served_with_tls_and_any_host(store: str, tmp_path: Path) -> None:
-    with controlled_bus(store, tmp_path / "bus", None, control_host="0.0.0.0") as running:
+def test_other_addresses_are_served_with_tls_and_any_host(database: str, tmp_path: Path) -> None:
+    with controlled_bus(database, tmp_path / "bus", None, control_host="0.0.0.0") as running:
         context = ssl.create_default_context(cafile=str(tmp_path / "bus" / "tls" / "ca.pem"))
         port = urlsplit(running.caller.address).port
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT_S, context=context)
@@ -395,10 +393,10 @@ def test_other_addresses_are_served_with_tls_and_any_host(store: str, tmp_path: 
         connection.close()
 
 
-def test_api_can_be_switched_off(store: str, tmp_path: Path) -> None:
+def test_api_can_be_switched_off(database: str, tmp_path: Path) -> None:
     with (
         pytest.raises(KeyError, match="token"),
-        controlled_bus(store, tmp_path / "bus", is_control_enabled=False),
+        controlled_bus(database, tmp_path / "bus", is_control_enabled=False),
     ):
         pass
 
@@ -412,12 +410,12 @@ def test_rebound_names_are_kept_out(api: Caller, host: str) -> None:
 # --- epochs -------------------------------------------------------------------------------------
 
 
-def test_older_callers_are_refused_after_a_restart_too(store: str, tmp_path: Path) -> None:
+def test_older_callers_are_refused_after_a_restart_too(database: str, tmp_path: Path) -> None:
     def put(api: Caller, epoch: int | str | None) -> int:
         headers = {} if epoch is None else {EPOCH_HEADER: str(epoch)}
         return api.put(path_of("queues", "fenced"), {}, headers=headers).status
 
-    with controlled_bus(store, tmp_path / "bus", ClockMode.WALL) as running:
+    with controlled_bus(database, tmp_path / "bus", ClockMode.WALL) as running:
         api = running.caller
         assert [put(api, epoch) for epoch in (3, 3, 5, 4, 5, 3, None)] == [
             201, 200, 200, 409, 200, 409, 200,
@@ -430,7 +428,7 @@ def test_older_callers_are_refused_after_a_restart_too(store: str, tmp_path: Pat
         for wrong in ("", "-1", "1.0", "five", "9" * 19, "9" * 40):
             assert put(api, wrong) == 400
         assert put(api, 2**63 - 1) == 200
-    with controlled_bus(store, tmp_path / "bus", ClockMode.WALL) as running:
+    with controlled_bus(database, tmp_path / "bus", ClockMode.WALL) as running:
         api = running.caller
         assert put(api, 2**63 - 2) == 409
         assert api.delete("/v1/caller-epoch").body["highestCallerEpoch"] == 0
