@@ -355,6 +355,32 @@ class Status(Told):
     troubles: list[str]
 
 
+class LinkDescription(Told):
+    """A link of a client. `credit`: messages that may come; `locks`: those not settled."""
+
+    entity: str
+    role: Literal["sender", "receiver"]
+    credit: int
+    locks: int
+
+
+class ConnectionDescription(Told):
+    """A client over AMQP. `rules`: whose keys it has shown; `idle_s`: since it said something."""
+
+    connection: int
+    address: str | None
+    rules: list[str]
+    idle_s: int
+    links: list[LinkDescription]
+
+
+class ConnectionPage(Told):
+    """Some clients, the longest connected ones first. `next_skip` None: that was the last page."""
+
+    items: list[ConnectionDescription]
+    next_skip: int | None
+
+
 # --- development --------------------------------------------------------------------------------
 
 

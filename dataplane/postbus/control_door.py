@@ -17,6 +17,7 @@ from postbus.broker.caller_fence import CallerFence
 from postbus.broker.controls import Controls
 from postbus.broker.host import Host
 from postbus.broker.triage import Triage
+from postbus.control_contract import ConnectionDescription
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
 from postbus.edge.control.audit import ControlAudit
@@ -62,14 +63,15 @@ class ControlDoor:
         is_ready: Callable[[], Awaitable[bool]],
         context: ssl.SSLContext | None,
         suspicion: Suspicion,
+        connections: Callable[[], list[ConnectionDescription]],
     ) -> ControlDoor:
-        """Listen, with TLS when there is a context.
+        """Listen, with TLS when there is a context; `connections` tells who is connected.
 
         Raises `TokenFileError`, and OSError when the port cannot be had.
         """
         token_file = settings.control_token_file or data.ensure_control_token()
         token_file = token_file.absolute()
-        server = _server(controlled, settings, token_file, is_ready, suspicion)
+        server = _server(controlled, settings, token_file, is_ready, suspicion, connections)
         host = settings.control_host
         await server.start(host, settings.control_port, context)
         leave_note(server.port, token_file)
@@ -89,6 +91,7 @@ def _server(
     token_file: Path,
     is_ready: Callable[[], Awaitable[bool]],
     suspicion: Suspicion,
+    connections: Callable[[], list[ConnectionDescription]],
 ) -> ControlServer:
     """Return the server of the API; raises `TokenFileError`."""
     status = ControlStatus(
@@ -96,6 +99,7 @@ def _server(
         controlled.hosts,
         controlled.fence,
         is_ready,
+        connections=connections,
         broker_name=settings.broker_name,
         is_development=controlled.controls is not None,
     )

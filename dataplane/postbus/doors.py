@@ -167,8 +167,15 @@ class Doors:
             context = reloading.context
         with _port_errors(settings.control_host, settings.control_port):
             try:
+                assert self._amqp is not None
                 self._control = await ControlDoor.open(
-                    controlled, settings, self._data, inside.is_ready, context, self._suspicion
+                    controlled,
+                    settings,
+                    self._data,
+                    inside.is_ready,
+                    context,
+                    self._suspicion,
+                    self._amqp.described,
                 )
             except TokenFileError as error:
                 raise DoorsError(str(error)) from error

@@ -22,6 +22,7 @@ from postbus import __version__
 from postbus.broker.clock import ClockMode
 from postbus.cli import (
     audit,
+    connections,
     entities,
     keys,
     manifest_commands,
@@ -82,6 +83,7 @@ app.add_typer(clock, name="clock")
 app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
 app.add_typer(keys.keys, name="keys")
+app.command("connections", epilog=connections.EPILOG)(connections.connections)
 app.command("connection-string", epilog=keys.CONNECTION_EPILOG)(keys.connection_string)
 PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Definitions": (

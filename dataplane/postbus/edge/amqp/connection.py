@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -209,13 +209,13 @@ class AmqpConnection:
         """Who answers for what this connection uses; the same from its first key on."""
         return self.stranger.account
 
-    def links(self) -> list[Link]:
-        """Return the links that have a door."""
-        return list(self._doors)
+    def doors(self) -> Mapping[Link, Door]:
+        """Return what stands behind each link."""
+        return self._doors
 
-    def path_of(self, link: Link) -> str:
-        """Return what a link of `links` is attached to."""
-        return self._doors[link].path
+    def rules(self) -> list[str]:
+        """Return the names of the authorization rules whose keys the client has shown."""
+        return sorted(set(self._grants.rules()))
 
     def detach(self, link: Link, error: AmqpError | None) -> None:
         """Detach a link from our side and forget its door."""

@@ -39,6 +39,10 @@ class Grants:
     def __len__(self) -> int:
         return len(self._grants)
 
+    def rules(self) -> list[str]:
+        """Return the rule of each grant."""
+        return [grant.rule_name for grant in self._grants.values()]
+
     def add(self, grant: Grant) -> None:
         """Keep what a token grants; a later token of an audience replaces the former."""
         self._grants[grant.path] = grant

@@ -21,6 +21,8 @@ from postbus.amqp.limits import Limits
 from postbus.broker.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract import NamespaceLimits
+from postbus.control_contract import ConnectionDescription
+from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
 from postbus.edge.intake import Intake
@@ -142,6 +144,14 @@ class AmqpListener:
         if first:
             protocol.receive(first, is_burst=False)
 
+    def described(self) -> list[ConnectionDescription]:
+        """Return the clients that are connected, the longest ones first."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        found = [each.connection for each in self._connections if each.connection is not None]
+        return [
+            described(each, now_ms) for each in sorted(found, key=lambda one: one.connection_id)
+        ]
+
     # --- for transports -------------------------------------------------------------------------
 
     def add(
@@ -203,6 +213,11 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._stranger_bytes = 0
         self._closing_ms = 0
         self._next_tick_ms = 0
+
+    @property
+    def connection(self) -> AmqpConnection | None:
+        """The client's state, None once it is gone."""
+        return self._connection
 
     # --- called by the event loop ---------------------------------------------------------------
 

@@ -112,6 +112,16 @@ class ReceiverDoor:
         self._unsent: deque[Delivery] = deque()  # the same in receive-and-delete
         self._tag = 0
 
+    @property
+    def credit(self) -> int:
+        """Deliveries that the client takes."""
+        return self._link.credit
+
+    @property
+    def locked_count(self) -> int:
+        """Deliveries that wait for an outcome, each under a lock."""
+        return self._unsettled if self._is_locking else 0
+
     def attach(self) -> None:
         """Answer the attach and register the consumer."""
         self._link.accept()

@@ -68,6 +68,11 @@ class SenderDoor:
         self._last_bytes = 1_024
         self._max_batch_bytes = 0
 
+    @property
+    def credit(self) -> int:
+        """Messages that the client may send."""
+        return self._link.credit
+
     def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
         """Answer the attach and grant the first credit."""
         self._max_batch_bytes = max_batch_bytes

@@ -70,10 +70,12 @@ class Unfinished:
 def _links(connection: AmqpConnection) -> list[IncomingLink]:
     return [
         link
-        for link in connection.links()
+        for link in connection.doors()
         if isinstance(link, IncomingLink) and link.partial_transfer is not None
     ]
 
 
 def _detach(connection: AmqpConnection, link: IncomingLink, condition: str, text: str) -> None:
-    connection.detach(link, connection.explainer.error(condition, text, connection.path_of(link)))
+    connection.detach(
+        link, connection.explainer.error(condition, text, connection.doors()[link].path)
+    )

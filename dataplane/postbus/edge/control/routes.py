@@ -32,6 +32,7 @@ from postbus.control_contract import (
     AuthorizationRulePage,
     Changes,
     Clock,
+    ConnectionPage,
     Deleted,
     DeletionPolicy,
     LocksLost,
@@ -345,6 +346,15 @@ NAMESPACE: Final = (
         "namespace",
         "Tell how the broker and its partitions are",
         Status,
+    ),
+    Route(
+        "listConnections",
+        "GET",
+        "/v1/connections",
+        "namespace",
+        "List the clients that are connected over AMQP to this broker",
+        ConnectionPage,
+        queries=PAGE,
     ),
     Route(
         "forgetCallerEpoch",

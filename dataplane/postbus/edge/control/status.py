@@ -10,6 +10,8 @@ from postbus.broker.caller_fence import CallerFence
 from postbus.broker.host import Host
 from postbus.control_contract import (
     Applied,
+    ConnectionDescription,
+    ConnectionPage,
     NamespaceDescription,
     PartitionStatus,
     ProblemType,
@@ -34,6 +36,7 @@ class ControlStatus:
         fence: CallerFence,
         is_ready: Callable[[], Awaitable[bool]],
         *,
+        connections: Callable[[], list[ConnectionDescription]],
         broker_name: str,
         is_development: bool,
     ) -> None:
@@ -41,6 +44,7 @@ class ControlStatus:
         self._hosts = hosts
         self._fence = fence
         self._is_ready = is_ready
+        self._connections = connections
         self._broker_name = broker_name
         self._is_development = is_development
 
@@ -49,6 +53,7 @@ class ControlStatus:
             "getNamespace": self._namespace,
             "putNamespace": self._put_namespace,
             "getStatus": self._status,
+            "listConnections": self._list_connections,
             "forgetCallerEpoch": self._forget_epoch,
             "getOpenApi": self._openapi,
         }
@@ -84,6 +89,12 @@ class ControlStatus:
 
     async def _status(self, _call: Call) -> Answer:
         return Answer(await self._shown())
+
+    async def _list_connections(self, call: Call) -> Answer:
+        found = self._connections()
+        skip, top = call.number("skip"), call.number("top")
+        next_skip = skip + top if skip + top < len(found) else None
+        return Answer(ConnectionPage(items=found[skip : skip + top], next_skip=next_skip))
 
     async def _forget_epoch(self, _call: Call) -> Answer:
         await self._fence.forget()

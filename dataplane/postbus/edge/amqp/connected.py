@@ -1,0 +1,32 @@
+"""What is told of a connected client: who it is, what it does, since when it is quiet."""
+
+from __future__ import annotations
+
+from postbus.control_contract import ConnectionDescription, LinkDescription
+from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.amqp.sender_links import SenderDoor
+
+
+def described(connection: AmqpConnection, now_ms: int) -> ConnectionDescription:
+    """Return a client as of now, in milliseconds of the engine's clock.
+
+    Without the links of `$cbs` and `$management`: they carry no messages.
+    """
+    links = [
+        LinkDescription(
+            entity=door.path,
+            role="receiver" if isinstance(door, ReceiverDoor) else "sender",
+            credit=door.credit,
+            locks=door.locked_count if isinstance(door, ReceiverDoor) else 0,
+        )
+        for door in connection.doors().values()
+        if isinstance(door, ReceiverDoor | SenderDoor)
+    ]
+    return ConnectionDescription(
+        connection=connection.connection_id,
+        address=connection.address,
+        rules=connection.rules(),
+        idle_s=max(now_ms - connection.engine.last_received_ms, 0) // 1_000,
+        links=links,
+    )
