@@ -47,6 +47,7 @@ from postbus.store.postgres import Store
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.catalog_rig import FreeCatalog
 from tests.store.driving import wait_until
+from tests.store.relay import relaying
 
 RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
 
@@ -223,6 +224,35 @@ async def test_partitions_live_in_several_databases(
     with pytest.raises(BusError, match=r"database 1 of 2.*was made as database 2 of 2"):
         async with run_bus(*queues, stores=" ".join(reversed(stores.split()))):
             pass
+    for name in names:
+        run_psql(postgres_server, f"drop database {name} with (force)")
+
+
+@pytest.mark.slow
+async def test_a_stop_releases_what_it_can_while_a_database_is_away(
+    run_bus: RunBus, postgres_server: EmbeddedPostgres
+) -> None:
+    names = ("away", "there")
+    for name in names:
+        make_database(postgres_server, name)
+    there = dsn_of(postgres_server, "there")
+    async with relaying(dsn_of(postgres_server, "away")) as (relay, dsn):
+        queues = [f"queue-{number}" for number in range(6)]
+        async with run_bus(*queues, stores=f"{dsn} {there}") as bus:
+            owned = await partitions_in(there)
+            relay.is_silent = True
+            stopping = asyncio.create_task(bus.stop(0.0))
+            look = await asyncio.wait_for(asyncpg.connect(there), 5.0)
+
+            async def are_released() -> bool:
+                sql = "select is_released from partition_{}.owner"
+                return all([await look.fetchval(sql.format(number)) for number in owned])
+
+            await wait_until(are_released, 4.0)
+            assert not stopping.done()
+            await look.close()
+            async with asyncio.timeout(20.0):
+                await stopping
     for name in names:
         run_psql(postgres_server, f"drop database {name} with (force)")
 

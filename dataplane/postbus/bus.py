@@ -257,8 +257,7 @@ class Bus:
                     self._administration.stop()
                     if self._doors is not None:
                         await self._doors.close(self._grace_s)
-                    for host in self._hosts:
-                        await host.stop()
+                    await asyncio.gather(*(host.stop() for host in self._hosts))
                     self._audit.stop()
                     await auditing
         finally:

@@ -12,6 +12,7 @@ import pytest
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.host import Host
+from postbus.broker.ownership import HostStatus
 from postbus.contract import LIMITS, QueueProperties, Sku
 from postbus.entity import dedup
 from postbus.entity.commands import (
@@ -338,3 +339,25 @@ async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -
         (taken,) = sink.deliveries
         settling = Settle(entity_no, SubQueue.ACTIVE, [taken.lock_token], Disposition.COMPLETE)
         assert isinstance(await host.call(Transact([settling])), Transacted)
+
+
+async def test_nothing_is_applied_while_a_partition_is_handed_over(
+    store: Store, database: str
+) -> None:
+    """Its last commit is under way; who is there now would get what the next owner delivers too."""
+    async with served(store) as (host, entity_no), connected(database) as look:
+        sink = Sink()
+        await host.call(Enqueue(entity_no, [message()]))
+        await add(host, entity_no, 1, sink, limit=1)
+        await until(lambda: len(sink.deliveries) == 1)
+        await look.execute("begin; lock table acquired in exclusive mode")
+        stopping = asyncio.create_task(host.stop())
+        replies: list[Reply] = []
+        await until(lambda: host.status is HostStatus.CLOSED)
+        host.submit(Enqueue(entity_no, [message()]), replies.append)
+        assert refusals(replies) == [Refusal.NOT_APPLIED]
+        assert not stopping.done()
+        await look.execute("rollback")
+        await stopping
+        assert await look.fetchval("select count(*) from message") == 1
+        assert await look.fetchval("select is_released from owner")

@@ -13,7 +13,8 @@ import pytest
 from postbus.broker import readiness
 from postbus.broker.readiness import Readiness
 from postbus.embedded import EmbeddedPostgres
-from postbus.entity.commands import Tick
+from postbus.entity.commands import Refused, Tick
+from postbus.store.incarnation import Broker, Process
 from postbus.store.postgres import Store
 from tests.broker.partition_rig import Bus, running
 from tests.conftest import dsn_of
@@ -146,3 +147,23 @@ async def _readers(store: Store) -> list[int]:
             "select pid from pg_stat_activity where application_name = 'postbus reader'"
         )
     return [row["pid"] for row in found]
+
+
+async def test_a_stand_by_is_not_ready(store: Store, database: str) -> None:
+    """Partitions that nobody used yet are there, but what clients want is with the other."""
+    elsewhere = Broker("broker-1", Process("elsewhere", 7))
+    async with running(store) as owner:
+        await owner.hosts[0].call(Tick())
+        other = Store(database, broker=elsewhere)
+        async with running(other) as bus:
+            ready = readiness_of(bus, other)
+            assert isinstance(await bus.hosts[0].call(Tick()), Refused)
+            assert "waits: owned by broker-0, process" in str(bus.hosts[0].trouble)
+            assert not await ready.is_ready()
+            await owner.hosts[0].stop()
+
+            async def is_ready() -> bool:
+                return bus.hosts[0].is_loaded and await ready.is_ready()
+
+            await wait_until(is_ready)
+        await other.close()

@@ -16,9 +16,10 @@ from postbus.entity.outcomes import InsertMessage
 from postbus.message.envelope import Envelope
 from postbus.store import claim as claim_module
 from postbus.store import journal as journal_module
+from postbus.store.errors import Connection
 from postbus.store.journal import ALONE_S, refusal_of
 from postbus.store.postgres import Store, StoreFull, StoreUnavailable
-from tests.conftest import dsn_of, make_database
+from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.driving import (
     HELD_MS,
     NOW_MS,
@@ -36,6 +37,7 @@ from tests.store.driving import (
     reload,
     wait_until,
 )
+from tests.store.relay import relaying
 
 
 async def live_keys(store: Store) -> list[int]:
@@ -279,3 +281,80 @@ async def test_every_confirmed_row_survives_kill_nine_of_the_server(
 )
 def test_errors_mean_what_they_must(error: Exception, refusal: Refusal) -> None:
     assert refusal_of(error) is refusal
+
+
+@pytest.mark.slow
+async def test_commit_whose_wait_for_a_standby_was_cancelled_is_unknown(
+    enterable_folder: Path, tmp_path: Path
+) -> None:
+    """The server calls it done, with a warning: no standby has it."""
+    server = EmbeddedPostgres(enterable_folder / tmp_path.name)
+    await asyncio.to_thread(server.start)
+    try:
+        make_database(server, "alone")
+        store = Store(dsn_of(server, "alone"))
+        it = await open_driven(store)
+        await it.commit(outcome(mutations=[definition(), block()]))
+        store.beats.unfollow(it.journal._end)  # beats wait for the standby too, and give up
+        run_psql(server, "alter system set synchronous_standby_names = 'nobody'")
+        run_psql(server, "select pg_reload_conf()")
+        it.seen.told.clear()
+        it.journal.submit(outcome([insert(1)]), "sent")
+        cancel = (
+            "select pg_cancel_backend(pid) from pg_stat_activity "
+            "where wait_event = 'SyncRep' and application_name = 'postbus writer 0'"
+        )
+
+        async def is_cancelled() -> bool:
+            return "t" in await asyncio.to_thread(run_psql, server, cancel)
+
+        await wait_until(is_cancelled)
+        await it.seen.wait_for(lambda: bool(it.seen.told or it.seen.failed))
+        assert it.seen.failed == [("sent", Refusal.UNKNOWN)]
+        run_psql(server, "alter system reset synchronous_standby_names")
+        run_psql(server, "select pg_reload_conf()")
+        await store.close()
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def test_second_writer_that_could_not_be_opened_is_tried_again(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SECOND_WRITER_S", 0.0)
+    async with driven(store) as it, holding(database) as hold:
+        connect, tries = store.connect_writer, []
+
+        async def fail_once(partition_id: int) -> Connection:
+            tries.append(partition_id)
+            if len(tries) == 1:
+                raise StoreUnavailable("too many connections")
+            return await connect(partition_id)
+
+        monkeypatch.setattr(store, "connect_writer", fail_once)
+        it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "first")
+        await hold.wait_held()
+
+        async def are_two() -> bool:
+            if not it.journal._is_opening_second:
+                it.journal._kick()
+            return len(it.journal._lanes) == 2
+
+        it.journal.submit(outcome([insert(10 + number) for number in range(150)]), "second")
+        await wait_until(are_two)
+        await hold.end()
+        await it.seen.wait_told(2)
+
+
+async def test_release_is_done_when_the_server_takes_its_time_to_close(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with relaying(database) as (relay, dsn):
+        store = Store(dsn)
+        it = await open_driven(store)
+        relay.pause_at = "postbus writer 0", b"X\0\0\0\4"
+        await it.journal.close()
+        assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+        async with connected(database) as look:
+            assert await look.fetchval("select is_released from owner")
+        await store.close()

@@ -236,7 +236,10 @@ class Host:
             self._timer.cancel()
         journal = self._journal
         if self._state is not None and journal is not None:
-            await self.call(Quiesce())
+            quiesced: asyncio.Future[Reply] = self._loop.create_future()
+            self.submit(Quiesce(), quiesced.set_result)
+            self.status, self._state = HostStatus.CLOSED, None  # nothing is applied after it
+            await quiesced
         if self._upkeep is not None:
             self._upkeep.cancel()
         self.status = HostStatus.CLOSED
@@ -408,7 +411,7 @@ class Host:
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._troubles.log(self.partition_id, "paging failed", error)
                 await self._pause(backoff_s)
-                if self._is_stopping():
+                if self._stop_asked.is_set():
                     return
                 backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
                 continue
@@ -484,9 +487,9 @@ class Host:
 
     async def _load(self) -> None:
         """Claim and load the partition, however long it takes."""
-        while not self._is_stopping():
+        while not self._stop_asked.is_set():
             await self._pause(self._recovery.wait_s)
-            if self._is_stopping():
+            if self._stop_asked.is_set():
                 return
             journal: PartitionJournal | None = None
             self._early_error = None
@@ -514,7 +517,7 @@ class Host:
                 if isinstance(error, Fenced):
                     await self.ownership.outwait(error, self._pause)
                 continue
-            if self._is_stopping():
+            if self._stop_asked.is_set():
                 await journal.close()
                 return
             self._enter(journal, state, self._directory.missing(self.partition_id, loaded, gone))
@@ -568,9 +571,6 @@ class Host:
         except TimeoutError:
             return True
         return False
-
-    def _is_stopping(self) -> bool:
-        return self._stopping
 
     def _refuse_waiting(self, reply: Refused) -> None:
         """Answer whoever waits; consumers stay, they have nobody to repeat them."""

@@ -47,6 +47,8 @@ class Readiness:
             return False
         if any(host.is_loaded for host in self._hosts):
             return True
+        if any(host.ownership.held_by is not None for host in self._hosts):
+            return False  # another broker has them: this one is a stand-by
         stores = {
             self._store_of(host.partition_id)
             for host in self._hosts

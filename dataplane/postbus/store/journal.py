@@ -62,6 +62,8 @@ QUEUED_ROWS: Final = 50_000
 ANSWER_S: Final = 5.0
 """A commit without an answer for so long is unknown (D10)."""
 WATCH_S: Final = 0.5
+SECOND_WRITER_S: Final = 5.0
+"""When a second writer that could not be opened is tried again. Our choice."""
 ALONE_S: Final = 10.0
 """How long outcomes are committed singly before batches form again. Our choice: long enough to meet
 the outcome that failed before when its client repeats it."""
@@ -328,8 +330,6 @@ class Journal(Generic[P]):
                 async with asyncio.timeout(ANSWER_S):
                     connection = self._lanes[0].writer.connection
                     await release(connection, self.epoch, self._persisted_ms)
-                    for lane in reversed(self._lanes):
-                        await lane.writer.connection.close(timeout=2.0)
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             logger.warning(
                 "partition was not released",
@@ -520,9 +520,15 @@ class Journal(Generic[P]):
 
     async def _add_lane(self, slot: Slot, writer: Writer) -> None:
         await writer.prepare()
+        writer.connection.add_log_listener(self._warned)
         lane: _Lane[P] = _Lane(slot, writer)
         self._lanes.append(lane)
         lane.task = self._spawn(self._run(lane))
+
+    def _warned(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
+        """Die of a warning: it is of a commit whose wait for the standbys was cancelled."""
+        if getattr(message, "severity_en", None) == "WARNING":
+            self._end(StoreUnavailable(f"the server warned: {message}"))
 
     async def _open_second(self) -> None:
         """Open the second writer; without it commits go on one at a time."""
@@ -536,9 +542,13 @@ class Journal(Generic[P]):
             logger.warning(
                 "no second writer", extra={"partition": self.partition_id, "error": repr(error)}
             )
+            self._loop.call_later(SECOND_WRITER_S, self._allow_second)
         finally:
             if connection is not None and len(self._lanes) < 2:
                 connection.terminate()
+
+    def _allow_second(self) -> None:
+        self._is_opening_second = False
 
     def _start_staging(self, item: _Queued[P]) -> None:
         """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are there."""
