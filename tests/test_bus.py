@@ -423,6 +423,7 @@ async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
     days_left = value_of(text, "postbus_certificate_expiry_timestamp_seconds") - time.time()
     assert 300 < days_left / 86_400 < 400
     assert value_of(text, "postbus_store_written_rows_total") >= 8
+    assert 0 < value_of(text, "postbus_store_round_trip_seconds") < 60
 
 
 async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> None:

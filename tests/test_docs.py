@@ -71,7 +71,6 @@ UNREAD = {
     GUIDES / "control-api.md",
     GUIDES / "from-the-emulator.md",
     GUIDES / "operations.md",
-    GUIDES / "troubleshooting.md",
 }
 """Tests of their own try them: one copies whole data directories, one runs as a shell script."""
 

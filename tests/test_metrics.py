@@ -51,7 +51,7 @@ def full_sample() -> BusSample:
         {"messages": 1_900_000_000.0},
         {("runtime", 201): 11},
         [DoorSample("amqp", 5, 9)],
-        [PartitionSample(0, "active", 2, 1, 77, is_full=True, commits=commits)],
+        [PartitionSample(0, "active", 2, 1, 77, is_full=True, commits=commits, round_trip_s=0.25)],
         [
             EntitySample(
                 "queue",
@@ -100,6 +100,7 @@ def test_every_number_of_a_sample_is_told() -> None:
         'postbus_partition_fences_total{partition="0"} 1.0',
         'postbus_journal_queued_bytes{partition="0"} 77.0',
         'postbus_partition_full_info{partition="0"} 1.0',
+        'postbus_store_round_trip_seconds{partition="0"} 0.25',
         'postbus_commit_seconds_bucket{le="0.005",partition="0"} 3.0',
         'postbus_commit_seconds_bucket{le="+Inf",partition="0"} 4.0',
         'postbus_commit_seconds_count{partition="0"} 4.0',

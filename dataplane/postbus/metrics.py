@@ -90,6 +90,7 @@ class PartitionSample:
     queued_bytes: int
     is_full: bool = False
     commits: CommitSample | None = None
+    round_trip_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -244,6 +245,11 @@ def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
     queued = GaugeMetricFamily(
         "postbus_journal_queued_bytes", "Waiting for a commit.", labels=labels
     )
+    round_trips = GaugeMetricFamily(
+        "postbus_store_round_trip_seconds",
+        "Time that the last beat took, the commit of one row.",
+        labels=labels,
+    )
     full = GaugeMetricFamily(
         "postbus_partition_full_info",
         "Whether sends are refused because the store has no room.",
@@ -256,7 +262,9 @@ def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
         fences.add_metric([name], partition.fence_count)
         queued.add_metric([name], partition.queued_bytes)
         full.add_metric([name], partition.is_full)
-    yield from (status, reloads, fences, queued, full)
+        if partition.round_trip_s is not None:
+            round_trips.add_metric([name], partition.round_trip_s)
+    yield from (status, reloads, fences, queued, full, round_trips)
 
 
 def _commit_families(partitions: list[PartitionSample]) -> Iterator[Metric]:

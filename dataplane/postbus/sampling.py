@@ -75,6 +75,7 @@ class Sampler:
                 host.queued_bytes,
                 host.is_full,
                 _commits(host.counters),
+                host.ownership.round_trip_s,
             )
             for host in self._hosts
             if host.status is not HostStatus.UNCLAIMED

@@ -39,6 +39,11 @@ class Ownership:
         self._store = store
         self._is_ours = False
 
+    @property
+    def round_trip_s(self) -> float | None:
+        """How long the last beat to the store took, None when there was none."""
+        return self._store.beats.round_trip_s
+
     def gained(self) -> None:
         """The partition is ours from here on."""
         self._is_ours, self.held_by = True, None

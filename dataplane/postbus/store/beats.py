@@ -75,6 +75,8 @@ class Beats:
         self.identity: UUID | None = None
         self.confirmed_at = float("-inf")
         self.persisted_ms = 0
+        self.round_trip_s: float | None = None
+        """How long the last beat took that was done, the commit of one row."""
         self._on_dead = on_dead
         self._clock = clock
         self._lane = Lane(connect)
@@ -136,6 +138,7 @@ class Beats:
                 await connection.execute(ENTER, identity, self.broker.name, *process, newest)
             _living.add(identity)
             self.identity, self.confirmed_at = identity, started
+            self.round_trip_s = self._clock() - started
             return identity
 
     async def _run(self) -> None:
@@ -165,6 +168,7 @@ class Beats:
         if ours is None or not ours["has_beaten"]:
             raise Fenced(f"taken over by {(ours and ours['ended_by']) or 'nobody we know'}")
         self.confirmed_at = started
+        self.round_trip_s = self._clock() - started
 
     def _fail(self, error: StoreError) -> None:
         """A beat failed; when the database said nothing at all, nothing else has to wait for it."""
