@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
@@ -42,12 +43,14 @@ TOO_LARGE: Final = (
 class HttpConnection(RequestHandler):
     """One HTTP client: bounds the head of every request, which the parser collects without end."""
 
-    __slots__ = ("_body", "_head_bytes")
+    __slots__ = ("_body", "_head_bytes", "is_stranger")
 
     def __init__(self, server: web.Server, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._body: StreamReader | None = None
         self._head_bytes = 0
+        self.is_stranger: Callable[[], bool] = _never
+        """Whether the client has yet to show a key: it has one request at a time."""
 
     @property
     def is_idle(self) -> bool:
@@ -57,6 +60,11 @@ class HttpConnection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take bytes; a client whose head grows too long is told so and cut off."""
         is_head = self._body is None or self._body.is_eof()
+        is_asking = bool(self._messages) or not self.is_idle
+        if data and is_head and is_asking and not self._upgraded and self.is_stranger():
+            self.close()  # when the request before is answered; this one is not read
+            self._count_head(data)
+            return
         request_count = self._request_count
         super().data_received(data)
         if self._request_count != request_count:
@@ -65,9 +73,7 @@ class HttpConnection(RequestHandler):
                 self._body = self._messages[-1][1]
                 self._drop_traceback()
         elif is_head and not self._upgraded:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_head()
+            self._count_head(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget what waited for an answer; requests and their answers refer to each other."""
@@ -75,6 +81,19 @@ class HttpConnection(RequestHandler):
         self._messages.clear()
         self._message_tail = b""
         self._body = None
+        self.is_stranger = _never
+
+    def leave(self) -> None:
+        """Hang up, when what is asked is answered."""
+        if self.is_idle and not self._messages:
+            self.force_close()
+        else:
+            self.close()
+
+    def _count_head(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
 
     def _refuse_head(self) -> None:
         if self.transport is not None:
@@ -151,6 +170,10 @@ class HttpListener:
             listening.close()
         if runner is not None:
             await runner.cleanup()
+
+
+def _never() -> bool:
+    return False
 
 
 def _make_room(server: web.Server) -> None:

@@ -34,6 +34,9 @@ MAX_FIELDS: Final = 128
 BODY_S: Final = 60.0
 """How long a body may take to come."""
 
+STRANGER_S: Final = 20.0
+"""How long a connection may be without a key; the same over AMQP."""
+
 QUIET_S: Final = 75.0
 """How long a connection may be without a request, or a later head take to come. Pools of clients
 try a connection that was quiet for a minute."""
@@ -72,6 +75,7 @@ class _Server(web.Server):
     """Knows of each connection who came."""
 
     strangers: dict[RequestHandler, Stranger]
+    patience: dict[RequestHandler, asyncio.TimerHandle]
 
     def __call__(self) -> HttpConnection:
         return HttpConnection(self, loop=self._loop, **self._kwargs)
@@ -81,6 +85,9 @@ class _Server(web.Server):
         stranger = self.strangers.pop(handler, None)
         if stranger is not None:
             stranger.release(handler)
+        patience = self.patience.pop(handler, None)
+        if patience is not None:
+            patience.cancel()
 
 
 class HttpDoor:
@@ -125,6 +132,7 @@ class HttpDoor:
             handler_cancellation=True,  # a receive that waits ends with its client
         )
         self._server.strangers = {}
+        self._server.patience = {}
 
     @property
     def connection_count(self) -> int:
@@ -136,11 +144,19 @@ class HttpDoor:
         protocol = self._server()
         self._server.strangers[protocol] = stranger
         stranger.hold(protocol, transport.abort)
+        protocol.is_stranger = lambda: not stranger.is_known
+        loop = asyncio.get_running_loop()
+        self._server.patience[protocol] = loop.call_later(STRANGER_S, self._leave, protocol)
         transport.pause_reading()  # the loop changes the way it reads with the next start
         transport.set_protocol(protocol)
         transport.resume_reading()
         protocol.connection_made(transport)
         protocol.data_received(first)
+
+    def _leave(self, protocol: HttpConnection) -> None:
+        """Hang up on a client that had its time and has shown no key."""
+        if protocol.is_stranger():
+            protocol.leave()
 
     async def stop(self, grace_s: float) -> None:
         """Answer what is under way for at most `grace_s`, then hang up."""
