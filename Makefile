@@ -55,8 +55,8 @@ kill-test-mixed: setup ## the same while sessions, topics, forwards and transact
 
 .PHONY: fuzz
 fuzz: setup ## feed engine, message slicer, filters, HTTP, XML and WebSocket with mutations, ten minutes each
-	@$(BIN)/python tests/amqp/fuzz_connection.py $(FUZZ_SECONDS)
-	@$(BIN)/python tests/message/fuzz_message.py $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.broker.fuzz_tokens $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.edge.fuzz_http $(FUZZ_SECONDS)

@@ -32,6 +32,7 @@ from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, RELEASED, Rejected
 from postbus.message.codec import Described, decode_value
+from tests.fuzz_bounds import Bounds
 
 CORPUS = Path(__file__).parent / "corpus"
 LIMITS = Limits(
@@ -269,15 +270,16 @@ def main(arguments: list[str]) -> int:
     seed = int(arguments[1]) if len(arguments) > 1 else random.SystemRandom().getrandbits(48)
     corpus = load_corpus()
     deadline = time.monotonic() + seconds
-    count = 0
+    count, bounds = 0, Bounds()
     while time.monotonic() < deadline:
         try:
-            run_case(corpus, seed + count)
+            with bounds.turn():
+                run_case(corpus, seed + count)
         except Exception:
             sys.stderr.write(f"failed: fuzz_connection.py 1 {seed + count}\n")
             raise
         count += 1
-    sys.stdout.write(f"{count} cases from seed {seed}: nothing wrong\n")
+    sys.stdout.write(f"{count} cases from seed {seed}: nothing wrong, {bounds}\n")
     return 0
 
 

@@ -23,6 +23,7 @@ from postbus.broker.authz import (
     sign,
 )
 from postbus.contract import Right
+from tests.fuzz_bounds import Bounds
 
 NOW_S = 1_700_000_000.0
 
@@ -110,15 +111,19 @@ def check_noise(source: random.Random) -> None:
     assert checked(prefix + "".join(parts), "".join(source.sample(ODD, 3))) is None
 
 
-def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> int:
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> int:
     """Return how many tokens were tried."""
+    bounds = bounds or Bounds()
     source = random.Random(seed)
     checks = (check_good, check_changed, check_noise)
     ends_at = time.monotonic() + seconds
     tried = 0
     while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
         try:
-            checks[tried % len(checks)](source)
+            with bounds.turn():
+                checks[tried % len(checks)](source)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}\n")
             raise
@@ -129,7 +134,8 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> int:
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    sys.stdout.write(f"{fuzz(seconds, seed)} tokens, seed {seed}\n")
+    bounds = Bounds()
+    sys.stdout.write(f"{fuzz(seconds, seed, bounds=bounds)} tokens, seed {seed}, {bounds}\n")
 
 
 if __name__ == "__main__":

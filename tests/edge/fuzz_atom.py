@@ -30,6 +30,7 @@ from postbus.edge.atom.feeds import Feeds
 from postbus.edge.atom.rules import read_rule
 from postbus.edge.atom.xml_text import BadDocument, description_of, read_document
 from tests.edge.atom_documents import BUS, INSTANCE, PLACE, described, entry_of, request_of
+from tests.fuzz_bounds import Bounds
 
 SLOW_SECONDS = 1.0
 SCHEMA = "http://www.w3.org/2001/XMLSchema"
@@ -124,15 +125,19 @@ def try_body(body: bytes) -> EntityProperties | RuleProperties | None:
     return found.properties
 
 
-def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int, int]:
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> tuple[int, int]:
     """Return how many bodies were tried and how many of them were accepted."""
+    bounds = bounds or Bounds()
     count = accepted = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end and (max_inputs is None or count < max_inputs):
         body = mutated(random.Random(seed + count))
         began = time.process_time()
         try:
-            accepted += try_body(body) is not None
+            with bounds.turn():
+                accepted += try_body(body) is not None
         except Exception:
             sys.stderr.write(f"failed: fuzz_atom.py 1 {seed + count}\n{body!r}\n")
             raise
@@ -145,5 +150,6 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
 if __name__ == "__main__":
     seconds = float(sys.argv[1])
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 1_000_000_000
-    count, accepted = fuzz(seconds, seed)
-    sys.stdout.write(f"{count} bodies, {accepted} accepted, seed {seed}\n")
+    bounds = Bounds()
+    count, accepted = fuzz(seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{count} bodies, {accepted} accepted, seed {seed}, {bounds}\n")

@@ -24,6 +24,7 @@ from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
+from tests.fuzz_bounds import Bounds
 from tests.message import fuzz_message
 
 SLOW_SECONDS = 1.0
@@ -183,8 +184,11 @@ CHECKS: tuple[Callable[[random.Random], bool], ...] = (
 )
 
 
-def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int, int]:
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> tuple[int, int]:
     """Return how many inputs were tried and how many were accepted."""
+    bounds = bounds or Bounds()
     ends_at = time.monotonic() + seconds
     tried = accepted = 0
     while time.monotonic() < ends_at and (max_inputs is None or tried < max_inputs):
@@ -192,7 +196,8 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
         source = random.Random(f"{seed} {tried}")
         started = time.process_time()
         try:
-            accepted += check(source)
+            with bounds.turn():
+                accepted += check(source)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}, {check.__name__}\n")
             raise
@@ -204,8 +209,9 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    tried, accepted = fuzz(seconds, seed)
-    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}\n")
+    bounds = Bounds()
+    tried, accepted = fuzz(seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{tried} requests, {accepted} accepted, seed {seed}, {bounds}\n")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import sys
 import time
 
 from postbus.edge.amqp.websocket_frames import FrameReader, WebSocketError
+from tests.fuzz_bounds import Bounds
 
 MAX_MESSAGE_BYTES = 100_000
 MAX_KEPT_BYTES = 131
@@ -115,15 +116,16 @@ def main(arguments: list[str]) -> int:
     seconds = float(arguments[0]) if arguments else 10.0
     seed = int(arguments[1]) if len(arguments) > 1 else random.SystemRandom().getrandbits(48)
     deadline = time.monotonic() + seconds
-    count = 0
+    count, bounds = 0, Bounds()
     while time.monotonic() < deadline:
         try:
-            run_case(seed + count)
+            with bounds.turn():
+                run_case(seed + count)
         except Exception:
             sys.stderr.write(f"failed: fuzz_websocket 1 {seed + count}\n")
             raise
         count += 1
-    sys.stdout.write(f"{count} cases from seed {seed}: nothing wrong\n")
+    sys.stdout.write(f"{count} cases from seed {seed}: nothing wrong, {bounds}\n")
     return 0
 
 

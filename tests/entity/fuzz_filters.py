@@ -15,6 +15,7 @@ from postbus.entity.sql_grammar import MAX_CHARS
 from postbus.message.codec import Int, Timestamp, Ulong
 from postbus.message.sections import slice_message
 from tests.entity.published import fields_of, published, sql
+from tests.fuzz_bounds import Bounds
 
 SLOW_SECONDS = 1.0
 
@@ -116,8 +117,11 @@ def check(text: str) -> int:
     return accepted
 
 
-def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int, int]:
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> tuple[int, int]:
     """Return how many texts were tried and how many were valid."""
+    bounds = bounds or Bounds()
     source = random.Random(seed)
     pool = [*FILTERS, *ACTIONS]
     known = len(pool)
@@ -127,7 +131,8 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
         text = mutated(pool, source)
         started = time.process_time()
         try:
-            found = check(text)
+            with bounds.turn():
+                found = check(text)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}: {text!r}\n")
             raise
@@ -142,8 +147,9 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    tried, accepted = fuzz(seconds, seed)
-    sys.stdout.write(f"{tried} texts, {accepted} rules accepted, seed {seed}\n")
+    bounds = Bounds()
+    tried, accepted = fuzz(seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{tried} texts, {accepted} rules accepted, seed {seed}, {bounds}\n")
 
 
 if __name__ == "__main__":

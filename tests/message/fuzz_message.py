@@ -18,6 +18,7 @@ from postbus.message.envelope import Envelope
 from postbus.message.patch import PropertiesTooLarge, check_properties, merge_properties
 from postbus.message.rows import pack_envelope, unpack_envelope
 from postbus.message.sections import explode_batch, slice_message
+from tests.fuzz_bounds import Bounds
 
 CORPUS = Path(__file__).parent / "corpus"
 SLOW_SECONDS = 1.0
@@ -129,8 +130,11 @@ def check(data: bytes) -> int:
     return accepted
 
 
-def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int, int]:
+def fuzz(
+    seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
+) -> tuple[int, int]:
     """Return how many inputs were tried and how many messages were accepted."""
+    bounds = bounds or Bounds()
     source = random.Random(seed)
     corpus = load_corpus()
     pool = list(corpus)
@@ -140,7 +144,8 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
         data = mutated(pool, source)
         started = time.process_time()
         try:
-            found = check(data)
+            with bounds.turn():
+                found = check(data)
         except BaseException:
             sys.stderr.write(f"seed {seed}, input {tried}: {data.hex()}\n")
             raise
@@ -155,8 +160,9 @@ def fuzz(seconds: float, seed: int, max_inputs: int | None = None) -> tuple[int,
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    tried, accepted = fuzz(seconds, seed)
-    sys.stdout.write(f"{tried} inputs, {accepted} messages accepted, seed {seed}\n")
+    bounds = Bounds()
+    tried, accepted = fuzz(seconds, seed, bounds=bounds)
+    sys.stdout.write(f"{tried} inputs, {accepted} messages accepted, seed {seed}, {bounds}\n")
 
 
 if __name__ == "__main__":

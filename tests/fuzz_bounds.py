@@ -1,0 +1,51 @@
+"""What fuzzers watch beside wrong answers: resident memory, and the longest turn of one input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MAX_GROWN_BYTES = 96 << 20
+"""How much the memory of a fuzzer may grow, its pool of inputs and caches included."""
+
+MAX_TURN_S = 0.5
+"""CPU time of one input, with all that the fuzzer does with it: nobody else is served meanwhile."""
+
+
+class Bounds:
+    """Of one run; raises `AssertionError` above a bound."""
+
+    def __init__(self) -> None:
+        self._first_bytes = resident_bytes()
+        self._count = 0
+        self.longest_s = 0.0
+        self.grown_bytes = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Measure what is done with one input."""
+        began_s = time.process_time()
+        yield
+        took_s = time.process_time() - began_s
+        self.longest_s = max(self.longest_s, took_s)
+        assert took_s < MAX_TURN_S, f"a turn of {took_s:.2f} s"
+        self._count += 1
+        if self._count % 64 == 0 or took_s > 0.05:
+            self.look()
+
+    def look(self) -> None:
+        """Compare memory with what it was."""
+        self.grown_bytes = max(self.grown_bytes, resident_bytes() - self._first_bytes)
+        assert self.grown_bytes < MAX_GROWN_BYTES, f"memory grew by {self.grown_bytes >> 20} MiB"
+
+    def __str__(self) -> str:
+        self.look()
+        turn_ms, grown = self.longest_s * 1_000, self.grown_bytes / (1 << 20)
+        return f"longest turn {turn_ms:.0f} ms, memory grew by {grown:.0f} MiB"
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmRSS:")[1].split()[0]) << 10
