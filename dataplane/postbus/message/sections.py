@@ -66,7 +66,7 @@ class TooManyMembers(DecodeError):
 
 
 def slice_message(
-    data: bytes, room: list[int] | None = None, *, is_body_checked: bool = True
+    data: bytes, room: list[int] | None = None, is_body_checked: bool = True
 ) -> Envelope:
     """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`).
 
