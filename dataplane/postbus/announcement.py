@@ -22,7 +22,7 @@ FILE_NAME: Final = "bus.json"
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Where a running bus is reached. `control` is a URL, the files are whole paths."""
+    """Where a running bus is reached. `control` and `metrics` are URLs, files are whole paths."""
 
     bus: str
     pid: int
@@ -32,6 +32,7 @@ class Announcement:
     """A connection string without a rule and its key."""
     token_file: str | None = None
     ca_file: str | None = None
+    metrics: str | None = None
 
     def text(self) -> str:
         """Return what the file holds."""

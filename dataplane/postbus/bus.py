@@ -546,6 +546,7 @@ class Bus:
             endpoint=endpoint[1] if endpoint else None,
             token_file=str(token_file) if token_file else None,
             ca_file=str(self.authority_file) if self.authority_file else None,
+            metrics=self._doors.metrics_url if self._doors else None,
         )
 
     def summary(self) -> list[tuple[str, str]]:

@@ -272,6 +272,11 @@ class Doors:
         return None if self._control is None else self._control.address
 
     @property
+    def metrics_url(self) -> str | None:
+        """Where metrics are read from this machine."""
+        return f"http://localhost:{self._metrics.port}/metrics" if self._metrics else None
+
+    @property
     def control_token_file(self) -> Path | None:
         """Which file lets callers use it."""
         return None if self._control is None else self._control.token_file
@@ -283,8 +288,8 @@ class Doors:
             is_secret = door is Door.HTTP and not self._settings.listens_plain
             scheme = "https" if is_secret else door.value
             lines.append((door.value, f"{scheme}://{host}:{port}"))
-        if self._metrics is not None:
-            lines.append(("metrics", f"http://localhost:{self._metrics.port}/metrics"))
+        if self.metrics_url is not None:
+            lines.append(("metrics", self.metrics_url))
         if self._control is not None:
             lines.append(("control", self._control.address))
             lines.append(("token", str(self._control.token_file)))

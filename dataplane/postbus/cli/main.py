@@ -28,6 +28,7 @@ from postbus.cli import (
     manifest_commands,
     message_commands,
     receiving,
+    report,
     sending,
     tokens,
 )
@@ -84,6 +85,7 @@ app.add_typer(fault, name="fault")
 app.add_typer(context, name="context")
 app.add_typer(keys.keys, name="keys")
 app.command("connections", epilog=connections.EPILOG)(connections.connections)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.command("connection-string", epilog=keys.CONNECTION_EPILOG)(keys.connection_string)
 PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Definitions": (
