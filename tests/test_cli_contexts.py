@@ -272,7 +272,7 @@ def complete(user: CommandLine, line: str) -> list[str]:
 @pytest.mark.slow
 def test_shell_completes_commands_options_and_contexts(user: CommandLine) -> None:
     assert {"send", "receive", "context", "dev"} <= set(complete(user, "postbus "))
-    assert complete(user, "postbus con") == ["connection-string", "context"]
+    assert complete(user, "postbus con") == ["connections", "connection-string", "context"]
     assert "--schedule" in complete(user, "postbus send --sch")
     user.ok("context", "set", "prod")
     assert complete(user, "postbus context use pr") == ["prod"]
