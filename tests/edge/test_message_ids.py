@@ -7,7 +7,8 @@ from postbus.message.codec import Described, Ulong, decode_value, encode_value
 from postbus.message.patch import give_message_id
 from postbus.message.sections import slice_message
 
-BODY = encode_value(Described(Ulong(0x75), b"x"))
+BODY = encode_value(Described(Ulong(0x75), b"x" * 100))
+"""Beyond the least that each message counts for."""
 SUBJECT = encode_value(Described(Ulong(0x73), [None, None, None, "subject"]))
 NAMED = encode_value(Described(Ulong(0x73), ["mine"]))
 
