@@ -171,7 +171,7 @@ def test_ports_are_told_when_they_are_open(folder: Path) -> None:
 @pytest.mark.slow
 def test_damaged_keys(folder: Path) -> None:
     (folder / "keys.json").write_text("{")
-    done = postbus("dev", "--data", str(folder), *FREE_PORTS)
+    done = postbus("dev", str(ROOT / "examples"), "--data", str(folder), *FREE_PORTS)
     assert_fails(done, 5, r"keys\.json cannot be read")
 
 
@@ -303,7 +303,7 @@ def test_wrong_password_and_no_fsync(folder: Path, guarded_server: EmbeddedPostg
 PREMIUM = """
 apiVersion: postbus.dev/v1alpha1
 kind: Namespace
-metadata: {name: example-bus}
+metadata: {name: local-bus}
 spec: {sku: {name: Premium, capacity: 1}}
 """
 

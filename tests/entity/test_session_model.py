@@ -376,7 +376,7 @@ class SessionMachine(RuleBasedStateMachine):
         command = SetSessionState(QUEUE, session.encode(), self.consumer_id(session), state)
         assert self.rig.apply(command) == Done()
         self.model.states.pop(session, None)
-        if state is not None:
+        if state:  # no bytes clear it
             self.model.states[session] = (state, self.rig.now_ms)
 
     @precondition(lambda self: self.model.held)
