@@ -197,7 +197,7 @@ class EmbeddedPostgres:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(line)
-            os.chown(path, who.uid, who.gid)
+                os.fchown(descriptor, who.uid, who.gid)
 
     def _choose_socket_folder(self, who: RunAs) -> None:
         if self._socket_folder is not None:
@@ -208,7 +208,9 @@ class EmbeddedPostgres:
             place = next(each for each in places if _can_be_address(Path(each, "postbus-12345678")))
             path = Path(tempfile.mkdtemp(prefix="postbus-", dir=place))
         path.mkdir(mode=0o700, exist_ok=True)
-        os.chown(path, who.uid, who.gid)
+        if path.is_symlink():
+            raise EmbeddedError(f"{path} is a link: remove it")
+        os.chown(path, who.uid, who.gid, follow_symlinks=False)
         self._socket_folder = path
 
     # --- binaries and versions --------------------------------------------------------------------
@@ -307,7 +309,8 @@ class EmbeddedPostgres:
 
         def keep() -> None:
             try:
-                with self.log_path.open("ab") as log:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                with os.fdopen(os.open(self.log_path, flags, 0o600), "ab") as log:
                     process = subprocess.Popen(
                         command,
                         cwd="/",
@@ -399,7 +402,7 @@ def _quoted(path: str) -> str:
 
 def _lock(path: Path) -> int:
     """Take the folder; the server inherits the lock, so that it outlives a killed owner."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + RELEASE_S
     while True:
         try:

@@ -95,3 +95,17 @@ def test_values_of_a_batch_are_counted_together() -> None:
 def test_long_texts_and_arrays_of_numbers_are_one_value() -> None:
     for value in ("x" * 1_000_000, Array(0x71, [1] * 200_000), Described(Symbol("a"), b"x" * 9)):
         assert slice_message(section(0x77, value))
+
+
+def test_arrays_of_items_without_octets_count_as_many_values() -> None:
+    """An array of five octets is decoded into up to 128 nulls."""
+    nulls = b"\xe0\x02\x80\x40"
+    count = MAX_VALUES // 100
+    body = (nulls * count, count)
+    data = b"\xd0" + (len(body[0]) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + body[0]
+    with pytest.raises(DecodeError, match="more than"):
+        check_value(data, 0, len(data))
+    texts = b"\xe0\x04\x01\xa1\x01x"
+    many = texts * 5_000
+    data = b"\xd0" + (len(many) + 4).to_bytes(4, "big") + (5_000).to_bytes(4, "big") + many
+    assert check_value(data, 0, len(data))[0] == len(data)

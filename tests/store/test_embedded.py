@@ -240,3 +240,23 @@ def test_binaries_say_their_version() -> None:
     assert major_of(binaries) == embedded_module.DEFAULT_MAJOR
     with pytest.raises(EmbeddedError):
         major_of(Path("/nowhere"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lock", "server.log", "socket"])
+def test_links_in_the_folder_are_not_followed(
+    enterable_folder: Path, tmp_path: Path, name: str
+) -> None:
+    """The folder may belong to an account that others use, and root writes in it."""
+    folder, outside = enterable_folder / f"links-{tmp_path.name}", tmp_path / "outside"
+    folder.mkdir(mode=0o700)
+    (folder / "lock").touch()
+    if name == "socket":
+        outside.mkdir()
+    else:
+        outside.write_text("theirs")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises((EmbeddedError, OSError)):
+        EmbeddedPostgres(folder).start()
+    assert name == "socket" or outside.read_text() == "theirs"

@@ -9,7 +9,13 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from postbus.message.codec import MAX_DEPTH, DecodeError, decode_value, skip_value
+from postbus.message.codec import (
+    MAX_DEPTH,
+    MAX_WIDTHLESS_ITEMS,
+    DecodeError,
+    decode_value,
+    skip_value,
+)
 
 MAX_VALUES: Final = 50_000
 """Values in the bodies of one delivery. Our choice: they are looked through in one turn of the
@@ -117,11 +123,16 @@ def _check_array(data: bytes, pos: int, after: int, room: int) -> int:
             raise DecodeError("array is longer than its items")
         return room
     room -= after - start
+    if data[start] not in _PAID:  # such items may take no octets, up to so many of them
+        room -= MAX_WIDTHLESS_ITEMS
     if room < 0:
         raise DecodeError(f"the body has more than {MAX_VALUES} values: send it as data")
     decode_value(data, pos, after)
     return room
 
+
+_PAID: Final = frozenset({*_TEXTS, 0xA0, 0xB0, 0x56, 0x73})
+"""Constructors whose items have octets each: texts, binaries, booleans, characters."""
 
 _WIDTHS: Final = {
     **dict.fromkeys((0x50, 0x51, 0x52, 0x53, 0x54, 0x55), 1),

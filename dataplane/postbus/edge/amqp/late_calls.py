@@ -36,6 +36,10 @@ class LateCalls:
         waiting[number] = guarded_call
         return call_late
 
+    def drop_last(self) -> None:
+        """Forget the call that was added last: nobody is going to make it."""
+        self._waiting.popitem()
+
     def end(self) -> None:
         """The connection is over."""
         self._waiting.clear()

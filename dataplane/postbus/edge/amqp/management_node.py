@@ -67,6 +67,7 @@ from postbus.message.codec import Array, DecodeError, Int
 from postbus.message.delivery import encode_message, token_to_uuid
 from postbus.message.envelope import Envelope
 from postbus.message.sections import slice_message
+from postbus.message.value_check import MAX_VALUES
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -342,11 +343,12 @@ class ManagementNode:
             self.refuse(respond, Refused(Refusal.NOT_ALLOWED))
             return
         envelopes: list[Envelope] = []
+        room = [MAX_VALUES]
         for entry in entries:
             message = entry.get("message") if isinstance(entry, dict) else None
             if not isinstance(message, bytes):
                 raise BadRequest("each entry of messages needs a binary message")
-            envelopes.append(slice_message(message))
+            envelopes.append(slice_message(message, room))
         name_messages(envelopes)
         size_bytes = sum(envelope.size_bytes for envelope in envelopes)
         if body[TRANSACTION] is not None:

@@ -33,6 +33,13 @@ class Unfinished:
     def count(self, connection: AmqpConnection) -> None:
         """Tell the accounts what the engine holds; above the share the largest deliveries go."""
         engine, intake = connection.engine, connection.intake
+        grown = engine.partial_bytes - self.counted_bytes
+        is_same = self.counted_bytes and self._account == connection.account
+        # What grows is taken alone: to give all back first would let held links have credit.
+        if grown > 0 and is_same and intake.unfinished.take(self._account, grown):
+            intake.take(self._account, grown)
+            self.counted_bytes += grown
+            return
         self._give_back(connection)
         if not engine.partial_bytes:
             return

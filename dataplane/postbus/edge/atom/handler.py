@@ -226,6 +226,7 @@ class AtomHandler:
     ) -> web.Response:
         mode, expected_version = _condition(request)
         kind, description = await _described(request)
+        self._authorizer.check_again(request[GRANT], Right.MANAGE)  # the body took its time
         is_subscription = isinstance(target, SubscriptionAt)
         if kind is None or is_subscription is not (kind is EntityKind.SUBSCRIPTION):
             expected = "SubscriptionDescription"
