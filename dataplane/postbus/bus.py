@@ -194,12 +194,12 @@ class Bus:
         assert self._rules is not None
         assert self._directory is not None
         rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
-        self._definition = self._keys.definition = definition
         if self._directory.catalog.epoch is not None:
             try:
                 await define_entities(definition, self.administration, rules, self.audit)
             except AdministrationRefused as refusal:
                 raise BusError(str(refusal)) from refusal
+        self._definition = self._keys.definition = definition
         self._rules.declare(rules)
 
     def cut_short(self) -> None:

@@ -148,7 +148,7 @@ async def define_later(
         try:
             await define_entities(definition, administration, rules, audit)
         except AdministrationRefused as refusal:
-            if catalog.epoch is None:
+            if refusal.refused.refusal is Refusal.NOT_APPLIED:
                 continue
             logger.error("manifests could not be applied", extra={"why": str(refusal)})
         return

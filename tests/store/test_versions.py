@@ -113,3 +113,26 @@ async def test_the_version_before_leaves_tables_alone_that_took_a_post_step(
     become()
     with pytest.raises(SchemaTooNew, match="run the newer version"):
         await work(database)
+
+
+BEFORE_INCARNATIONS = 14
+"""The last step of the version that knew no incarnations of brokers."""
+
+
+async def test_a_store_of_the_version_without_incarnations_is_taken_over(database: str) -> None:
+    steps = [step for step in BASE if step.number <= BEFORE_INCARNATIONS]
+    async with connected(database) as look:
+        await look.execute("drop schema if exists postbus cascade")
+        await look.execute("drop schema if exists partition_0 cascade")
+        await look.execute("create schema partition_0")
+        for step in steps:
+            await look.execute(step.sql)
+        await look.execute(migrate.FIRST_ROWS)
+        stored = [(step.number, step.name) for step in steps if step.scope == "store"]
+        await look.executemany(migrate.RECORD_STEP, stored)
+        version = max(step.number for step in steps if step.scope == "partition")
+        await look.execute("insert into owner (schema_version) values ($1)", version)
+        await look.execute("update owner set broker_name = 'broker-0', is_released = true")
+    await work(database)
+    async with connected(database) as look:
+        assert await look.fetchval("select count(*) from message") == 1

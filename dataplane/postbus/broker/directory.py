@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
-from postbus.broker.catalog import Catalog
+from postbus.broker.catalog import Catalog, caller_epoch
 from postbus.broker.entries import Entries
 from postbus.broker.followers import DefinitionFollower
 from postbus.broker.idle_deletion import freeze, hold
@@ -327,6 +327,7 @@ class Directory:
         """
         if self.catalog.epoch is None:
             return False
+        caller_epoch.set(None)  # of the caller whose request began the timer, perhaps long ago
         entry = self._entries.numbered(entity_no)
         return entry is not None and await self._delete_frozen(entry, DeletedReason.IDLE) is None
 

@@ -152,7 +152,7 @@ class Beats:
                 logger.warning("our place was taken", extra={"error": str(error)})
                 self._forget()
                 self._end_followers(error)
-            except StoreError as error:
+            except (StoreError, asyncpg.PostgresError) as error:
                 self._fail(error)
             await asyncio.sleep(max(BEAT_S - (self._clock() - started), 0.05))
 
@@ -170,7 +170,7 @@ class Beats:
         self.confirmed_at = started
         self.round_trip_s = self._clock() - started
 
-    def _fail(self, error: StoreError) -> None:
+    def _fail(self, error: Exception) -> None:
         """A beat failed; when the database said nothing at all, nothing else has to wait for it."""
         logger.warning("no beat", extra={"error": str(error)})
         if isinstance(error.__cause__, TimeoutError):

@@ -70,7 +70,9 @@ SET_LOCK_TIMEOUT: Final = "select set_config('lock_timeout', $1, false)"
 UNLOCK: Final = "select pg_advisory_unlock($1, $2)"
 END_HOLDERS: Final = """
 select pg_terminate_backend(pid)
-from pg_locks, owner o
+from pg_locks, (
+    select is_released, (to_jsonb(owner) ->> 'incarnation')::uuid as incarnation from owner
+) o
 where locktype = 'advisory' and granted and objsubid = 2
   and database = (select oid from pg_database where datname = current_database())
   and classid = $1::int::oid and objid = $2::int::oid
@@ -117,8 +119,13 @@ select o.broker_name, o.is_released, o.schema_version, o.incarnation, o.heartbea
        coalesce(b.ended_by is null and b.incarnation is not null, false) as is_alive, b.beat,
        b.host, b.pid, b.boot_id, b.pid_namespace, b.started_ticks, b.data_lock,
        to_char(b.started_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as started_at
-from owner o left join postbus.broker b on b.incarnation = o.incarnation
+from (
+    select broker_name, is_released, schema_version, heartbeat_ms,
+           (to_jsonb(owner) ->> 'incarnation')::uuid as incarnation
+    from owner
+) o left join postbus.broker b on b.incarnation = o.incarnation
 """
+"""Read before the partition is migrated: tables of before have no incarnation."""
 
 
 async def take_slot(connection: Connection, partition_id: int, slot: Slot, epoch: int) -> None:

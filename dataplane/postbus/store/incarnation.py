@@ -82,14 +82,36 @@ def is_provably_gone(
         return False
     if (former.pid, former.started_ticks) == (ours.pid, ours.started_ticks):
         return identity not in living
-    return _started_ticks(former.pid) != former.started_ticks
+    return _has_ended(former.pid, former.started_ticks)
+
+
+def _has_ended(pid: int, started_ticks: int) -> bool:
+    """Say whether a process that began then has certainly ended.
+
+    /proc does not show those of other users everywhere, and shows the dead whom nobody waited for.
+    """
+    fields = _stat_of(pid)
+    if fields is not None:
+        return fields[0] in "ZX" or int(fields[19]) != started_ticks
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def _started_ticks(pid: int) -> int | None:
-    """Return when a process began, None when there is none or it is dead already."""
+    """Return when a process began, None when that cannot be read."""
+    fields = _stat_of(pid)
+    return None if fields is None else int(fields[19])
+
+
+def _stat_of(pid: int) -> list[str] | None:
+    """Return what /proc tells of a process from its state on, None when it tells nothing."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    return stat.rpartition(")")[2].split()  # the name before it may hold anything

@@ -138,6 +138,7 @@ class Journal(Generic[P]):
         self._error: Exception | None = None
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._look_due = time.monotonic() + WATCH_S
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -509,6 +510,9 @@ class Journal(Generic[P]):
         """Look each half second: commits without an answer, connections that ended."""
         now = time.monotonic()
         self._watch = self._loop.call_later(WATCH_S, self._look)
+        is_late, self._look_due = now - self._look_due > WATCH_S, now + WATCH_S
+        if is_late:  # we were held up ourselves: answers may lie unread
+            return
         silent = StoreUnavailable(f"the store did not answer within {ANSWER_S:.0f} s")
         for batch in list(self._in_flight):
             if not batch.is_done and now - batch.started > ANSWER_S:
