@@ -180,7 +180,7 @@ class Catalog:
                 continue
             try:
                 await self.refresh(await self.store.read_version())
-            except Exception as error:  # noqa: BLE001 - such as a row of a newer version; again soon
+            except (StoreError, ValueError) as error:  # a row of a newer version, perhaps
                 logger.warning("the catalog could not be read", extra={"error": str(error)})
 
     async def refresh(self, at_least: int) -> None:

@@ -248,13 +248,8 @@ class AmqpConnection:
         """
         if is_known:
             check()
-            return
-        call = self._late.add(self, check)
-        try:
-            self._suspicion.admit(self.address, call)
-        except TooManyChecks:
-            self._late.drop_last()
-            raise
+        else:
+            self._late.admit(self, self._suspicion, check)
 
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
         """Answer a wrong key, the later the more of them came from the client's address."""

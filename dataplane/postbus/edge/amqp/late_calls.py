@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from postbus.edge.suspicion import Suspicion, TooManyChecks
+
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
 
@@ -36,9 +38,16 @@ class LateCalls:
         waiting[number] = guarded_call
         return call_late
 
-    def drop_last(self) -> None:
-        """Forget the call that was added last: nobody is going to make it."""
-        self._waiting.popitem()
+    def admit(
+        self, connection: AmqpConnection, suspicion: Suspicion, check: Callable[[], None]
+    ) -> None:
+        """Let a key be looked at in its turn. Raises `TooManyChecks`, and forgets it then."""
+        call = self.add(connection, check)
+        try:
+            suspicion.admit(connection.address, call)
+        except TooManyChecks:
+            self._waiting.popitem()
+            raise
 
     def end(self) -> None:
         """The connection is over."""
