@@ -34,6 +34,13 @@ class Stopwatch:
         return self.now
 
 
+def assert_away(reply: Reply, store: Store) -> None:
+    """Check that a command was refused, and that the refusal names the store and the reason."""
+    assert isinstance(reply, Refused)
+    assert reply.refusal is Refusal.NOT_APPLIED
+    assert reply.detail == f"the store at {store.where} is away: {INTERRUPTED}"
+
+
 @pytest.mark.slow
 async def test_sends_are_refused_until_it_is_over_and_nothing_accepted_is_lost(
     store: Store,
@@ -50,9 +57,7 @@ async def test_sends_are_refused_until_it_is_over_and_nothing_accepted_is_lost(
             Refusal.NOT_APPLIED
         ]
         assert (host.status, sink.resets) == (HostStatus.LOADING, 1)
-        assert await host.call(Enqueue(entity_no, [message()])) == Refused(
-            Refusal.NOT_APPLIED, INTERRUPTED
-        )
+        assert_away(await host.call(Enqueue(entity_no, [message()])), store)
         assert INTERRUPTED in str(host.trouble)
         seconds.more_s = OUTAGE_S
         await until(lambda: host.is_loaded)
@@ -72,8 +77,7 @@ async def test_a_partition_that_nobody_uses_yet_cannot_be_loaded_either(store: S
     async with served(store, monotonic_s=seconds) as (host, _):
         host.interrupt(OUTAGE_S)
         assert host.status is HostStatus.UNCLAIMED
-        refused = await host.call(Tick())
-        assert refused == Refused(Refusal.NOT_APPLIED, INTERRUPTED)
+        assert_away(await host.call(Tick()), store)
         seconds.more_s = OUTAGE_S
         await until(lambda: host.is_loaded)
 
@@ -92,7 +96,7 @@ async def test_a_partition_that_is_being_loaded_starts_again(
             return await connect(partition_id)
 
         monkeypatch.setattr(store, "connect_writer", connect_and_interrupt)
-        assert await host.call(Tick()) == Refused(Refusal.NOT_APPLIED, INTERRUPTED)
+        assert_away(await host.call(Tick()), store)
         assert not host.is_loaded
         seconds.more_s = OUTAGE_S
         await until(lambda: host.is_loaded)

@@ -105,10 +105,7 @@ class ControlAuthorizer:
             stamp = _stamp(self._token_file)
             if stamp == self._read_as:
                 return
-            known = _read(self._token_file)
-            if not known:  # it is being written
-                raise TokenFileError(f"{self._token_file} holds no token")
-            self._known, self._read_as = known, stamp
+            self._known, self._read_as = _read(self._token_file), stamp
             logger.info("control tokens are read again", extra={"count": len(self._known)})
         except (OSError, TokenFileError) as error:
             logger.warning("control tokens cannot be read again", extra={"error": str(error)})
