@@ -54,6 +54,13 @@ def folder_below(parent: Path | None) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def _no_context_is_left() -> Iterator[None]:
+    """A command that runs in this process names its context to those that it imports."""
+    yield
+    os.environ.pop("POSTBUS_CONTEXT", None)
+
+
 @pytest.fixture(scope="session")
 def enterable_folder() -> Iterator[Path]:
     with folder_below(None) as path:

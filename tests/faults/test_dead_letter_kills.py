@@ -133,7 +133,7 @@ def test_nine_thousand_dead_letters_are_sent_again_through_a_kill(
     asyncio.run(wait_for_port(broker.port))
     make_letters(broker)
     wait_for_letters(terminal, LETTERS)
-    look, edit, count, resend = commands_of_the_guide()
+    _summary, look, edit, count, resend = commands_of_the_guide()
     (chosen,) = terminal.listed(*look)
     assert str(chosen["sequenceNumber"]) in edit
     terminal.run(*edit)
