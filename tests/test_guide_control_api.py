@@ -56,7 +56,8 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
     document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
-    namespace, keys, rotated, restored, history, messages, audit, fenced, forgotten = rest
+    namespace, keys, rotated, connected, restored, history, messages, audit, *rest = rest
+    fenced, forgotten = rest
     assert json.loads(namespace)["entityId"] == 0
     assert document.startswith('{\n "components"')
     assert answers(status)[0]["program"] == "postbus"
@@ -69,6 +70,7 @@ def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> Non
     assert min(len(told["primaryKey"]), len(told["secondaryKey"])) == 44
     (back,) = answers(rotated)
     assert back["updatedAt"] > told["updatedAt"]
+    assert isinstance(answers(connected)[0]["items"], list)
     (back,) = answers(restored)
     assert back["entityId"] == put["entityId"]
     changes, tombstones = answers(history)
