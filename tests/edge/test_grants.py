@@ -8,7 +8,7 @@ import pytest
 
 from postbus.broker.authz import NEVER_S, Authorizer, Grant, KeyRule
 from postbus.contract import Right
-from postbus.edge.amqp.grants import MAX_WAIT_S, Grants
+from postbus.edge.amqp.grants import MAX_GRANTS, MAX_WAIT_S, Grants
 from tests.edge.bus_thread import Keys
 
 RULE = KeyRule("root", frozenset(Right), Keys("key"))
@@ -92,3 +92,23 @@ def test_nothing_is_watched_after_the_end(rig: Rig) -> None:
     rig.grants.close()
     assert not rig.timers
     assert len(rig.grants) == 1
+
+
+def test_grants_are_bounded_and_the_oldest_goes() -> None:
+    """A name has any number of spellings, each an audience of its own."""
+    rig = Rig()
+    for number in range(MAX_GRANTS + 5):
+        rig.add(f"queue-{number}", 2_000.0 + number)
+    assert len(rig.grants) == MAX_GRANTS
+    assert rig.grants.find("queue-4", Right.SEND) is None
+    assert rig.grants.find("queue-5", Right.SEND) is not None
+    assert [timer.at_s for timer in rig.timers] == [2_005.0]
+
+
+def test_a_later_grant_that_ends_earlier_moves_the_timer() -> None:
+    rig = Rig()
+    rig.add("first", 2_000.0)
+    rig.add("second", 1_500.0)
+    assert [timer.at_s for timer in rig.timers] == [1_500.0]
+    rig.add("second", 3_000.0)
+    assert [timer.at_s for timer in rig.timers] == [2_000.0]

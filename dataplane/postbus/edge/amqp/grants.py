@@ -16,6 +16,10 @@ MAX_WAIT_S: Final = 3_600.0
 """How far ahead the timer is set. Real time may be put forward or back; then it is looked at again
 after this time at the latest, and with each tick of the connection."""
 
+MAX_GRANTS: Final = 10_000
+"""Audiences that one connection keeps, as many as a namespace has entities: a name has any number
+of spellings. Above it the oldest goes, and the links that stood on it."""
+
 
 class Grants:
     """The live grants of one connection. Times are real ones, in seconds since the epoch."""
@@ -45,8 +49,15 @@ class Grants:
 
     def add(self, grant: Grant) -> None:
         """Keep what a token grants; a later token of an audience replaces the former."""
+        before = self._grants.get(grant.path)
         self._grants[grant.path] = grant
-        self._watch()
+        if before is not None:
+            self._watch()
+        elif len(self._grants) > MAX_GRANTS:
+            del self._grants[next(iter(self._grants))]
+            self._watch()
+        elif grant.expires_s < self._earliest_s:
+            self._expect(grant.expires_s)
 
     def find(self, path: str, right: Right) -> Grant | None:
         """Return a live grant that covers a right on a path."""
@@ -85,9 +96,12 @@ class Grants:
     def _watch(self) -> None:
         earliest_s = min((grant.expires_s for grant in self._grants.values()), default=NEVER_S)
         if earliest_s != self._earliest_s:
-            self._stop_timer()
-            self._earliest_s = earliest_s
-            self._set_timer()
+            self._expect(earliest_s)
+
+    def _expect(self, earliest_s: float) -> None:
+        self._stop_timer()
+        self._earliest_s = earliest_s
+        self._set_timer()
 
     def _set_timer(self) -> None:
         if self._earliest_s < NEVER_S:
