@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 OWNER_LOOK_S: Final = 0.25
 """How often a partition that waits looks whether its owner still beats; no statement is sent."""
 
+UNKNOWN_LOOK_S: Final = 1.0
+"""The same where the owner is of a version that does not beat: each look is a connection and a
+claim. Looks so far apart still prove its silence."""
+
 
 class HostStatus(Enum):
     """Life cycle; UNCLAIMED -> LOADING -> ACTIVE -> LOADING ... -> CLOSED."""
@@ -69,8 +73,9 @@ class Ownership:
         `pause` waits so many seconds and says whether to go on.
         """
         waited_s = 0.0
-        while await pause(OWNER_LOOK_S):
-            waited_s += OWNER_LOOK_S
+        look_s = UNKNOWN_LOOK_S if error.owner is None else OWNER_LOOK_S
+        while await pause(look_s):
+            waited_s += look_s
             is_held = error.owner is not None and self._store.beats.holds_on(error.owner)
             if not is_held or waited_s >= LAST_BACKOFF_S:
                 return
