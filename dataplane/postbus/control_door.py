@@ -17,7 +17,6 @@ from postbus.broker.caller_fence import CallerFence
 from postbus.broker.controls import Controls
 from postbus.broker.host import Host
 from postbus.broker.triage import Triage
-from postbus.control_contract import ConnectionDescription
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
 from postbus.edge.control.audit import ControlAudit
@@ -28,7 +27,7 @@ from postbus.edge.control.history import ControlHistory
 from postbus.edge.control.messages import ControlMessages
 from postbus.edge.control.rules import ControlRules
 from postbus.edge.control.server import ControlServer
-from postbus.edge.control.status import ControlStatus
+from postbus.edge.control.status import Connections, ControlStatus
 from postbus.edge.suspicion import Suspicion
 from postbus.settings import ANY_ADDRESS, Settings, is_loopback
 
@@ -63,7 +62,7 @@ class ControlDoor:
         is_ready: Callable[[], Awaitable[bool]],
         context: ssl.SSLContext | None,
         suspicion: Suspicion,
-        connections: Callable[[], list[ConnectionDescription]],
+        connections: Connections,
     ) -> ControlDoor:
         """Listen, with TLS when there is a context; `connections` tells who is connected.
 
@@ -91,7 +90,7 @@ def _server(
     token_file: Path,
     is_ready: Callable[[], Awaitable[bool]],
     suspicion: Suspicion,
-    connections: Callable[[], list[ConnectionDescription]],
+    connections: Connections,
 ) -> ControlServer:
     """Return the server of the API; raises `TokenFileError`."""
     status = ControlStatus(

@@ -144,13 +144,12 @@ class AmqpListener:
         if first:
             protocol.receive(first, is_burst=False)
 
-    def described(self) -> list[ConnectionDescription]:
-        """Return the clients that are connected, the longest ones first."""
+    def described(self, skip: int, top: int) -> tuple[list[ConnectionDescription], int]:
+        """Return clients that are connected, the longest ones first, and how many there are."""
         now_ms = time.monotonic_ns() // 1_000_000
         found = [each.connection for each in self._connections if each.connection is not None]
-        return [
-            described(each, now_ms) for each in sorted(found, key=lambda one: one.connection_id)
-        ]
+        found.sort(key=lambda one: one.connection_id)
+        return [described(each, now_ms) for each in found[skip : skip + top]], len(found)
 
     # --- for transports -------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from postbus import __version__
 from postbus.broker.administration import Administration
@@ -25,6 +26,9 @@ from postbus.namespace_contract import NamespaceDefinition
 NAMESPACE_ID = 0
 """The namespace is no entity; entities count from 1."""
 
+Connections: TypeAlias = Callable[[int, int], tuple[list[ConnectionDescription], int]]
+"""Describes so many clients from a place on, and says how many there are."""
+
 
 class ControlStatus:
     """Handlers of what is not about one entity."""
@@ -36,7 +40,7 @@ class ControlStatus:
         fence: CallerFence,
         is_ready: Callable[[], Awaitable[bool]],
         *,
-        connections: Callable[[], list[ConnectionDescription]],
+        connections: Connections,
         broker_name: str,
         is_development: bool,
     ) -> None:
@@ -91,10 +95,10 @@ class ControlStatus:
         return Answer(await self._shown())
 
     async def _list_connections(self, call: Call) -> Answer:
-        found = self._connections()
         skip, top = call.number("skip"), call.number("top")
-        next_skip = skip + top if skip + top < len(found) else None
-        return Answer(ConnectionPage(items=found[skip : skip + top], next_skip=next_skip))
+        items, count = self._connections(skip, top)
+        next_skip = skip + top if skip + top < count else None
+        return Answer(ConnectionPage(items=items, next_skip=next_skip))
 
     async def _forget_epoch(self, _call: Call) -> Answer:
         await self._fence.forget()
