@@ -352,7 +352,7 @@ class Bus:
             await catalog.own()
         except DirectoryRefusal as refusal:
             logger.warning("manifests are not applied yet", extra={"why": str(refusal)})
-            later = define_later(self._definition, administration, catalog, rules, self.audit)
+            later = define_later(self._keys, administration, catalog, self.audit)
             return [*following, tasks.create_task(later, name="define")]
         try:
             await define_entities(self._definition, administration, rules, self.audit)

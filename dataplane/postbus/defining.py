@@ -30,6 +30,8 @@ from postbus.contract import (
     TopicProperties,
     subscription_path,
 )
+from postbus.data_directory import DataDirectoryError
+from postbus.declared_keys import DeclaredKeys
 from postbus.definitions import Described, in_order_of_forwarding
 from postbus.entity.commands import Refusal, Refused
 from postbus.manifests import BusDefinition
@@ -134,23 +136,28 @@ async def _define(wanted: dict[str, WantedEntity], administration: Administratio
 
 
 async def define_later(
-    definition: BusDefinition,
+    declared: DeclaredKeys,
     administration: Administration,
     catalog: Catalog,
-    rules: Sequence[KeyRule],
     audit: Audit,
 ) -> None:
-    """Do it once, when partition 0 has become ours; what is refused then is logged."""
+    """Do it once, when partition 0 has become ours; what is refused then is logged.
+
+    `declared` is asked then: manifests may have been read again meanwhile.
+    """
     while True:
         await asyncio.sleep(OWN_LOOK_S)
         if catalog.epoch is None:
             continue
         try:
-            await define_entities(definition, administration, rules, audit)
+            rules = await asyncio.to_thread(declared.rules)
+            await define_entities(declared.definition, administration, rules, audit)
         except AdministrationRefused as refusal:
             if refusal.refused.refusal is Refusal.NOT_APPLIED:
                 continue
             logger.error("manifests could not be applied", extra={"why": str(refusal)})
+        except DataDirectoryError as error:
+            logger.error("manifests could not be applied", extra={"why": str(error)})
         return
 
 

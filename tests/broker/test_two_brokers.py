@@ -13,7 +13,7 @@ from postbus.broker.caller_fence import CallerTooOld
 from postbus.bus import Bus
 from postbus.contract import QueueProperties
 from postbus.entity.commands import Refusal, Tick
-from tests.broker.brokers_rig import Brokers, brokers_on, peek, send
+from tests.broker.brokers_rig import Brokers, brokers_on, definition, peek, send
 from tests.store.driving import wait_until
 
 pytestmark = pytest.mark.slow
@@ -107,6 +107,22 @@ async def test_standby_follows_the_catalog_and_changes_nothing(brokers: Brokers)
 
     await wait_until(is_declared, 10)
     assert await create(second, "mine")
+
+
+async def test_standby_applies_what_its_manifests_say_when_it_takes_over(
+    brokers: Brokers,
+) -> None:
+    first = await brokers.start("first")
+    second = await brokers.start("second", "of-the-start")
+    await second.redefine(definition("read-again"))
+    await first.stop()
+    await own(second)
+
+    async def is_declared() -> bool:
+        return second.administration.find("read-again") is not None
+
+    await wait_until(is_declared, 10)
+    assert second.administration.find("of-the-start") is None
 
 
 async def test_standby_does_not_reap_what_was_restored(brokers: Brokers) -> None:

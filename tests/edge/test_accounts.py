@@ -103,7 +103,7 @@ def test_bodies_that_are_promised_cost_nothing(
             slow = clients.enter_context(dial(bus))
             slow.sendall(post_head(bus, queue, TENANT, 262_144) + b"x")
         wait_until(bus, lambda: bus.listener.intake.reading.used == 100)
-        poster(bus, clients.enter_context(dial(bus)), queue, 100_000)()
+        poster(bus, clients.enter_context(dial(bus)), queue, 100_000)()  # checks for a 201
 
 
 @pytest.mark.slow
