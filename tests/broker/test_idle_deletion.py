@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from postbus.broker.catalog import caller_epoch
 from postbus.broker.clock import ManualClock
 from postbus.broker.directory import IDLE_AT_ONCE, Directory
 from postbus.broker.host import Host
@@ -46,6 +47,7 @@ from postbus.entity.commands import (
 )
 from postbus.entity.window import WindowBudget
 from postbus.message.envelope import Envelope
+from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogEntry, CatalogPut, CatalogStore, DeletedReason
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
@@ -560,3 +562,18 @@ async def test_a_topic_lives_as_long_as_a_subscription_is_used(store: Store) -> 
         await broker.pass_time(2 * IDLE_MS)
         await broker.wait_until_gone(topic.entity_no)
         assert broker.directory.entries() == []
+
+
+async def test_the_epoch_of_a_caller_does_not_stay_with_a_timer(store: Store) -> None:
+    """A request began the timer of its partition; meanwhile a caller with a higher one came."""
+    async with running(store) as broker:
+        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        owned = broker.directory.catalog.epoch
+        assert owned is not None
+        await CallerEpochStore(store).raise_to(6, owned)
+        token = caller_epoch.set(5)
+        try:
+            await broker.pass_time(2 * IDLE_MS)
+            await broker.wait_until_gone(entry.entity_no)
+        finally:
+            caller_epoch.reset(token)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from postbus.amqp import conditions
 from postbus.broker.authz import KeyRule
 from postbus.edge.amqp import unfinished
+from postbus.edge.amqp.transactions import HELD_BYTES
 from postbus.edge.intake import Intake
 from postbus.edge.shares import Limit, Shares
 from postbus.edge.strangers import TOLD_REFUSALS_A_SECOND
@@ -347,3 +350,47 @@ def test_quota_counts_a_hundred_bytes_of_each_message(bus: BusThread) -> None:
         for _ in range(50):
             client.expect(TRANSFER)
     assert bus.counts(queue).size_bytes == 0
+
+
+class HeldDoor:
+    """What waits for room, and counts how often it was told of some."""
+
+    granted = 0
+
+    def replenish(self) -> None:
+        self.granted += 1
+
+
+def test_further_bytes_of_a_delivery_give_nobody_credit() -> None:
+    """An account above its share waits, also while one of its deliveries grows."""
+    intake = Intake(soft_bytes=1_000, hard_bytes=10_000, unfinished_bytes=4_000)
+    engine = SimpleNamespace(partial_bytes=1_000)
+    connection: Any = SimpleNamespace(engine=engine, intake=intake, account="tenant", links=list)
+    intake.take("tenant", 2_400)  # a share by itself, which the delivery exceeds
+    counted = unfinished.Unfinished()
+    counted.count(connection)
+    assert intake.is_over("tenant")
+    door = HeldDoor()
+    intake.hold("tenant", door)
+    engine.partial_bytes = 1_100
+    counted.count(connection)
+    assert (door.granted, intake.unfinished.used, intake.unanswered.used) == (0, 1_100, 3_500)
+    engine.partial_bytes = 0
+    counted.count(connection)
+    assert (intake.unfinished.used, intake.unanswered.used) == (0, 2_400)
+
+
+EMPTY = b"\x00\x53\x75\xa0\x00"
+"""A message of a data section without a byte."""
+
+
+@pytest.mark.slow
+def test_messages_in_transactions_count_what_they_hold(bus: BusThread, queue: str) -> None:
+    waiting = bus.listener.intake.waiting
+    with TransactionClient(bus) as client:
+        client.attach_sender(queue, 1)
+        transaction = client.declare()
+        for _ in range(20):
+            assert accepts(client.send_in(transaction, EMPTY, handle=1), transaction)
+        wait_until(bus, lambda: waiting.used >= 20 * HELD_BYTES)
+    wait_until(bus, lambda: waiting.used == 0)

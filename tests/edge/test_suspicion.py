@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from heapq import heappop, heappush
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from postbus.edge import bursts, suspicion
+from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.late_calls import LateCalls
 from postbus.edge.bursts import QUIET_S
 from postbus.edge.suspicion import (
     ALL_QUEUED,
@@ -394,3 +398,19 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         http = clients.enter_context(socket.create_connection(("127.0.0.1", bus.port), timeout=10))
         http.sendall(http_guess(1))
         assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")
+
+
+def test_keys_that_are_sent_away_are_forgotten(doubts: Suspicion) -> None:
+    """With what asks for them, which may be a megabyte."""
+    late = LateCalls()
+    connection = cast(AmqpConnection, SimpleNamespace(address="192.0.2.1"))
+    guesser = Guesser(doubts)
+    for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
+        guesser.guess()
+    sent_away = 0
+    for _ in range(100):
+        try:
+            late.admit(connection, doubts, guesser.guess)
+        except TooManyChecks:
+            sent_away += 1
+    assert (sent_away, len(late._waiting)) == (100 - MAX_QUEUED, MAX_QUEUED)

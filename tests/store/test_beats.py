@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -13,6 +15,7 @@ from postbus.embedded import EmbeddedPostgres
 from postbus.entity.outcomes import LoadedPartition
 from postbus.store import beats as beats_module
 from postbus.store import connections as connections_module
+from postbus.store import incarnation as incarnation_module
 from postbus.store import journal as journal_module
 from postbus.store import postgres as postgres_module
 from postbus.store.batch import SideRows
@@ -258,3 +261,33 @@ def test_only_this_machine_proves_that_a_process_is_gone() -> None:
     assert is_provably_gone(elsewhere._replace(data_lock="1:2"), identity, here, set())
     assert not is_provably_gone(ended._replace(boot_id="other"), identity, here, set())
     assert not is_provably_gone(Process("h", 2**22 + 1), identity, Process("h", 1), set())
+
+
+@pytest.mark.parametrize("pid", ["parent", "nobody"])
+def test_a_process_that_proc_hides_is_not_gone(
+    pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Mounted with hidepid, /proc shows nothing of the processes of others."""
+    here = this_process()
+    monkeypatch.setattr(incarnation_module, "PROC", tmp_path)
+    former = here._replace(pid=os.getppid() if pid == "parent" else 2**22 + 1)
+    assert is_provably_gone(former, uuid4(), here, set()) is (pid == "nobody")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+async def test_beats_go_on_after_a_database_that_lets_nobody_in(
+    store: Store, database: str, postgres_server: EmbeddedPostgres
+) -> None:
+    name = urlsplit(database).path[1:]
+    await store.beats.begin()
+    run_psql(postgres_server, f"alter database {name} allow_connections false")
+    of_it = f"from pg_stat_activity where datname = '{name}'"
+    run_psql(postgres_server, f"select count(pg_terminate_backend(pid)) {of_it}")
+    task, failed_at = store.beats._task, boottime_s()
+    assert task is not None
+    await wait_until(lambda: asyncio.sleep(0, boottime_s() - failed_at > 3 * beats_module.BEAT_S))
+    run_psql(postgres_server, f"alter database {name} allow_connections true")
+    opened_at = boottime_s()
+    await wait_until(lambda: asyncio.sleep(0, store.beats.confirmed_at > opened_at))
+    assert not task.done()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 import asyncpg
@@ -358,3 +359,22 @@ async def test_release_is_done_when_the_server_takes_its_time_to_close(
         async with connected(database) as look:
             assert await look.fetchval("select is_released from owner")
         await store.close()
+
+
+@pytest.mark.slow
+async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer lies unread in the socket, and the timer that looks for it is due first."""
+    monkeypatch.setattr(journal_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(journal_module, "WATCH_S", 0.05)
+    async with driven(store) as it:
+        await it.commit(outcome([insert(1)]))
+        it.journal.submit(outcome([insert(2)]), "held up")
+        while not it.journal._in_flight:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)  # the commit is written
+        time.sleep(0.6)  # noqa: ASYNC251 - this is what holds the loop up
+        await wait_until(lambda: asyncio.sleep(0, len(it.seen.told) + len(it.seen.failed) == 2))
+        assert it.seen.failed == []
