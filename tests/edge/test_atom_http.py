@@ -455,3 +455,22 @@ async def test_counts_that_cannot_be_had_are_not_made_up(
     found = await http.call("GET", f"/{queue}")
     assert element_of(found, "LockDuration") == "PT35S"
     assert element_of(found, "EntityAvailabilityStatus") == "Available"
+
+
+async def test_a_description_that_comes_after_its_rule_is_gone_makes_nothing(
+    bus: BusThread, http: HttpClient
+) -> None:
+    document = request_of("QueueDescription", "")
+    reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
+    head = "PUT /too-late HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    said = f"Authorization: {http.token}\r\nContent-Length: {len(document)}\r\n"
+    writer.write(f"{head}{said}Expect: 100-continue\r\n\r\n".encode())
+    assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+    bus.set_rules(*RULES[1:])
+    try:
+        writer.write(document)
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+    finally:
+        bus.set_rules(*RULES)
+        writer.close()
+    assert (await put(http, "/too-late")).status == 201, "it was not there"

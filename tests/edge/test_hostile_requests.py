@@ -456,6 +456,20 @@ def test_unknown_operations_are_answered(hostile: HostileClient, queue: str) -> 
         assert (status, name) == (501, "amqp:not-implemented"), operation
 
 
+def test_messages_to_schedule_share_one_budget_of_values(
+    bus: BusThread, hostile: HostileClient, queue: str
+) -> None:
+    """Each alone is within it; together they would hold up the event loop for everybody."""
+    hostile.attach_sender(queue, 50)
+    body = encode_value(Described(Ulong(0x77), [1] * 20_000))
+    for count, statuses in ((2, {200}), (3, {400})):
+        messages: Value = [
+            {"message-id": f"{count}-{number}", "message": body} for number in range(count)
+        ]
+        status, _, told = hostile.ask(queue, "schedule-message", {"messages": messages})
+        assert status in statuses, told
+
+
 def test_large_numbers_in_requests(bus: BusThread, hostile: HostileClient, queue: str) -> None:
     hostile.attach_sender(queue, 50)
     assert hostile.send_bytes(message(b"m"), 50) is None
