@@ -457,12 +457,23 @@ async def test_counts_that_cannot_be_had_are_not_made_up(
     assert element_of(found, "EntityAvailabilityStatus") == "Available"
 
 
+@pytest.mark.parametrize(
+    ("path", "tag"),
+    [
+        ("/too-late", "QueueDescription"),
+        ("/late-topic/subscriptions/all/rules/mine", "RuleDescription"),
+    ],
+)
 async def test_a_description_that_comes_after_its_rule_is_gone_makes_nothing(
-    bus: BusThread, http: HttpClient
+    bus: BusThread, http: HttpClient, path: str, tag: str
 ) -> None:
-    document = request_of("QueueDescription", "")
+    if tag == "RuleDescription":
+        await put(http, "/late-topic", tag="TopicDescription")
+        await put(http, "/late-topic/subscriptions/all", tag="SubscriptionDescription")
+    inside = TRUE_RULE if tag == "RuleDescription" else ""
+    document = request_of(tag, inside)
     reader, writer = await asyncio.open_connection("127.0.0.1", bus.port)
-    head = "PUT /too-late HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     said = f"Authorization: {http.token}\r\nContent-Length: {len(document)}\r\n"
     writer.write(f"{head}{said}Expect: 100-continue\r\n\r\n".encode())
     assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
@@ -473,4 +484,8 @@ async def test_a_description_that_comes_after_its_rule_is_gone_makes_nothing(
     finally:
         bus.set_rules(*RULES)
         writer.close()
-    assert (await put(http, "/too-late")).status == 201, "it was not there"
+    made = await put(http, path, inside, tag)
+    assert made.status == 201, "it was not there"
+
+
+TRUE_RULE = '<Filter i:type="TrueFilter"><SqlExpression>1=1</SqlExpression></Filter>'

@@ -375,6 +375,8 @@ async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
             await asyncio.sleep(0)
         for _ in range(5):
             await asyncio.sleep(0)  # the commit is written
-        time.sleep(0.6)  # noqa: ASYNC251 - this is what holds the loop up
+        held_until = time.monotonic() + 0.6
+        while time.monotonic() < held_until:
+            pass  # the loop has no turn
         await wait_until(lambda: asyncio.sleep(0, len(it.seen.told) + len(it.seen.failed) == 2))
         assert it.seen.failed == []

@@ -225,8 +225,8 @@ class AtomHandler:
         self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
     ) -> web.Response:
         mode, expected_version = _condition(request)
-        kind, description = await _described(request)
-        self._authorizer.check_again(request[GRANT], Right.MANAGE)  # the body took its time
+        tag, description = await self._read(request)
+        kind = DESCRIPTIONS.get(tag)
         is_subscription = isinstance(target, SubscriptionAt)
         if kind is None or is_subscription is not (kind is EntityKind.SUBSCRIPTION):
             expected = "SubscriptionDescription"
@@ -302,14 +302,19 @@ class AtomHandler:
                 raise _half_done() from None
             raise
 
+    async def _read(self, request: web.BaseRequest) -> tuple[str, Element]:
+        """Return a tag and what it holds; the right is asked again, since a body takes its time."""
+        root = read_document(await read_limited(request, MAX_BODY_BYTES))
+        self._authorizer.check_again(request[GRANT], Right.MANAGE)
+        return description_of(root)
+
     async def _put_rule(
         self, request: web.BaseRequest, at: SubscriptionAt, name: str
     ) -> web.Response:
         mode, expected_version = _condition(request)
         if expected_version is not None:
             raise explained(Refused(Refusal.CONFLICT, "A rule has no ETag; send If-Match: *"))
-        root = read_document(await read_limited(request, MAX_BODY_BYTES))
-        tag, description = description_of(root)
+        tag, description = await self._read(request)
         if tag != "RuleDescription":
             raise bad_request("the entry describes something else; send a RuleDescription")
         work = self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
@@ -454,12 +459,6 @@ def _entry(text: str, status: int = 200) -> web.Response:
 
 def _feed(text: str) -> web.Response:
     return web.Response(body=text.encode(), headers={"Content-Type": FEED})
-
-
-async def _described(request: web.BaseRequest) -> tuple[EntityKind | None, Element]:
-    root = read_document(await read_limited(request, MAX_BODY_BYTES))
-    name, description = description_of(root)
-    return DESCRIPTIONS.get(name), description
 
 
 def _condition(request: web.BaseRequest) -> tuple[PutMode, int | None]:
