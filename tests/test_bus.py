@@ -461,6 +461,25 @@ async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> No
         assert value_of(await scrape(bus), "postbus_connections_refused_total") == 1
 
 
+TAKE = """
+with taker as (
+    insert into postbus.broker (
+        incarnation, broker_name, host, pid, boot_id, pid_namespace, started_ticks, data_lock,
+        schema_version
+    )
+    select gen_random_uuid(), 'taker', 'elsewhere', 7, '', '', 1, '', max(schema_version)
+    from postbus.broker
+    returning incarnation
+), taken as (
+    update partition_{home}.owner
+    set epoch = epoch + 1, broker_name = 'taker', incarnation = (select incarnation from taker)
+)
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where application_name = 'postbus writer {home}'
+"""
+"""What a claim of another broker does: it is the owner, and who wrote before is ended."""
+
+
 async def test_metrics_follow_what_happens_to_partitions(run_bus: RunBus, folder: Path) -> None:
     dsn = f"postgresql://postbus@/postgres?host={folder / 'bus' / 'postgres' / 'socket'}"
     async with run_bus("orders") as bus:
@@ -485,14 +504,17 @@ async def test_metrics_follow_what_happens_to_partitions(run_bus: RunBus, folder
             assert value_of(after, "postbus_journal_queued_bytes") == 0
             assert value_of(after, "postbus_commit_seconds_count") > commits
             assert value_of(after, "postbus_partition_fences_total") == 0
-            await other.execute(f"update partition_{home}.owner set epoch = epoch + 1")
+            await other.execute(TAKE.format(home=home))
         finally:
             await other.close()
-        with suppress(ServiceBusError):  # refused, as another broker seems to have taken it
+        with suppress(ServiceBusError):  # refused, as another broker has taken it
             await send(bus, "orders", "three")
-        while value_of(await scrape(bus), "postbus_partition_fences_total") == 0:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            while value_of(await scrape(bus), "postbus_partition_fences_total") == 0:
+                await asyncio.sleep(0)
+        assert value_of(await scrape(bus), "postbus_partition_fences_total") == 1
         assert value_of(await scrape(bus), "postbus_partition_reloads_total") == 1
+        assert "owned by taker" in "".join(bus._troubles())
 
 
 async def test_keys_are_made_only_where_none_were_given(run_bus: RunBus, folder: Path) -> None:
