@@ -62,7 +62,7 @@ def _no_context_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def enterable_folder() -> Iterator[Path]:
+def server_folder() -> Iterator[Path]:
     with folder_below(None) as path:
         yield path
 

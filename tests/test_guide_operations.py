@@ -100,9 +100,9 @@ def next_of(listening: socket.socket, *wanted: str) -> str:
 
 @pytest.mark.slow
 def test_a_bus_runs_on_the_database_of_the_page_as_a_service(
-    enterable_folder: Path, postgres_server: EmbeddedPostgres
+    server_folder: Path, postgres_server: EmbeddedPostgres
 ) -> None:
-    folder = enterable_folder / "service"
+    folder = server_folder / "service"
     (folder / "manifests").mkdir(parents=True)
     for name in ("namespace.yaml", "queues.yaml"):
         shutil.copy(ROOT / "examples" / name, folder / "manifests")

@@ -42,8 +42,8 @@ HEALTHY, DOWN = (0, 2), (1, 3)
 
 
 @pytest.fixture(scope="module")
-def second_server(enterable_folder: Path) -> Iterator[EmbeddedPostgres]:
-    server = EmbeddedPostgres(enterable_folder / "second", major=16)
+def second_server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(server_folder / "second", major=16)
     server.start()
     yield server
     server.stop()

@@ -40,9 +40,9 @@ def readiness_of(bus: Bus, *stores: Store, monotonic_s: Time | None = None) -> R
 
 
 @pytest.fixture(scope="module")
-def server(enterable_folder: Path) -> Iterator[EmbeddedPostgres]:
+def server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
     """A server of its own, since the tests stop it."""
-    made = EmbeddedPostgres(enterable_folder / "readiness", settings={"fsync": "off"})
+    made = EmbeddedPostgres(server_folder / "readiness", settings={"fsync": "off"})
     made.start()
     yield made
     made.stop()

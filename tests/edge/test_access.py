@@ -129,17 +129,17 @@ def shown_as(column: str, resource: str) -> Shown:
 
 
 @pytest.fixture(scope="module")
-def bus(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[ControlledBus]:
-    with bus_called("access", postgres_server, enterable_folder) as made:
+def bus(postgres_server: EmbeddedPostgres, server_folder: Path) -> Iterator[ControlledBus]:
+    with bus_called("access", postgres_server, server_folder) as made:
         yield made
 
 
 @pytest.fixture
 def unbothered_bus(
-    postgres_server: EmbeddedPostgres, enterable_folder: Path
+    postgres_server: EmbeddedPostgres, server_folder: Path
 ) -> Iterator[ControlledBus]:
     """A bus whose log does not sum up what it refused to others."""
-    with bus_called("unbothered", postgres_server, enterable_folder) as made:
+    with bus_called("unbothered", postgres_server, server_folder) as made:
         yield made
 
 

@@ -40,10 +40,10 @@ class SmallDisk:
 
 
 @pytest.fixture
-def disk(postgres_server: EmbeddedPostgres, enterable_folder: Path) -> Iterator[SmallDisk]:
+def disk(postgres_server: EmbeddedPostgres, server_folder: Path) -> Iterator[SmallDisk]:
     if os.geteuid() != 0:
         pytest.skip("only root may mount a file system")
-    folder = enterable_folder / "small-disk"
+    folder = server_folder / "small-disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=755", "postbus", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -224,10 +224,10 @@ async def test_database_that_dies_without_a_word_costs_seconds(
 
 @pytest.mark.slow
 async def test_beat_that_waits_for_a_standby_confirms_nothing(
-    enterable_folder: Path, tmp_path: Path
+    server_folder: Path, tmp_path: Path
 ) -> None:
     """The old primary of a database that failed over: what it writes is nowhere else."""
-    server = EmbeddedPostgres(enterable_folder / tmp_path.name)
+    server = EmbeddedPostgres(server_folder / tmp_path.name)
     await asyncio.to_thread(server.start)
     try:
         make_database(server, "isolated")

@@ -31,8 +31,8 @@ MAJORS = [major for major in (16, 18) if find_binaries(major) is not None]
 
 
 @pytest.fixture
-def folder(enterable_folder: Path, tmp_path: Path) -> Path:
-    return enterable_folder / f"embedded-{tmp_path.name}"
+def folder(server_folder: Path, tmp_path: Path) -> Path:
+    return server_folder / f"embedded-{tmp_path.name}"
 
 
 @pytest.fixture
@@ -184,8 +184,8 @@ def test_half_made_cluster_is_made_again(server: EmbeddedPostgres, folder: Path)
 
 
 @pytest.mark.slow
-def test_long_path_gets_a_socket_elsewhere(enterable_folder: Path, tmp_path: Path) -> None:
-    server = EmbeddedPostgres(enterable_folder / tmp_path.name / ("deep" * 25))
+def test_long_path_gets_a_socket_elsewhere(server_folder: Path, tmp_path: Path) -> None:
+    server = EmbeddedPostgres(server_folder / tmp_path.name / ("deep" * 25))
     server.start()
     socket_folder = Path(server.dsn.split("host=")[1])
     assert run_psql(server, "select 1") == "1"
@@ -213,8 +213,8 @@ def test_strange_folder_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["two words", "Größe, 100%", 'a"b+c&d=e#f'])
-def test_folder_may_have_any_name(enterable_folder: Path, name: str) -> None:
-    server = EmbeddedPostgres(enterable_folder / name)
+def test_folder_may_have_any_name(server_folder: Path, name: str) -> None:
+    server = EmbeddedPostgres(server_folder / name)
     server.start()
     assert run_psql(server, "select 1") == "1"
     server.stop()
@@ -222,12 +222,12 @@ def test_folder_may_have_any_name(enterable_folder: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_socket_has_a_place_when_the_temporary_folder_is_deep(
-    enterable_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("deep" * 25)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    server = EmbeddedPostgres(enterable_folder / tmp_path.name / ("deep" * 25))
+    server = EmbeddedPostgres(server_folder / tmp_path.name / ("deep" * 25))
     server.start()
     assert len(server.dsn.split("host=")[1]) < SOCKET_PATH_BYTES
     assert run_psql(server, "select 1") == "1"
@@ -245,10 +245,10 @@ def test_binaries_say_their_version() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lock", "server.log", "socket"])
 def test_links_in_the_folder_are_not_followed(
-    enterable_folder: Path, tmp_path: Path, name: str
+    server_folder: Path, tmp_path: Path, name: str
 ) -> None:
     """The folder may belong to an account that others use, and root writes in it."""
-    folder, outside = enterable_folder / f"links-{tmp_path.name}", tmp_path / "outside"
+    folder, outside = server_folder / f"links-{tmp_path.name}", tmp_path / "outside"
     folder.mkdir(mode=0o700)
     (folder / "lock").touch()
     if name == "socket":

@@ -236,9 +236,9 @@ async def wait_until_gone(hold: Hold, pid: int) -> None:
 
 @pytest.mark.slow
 async def test_every_confirmed_row_survives_kill_nine_of_the_server(
-    enterable_folder: Path, tmp_path: Path
+    server_folder: Path, tmp_path: Path
 ) -> None:
-    server = EmbeddedPostgres(enterable_folder / tmp_path.name)
+    server = EmbeddedPostgres(server_folder / tmp_path.name)
     await asyncio.to_thread(server.start)
     try:
         make_database(server, "killed")
@@ -286,10 +286,10 @@ def test_errors_mean_what_they_must(error: Exception, refusal: Refusal) -> None:
 
 @pytest.mark.slow
 async def test_commit_whose_wait_for_a_standby_was_cancelled_is_unknown(
-    enterable_folder: Path, tmp_path: Path
+    server_folder: Path, tmp_path: Path
 ) -> None:
     """The server calls it done, with a warning: no standby has it."""
-    server = EmbeddedPostgres(enterable_folder / tmp_path.name)
+    server = EmbeddedPostgres(server_folder / tmp_path.name)
     await asyncio.to_thread(server.start)
     try:
         make_database(server, "alone")

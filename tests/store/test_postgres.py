@@ -50,10 +50,10 @@ order by c.relname, a.attnum
 
 
 @pytest.fixture(scope="module")
-def careless_server(enterable_folder: Path) -> Iterator[EmbeddedPostgres]:
+def careless_server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
     """Run a server with settings that may lose what it confirmed."""
     server = EmbeddedPostgres(
-        enterable_folder / "careless", settings={"fsync": "off", "full_page_writes": "off"}
+        server_folder / "careless", settings={"fsync": "off", "full_page_writes": "off"}
     )
     server.start()
     yield server

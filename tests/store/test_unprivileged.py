@@ -50,10 +50,10 @@ print("shared" if run_as(program, program).is_shared else "own")
 
 
 @pytest.fixture
-def folder(enterable_folder: Path, tmp_path: Path) -> Path:
+def folder(server_folder: Path, tmp_path: Path) -> Path:
     """Return a folder below one that only root may enter."""
-    assert enterable_folder.stat().st_mode & 0o077 == 0
-    return enterable_folder / tmp_path.name
+    assert server_folder.stat().st_mode & 0o077 == 0
+    return server_folder / tmp_path.name
 
 
 def run_in(kind: str, program: str, path: Path) -> subprocess.CompletedProcess[str]:
