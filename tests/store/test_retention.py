@@ -167,8 +167,9 @@ async def test_rows_are_settled_while_their_commit_is_under_way(
                 return await settled_keys(look) == [1, 2]
 
             await wait_until(is_there)
+            told = len(it.seen.told)  # before the first of them can be told
             await hold.end()
-            await it.seen.wait_told(len(it.seen.told) + 2)
+            await it.seen.wait_told(told + 2)
     assert (await reload(store)).keys[1, SubQueue.ACTIVE][0] == 3
 
 
