@@ -31,6 +31,13 @@ def test_time_set_back_stands_still_until_it_caught_up() -> None:
     assert clock() == 50_001
 
 
+def test_time_is_never_below_an_earlier_sample() -> None:
+    clock = EntityClock(Milliseconds(), lambda: 50_000)
+    clock.observe(70_000)
+    clock.observe(60_000)
+    assert clock() == 70_000
+
+
 def test_time_is_never_below_what_was_persisted() -> None:
     clock = EntityClock(Milliseconds(), lambda: 50_000)
     clock.raise_floor(60_000)

@@ -41,8 +41,13 @@ class EntityClock:
         return now_ms
 
     def observe(self, database_ms: int) -> None:
-        """Take a sample of database time; a clock set back only stops ours until it caught up."""
+        """Take a sample of database time; a clock set back only stops ours until it caught up.
+
+        A sample may be what a partition persisted last: the one of another partition that follows
+        at once, before anybody asked for the time, does not take that back.
+        """
         self._offset_ms = database_ms - self._monotonic_ms()
+        self.raise_floor(database_ms)
 
     def raise_floor(self, persisted_ms: int) -> None:
         """Never tell a time before one that was already persisted."""
