@@ -77,8 +77,8 @@ async def test_an_embedded_store_follows_the_bus_it_lies_beside() -> None:
         (data.path / "sealing.key").unlink()
         bus = await start(data, "two")
         assert await peek(bus, "orders") == ["accepted"]
-        assert bus._rules is not None
-        await bus._rules.put(None, WantedRule("made", frozenset({Right.SEND})))
+        assert bus._opened is not None
+        await bus._opened.rules.put(None, WantedRule("made", frozenset({Right.SEND})))
         await bus.stop()
         (data.path / "sealing.key").unlink()
         with pytest.raises(BusError, match="seals its keys with another sealing key"):

@@ -64,10 +64,10 @@ def run_bus(database: str, tmp_path: Path) -> Iterator[RunBus]:
 
 
 def forwards_of(bus: Bus) -> dict[str, object]:
-    assert bus._directory is not None
+    assert bus._opened is not None
     return {
         entry.name: getattr(entry.properties, "forward_to", None)
-        for entry in bus._directory.entries()
+        for entry in bus._opened.directory.entries()
     }
 
 
@@ -80,10 +80,10 @@ async def test_targets_are_there_before_what_forwards_to_them(run_bus: RunBus) -
     ]
     async with run_bus(*first) as bus:
         assert forwards_of(bus) == {"a": "b", "b": "c", "c": None}
-        version = bus._directory.version if bus._directory else 0
+        version = bus._opened.directory.version if bus._opened else 0
     async with run_bus(*first) as bus:
-        assert bus._directory is not None
-        assert bus._directory.version == version  # nothing changed, nothing was written
+        assert bus._opened is not None
+        assert bus._opened.directory.version == version  # nothing changed, nothing was written
     turned = [
         manifest("Queue", "c"),
         manifest("Queue", "b", "forwardTo: a"),
@@ -127,10 +127,10 @@ async def test_topics_of_the_examples_are_made_and_loaded_again(run_bus: RunBus)
         assert lines["topics"] == "order-events"
         assert lines["subscriptions"].count("order-events/Subscriptions/") == 3
         assert await kinds(bus) == ["queue", *["subscription"] * 3, "topic"]
-        assert bus._directory is not None
-        version = bus._directory.version
+        assert bus._opened is not None
+        version = bus._opened.directory.version
     async with run_bus(*topics) as bus:
-        assert bus._directory is not None
-        assert bus._directory.version == version
+        assert bus._opened is not None
+        assert bus._opened.directory.version == version
         assert await kinds(bus) == ["queue", *["subscription"] * 3, "topic"]
         assert not bus._troubles()

@@ -15,29 +15,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from postbus.announcement import Announcement, connection_string
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
 )
 from postbus.broker.audit import Audit
-from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
 from postbus.broker.authz import Authorizer
-from postbus.broker.caller_fence import CallerFence
 from postbus.broker.catalog import Catalog
 from postbus.broker.changes import Changes
 from postbus.broker.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
-from postbus.broker.namespace import Namespace
 from postbus.broker.own_names import OwnNames
 from postbus.broker.preconditions import DirectoryRefusal
 from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
-from postbus.broker.sealing import KeySeal
 from postbus.broker.tracing import TracedRouter
 from postbus.broker.triage import Triage
 from postbus.broker.trouble import Troubles
@@ -46,7 +40,7 @@ from postbus.contract import (
     Right,
 )
 from postbus.control_door import Controlled
-from postbus.data_directory import DataDirectory, new_key
+from postbus.data_directory import DataDirectory
 from postbus.declared_keys import DeclaredKeys, refuse_public_keys
 from postbus.defining import define_entities, define_later
 from postbus.doors import Door, Doors, DoorsError, Inside
@@ -57,22 +51,20 @@ from postbus.manifests import (
     BusDefinition,
 )
 from postbus.metrics import BusSample
+from postbus.opening import BusError, Opened, Opening, read_seal
 from postbus.sampling import Sampler
 from postbus.settings import Settings
 from postbus.store.audit import AuditStore
-from postbus.store.authorization import AuthorizationStore
-from postbus.store.belonging import record_belonging
-from postbus.store.caller_epoch import CallerEpochStore
-from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreError
 from postbus.store.incarnation import Broker, this_process
-from postbus.store.namespace import NamespaceStore
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
 from postbus.store_trouble import explain_store_error
 
 if TYPE_CHECKING:
     from postbus.tracing import OtlpSpans
+
+__all__ = ["Bus", "BusError"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +77,6 @@ AHEAD_MS = 60_000
 
 STOP_S = 20.0
 """What closing connections, commits and Postgres may take beyond the grace period."""
-
-
-class BusError(Exception):
-    """The bus cannot start; the text is for the user."""
-
-    def __init__(self, message: str, *, is_about_store: bool = False) -> None:
-        self.is_about_store = is_about_store
-        super().__init__(message)
 
 
 class Bus:
@@ -122,15 +106,12 @@ class Bus:
         self._dev_clock = dev_clock
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
-        self._partition_count = 0
+        self._partition_count = definition.properties.limits.partition_count
         self._hosts: list[Host] = []
-        self._directory: Directory | None = None
+        self._opened: Opened | None = None
         self._names = OwnNames(definition.name, settings.dialled_names)
         self._keys = DeclaredKeys(definition, data)
         self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
-        self._created_ms = 0
-        self._rules: AuthorizationRules | None = None
-        self._fence: CallerFence | None = None
         self._administration: Administration | None = None
         self._audit: Audit | None = None
         self._triage: Triage | None = None
@@ -191,16 +172,15 @@ class Bus:
             raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
         if definition.properties.sku != of_now.properties.sku:
             raise BusError("the tier of a bus is for life")
-        assert self._rules is not None
-        assert self._directory is not None
+        assert self._opened is not None
         rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
-        if self._directory.catalog.epoch is not None:
+        if self._opened.directory.catalog.epoch is not None:
             try:
                 await define_entities(definition, self.administration, rules, self.audit)
             except AdministrationRefused as refusal:
                 raise BusError(str(refusal)) from refusal
         self._definition = self._keys.definition = definition
-        self._rules.declare(rules)
+        self._opened.rules.declare(rules)
 
     def cut_short(self) -> None:
         """Do not wait for clients any longer."""
@@ -219,19 +199,17 @@ class Bus:
                 unsafe=self._settings.is_unsafe,
                 broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
             )
-            seal = self._read_seal()
-            self._directory, namespace = await self._open_catalog(stores, seal)
             async with asyncio.TaskGroup() as tasks:
-                router = self._make_hosts(stores, self._directory, tasks)
+                changes = Changes(tasks.create_task)
+                opened = self._opened = await self._open(stores, changes)
+                router = self._make_hosts(stores, opened.directory, tasks)
                 readiness = Readiness(self._hosts, stores.home_of)
                 self._triage = Triage(router, self._hosts)
-                changes = Changes(tasks.create_task)
-                await self._open_rules(stores, self._directory, changes, seal)
                 self._administration = Administration(
-                    self._directory,
+                    opened.directory,
                     self._hosts,
                     TombstoneStore(stores.first),
-                    namespace,
+                    opened.namespace,
                     changes,
                     now_ms=self._clock,
                 )
@@ -240,13 +218,13 @@ class Bus:
                 auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
                 on_step("loading partitions")
                 following = await self._define_entities(
-                    self._administration, self._directory.catalog, tasks
+                    self._administration, opened.directory.catalog, tasks
                 )
-                await self._load_partitions(stores, self._directory)
+                await self._load_partitions(stores, opened.directory)
                 on_step("opening the doors")
                 tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
-                    await self._open_doors(router, namespace, readiness, tasks)
+                    await self._open_doors(router, opened, readiness, tasks)
                     readiness.is_open = True
                     ready.set_result(None)
                     await self._stopping.wait()
@@ -282,31 +260,16 @@ class Bus:
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
-    async def _open_catalog(self, stores: Stores, seal: KeySeal) -> tuple[Directory, Namespace]:
-        """Check and migrate the stores; any trouble now is for the user, not to be waited for."""
-        catalog = CatalogStore(stores.first)
-        try:
-            await stores.open()
-            await record_belonging(
-                stores.first, self._definition.name, seal.check, is_embedded=self._is_embedded
-            )
-            properties = self._definition.properties
-            self._partition_count = properties.limits.partition_count
-            await catalog.record_shape(properties.sku.name.value, self._partition_count)
-            directory = Directory(catalog, self._partition_count, properties.limits)
-            await directory.load()
-            namespace = Namespace(
-                self._definition.name,
-                self._definition.declared,
-                NamespaceStore(stores.first),
-                directory,
-            )
-            await namespace.load()
-            directory.catalog.on_read.append(namespace.load)
-            self._created_ms = await catalog.created_ms()
-        except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
-            raise BusError(explain_store_error(error), is_about_store=True) from error
-        return directory, namespace
+    async def _open(self, stores: Stores, changes: Changes) -> Opened:
+        return await Opening(
+            stores,
+            self._definition,
+            read_seal(self._settings, self._data),
+            self._keys,
+            self._authorizer,
+            changes,
+            is_embedded=self._is_embedded,
+        ).open()
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -397,100 +360,53 @@ class Bus:
     async def _open_doors(
         self,
         router: Router,
-        namespace: Namespace,
+        opened: Opened,
         readiness: Readiness,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._doors = Doors(self._settings, self._definition, self._data)
-        assert self._rules is not None
-        self._sampler = self._make_sampler(self._doors)
+        self._sampler = self._make_sampler(self._doors, opened.directory)
         inside = Inside(
             router=router,
-            namespace=namespace,
+            namespace=opened.namespace,
             administration=self.administration,
             authorizer=self._authorizer,
             names=self._names,
-            rules=self._rules,
+            rules=opened.rules,
             audit=self.audit,
-            created_ms=self._created_ms,
+            created_ms=opened.created_ms,
             is_ready=readiness.is_ready,
             troubles=self._troubles,
             sampler=self._sampler,
-            controlled=self._controlled(router),
+            controlled=self._controlled(router, opened),
         )
         try:
             await self._doors.open(inside, tasks)
         except DoorsError as error:
             raise BusError(str(error)) from error
 
-    def _make_sampler(self, doors: Doors) -> Sampler:
-        assert self._directory is not None
-
+    def _make_sampler(self, doors: Doors, directory: Directory) -> Sampler:
         def complete(sample: BusSample) -> None:
             doors.tell(sample)
             sample.authentication_failures = self._authorizer.refused_count
 
-        return Sampler(self._hosts, self._directory, self._clock, self._budget, complete)
+        return Sampler(self._hosts, directory, self._clock, self._budget, complete)
 
-    def _controlled(self, router: Router) -> Controlled:
-        assert self._rules is not None
-        assert self._fence is not None
+    def _controlled(self, router: Router, opened: Opened) -> Controlled:
         is_dev = self._dev_clock is not None
         controls = Controls(self._hosts, router, self._clock) if is_dev else None
         return Controlled(
             self.administration,
-            self._rules,
+            opened.rules,
             self._hosts,
-            self._fence,
+            opened.fence,
             self.triage,
             self.audit,
             controls,
         )
 
-    # --- keys -----------------------------------------------------------------------------------
-
-    def _read_seal(self) -> KeySeal:
-        file = self._settings.sealing_key_file
-        try:
-            text = self._data.sealing_key() if file is None else file.read_text(encoding="ascii")
-            return KeySeal.from_text(text)
-        except (OSError, ValueError) as error:
-            raise BusError(f"the sealing key cannot be used: {error}") from error
-
-    async def _open_rules(
-        self, stores: Stores, directory: Directory, changes: Changes, seal: KeySeal
-    ) -> None:
-        """Let declared and stored authorization rules count.
-
-        Before partitions are loaded: from there on a store that goes away is waited for.
-        """
-        self._rules = AuthorizationRules(
-            AuthorizationStore(stores.first),
-            seal,
-            directory,
-            self._authorizer,
-            self._keys.rules(),
-            new_key,
-            changes,
-            self._keys.keep,
-        )
-        self._fence = CallerFence(CallerEpochStore(stores.first), directory.catalog)
-        try:
-            await self._rules.load()
-        except StoreError as error:
-            raise BusError(explain_store_error(error), is_about_store=True) from error
-        except KeysUnreadable as error:
-            raise BusError(str(error)) from error
-        directory.catalog.on_read.append(self._rules.load)
-        directory.tell_deletions(self._refresh_rules)
-        directory.tell_restores(self._refresh_rules)
-
     def _is_taken(self, path: str) -> bool:
-        return self._directory is not None and self._directory.begins(path)
-
-    def _refresh_rules(self, _entity_no: int) -> None:
-        assert self._rules is not None
-        self._rules.refresh()
+        return self._opened is not None and self._opened.directory.begins(path)
 
     # --- what it tells --------------------------------------------------------------------------
 
@@ -552,7 +468,7 @@ class Bus:
     def summary(self) -> list[tuple[str, str]]:
         """Return lines about the bus, for people."""
         names: dict[EntityKind, list[str]] = {kind: [] for kind in EntityKind}
-        for entry in self._directory.entries() if self._directory else []:
+        for entry in self._opened.directory.entries() if self._opened else []:
             names[entry.kind].append(entry.name)
         lines = [
             ("bus", f"{self._definition.name} ({self._definition.properties.sku.name.value})"),

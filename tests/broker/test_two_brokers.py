@@ -34,7 +34,7 @@ async def own(bus: Bus) -> None:
     """Return when this bus has all partitions in use, and partition 0."""
 
     async def is_ours() -> bool:
-        return bus._directory is not None and bus._directory.catalog.epoch is not None
+        return bus._opened is not None and bus._opened.directory.catalog.epoch is not None
 
     await wait_until(is_ours, 30)
 
@@ -178,11 +178,11 @@ async def test_older_caller_is_refused_where_another_owner_admitted_a_newer_one(
     brokers: Brokers, database: str
 ) -> None:
     bus = await brokers.start("first")
-    assert bus._fence is not None
-    async with bus._fence.admitted(2):
+    assert bus._opened is not None
+    async with bus._opened.fence.admitted(2):
         await create(bus, "a")
     await rows(database, "update postbus.caller_epoch set epoch = 3")  # as another owner would
     with pytest.raises(CallerTooOld, match="epoch 3 has been here"):
-        async with bus._fence.admitted(2):
+        async with bus._opened.fence.admitted(2):
             await create(bus, "b")
     assert bus.administration.find("b") is None

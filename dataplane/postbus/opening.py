@@ -1,0 +1,138 @@
+"""Opens what a bus stands on: its stores, and what they say of namespace, entities and rules.
+
+`bus` calls it once, before any partition is claimed; from there on a store that goes away is waited
+for. Nothing here serves anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from postbus.broker.authorization_rules import AuthorizationRules, KeysUnreadable
+from postbus.broker.authz import Authorizer
+from postbus.broker.caller_fence import CallerFence
+from postbus.broker.changes import Changes
+from postbus.broker.directory import Directory
+from postbus.broker.namespace import Namespace
+from postbus.broker.sealing import KeySeal
+from postbus.data_directory import DataDirectory, new_key
+from postbus.declared_keys import DeclaredKeys
+from postbus.manifests import BusDefinition
+from postbus.settings import Settings
+from postbus.store.authorization import AuthorizationStore
+from postbus.store.belonging import record_belonging
+from postbus.store.caller_epoch import CallerEpochStore
+from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreError
+from postbus.store.namespace import NamespaceStore
+from postbus.store.stores import Stores
+from postbus.store_trouble import explain_store_error
+
+
+class BusError(Exception):
+    """The bus cannot start; the text is for the user."""
+
+    def __init__(self, message: str, *, is_about_store: bool = False) -> None:
+        self.is_about_store = is_about_store
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the stores of a bus say. `created_ms`: when the namespace was made, in real time."""
+
+    directory: Directory
+    namespace: Namespace
+    rules: AuthorizationRules
+    fence: CallerFence
+    created_ms: int
+
+
+class Opening:
+    """Of one bus. `is_embedded`: the store lies beside the keys of the bus."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        definition: BusDefinition,
+        seal: KeySeal,
+        keys: DeclaredKeys,
+        authorizer: Authorizer,
+        changes: Changes,
+        *,
+        is_embedded: bool,
+    ) -> None:
+        self._stores = stores
+        self._definition = definition
+        self._seal = seal
+        self._keys = keys
+        self._authorizer = authorizer
+        self._changes = changes
+        self._is_embedded = is_embedded
+
+    async def open(self) -> Opened:
+        """Check and migrate the stores, read them, let authorization rules count.
+
+        Raises `BusError`: any trouble now is for the user.
+        """
+        try:
+            return await self._open()
+        except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
+            raise BusError(explain_store_error(error), is_about_store=True) from error
+        except KeysUnreadable as error:
+            raise BusError(str(error)) from error
+
+    async def _open(self) -> Opened:
+        stores, definition = self._stores, self._definition
+        await stores.open()
+        await record_belonging(
+            stores.first, definition.name, self._seal.check, is_embedded=self._is_embedded
+        )
+        properties = definition.properties
+        partition_count = properties.limits.partition_count
+        catalog = CatalogStore(stores.first)
+        await catalog.record_shape(properties.sku.name.value, partition_count)
+        directory = Directory(catalog, partition_count, properties.limits)
+        await directory.load()
+        namespace = Namespace(
+            definition.name, definition.declared, NamespaceStore(stores.first), directory
+        )
+        await namespace.load()
+        directory.catalog.on_read.append(namespace.load)
+        return Opened(
+            directory,
+            namespace,
+            await self._open_rules(directory),
+            CallerFence(CallerEpochStore(stores.first), directory.catalog),
+            await catalog.created_ms(),
+        )
+
+    async def _open_rules(self, directory: Directory) -> AuthorizationRules:
+        """Let declared and stored authorization rules count."""
+        rules = AuthorizationRules(
+            AuthorizationStore(self._stores.first),
+            self._seal,
+            directory,
+            self._authorizer,
+            self._keys.rules(),
+            new_key,
+            self._changes,
+            self._keys.keep,
+        )
+        await rules.load()
+        directory.catalog.on_read.append(rules.load)
+        directory.tell_deletions(lambda _entity_no: rules.refresh())
+        directory.tell_restores(lambda _entity_no: rules.refresh())
+        return rules
+
+
+def read_seal(settings: Settings, data: DataDirectory) -> KeySeal:
+    """Return what seals keys in the store; raises `BusError`."""
+    file = settings.sealing_key_file
+    try:
+        text = data.sealing_key() if file is None else file.read_text(encoding="ascii")
+        return KeySeal.from_text(text)
+    except (OSError, ValueError) as error:
+        raise BusError(f"the sealing key cannot be used: {error}") from error
