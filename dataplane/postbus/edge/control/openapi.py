@@ -26,29 +26,30 @@ from postbus.control_contract import (
 from postbus.edge.control.routes import NAMES, ROUTES, Route
 
 REFUSED: Final = {
-    400: "The request is not valid; `problems` names each field",
-    401: "No token, or a wrong one",
-    403: "The token's scopes do not suffice, the quota is used up, or the host is not called so",
-    404: "There is no such thing",
-    409: "Something stands against it; `type` says what",
-    410: "The version is too old for a list of changes: read everything again",
-    412: "It has another version than `If-Match` says, or exists already",
-    413: "The body is too long",
-    415: "The body is not declared as JSON",
-    429: "Too many wrong tokens at once",
-    500: "An error of Postbus",
-    503: "The store is away for now; repeat it",
+    400: "The request is invalid; `problems` names the fields",
+    401: "The token is missing or wrong",
+    403: "The token lacks the scope, a quota is exhausted, or `Host` is not a name of the bus",
+    404: "The resource does not exist",
+    409: "The request conflicts with the current state; `type` says how",
+    410: "Changes since this version are no longer known: list everything again",
+    412: "The version differs from `If-Match`, or the resource exists already",
+    413: "The request body is too large",
+    415: "The content type is not JSON",
+    429: "Too many requests with a wrong token",
+    500: "An internal error",
+    503: "The store is unavailable; repeat the request",
 }
 ALWAYS: Final = (400, 401, 403, 429, 500)
 PARAMETER: Final = re.compile(r"{(\w+)}")
 PYTHON_NAME: Final = re.compile(r"`([a-z]+(?:_[a-z]+)+)`")
 VERSIONED: Final = (QueueDescription, TopicDescription, SubscriptionDescription)
 MODE: Final[Literal["serialization"]] = "serialization"
-"""Models are told as they are written: so defaults have their form on the wire."""
+"""Schemas describe serialized models, so that defaults have their form on the wire."""
 
 DESCRIPTION: Final = """\
-Definitions, counts and status of a Postbus namespace. A `PUT` says the whole definition and may be
-repeated. Errors are problems (RFC 9457) whose `detail` says what to do. Answers may gain fields.
+Definitions, counts and status of a Postbus namespace. A `PUT` replaces the whole definition and
+is idempotent. Errors are problem details (RFC 9457); `detail` says what to do. Responses
+may gain fields.
 """
 
 
@@ -82,11 +83,11 @@ def openapi_document() -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A token of the file that `control_token_file` names.",
+                    "description": "A token from the file named by `control_token_file`.",
                 },
                 "certificate": {
                     "type": "mutualTLS",
-                    "description": "A client certificate of `control_client_ca_file`.",
+                    "description": "A client certificate of the CA in `control_client_ca_file`.",
                 },
             },
         },
@@ -110,7 +111,7 @@ def _operation(route: Route, names: dict[type[BaseModel], str]) -> dict[str, Any
     if route.is_open:
         said["security"] = []
     else:
-        said["description"] = f"Needs a token of the scope `{route.scope.value}`."
+        said["description"] = f"Requires the token scope `{route.scope.value}`."
     return said
 
 
@@ -133,16 +134,20 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         parameters.append(
             _header(
                 EPOCH_HEADER,
-                "How often the caller's lease has changed hands; lower than before is refused.",
+                "How often the lease of the callers changed hands; must not decrease.",
                 {"type": "integer", "minimum": 0, "maximum": MAX_EPOCH},
             )
         )
     if route.is_versioned:
         tag = {"type": "string", "pattern": r'^(\*|"[0-9]{1,18}")$'}
-        parameters.append(_header("If-Match", "The version it must have, `*` for any.", tag))
+        parameters.append(
+            _header("If-Match", "The version the resource must have, `*` for any.", tag)
+        )
         if route.method == "PUT" and PARAMETER.search(route.path):
             star = {"type": "string", "const": "*"}
-            parameters.append(_header("If-None-Match", "`*`: it must not exist yet.", star))
+            parameters.append(
+                _header("If-None-Match", "`*`: the resource must not exist yet.", star)
+            )
     return parameters
 
 
@@ -160,7 +165,7 @@ def _responses(route: Route, names: dict[type[BaseModel], str]) -> dict[str, dic
     schema: dict[str, Any] = (
         {"type": "object"} if route.answer is None else _reference(names[route.answer])
     )
-    done = {"description": "Done", "content": {"application/json": {"schema": schema}}}
+    done = {"description": "Success", "content": {"application/json": {"schema": schema}}}
     responses = {"200": done}
     if route.operation.startswith("put") and PARAMETER.search(route.path):
         responses["201"] = {**done, "description": "Created"}

@@ -107,42 +107,46 @@ class Route:
 SKIP: Final = Query(
     "skip",
     {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 0},
-    "How many to leave out.",
+    "Number of entries to skip.",
 )
 TOP: Final = Query(
     "top",
     {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
-    "How many to tell at most.",
+    "Maximum number of entries to return.",
 )
 PAGE: Final = (SKIP, TOP)
 SINCE: Final = Query(
     "since",
     {"type": "integer", "minimum": 0, "maximum": MAX_VERSION, "default": 0},
-    "The version that the caller knows.",
+    "Return what is newer than this catalog version.",
 )
 WAIT: Final = Query(
     "wait",
     {"type": "integer", "minimum": 0, "maximum": MAX_WAIT_S, "default": 0},
-    "Seconds to wait when nothing has changed.",
+    "Seconds to wait for a change if there is none yet.",
 )
 POLICY: Final = Query(
     "policy",
     {"type": "string", "enum": [policy.value for policy in DeletionPolicy], "default": "Delete"},
-    "`DeleteIfEmpty` refuses what holds messages; `Retain` keeps them for a restore.",
+    "`DeleteIfEmpty` fails if there are messages; `Retain` keeps them for a restore.",
 )
 
 KEYS: Final = Query(
-    "keys", {"type": "boolean", "default": False}, "Whether to tell the keys, which are secret."
+    "keys", {"type": "boolean", "default": False}, "Include the keys, which are secret."
 )
 
 BEFORE: Final = Query(
     "before",
     {"type": "integer", "minimum": 1, "maximum": MAX_VERSION, "default": MAX_VERSION},
-    "Only lines of a lower number.",
+    "Return entries with a lower number than this.",
 )
-OF_ENTITY: Final = Query("entity", {"type": "string", "default": ""}, "Only lines of this entity.")
+OF_ENTITY: Final = Query(
+    "entity", {"type": "string", "default": ""}, "Return entries about this entity only."
+)
 OF_CALLER: Final = Query(
-    "caller", {"type": "string", "default": ""}, "Only lines of this caller, such as `token ci`."
+    "caller",
+    {"type": "string", "default": ""},
+    "Return entries of this caller only, such as `token ci`.",
 )
 
 NAMES: Final[dict[str, dict[str, Any]]] = {
@@ -167,12 +171,12 @@ RULE: Final = "/v1/topics/{topic}/subscriptions/{subscription}/rules/{rule}"
 
 def _listed(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
     refusals = (404,) if "{" in path else ()
-    summary = f"Page of {what}, by name"
+    summary = f"List {what} by name"
     return Route(operation, "GET", path, tag, summary, answer, queries=PAGE, refusals=refusals)
 
 
 def _told(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
-    return Route(operation, "GET", path, tag, f"Tell {what}", answer, refusals=(404,))
+    return Route(operation, "GET", path, tag, f"Get {what}", answer, refusals=(404,))
 
 
 def _put(operation: str, path: str, tag: str, what: str, body: type[BaseModel]) -> Route:
@@ -181,7 +185,7 @@ def _put(operation: str, path: str, tag: str, what: str, body: type[BaseModel]) 
         "PUT",
         path,
         tag,
-        f"Create {what}, or give it this whole definition",
+        f"Create or replace {what}",
         Applied,
         body,
         refusals=(403, 404, 409, 412),
@@ -208,7 +212,7 @@ def _deleted(operation: str, path: str, tag: str, what: str) -> Route:
 
 
 def _counted(operation: str, path: str, tag: str, what: str) -> Route:
-    summary, refusals = f"Count the messages of {what}", (404, 503)
+    summary, refusals = f"Get the message counts of {what}", (404, 503)
     return Route(
         operation, "GET", f"{path}/runtime", tag, summary, RuntimeInformation, refusals=refusals
     )
@@ -238,14 +242,14 @@ ENTITIES: Final = (
     ),
     _deleted("deleteSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
     _counted("countSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
-    _listed("listRules", RULES, "rules", "rules of a subscription", RulePage),
+    _listed("listRules", RULES, "rules", "the rules of a subscription", RulePage),
     _told("getRule", RULE, "rules", "a rule", RuleDescription),
     Route(
         "putRule",
         "PUT",
         RULE,
         "rules",
-        "Create a rule of a subscription, or give it this whole definition",
+        "Create or replace a rule",
         Applied,
         RuleProperties,
         refusals=(403, 404, 409),
@@ -257,7 +261,7 @@ ENTITIES: Final = (
         "DELETE",
         RULE,
         "rules",
-        "Delete a rule; a subscription without rules gets nothing",
+        "Delete a rule; a subscription without rules receives nothing",
         Applied,
         refusals=(404, 409),
         is_change=True,
@@ -287,7 +291,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             "GET",
             one,
             tag,
-            f"Tell one {rule}",
+            f"Get a {rule}",
             AuthorizationRuleDescription,
             queries=(KEYS,),
             refusals=(404,),
@@ -297,7 +301,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             "PUT",
             one,
             tag,
-            f"Create one {rule}, or give it these rights and keys",
+            f"Create or replace a {rule}",
             AuthorizationRuleDescription,
             AuthorizationRuleDefinition,
             refusals=(404, 409),
@@ -309,7 +313,7 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
             "DELETE",
             one,
             tag,
-            f"Delete one {rule}; links that it let in are detached",
+            f"Delete a {rule} and detach the links that it authorized",
             AuthorizationRuleDescription,
             refusals=(404, 409),
             is_change=True,
@@ -319,9 +323,9 @@ def _authorization(at: str, of: str, what: str) -> tuple[Route, ...]:
 
 
 AUTHORIZATION: Final = (
-    *_authorization("/v1", "", "namespace's"),
-    *_authorization(QUEUE, "Queue", "queue's"),
-    *_authorization(TOPIC, "Topic", "topic's"),
+    *_authorization("/v1", "", "namespace"),
+    *_authorization(QUEUE, "Queue", "queue"),
+    *_authorization(TOPIC, "Topic", "topic"),
 )
 
 NAMESPACE: Final = (
@@ -331,7 +335,7 @@ NAMESPACE: Final = (
         "PUT",
         "/v1/namespace",
         "namespace",
-        "Say what the namespace is to be; what it is for life is left out, or said as it is",
+        "Replace the namespace definition; immutable fields may be omitted but not changed",
         Applied,
         NamespaceDefinition,
         refusals=(409, 412),
@@ -344,7 +348,7 @@ NAMESPACE: Final = (
         "GET",
         "/v1/status",
         "namespace",
-        "Tell how the broker and its partitions are",
+        "Get the status of the broker and its partitions",
         Status,
     ),
     Route(
@@ -352,7 +356,7 @@ NAMESPACE: Final = (
         "GET",
         "/v1/connections",
         "namespace",
-        "List the clients that are connected over AMQP to this broker",
+        "List the AMQP connections of this broker",
         ConnectionPage,
         queries=PAGE,
     ),
@@ -361,7 +365,7 @@ NAMESPACE: Final = (
         "DELETE",
         "/v1/caller-epoch",
         "namespace",
-        "Let callers begin again with any epoch, after a lease was made anew",
+        "Reset the caller epoch, after the lease of the callers was recreated",
         Status,
         refusals=(503,),
         scope=Scope.ALL,
@@ -371,7 +375,7 @@ NAMESPACE: Final = (
         "GET",
         "/openapi.json",
         "namespace",
-        "Tell this document",
+        "Get this document",
         None,
         is_open=True,
     ),
@@ -383,7 +387,7 @@ HISTORY: Final = (
         "GET",
         "/v1/changes",
         "changes",
-        "Tell what changed since a version; waits for something to tell",
+        "List what changed since a version, optionally waiting for a change",
         Changes,
         queries=(SINCE, WAIT),
         refusals=(410, 503),
@@ -393,7 +397,7 @@ HISTORY: Final = (
         "GET",
         "/v1/tombstones",
         "changes",
-        "Tell what was deleted since a version, by whom or by idleness",
+        "List the deletions since a version, with caller or reason",
         Tombstones,
         queries=(SINCE,),
         refusals=(410, 503),
@@ -403,7 +407,7 @@ HISTORY: Final = (
         "POST",
         "/v1/deleted/{entity_id}/restore",
         "changes",
-        "Bring a deleted entity back that was retained, with its messages",
+        "Restore a retained entity with its messages",
         Applied,
         refusals=(404, 409),
         is_change=True,
@@ -417,7 +421,7 @@ AUDIT: Final = (
         "GET",
         "/v1/audit",
         "audit",
-        "Tell who changed definitions, rules, keys and messages by hand, the newest first",
+        "List who changed definitions, rules, keys and messages, newest first",
         AuditPage,
         queries=(BEFORE, TOP, OF_ENTITY, OF_CALLER),
         refusals=(503,),
@@ -430,7 +434,7 @@ MESSAGES: Final = (
         "POST",
         "/v1/messages/peek",
         "messages",
-        "Show messages of a queue or sub-queue, chosen by a filter; changes nothing",
+        "Peek at messages of a queue or sub-queue, optionally filtered",
         MessagePage,
         PeekMessages,
         refusals=(404, 409, 503),
@@ -441,7 +445,7 @@ MESSAGES: Final = (
         "POST",
         "/v1/messages/summary",
         "messages",
-        "Say of what dead letters died, in groups of reason and description; changes nothing",
+        "Group dead letters by reason and description",
         MessageSummary,
         SummarizeMessages,
         refusals=(404, 409, 503),
@@ -452,7 +456,7 @@ MESSAGES: Final = (
         "POST",
         "/v1/messages/delete",
         "messages",
-        "Delete messages by number",
+        "Delete messages by sequence number",
         DeletedMessages,
         DeleteMessages,
         refusals=(404,),
@@ -476,7 +480,7 @@ MESSAGES: Final = (
         "POST",
         "/v1/messages/resend",
         "messages",
-        "Send dead letters again, as they are or edited",
+        "Resend dead letters, as they are or edited",
         ResentMessages,
         ResendMessages,
         refusals=(404,),
@@ -491,7 +495,7 @@ DEVELOPMENT: Final = (
         "GET",
         "/v1/clock",
         "development",
-        "Tell the time of messages",
+        "Get the entity time",
         Clock,
         refusals=(404,),
     ),
@@ -500,7 +504,7 @@ DEVELOPMENT: Final = (
         "POST",
         "/v1/clock/advance",
         "development",
-        "Let time pass at once; what is due by then has happened when this answers",
+        "Advance the entity time; answers when everything due by then has happened",
         Clock,
         Advance,
         refusals=(404, 409, 503),
@@ -511,7 +515,7 @@ DEVELOPMENT: Final = (
         "POST",
         "/v1/faults/lose-locks",
         "development",
-        "Take all locks of an entity away",
+        "Expire all locks of an entity",
         LocksLost,
         LoseLocksOf,
         refusals=(404,),
@@ -522,7 +526,7 @@ DEVELOPMENT: Final = (
         "POST",
         "/v1/faults/store-outage",
         "development",
-        "Let the store be away for a while",
+        "Simulate an outage of the store",
         StoreInterrupted,
         StoreOutage,
         refusals=(404,),
@@ -531,4 +535,4 @@ DEVELOPMENT: Final = (
 )
 
 ROUTES: Final = (*NAMESPACE, *ENTITIES, *AUTHORIZATION, *HISTORY, *AUDIT, *MESSAGES, *DEVELOPMENT)
-"""Everything that can be asked."""
+"""All operations of the control API."""
