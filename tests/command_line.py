@@ -68,9 +68,10 @@ class CommandLine:
         return json.loads(self.ok(*arguments, "-o", "json"))
 
     def lines(self, *arguments: str) -> list[dict[str, Any]]:
-        """Run a command and return its lines of JSON; none is an exit code of 1 and no message."""
+        """Run a command and return its lines of JSON; none is an exit code of 1, and told."""
         done = self.run(*arguments)
-        assert (done.returncode, done.stderr) == (0 if done.stdout else 1, "")
+        assert done.returncode == (0 if done.stdout else 1), done.stderr
+        assert re.fullmatch("" if done.stdout else "postbus: nothing came .*\n", done.stderr)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def fails(self, *arguments: str, code: int, says: str, stdin: str = "", **more: str) -> str:

@@ -27,7 +27,7 @@ spec:
 """
 QUEUES = (
     "looked", "filtered", "purged", "locked", "resent", "target", "edited", "deleted", "paced",
-    "refused", "table", "summed", "paged",
+    "refused", "table", "summed", "paged", "typed",
 )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def test_dead_letters_are_listed_and_sent_again(user: CommandLine) -> None:
     assert peeked(user, "resent/$DeadLetterQueue") == ["m1", "m3", "m4"]
     done = user.run("dlq", "resend", "resent", "1")
     assert (done.returncode, done.stdout) == (
-        1, "resent 0 of 1 message; not there any more: 1\n",
+        1, "resent 0 of 1 message; not there any more: 1 (1)\n",
     )  # fmt: skip
     said = user.ok("dlq", "resend", "resent", "--where", "n = 3", "--dry-run")
     assert said == "1 message would be resent\n"
@@ -269,6 +269,21 @@ def test_dead_letter_is_mended(user: CommandLine) -> None:
     user.ok("dlq", "edit", "edited", "2", "--body-file", "-", stdin=b"\xff")
     assert user.lines("receive", "edited")[0]["bodyBase64"] == "/w=="
     user.fails("dlq", "edit", "edited", "2", code=2, says="say what to change")
+
+
+@pytest.mark.slow
+def test_the_body_of_a_dead_letter_is_changed_in_an_editor(user: CommandLine) -> None:
+    kill(user, "typed", 2)
+    edit = ("dlq", "edit", "typed", "1", "--editor")
+    user.fails(*edit, code=4, says="the body is as it was", EDITOR="true")
+    user.fails(*edit, code=1, says="ended with 1: nothing was sent", EDITOR="false")
+    user.fails(*edit, code=4, says="set EDITOR", EDITOR="/no/such/editor")
+    gone = ("dlq", "edit", "typed", "9", "--editor")
+    user.fails(*gone, code=7, says="9: there is no such dead letter in typed", EDITOR="true")
+    both = (*edit, "--body", "x")
+    user.fails(*both, code=2, says="give one of --body, --body-file and --editor")
+    assert user.ok(*edit, EDITOR="sed -i s/m0/typed/") == "resent 1 of 1 message\n"
+    assert user.lines("receive", "typed")[0]["body"] == "typed"
 
 
 @pytest.mark.slow

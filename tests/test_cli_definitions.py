@@ -208,7 +208,10 @@ def test_what_there_is_is_listed_with_counts(user: CommandLine) -> None:
     assert "SET priority = 'high'" in user.ok("get", "rules", "order-events", "large-orders")
     assert user.json("get", "namespace")["name"] == "local-bus"
     assert yaml.safe_load(user.ok("get", "namespace", "-o", "yaml"))["partitionCount"] == 16
-    described = yaml.safe_load(user.ok("describe", "order-events/Subscriptions/europe"))
+    shown = user.ok("describe", "order-events/Subscriptions/europe")
+    assert "  autoDeleteOnIdle: P10675199DT2H48M5.4775807S  # never\n" in shown
+    described = yaml.safe_load(shown)
+    assert described["properties"]["autoDeleteOnIdle"] == "P10675199DT2H48M5.4775807S"
     assert described["properties"]["forwardTo"] == "orders"
     assert described["runtime"]["messageCount"] == 0
     assert user.json("describe", "billing/invoices")["name"] == "billing/invoices"

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer.main
 from rich.text import Text
 
-from postbus.cli import app
+from postbus.cli.main import program
 
 REMARK = re.compile(r"\s{2,}\S.*$")
 NEXT = re.compile(r"""\s(?:\||&&|>)\s(?=(?:[^"]*"[^"]*")*[^"]*$)""")
@@ -28,7 +27,7 @@ def commands(command: Any, name: str = "postbus") -> Iterator[tuple[str, Any]]:
         yield from commands(each, f"{name} {word}")
 
 
-COMMANDS = list(commands(typer.main.get_command(app)))
+COMMANDS = list(commands(program()))
 
 
 def examples_of(command: Any) -> list[str]:
@@ -79,3 +78,27 @@ def test_exit_codes_are_in_the_help_of_every_command() -> None:
 def test_examples_stand_line_below_line(name: str, command: Any) -> None:
     examples = command.epilog.strip().partition("\n\n[bold]Exit codes")[0]
     assert "\n\n" not in examples
+
+
+def shown(command: Any, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the lines of its help on a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        command.main(["--help"], prog_name=name)
+    told: str = capsys.readouterr().out
+    return [line.rstrip() for line in told.splitlines()]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_help_fits_80_columns_and_names_no_types_of_python(
+    name: str, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = shown(command, name, capsys, monkeypatch)
+    assert [line for line in lines if re.search(r"<[a-z|\[ ]+>", line)] == []
+    whole = Text.from_markup(command.epilog).plain.partition("Exit codes")[0].splitlines()
+    assert [line for line in whole if line.strip() and f" {line}".rstrip() not in lines] == []
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
+def test_each_option_has_a_word_of_help(name: str, command: Any) -> None:
+    assert [each.name for each in command.params if not each.help] == []

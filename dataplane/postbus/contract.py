@@ -295,7 +295,7 @@ def not_yet(allowed: object, feature: str) -> AfterValidator:
 
     def check(value: T) -> T:
         if value is not None and value != allowed:
-            raise ValueError(f"{feature} not available yet: leave the field out (docs/roadmap.md)")
+            raise ValueError(f"{feature} not available yet: leave the field out")
         return value
 
     return AfterValidator(check)

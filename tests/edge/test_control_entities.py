@@ -86,7 +86,8 @@ def test_what_is_hardly_meant_is_told_with_the_entity(api: Caller, name: str) ->
     path = path_of("queues", name)
     api.put(path, {})
     assert api.get(path).body["warnings"] == []
-    assert api.put(path, {"forwardTo": name}).status == 200
+    assert api.put(path, {"forwardTo": name.upper()}).status == 200
+    assert api.get(path).body["properties"]["forwardTo"] == name.upper()
     (warning,) = api.get(path).body["warnings"]
     assert warning.startswith("forwardTo: messages go in a circle")
     api.put(path, {})

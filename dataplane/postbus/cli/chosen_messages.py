@@ -28,6 +28,9 @@ PACED_CHUNKS_A_SECOND: Final = 4
 PASSING: Final = {"busy", "not-applied", "unknown"}
 """Reasons that pass: the partition loads, or nobody knows whether it was done."""
 
+NAMED: Final = 10
+"""Most numbers that a line names."""
+
 ATTEMPTS: Final = 20
 RETRY_S: Final = 0.5
 SUB_QUEUES: Final = {
@@ -265,8 +268,8 @@ class Handled:
 
     done: int = 0
     forwarded: int = 0
-    gone: int = 0
-    """Not found: handled before, or by somebody else."""
+    gone: list[int] = field(default_factory=list)
+    """Numbers that were not found: handled before, or by somebody else."""
 
     refused: dict[int, str] = field(default_factory=dict)
 
@@ -307,7 +310,7 @@ async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Handled) -
         is_last = attempt == ATTEMPTS - 1
         for number, each in refused.items():
             if each["reason"] == "message-not-found":
-                result.gone += 1
+                result.gone.append(number)
             elif number not in passing or is_last:
                 result.refused[number] = each["detail"] or each["reason"]
         if not passing or is_last:
@@ -337,13 +340,12 @@ async def purge_page(
 def summary(verb: str, result: Handled, total: int) -> str:
     """Return what was done, in a line."""
     text = f"{verb} {result.done} of {counted(total)}"
-    for count, what in (
-        (result.forwarded, "on their way through the outbox"),
-        (result.gone, "not there any more"),
-        (len(result.refused), "refused"),
-    ):
-        text += f"; {what}: {count}" if count else ""
-    return text
+    text += f"; on their way through the outbox: {result.forwarded}" if result.forwarded else ""
+    if result.gone:
+        named = ", ".join(map(str, result.gone[:NAMED]))
+        more = ", …" if len(result.gone) > NAMED else ""
+        text += f"; not there any more: {len(result.gone)} ({named}{more})"
+    return text + (f"; refused: {len(result.refused)}" if result.refused else "")
 
 
 def counted(count: int, what: str = "message") -> str:

@@ -273,7 +273,7 @@ ConnectionString = Annotated[
 
 EPILOG: Final = examples(
     "postbus context list                 which there are; * is in use",
-    "postbus context set prod --control https://bus.example.org:9465 --token-file token.txt",
+    "postbus context set prod --control https://bus:9465 --token-file token.txt",
     "postbus context set prod --ca-file ca.pem --connection-string-file prod.txt",
     "postbus context use prod             for all commands from now on",
     "postbus context use default          the bus of postbus dev in this folder again",

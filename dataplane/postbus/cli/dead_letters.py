@@ -60,14 +60,15 @@ RESEND: Final = (
     "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
 )
 EDIT: Final = (
+    "postbus dlq edit orders 17 --editor          its body in $EDITOR",
     "postbus dlq edit orders 17 --body fixed --property amount:int=7",
-    "postbus dlq edit orders 17 --remove-property region --session '' --to order-repair",
+    "postbus dlq edit orders 17 --remove-property region --session '' --to repair",
 )
 DELETE: Final = (
     "postbus dlq delete orders 17",
-    "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\" --yes",
+    "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\"",
 )
-EPILOG: Final = examples(SUMMARY[0], LIST[0], RESEND[0], RESEND[2], EDIT[0], DELETE[0])
+EPILOG: Final = examples(SUMMARY[0], LIST[0], RESEND[0], RESEND[2], EDIT[1], DELETE[0])
 
 dlq = typer.Typer(
     help="Look at dead letters, send them again, or delete them.",
@@ -226,6 +227,9 @@ def edit(
     body_file: Annotated[
         Path | None, typer.Option("--body-file", help="File with its new body; - is stdin.")
     ] = None,
+    editor: Annotated[
+        bool, typer.Option("--editor", "-e", help="Change its body in $VISUAL or $EDITOR.")
+    ] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option("--property", "-p", metavar="NAME=TEXT", help="Also NAME:TYPE=VALUE."),
@@ -236,9 +240,13 @@ def edit(
     message_id: Annotated[str | None, typer.Option("--id", help="'' removes it.")] = None,
     session: Annotated[str | None, typer.Option("--session", help="'' removes it.")] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="'' removes it.")] = None,
-    content_type: Annotated[str | None, typer.Option("--content-type")] = None,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id")] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to")] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", help="'' removes it.")
+    ] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", help="'' removes it.")
+    ] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="'' removes it.")] = None,
     to: To = None,
     transfer: Transfer = False,
     context: ContextName = None,
@@ -251,7 +259,14 @@ def edit(
             "properties": dict(map(_plain_property, properties or ())),
             "removedProperties": remove or [],
         }
+        target = find_target(context)
+        if sum((body is not None, body_file is not None, editor)) > 1:
+            raise typer.BadParameter("give one of --body, --body-file and --editor")
         content = _new_body(body, body_file)
+        if editor:
+            from postbus.cli.body_editor import edited_body
+
+            content = edited_body(target, _selection(entity, None, transfer), number)
         if content is not None:
             import base64
 
@@ -260,7 +275,7 @@ def edit(
         changes |= {name: value or None for name, value in named if value is not None}
         if not changes:
             raise typer.BadParameter("say what to change: --body, --property, --subject, …")
-        work = _Work(find_target(context), entity, None, transfer, "resent")
+        work = _Work(target, entity, None, transfer, "resent")
         work.choose([number], everything=False)
         request = {"edit": changes, **({"to": to} if to else {})}
         work.run("resend", request, "", None, dry_run=False, yes=True)
@@ -391,8 +406,6 @@ def _plain_property(text: str) -> tuple[str, Any]:
 
 
 def _new_body(text: str | None, file: Path | None) -> bytes | None:
-    if text is not None and file is not None:
-        raise typer.BadParameter("give --body or --body-file, not both")
     if file is None:
         return None if text is None else text.encode()
     if str(file) == "-":

@@ -5,6 +5,7 @@ Imports next to nothing: every command needs it, `--help` too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -63,6 +64,9 @@ EXIT_CODES: Final = """
   7 no bus answers, or it refuses, 130 interrupted
 """
 
+EPILOG_WIDTH: Final = 76
+"""Columns for an example: 80 without the margins that Typer and `examples` leave."""
+
 
 @contextmanager
 def expected_failures() -> Iterator[None]:
@@ -90,6 +94,17 @@ def fail(message: str, code: Exit) -> NoReturn:
 
 
 def examples(*lines: str, codes: str = EXIT_CODES) -> str:
-    """Return the epilog of a command: what people type, and what it exits with."""
-    shown = "\n".join(f"  {escape(line)}" for line in lines)
+    """Return the epilog of a command: what people type, and what it exits with.
+
+    A remark stands behind two blanks or more of its line. Remarks are shown one below the other;
+    one that would be folded on a terminal of 80 columns has a line of its own.
+    """
+    typed = [re.split(r"\s{2,}", line, maxsplit=1) for line in lines]
+    width = max((len(each[0]) for each in typed if len(each) > 1), default=0)
+    laid_out: list[str] = []
+    for command, *remark in typed:
+        whole = "  ".join([command.ljust(width) if remark else command, *remark])
+        fits = len(whole) <= EPILOG_WIDTH
+        laid_out += [whole] if fits else [command, *(f"    {each}" for each in remark)]
+    shown = "\n".join(f"  {escape(line)}" for line in laid_out)
     return f"[bold]Examples[/bold]\n{shown}\n{codes}"

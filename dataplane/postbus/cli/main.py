@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
+import typer.main
 from rich.markup import escape
 
 from postbus import __version__
@@ -36,6 +37,7 @@ from postbus.cli.contexts import context, context_names
 from postbus.cli.control import clock, fault
 from postbus.cli.dead_letters import dlq
 from postbus.cli.failures import Exit, InputError, err, examples, expected_failures, out
+from postbus.cli.help_types import name_types
 
 RUNNING_CODES: Final = """
 [bold]Exit codes[/bold]
@@ -135,8 +137,22 @@ ControlPort = Annotated[
 Unsafe = Annotated[
     bool, typer.Option("--unsafe", help="Accept a Postgres that may lose accepted messages.")
 ]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="human or json; else human.")]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
+LOG_FORMATS: Final = ("human", "json")
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format", metavar="FORMAT", help="human or json; else human.",
+        autocompletion=lambda: LOG_FORMATS,
+    ),
+]  # fmt: skip
+LogLevel = Annotated[
+    str | None,
+    typer.Option(
+        "--log-level", metavar="LEVEL", help="debug, info, warning or error; else info.",
+        autocompletion=lambda: LOG_LEVELS,
+    ),
+]  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -290,6 +306,13 @@ def check(
             out.print(f"[green]ok[/green] {escape(bus.name)} ({tier}), {counts}")
 
 
+def program() -> Any:
+    """Return the whole command, as `run` runs it."""
+    command = typer.main.get_command(app)
+    name_types(command)
+    return command
+
+
 def run() -> None:
     """Run the command line; an unexpected error leaves its traceback and exit code 70."""
     # SIGTERM as Ctrl-C: what is held is given back. A shell's background jobs and some supervisors
@@ -298,7 +321,7 @@ def run() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        app(prog_name="postbus")
+        program()(prog_name="postbus")
     except Exception:  # noqa: BLE001 the last one who can say it
         err.print_exception()
         err.print("[red]postbus:[/red] this is an error of Postbus; please report it")

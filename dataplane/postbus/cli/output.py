@@ -57,6 +57,11 @@ COLUMN_GAP: Final = 3
 PART_OF_SECOND: Final = re.compile(r"(?<=^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
 """Of a time: what people do not need; programs get it."""
 
+NEVER: Final = re.compile(
+    r"^ *(defaultMessageTimeToLive|autoDeleteOnIdle): P10675199DT2H48M5\.4775807S$", re.MULTILINE
+)
+"""The longest of .NET's periods, which Service Bus gives for what does not end; YAML may say so."""
+
 
 def print_objects(
     found: Sequence[Row] | Row,
@@ -71,7 +76,7 @@ def print_objects(
     if output is Format.JSON:
         write_line(json.dumps(found, indent=2, ensure_ascii=False, default=str))
     elif output is Format.YAML:
-        write_line(as_yaml(found).rstrip("\n"))
+        write_line(NEVER.sub(r"\g<0>  # never", as_yaml(found).rstrip("\n")))
     elif isinstance(found, Mapping):
         table = Table.grid(padding=(0, 2))
         for key, value in found.items():

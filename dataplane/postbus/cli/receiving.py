@@ -17,7 +17,7 @@ import typer
 
 from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ConnectionString, ContextName, Target, find_target
-from postbus.cli.failures import err, examples, expected_failures
+from postbus.cli.failures import Exit, examples, expected_failures, fail
 from postbus.cli.output import write_line
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ def receive(
             info = {name: value for name, value in said.items() if value is not None}
             outcome = Rejected("com.microsoft:dead-letter", None, info or None)
         target = find_target(context, connection_string=connection_string)
-        found = asyncio.run(_Taking(target, entity, session, count, wait, outcome, peek_lock).run())
-        if not found:
-            if err.is_terminal:
-                err.print(f"nothing came within {wait:g} s")
-            raise typer.Exit(1)
+        taking = _Taking(target, entity, session, count, wait, outcome, peek_lock)
+        if not asyncio.run(taking.run()):
+            if taking.is_short:  # else its reader went away
+                fail(f"nothing came within {wait:g} s", Exit.DIFFERENT)
+            raise typer.Exit(Exit.DIFFERENT)
 
 
 class _Taking:
@@ -120,7 +120,7 @@ class _Taking:
         self._wait_s = wait_s
         self._outcome = outcome
         self._hold_s = hold_s
-        self._is_short = False
+        self.is_short = False
         """Less came than was asked for: nothing is there, or the bus cannot say."""
         self._unsettled: list[TransferReceived] = []
         self._settling: deque[asyncio.Future[DeliveryState | None]] = deque()
@@ -140,10 +140,11 @@ class _Taking:
                 )
             except NoSessionError:
                 await session.look(self._entity)
+                self.is_short = True
                 return 0
             try:
                 taken = await self._take(receiver)
-                if self._is_short:
+                if self.is_short:
                     await session.look(self._entity)
                 return taken
             finally:
@@ -160,7 +161,7 @@ class _Taking:
         while taken < self._most:
             delivery = await receiver.next(self._wait_s)
             if delivery is None:
-                self._is_short = True
+                self.is_short = True
                 break
             self._unsettled.append(delivery)
             if not _is_shown(delivery):

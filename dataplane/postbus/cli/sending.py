@@ -76,11 +76,18 @@ def send(
     session: Annotated[str | None, typer.Option("--session", "-s", help="Session id.")] = None,
     message_id: Annotated[str | None, typer.Option("--id", help="Message id.")] = None,
     subject: Annotated[str | None, typer.Option("--subject", help="Subject (label).")] = None,
-    content_type: Annotated[str | None, typer.Option("--content-type")] = None,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id")] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to")] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", help="Such as application/json.")
+    ] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", help="Id of what it belongs to.")
+    ] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="Where answers go.")] = None,
     time_to_live: Annotated[
-        str | None, typer.Option("--ttl", parser=read_duration, metavar="DURATION")
+        str | None,
+        typer.Option(
+            "--ttl", parser=read_duration, metavar="DURATION", help="It expires after 90s, 5m, 2h."
+        ),
     ] = None,
     schedule: Annotated[
         str | None,

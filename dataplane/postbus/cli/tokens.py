@@ -19,7 +19,7 @@ from postbus.cli.failures import ContextError, examples, expected_failures
 EPILOG: Final = examples(
     "postbus token                                      for everything the key may do, for 1 hour",
     "postbus token orders --expires 5m                  for one entity, for five minutes",
-    'curl -H "Authorization: $(postbus token)" -d hello http://localhost:5300/orders/messages',
+    'curl -H "Authorization: $(postbus token)" -d hi localhost:5300/jobs/messages',
 )
 
 
