@@ -1,4 +1,4 @@
-"""Deleting if empty, deleting and keeping, restoring, and who is told of it (D14)."""
+"""Deleting if empty, deleting and keeping, restoring, and who is told of it (ADR 27)."""
 
 from __future__ import annotations
 

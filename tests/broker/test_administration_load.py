@@ -1,4 +1,4 @@
-"""Definitions change while clients send and receive: nothing is lost, nothing comes twice (N3)."""
+"""Definitions change while clients send and receive: nothing is lost, nothing comes twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Authorization rules made at run time: sealed, bound to their entity, in force at once (D19)."""
+"""Authorization rules made at run time: sealed, bound to an entity, in force at once (ADR 31)."""
 
 from __future__ import annotations
 

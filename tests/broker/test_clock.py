@@ -1,4 +1,4 @@
-"""Entity time (D16): database time carried by the monotonic clock."""
+"""Entity time (ADR 28): database time carried by the monotonic clock."""
 
 from __future__ import annotations
 

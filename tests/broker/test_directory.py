@@ -1,4 +1,4 @@
-"""The catalog in memory and in its tables, also when the answer of a write is lost (D14)."""
+"""The catalog in memory and in its tables, also when the answer of a write is lost (ADR 27)."""
 
 from __future__ import annotations
 

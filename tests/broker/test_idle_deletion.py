@@ -1,4 +1,4 @@
-"""Deletion of idle entities: all partitions agree, or nothing happens (D14)."""
+"""Deletion of idle entities: all partitions agree, or nothing happens (ADR 27)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entity time that is moved by hand: wall time plus an offset that only grows (D16)."""
+"""Entity time that is moved by hand: wall time plus an offset that only grows (ADR 28)."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ async def test_a_message_that_comes_back_is_found_again(
 
 @pytest.mark.behaviour("S157", "S158", "S207", "S224")
 async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
-    """The front end keeps in mind where more is; the messages stay free for others (D12)."""
+    """The front end keeps in mind where more is; the messages stay free for others (ADR 24)."""
     async with running(store) as bus:
         await bus.directory.put_queue("q", spread())
         queue = bus.address("q")

@@ -237,7 +237,7 @@ def test_a_peek_at_a_queue_is_a_use(
 
 @pytest.mark.behaviour("S126")
 def test_an_open_receiver_with_credit_keeps_a_queue(bus: BusThread) -> None:
-    """N12: it counts as long as it is open, though nothing ever comes."""
+    """It counts as long as it is open, though nothing ever comes."""
     queue = temporary(bus)
     with RawClient(bus.port, RULES[0].name, RULES[0].keys.primary) as raw:
         raw.attach_receiver(queue)

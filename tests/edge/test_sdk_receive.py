@@ -441,7 +441,7 @@ def test_change_of_the_queue_loses_no_message(
     with client.get_queue_receiver(queue) as receiver:
         (message,) = receive(receiver, 1)
         bus.change(queue, lock_duration_ms=20_000)
-        receiver.complete_message(message)  # locks survive here (N3)
+        receiver.complete_message(message)  # locks survive here
     assert bus.counts(queue).active == 0
 
 

@@ -1,4 +1,4 @@
-"""A queue that keeps what was settled, with the unmodified azure-servicebus SDK (D5).
+"""A queue that keeps what was settled, with the unmodified azure-servicebus SDK (ADR 18).
 
 Clients notice nothing; the tables hold the messages until their time has passed.
 """

@@ -195,7 +195,7 @@ class Rig:
         return replies
 
     def _check_overlap(self, outcome: Outcome) -> None:
-        """Assert that what touches rows of a commit under way says so (D20)."""
+        """Assert that what touches rows of a commit under way says so (ADR 32)."""
         if outcome.deletes and not outcome.touches_uncommitted:
             for earlier, _ in self.pending:
                 own = {insert.row_key for insert in earlier.inserts}

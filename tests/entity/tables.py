@@ -253,7 +253,7 @@ class Tables:
             side.pop(row_key, None)
 
     def fold(self) -> None:
-        """Write the attempts of rows that are still there into `patch`, as upkeep does (D6)."""
+        """Write the attempts of rows that are still there into `patch`, as upkeep does (ADR 19)."""
         for row_key, attempts in self.acquired.items():
             if row_key in self.rows:
                 self.patches.setdefault(row_key, Patch()).delivery_count = attempts

@@ -1,4 +1,4 @@
-"""D6: which deliveries are journalled when, and what a crash makes of the count."""
+"""ADR 19: which deliveries are journalled when, and what a crash makes of the count."""
 
 from __future__ import annotations
 

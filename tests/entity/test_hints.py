@@ -1,4 +1,4 @@
-"""A receiver that asked for a hint is told once that there is more than its demand allows (D12)."""
+"""A receiver that asked for a hint gets one when there is more than its demand (ADR 24)."""
 
 from __future__ import annotations
 

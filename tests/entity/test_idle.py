@@ -1,4 +1,4 @@
-"""Idle entities: what counts as use, what is told, freezing, and use across a crash (D14)."""
+"""Idle entities: what counts as use, what is told, freezing, and use across a crash (ADR 27)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`touches_uncommitted`: which outcomes may overlap a commit in flight (D20)."""
+"""`touches_uncommitted`: which outcomes may overlap a commit in flight (ADR 32)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entity with a history: what leaves it stays in its row, under the reason why it left (D5)."""
+"""An entity with a history: a settled message stays in its row, with the reason (ADR 18)."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class TransactionMachine(RuleBasedStateMachine):
             self.model.held[delivery.lock_token] = held
         for peeked in self.peek(entity_no, DLQ):
             gone = peeked.envelope.body.decode()
-            if self.model.failures[gone] >= 2:  # a crash took its last delivery (D6)
+            if self.model.failures[gone] >= 2:  # a crash took its last delivery (ADR 19)
                 self.model.places[gone] = (entity_no, DLQ)
         self.rig.detach(name)
 

@@ -89,7 +89,7 @@ class History:
         completed_at = self.completed.get(message_id)
         if completed_at is not None and completed_at < started:
             self.problems.append(f"I2: {message_id} delivered after its completion was confirmed")
-        # A kill may cut off one delivery the client never saw, or one the tables never saw (D6).
+        # A kill may cut off a delivery that the client or the tables never saw (ADR 19).
         seen, told = self.deliveries[message_id], message.delivery_count or 0
         if abs(told - seen) > self.kills.count:
             self.problems.append(

@@ -1,4 +1,4 @@
-"""The durable catalog: versions, numbers that never come back, names freed at once (D14)."""
+"""The durable catalog: versions, numbers that never come back, names freed at once (ADR 27)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write a partition: take-over, release, epochs, proofs of ownership (D9)."""
+"""Who may write a partition: take-over, release, epochs, proofs of ownership (ADR 22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits that fail: what is told of each outcome (D10), and that nothing unknown lands later."""
+"""Commits that fail: what is told of each outcome (ADR 2), and that nothing unknown lands later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settled rows that stay for the retention of their entity: not live, not lost, then gone (D5)."""
+"""Settled rows stay for the retention of their entity: not live, not lost, then gone (ADR 18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that several rows share: stored once, never lost, never left behind (D4)."""
+"""Bodies that several rows share: stored once, never lost, never left behind (ADR 7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VACUUM on the broker's own count, folding of acquisitions, and the planner trap (D6, D18)."""
+"""VACUUM on the broker's own count (ADR 30), folding of acquisitions (ADR 19), planner trap."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Authorization rules of a namespace and its entities: who may sign what, changed while it runs.
 
 Rules that manifests declare are given at start and changed there only. Those made at run time lie
-in the store with sealed keys (D19), belong to an incarnation of their entity and go with it. The
+in the store with sealed keys (ADR 31), belong to an incarnation of their entity and go with it. The
 `Authorizer` gets every change at once, and links that lose their right are detached.
 """
 

@@ -1,4 +1,4 @@
-"""Who may do what: key rules, SAS tokens and what they grant (D19).
+"""Who may do what: key rules, SAS tokens and what they grant (ADR 31).
 
 Rules lie on the namespace or on one entity. A token is signed with a rule's key for a resource and
 everything below it. Time is real time, given by the caller in seconds: never entity time.

@@ -197,7 +197,7 @@ class Catalog:
     async def catch_up(
         self, partition_id: int, copies: dict[int, int], version: int, *, was_ours: bool
     ) -> set[int]:
-        """Read what a partition needs that was just loaded; return what it has to drop (D14).
+        """Read what a partition needs that was just loaded; return what it has to drop (ADR 27).
 
         `copies`: number -> version of the definitions it has, `version`: up to which it followed,
         `was_ours`: nobody else has owned it since it was loaded here before. Nothing is dropped for
@@ -261,7 +261,7 @@ class Catalog:
     async def _tell_changes(
         self, known: list[CatalogEntry], known_version: int, buried: set[int]
     ) -> None:
-        """Let partitions follow what the tables turned out to say, in order of version (D14)."""
+        """Let partitions follow what the tables turned out to say, in order of version (ADR 27)."""
         before = {entry.entity_no: entry for entry in known}
         news: list[tuple[CatalogEntry, PutEntity]] = []
         for put in puts_in_order(self.entries.stored(), set(before), known_version):

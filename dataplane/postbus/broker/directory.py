@@ -1,4 +1,4 @@
-"""The directory of a namespace: which entities exist, what they are and where they live (D14).
+"""The directory of a namespace: which entities exist, what they are and where they live (ADR 27).
 
 The broker that owns partition 0 decides; the durable catalog lies with partition 0 and every
 partition keeps its own copy through its own journal. A definition counts as changed when the
@@ -177,13 +177,13 @@ class Directory:
         return await self.catalog.catch_up(partition_id, copies, version, was_ours=was_ours)
 
     def missing(self, partition_id: int, loaded: LoadedPartition, gone: set[int]) -> list[Command]:
-        """Return what brings a partition that was loaded up to the catalog, in order (D14)."""
+        """Return what brings a partition that was loaded up to the catalog, in order (ADR 27)."""
         known = {each.entity_no for each in loaded.entities}
         missing = self.catalog.missing(partition_id, known, loaded.catalog_version, gone)
         return [*missing, *self.held(partition_id)]
 
     def held(self, partition_id: int) -> list[Hold]:
-        """Return what a partition that was loaded must not take anything for (D14)."""
+        """Return what a partition that was loaded must not take anything for (ADR 27)."""
         return [
             Hold(entry.entity_no, is_decided=True)
             for entry in self.catalog.entries_of(partition_id)
@@ -321,7 +321,7 @@ class Directory:
         return True
 
     async def idle(self, entity_no: int) -> bool:
-        """Delete an entity if none of its partitions has used it for its period (D14).
+        """Delete an entity if none of its partitions has used it for its period (ADR 27).
 
         Where definitions are not changed nothing happens: its partition says it again.
         """
@@ -376,7 +376,7 @@ class Directory:
     # --- deleted and kept -----------------------------------------------------------------------
 
     async def retain(self, name: str, until_ms: int, version: int | None = None) -> bool:
-        """Free a name at once, but keep messages, rules and numbers until a time (D14).
+        """Free a name at once, but keep messages, rules and numbers until a time (ADR 27).
 
         A topic takes its subscriptions along. False when there was none.
         """

@@ -184,7 +184,7 @@ def _sleeping(entry: CatalogEntry) -> EntityProperties:
 def puts_in_order(
     entries: Iterable[CatalogEntry], known: set[int], version: int
 ) -> list[PutEntity]:
-    """Return what a partition lacks that knows these numbers up to a version, in order (D14).
+    """Return what a partition lacks that knows these numbers up to a version, in order (ADR 27).
 
     The order is that of versions: what is cut short leaves no gap below the version it reached. A
     topic that was changed after its subscriptions came is put before them all the same, as of their

@@ -229,7 +229,7 @@ class Host:
             self._early_error = error
 
     async def stop(self) -> None:
-        """Commit what was accepted, journal what is outstanding, release the partition (D6)."""
+        """Commit what was accepted, journal what is outstanding, release the partition (ADR 19)."""
         self._stopping = True
         self._stop_asked.set()
         if self._timer is not None:
@@ -333,7 +333,7 @@ class Host:
             self._release_untold(journal)
 
     def _release_untold(self, journal: PartitionJournal) -> None:
-        """Release what waits, or hold it until our ownership is confirmed again (D9)."""
+        """Release what waits, or hold it until our ownership is confirmed again (ADR 22)."""
         if self._monotonic_s() - journal.confirmed_at > CONFIRMATION_S:
             if self._confirm_timer is None:
                 self._confirm_timer = self._loop.call_later(
@@ -367,7 +367,7 @@ class Host:
     def _failed(
         self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
     ) -> None:
-        """Called by the journal once, when it is dead. Nobody is told a guess (D10)."""
+        """Called by the journal once, when it is dead. Nobody is told a guess (ADR 2)."""
         journal = self._journal
         logger.warning(
             "commit failed, reloading",
@@ -587,7 +587,7 @@ class Host:
         return kept
 
     def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:
-        """Tell one who waits; what breaks there may not hurt those who come after (D10)."""
+        """Tell one who waits; what breaks there may not hurt those who come after (ADR 2)."""
         if on_reply is not None:
             try:
                 on_reply(reply)

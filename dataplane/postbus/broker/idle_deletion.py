@@ -1,4 +1,4 @@
-"""The protocol by which an idle or empty entity is deleted in step with traffic (D14).
+"""The protocol by which an idle or empty entity is deleted in step with traffic (ADR 27).
 
 Every partition that the entity lives in is asked to freeze it and to say that it was not used, or
 that it holds nothing; all must agree. One that is not loaded is asked too, which loads it: it may

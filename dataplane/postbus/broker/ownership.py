@@ -1,4 +1,4 @@
-"""Whose a partition is: its life cycle here, and the wait while another broker has it (D9)."""
+"""Whose a partition is: its life cycle here, and the wait while another broker has it (ADR 12)."""
 
 from __future__ import annotations
 

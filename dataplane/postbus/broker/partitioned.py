@@ -3,7 +3,7 @@
 The edge submits the same commands as for any other entity; here they are sent to the partition
 they belong to (by key, lock token, sequence number or session), or to several, and the replies
 become one. Nothing is stored here. What has no key goes to healthy partitions in turn, and to
-another one when the first certainly did not store it (D10).
+another one when the first certainly did not store it (ADR 2).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from postbus.entity.commands import (
 )
 
 BURST: Final = 64
-"""Messages without key that go to one partition together: group commit needs it (D12)."""
+"""Messages without key that go to one partition together: group commit needs it (ADR 24)."""
 
 REPEAT_S: Final = 0.1
 REPEATS: Final = 20

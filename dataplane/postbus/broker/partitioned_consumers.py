@@ -2,7 +2,7 @@
 
 Credit is never promised twice: a partition is asked only after it said that it has messages, for
 no more than what is left of the consumer's limit, and what it cannot give is free again at once
-(D12). So nothing is ever fetched in surplus and nothing has to be cached or given back.
+(ADR 24). So nothing is ever fetched in surplus and nothing has to be cached or given back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where an entity lives, and which partition of a partitioned one a message belongs to.
 
-Pure functions of a key and the partition count, which is for life (D18): the same key leads to the
+Pure functions of a key and the partition count (ADR 37): the same key leads to the
 same place after a restart, from another broker and by way of a forward.
 """
 
@@ -17,10 +17,10 @@ SPREAD: Final = -1
 """Stands for the partition of an entity that lives in all of them."""
 
 NUMBER_BITS: Final = 48
-"""A sequence number of a partitioned entity is `partition_id << 48 | n` (D2)."""
+"""A sequence number of a partitioned entity is `partition_id << 48 | n` (ADR 15)."""
 
 TOKEN_PARTITION: Final = slice(8, 10)
-"""Where a lock token says its partition, big-endian (D11)."""
+"""Where a lock token says its partition, big-endian (ADR 23)."""
 
 
 def home_of(name: str, partition_count: int) -> int:

@@ -96,7 +96,7 @@ class Watcher(Protocol):
 
 
 class Clock(Protocol):
-    """Entity time in milliseconds since the epoch (D16)."""
+    """Entity time in milliseconds since the epoch (ADR 28)."""
 
     def __call__(self) -> int: ...
 

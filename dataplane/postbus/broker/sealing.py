@@ -1,4 +1,4 @@
-"""Seals what must be recoverable and must not be readable in the database: SAS keys (D19).
+"""Seals what must be recoverable and must not be readable in the database: SAS keys (ADR 31).
 
 AES-256-GCM under a key that lies outside the database; each text is bound to the place it was
 sealed for, so that a row copied to another rule does not open there.

@@ -32,7 +32,7 @@ class DeliverySink(Protocol):
         """The consumer holds this session from now on."""
 
     def available(self, count: int) -> None:
-        """So many messages could be had; told once to a consumer that asked for it (D12)."""
+        """So many messages could be had; told once to a consumer that asked for it (ADR 24)."""
 
     def ended(self, refusal: Refusal) -> None:
         """The broker removed the consumer: entity dropped, disabled, or receiving disabled."""

@@ -1,7 +1,7 @@
 """Transactions: which messages may be sent in one, and which partition it belongs to.
 
 Pure. On a partitioned entity all messages of a transaction have one key, for it commits in one
-partition (S189-S198). What is sent elsewhere goes through the outbox of that partition (D8).
+partition (S189-S198). What is sent elsewhere goes through the outbox of that partition (ADR 21).
 """
 
 from __future__ import annotations

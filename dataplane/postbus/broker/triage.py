@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 LOOKED_AT: Final = 1_000
-"""Most messages one call looks at (D7)."""
+"""Most messages one call looks at (ADR 20)."""
 
 PAGE_MESSAGES: Final = 250
 PAGE_BYTES: Final = 1 << 20

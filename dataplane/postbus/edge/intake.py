@@ -16,7 +16,7 @@ INTAKE_BYTES: Final = 64 << 20
 second of sends of a busy bus."""
 
 INTAKE_HARD_BYTES: Final = 256 << 20
-"""The same within which sends are not refused as busy (D15)."""
+"""The same within which sends are not refused as busy (ADR 25)."""
 
 UNFINISHED_BYTES: Final = 64 << 20
 """Bytes of AMQP deliveries whose last frame is still to come; more where messages are larger."""

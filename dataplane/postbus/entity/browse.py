@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from postbus.entity.sub_queue import SubQueueState
 
 SCAN_KEYS = 1_000
-"""Backlog keys a batch delete looks at beyond what it may delete (D7)."""
+"""Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
 
 PEEK_READ_FACTOR = 4
 """A peek reads so much more than fits into its reply, in case the first messages are small ones."""
@@ -60,7 +60,7 @@ def peek(
     command: Peek,
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
-    """List messages of any state by number. Nothing is removed, nothing computed (N5)."""
+    """List messages of any state by number. Nothing is removed, nothing computed."""
     if not sub.is_main and command.state is not MessageState.DEFERRED:
         return _peek_kept(sub, command, found)
     if sub.sessions is not None:
@@ -342,7 +342,7 @@ def _delivery(sub: SubQueueState, message: QueuedMessage, token: bytes, until_ms
 def delete_messages(
     sub: SubQueueState, command: DeleteMessages, found: Sequence[StoredRow] | None
 ) -> MessagesDeleted | Needs:
-    """Delete the oldest messages that are neither locked nor deferred (X10)."""
+    """Delete the oldest messages that are neither locked nor deferred."""
     if sub.sessions is not None:
         return sub.sessions.delete_messages(command, found)
     limit = min(command.limit, sub.turn.limits.max_delete_count)

@@ -77,8 +77,8 @@ class Refusal(Enum):
     NOT_ALLOWED = "not-allowed"
     CONFLICT = "conflict"  # the definition is not of the version that was expected
     NOT_EMPTY = "not-empty"  # an entity that is to be deleted if empty
-    NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (D10)
-    UNKNOWN = "unknown"  # the commit's result is not known (D10)
+    NOT_APPLIED = "not-applied"  # definitely not stored; safe to repeat (ADR 2)
+    UNKNOWN = "unknown"  # the commit's result is not known (ADR 2)
     BUSY = "busy"
 
 
@@ -168,7 +168,7 @@ class AcceptSession:
 
 @dataclass(slots=True)
 class SetDemand:
-    """Allow deliveries up to `limit`, counted since the consumer was added (absolute, D12).
+    """Allow deliveries up to `limit`, counted since the consumer was added (absolute, ADR 24).
 
     `is_drain`: hand out what is available up to `limit`, then lower the limit to what was
     delivered; the reply `DemandSet` follows those deliveries. `wants_hint`: when the limit is used
@@ -183,7 +183,7 @@ class SetDemand:
 
 @dataclass(slots=True)
 class RemoveConsumer:
-    """Forget a receiver. Its locks live on until they expire (N2).
+    """Forget a receiver. Its locks live on until they expire.
 
     A session it holds is free at once; what was delivered in it and not settled returns with its
     count unchanged.
@@ -270,7 +270,7 @@ class ReceiveDeferred:
 
 @dataclass(slots=True)
 class DeleteMessages:
-    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete, X10)."""
+    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete)."""
 
     entity_no: int
     sub_queue: SubQueue
@@ -362,7 +362,7 @@ class ListSessions:
 
 @dataclass(slots=True)
 class Transact:
-    """Do all of it in one commit or nothing (D8). Reply `Transacted` or the first refusal.
+    """Do all of it in one commit or nothing (ADR 21). Reply `Transacted` or the first refusal.
 
     Every lock named must live; `Refused(LOCK_LOST)` or `SESSION_LOCK_LOST` if one does not.
     """
@@ -407,7 +407,7 @@ class Shipped:
 
 @dataclass(slots=True)
 class Freeze:
-    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (D14).
+    """Take no more commands for an entity until it is dropped, thawed or 2 s are over (ADR 27).
 
     Reply `Frozen` when it has been idle, else `Refused(BUSY)`. What comes meanwhile is refused as
     busy. `if_empty`: not whether it was used counts, but whether it holds a message, of its own, in
@@ -420,7 +420,7 @@ class Freeze:
 
 @dataclass(slots=True)
 class Hold:
-    """Keep an entity frozen until it is dropped or thawed, however long that takes (D14).
+    """Keep an entity frozen until it is dropped or thawed, however long that takes (ADR 27).
 
     Reply `Frozen`, or `Refused(BUSY)` when it is not frozen any more. `is_decided`: freeze it then,
     for its deletion may be durable and this partition was loaded since.
@@ -480,7 +480,7 @@ class Tick:
 
 @dataclass(slots=True)
 class Quiesce:
-    """Clean stop: journal every acquisition that is outstanding and the sizes (D6, D18)."""
+    """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
 
 
 Command: TypeAlias = (
@@ -684,7 +684,7 @@ class PeekedMessage(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One acquisition. `lock_token` is b"" in receive-and-delete; 16 bytes otherwise (D11)."""
+    """One acquisition. `lock_token` is b"" in receive-and-delete; 16 bytes otherwise (ADR 23)."""
 
     lock_token: bytes
     locked_until_ms: int

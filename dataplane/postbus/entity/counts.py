@@ -10,7 +10,7 @@ from postbus.entity.commands import SubQueue
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Exact counts of one entity; `size_bytes` is an estimate after a load (D18).
+    """Exact counts of one entity; `size_bytes` is an estimate after a load (ADR 37).
 
     `active` includes locked and deferred messages, `transfer` is what waits in the outbox.
     `accessed_ms`: when somebody sent or received last, 0 when that is not known.

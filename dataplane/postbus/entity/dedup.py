@@ -1,4 +1,4 @@
-"""Ids a queue or topic has seen: what comes again within the window is a duplicate (D13).
+"""Ids a queue or topic has seen: what comes again within the window is a duplicate (ADR 26).
 
 The latest ids are known exactly, with the time of their acceptance; so is every id that may not be
 committed yet. Of older ones 8 bytes are kept, 48 bits of the digest and a time to 16 s, in sorted

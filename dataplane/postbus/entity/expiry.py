@@ -1,7 +1,7 @@
 """Messages that leave by rule: expired, out of deliveries, or dead-lettered.
 
-Expiry is lazy (N11): callers ask when a message is acquired or returned, under the definition of
-that moment. Its default counts for messages without a time to live of their own (N16).
+Expiry is lazy (S71, S75): callers ask when a message is acquired or returned, by the definition of
+that moment. Its default counts for messages without a time to live of their own (S105).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADER_TOO_LARGE: Final[dict[str, object]] = {
 
 
 def effective_ttl_ms(entity: QueueState, own_ttl_ms: int | None) -> int | None:
-    """Return the message's time to live, fixed when it was sent, else the entity's (N16).
+    """Return the message's time to live, fixed when it was sent, else the entity's (S105).
 
     None is never.
     """
@@ -61,7 +61,7 @@ def expire(sub: SubQueueState, message: QueuedMessage) -> None:
 
 
 def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
-    """Dead-letter a message whose last allowed delivery failed (N1)."""
+    """Dead-letter a message whose last allowed delivery failed."""
     text = f"Message could not be consumed after {sub.entity.max_delivery_count} delivery attempts."
     properties: dict[str, object] = {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text}
     death = Death(sub.turn.now_ms, message.failures, receiver_of(message))

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 MAX_FORWARD_HOPS: Final = 4
 """Most entities a message may be forwarded to, one after another. Source: Azure's page on
-auto-forwarding (an older one says 3, N9)."""
+auto-forwarding (an older one says 3)."""
 
 FORWARDER_ID: Final = -1
 """Our receiver's id in its sub-queue; ids of clients' receivers are positive."""
 
 ARRIVAL_ROWS: Final = 50_000
-"""When messages that arrive have made so many rows, the others come again (D7)."""
+"""When messages that arrive have made so many rows, the others come again (ADR 20)."""
 
 _EVERYTHING: Final = 1 << 62
 

@@ -1,4 +1,4 @@
-"""Telling receivers that ask for little that there is more: the hints of D12.
+"""Telling receivers that ask for little that there is more: the hints of ADR 24.
 
 A receiver over several partitions demands messages where they are; a partition whose demand is used
 up tells once when it has something. Not in sessions: each of them lies in one partition.

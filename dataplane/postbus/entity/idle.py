@@ -1,6 +1,6 @@
-"""Entities that are deleted when nobody uses them: who used one last, and when it is idle (D14).
+"""Entities that are deleted when nobody uses them: who used one last, and when it is idle (ADR 27).
 
-Use is every command of a client, a receiver with credit for as long as it is there (N12), a pending
+Use is every command of a client, a receiver with credit for as long as it is there, a pending
 scheduled message, one that waits in the outbox, and forwarding. What is published to a topic uses
 the topic only, but what uses a subscription uses its topic too. The time of the last use is written
 coarsely and ahead of itself, so that after a crash an entity seems to have been used later than it
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from postbus.entity.turn import Turn
 
 FREEZE_MS: Final = 2_000
-"""How long an entity stays frozen unless it is asked again (D14)."""
+"""How long an entity stays frozen unless it is asked again (ADR 27)."""
 
 NEVER_MS: Final = 1 << 62
 

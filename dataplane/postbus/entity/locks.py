@@ -62,7 +62,7 @@ def settle(
 def prepare(
     sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
 ) -> SettlePlan | Refused | Needs:
-    """Decide what a settlement that does not complete will write; nothing is settled yet (D8)."""
+    """Plan what a settlement that does not complete will write; settle nothing yet (ADR 21)."""
     if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
         return Refused(Refusal.NOT_ALLOWED, "a message of a dead-letter queue stays there")
     changes = _changes(command)
@@ -202,7 +202,7 @@ def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
 
 
 def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
-    """Return a message as if it had not been delivered; the attempt is taken back (D6)."""
+    """Return a message as if it had not been delivered; the attempt is taken back (ADR 19)."""
     if message.recorded > message.failures:
         sub.turn.record(message, message.failures)
     return put_back(sub, message)
@@ -267,7 +267,7 @@ def _changes(command: Settle) -> dict[str, object] | Refused:
 def _merge_all(
     sub: SubQueueState, command: Settle, changes: dict[str, object]
 ) -> dict[bytes, bytes] | Refused:
-    """Merge before anything is settled, so that the command is refused whole or not at all (D8).
+    """Merge before anything is settled: the command is refused whole or not at all (ADR 21).
 
     A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
     One that is a dead letter already keeps its reason: that command is refused.
@@ -389,7 +389,7 @@ def lose_all(sub: SubQueueState) -> None:
 
 
 def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
-    """Take every lock of a session's lane away: as failed deliveries, or as none (D6)."""
+    """Take every lock of a session's lane away: as failed deliveries, or as none (ADR 19)."""
     held = list(sub.locks.values())
     sub.locks.clear()
     if is_failed:

@@ -1,4 +1,4 @@
-"""Row keys and sequence numbers: blocks reserved for one sub-queue, used from their start (D2)."""
+"""Row keys and sequence numbers, from blocks reserved for one sub-queue (ADR 15)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FIRST_BLOCK_KEYS: Final = 256
 LAST_BLOCK_KEYS: Final = 65_536
 GROWTH: Final = 4
-"""Each block of a sub-queue is four times the one before, up to the last size (D2)."""
+"""Each block of a sub-queue is four times the one before, up to the last size (ADR 15)."""
 
 
 class Numbered(Protocol):

@@ -57,7 +57,7 @@ class SessionGranted:
 
 @dataclass(slots=True)
 class Available:
-    """A consumer that asked for a hint could get so many messages; told once (D12)."""
+    """A consumer that asked for a hint could get so many messages; told once (ADR 24)."""
 
     consumer_id: int
     count: int
@@ -81,7 +81,7 @@ class Ship:
 
 @dataclass(slots=True)
 class Idle:
-    """An entity has not been used for its `AutoDeleteOnIdle`; the catalog decides (D14)."""
+    """An entity has not been used for its `AutoDeleteOnIdle`; the catalog decides (ADR 27)."""
 
     entity_no: int
 
@@ -101,7 +101,7 @@ class InsertMessage(NamedTuple):
 
 
 class ReserveBlock(NamedTuple):
-    """Row keys [first_key, first_key + size) belong to one sub-queue (D2).
+    """Row keys [first_key, first_key + size) belong to one sub-queue (ADR 15).
 
     In ACTIVE the key's offset gives the sequence number; elsewhere `first_sequence` is 0 and the
     number lies in `kept` or `due`.
@@ -127,7 +127,7 @@ class PatchMessage(NamedTuple):
 
 
 class MoveMessage(NamedTuple):
-    """Delete under the old key, insert under the new one, patch folded in (D4).
+    """Delete under the old key, insert under the new one, patch folded in (ADR 17).
 
     With `keeps_source` the old row stays as it is: a `SettleRows` of the same outcome names it.
     `enqueued_ms` None keeps the stored one; `application_properties` None keeps what the row or
@@ -160,7 +160,7 @@ class Settling(IntEnum):
 
 
 class SettleRows(NamedTuple):
-    """Rows that stay in the tables for the retention of their entity, but are not live (D5).
+    """Rows that stay in the tables for the retention of their entity, but are not live (ADR 18).
 
     Instead of a delete, also for rows whose commit is under way: it only adds rows.
     """
@@ -192,7 +192,7 @@ class PutKept(NamedTuple):
 
 
 class RecordAcquired(NamedTuple):
-    """Attempts made so far on rows, the latest record of a row wins (D6)."""
+    """Attempts made so far on rows, the latest record of a row wins (ADR 19)."""
 
     row_keys: list[int]
     attempts: list[int]
@@ -218,7 +218,7 @@ class DropDefinition(NamedTuple):
 
 
 class RecordSize(NamedTuple):
-    """Checkpoint of an entity's size in bytes and its live count at that moment (D18)."""
+    """Checkpoint of an entity's size in bytes and its live count at that moment (ADR 37)."""
 
     entity_no: int
     size_bytes: int
@@ -226,7 +226,7 @@ class RecordSize(NamedTuple):
 
 
 class RecordUse(NamedTuple):
-    """When an entity was used last, coarsely and never too early (D14)."""
+    """When an entity was used last, coarsely and never too early (ADR 27)."""
 
     entity_no: int
     last_used_ms: int
@@ -242,7 +242,7 @@ class PutSessionState(NamedTuple):
 
 
 class RecordIds(NamedTuple):
-    """Ids that duplicate detection has seen: 16 bytes each, one row a commit (D13)."""
+    """Ids that duplicate detection has seen: 16 bytes each, one row a commit (ADR 26)."""
 
     entity_no: int
     seen_ms: int
@@ -257,7 +257,7 @@ class ForgetIds(NamedTuple):
 
 
 class ShareBody(NamedTuple):
-    """Rows inserted by this outcome that have one body in common: it is stored once (D4)."""
+    """Rows inserted by this outcome that have one body in common: it is stored once (ADR 7)."""
 
     row_keys: list[int]
 
@@ -313,7 +313,7 @@ class Outcome:
 
     `reply` and `effects` may be told only after `inserts`, `deletes` and `mutations` are durable,
     and after every earlier outcome of the partition was told. `inserts` and `deletes` alone are a
-    plain batch and may overlap another commit (D20); with `mutations`, or when
+    plain batch and may overlap another commit (ADR 32); with `mutations`, or when
     `touches_uncommitted` is set (it deletes a row that an earlier outcome of this life inserted and
     that may not be committed yet), the outcome is a barrier. The rule is conservative: a row of
     this life counts as uncommitted unless it was enqueued before the `applied_ms` that the host
@@ -333,7 +333,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Needs:
-    """The command was not applied: it needs rows that are not in memory (D7).
+    """The command was not applied: it needs rows that are not in memory (ADR 20).
 
     The host reads them on the read connection and applies the same command again, the rows as
     `found`. `row_keys`: exactly these. `ranges`: (first_key, end_key, limit) in key order.
@@ -410,7 +410,7 @@ class LoadedPartition:
 
     `keys`: live row keys of each block's sub-queue in key order, deferred ones included.
     `next_sequence`: entity -> first number never reserved. `deferred`: row key -> number.
-    `due`: scheduled rows. `attempts`: row key -> attempts recorded last (D6). `next_row_key`: the
+    `due`: scheduled rows. `attempts`: row key -> attempts recorded (ADR 19). `next_row_key`: the
     first key never reserved. `sessions`: entity ->
     session -> its row keys in ACTIVE, in key order, of entities that require sessions; these are
     in `keys` too. `session_states`: entity -> session -> its state, without the bytes. `outbox` is

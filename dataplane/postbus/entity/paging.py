@@ -1,4 +1,4 @@
-"""What a sub-queue holds loaded and what only as keys: the window under the byte budget (D3).
+"""What a sub-queue holds loaded and what only as keys: the window under the byte budget (ADR 16).
 
 Loading is an effect `Fetch`, answered with `SupplyRows`; it is done in the order of commits, so it
 may name rows that are not committed yet. Unloading forgets objects and keeps keys. A sub-queue with

@@ -89,11 +89,11 @@ PURGE_PAUSE_MS: Final = 10
 """Time between two chunks of rows of a dropped entity: the journal has other work. Our choice."""
 
 NUMBER_BITS: Final = 48
-"""A sequence number of a partitioned entity is `partition_id << 48 | n` (D2)."""
+"""A sequence number of a partitioned entity is `partition_id << 48 | n` (ADR 15)."""
 
 PARTITION_BYTES: Final = 2
 EPOCH_BYTES: Final = 6
-"""Shape of a lock token after its 8 random bytes (D11)."""
+"""Shape of a lock token after its 8 random bytes (ADR 23)."""
 
 
 class PartitionState:
@@ -429,7 +429,7 @@ class PartitionState:
         return DONE
 
     def _first_sequence(self, *, is_partitioned: bool) -> int:
-        """Return the first number of an entity: a partitioned one's says the partition (D2)."""
+        """Return the first number of an entity: a partitioned one's says the partition (ADR 15)."""
         return (self.partition_id << NUMBER_BITS) + 1 if is_partitioned else 1
 
     def _add_entity(
@@ -511,7 +511,7 @@ class PartitionState:
     # --- stop and start ---------------------------------------------------------------------------
 
     def _quiesce(self) -> None:
-        """Journal every attempt the tables do not know, sizes and last uses (D6, D18)."""
+        """Journal every attempt the tables do not know, sizes and last uses (ADR 19, ADR 37)."""
         mutations = self._turn.outcome.mutations
         row_keys: list[int] = []
         attempts: list[int] = []

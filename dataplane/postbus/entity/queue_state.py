@@ -165,7 +165,7 @@ class QueueState:
             self.seen.window_ms = properties.duplicate_detection_history_time_window_ms
 
     def redefine(self, properties: EntityProperties) -> list[int]:
-        """Replace the definition; messages and locks stay (N3). Return the receivers it ended."""
+        """Replace the definition; messages and locks stay. Return the receivers it ended."""
         assert not isinstance(properties, TopicProperties)
         if properties.lock_duration_ms < self.lock_duration_ms:
             longest_ms = self.turn.now_ms + self.lock_duration_ms
@@ -222,7 +222,7 @@ class QueueState:
             self.size_bytes = 0
 
     def recorded_size(self) -> RecordSize:
-        """Return a checkpoint of size and count (D18)."""
+        """Return a checkpoint of size and count (ADR 37)."""
         return RecordSize(self.entity_no, self.size_bytes, self.message_count)
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
@@ -386,9 +386,9 @@ class QueueState:
         digests: list[bytes | None] | None,
         found: Sequence[StoredRow] | None,
     ) -> Enqueued | Refused:
-        """Check all, then store those that pass; with `is_atomic` one refusal refuses all (D8).
+        """Check all, then store those that pass; with `is_atomic` one refusal refuses all (ADR 21).
 
-        Duplicates count as accepted; a scheduled one gets a number that names nothing (D13).
+        Duplicates count as accepted; a scheduled one gets a number that names nothing (ADR 26).
         """
         messages = command.messages
         if not self.message_count:

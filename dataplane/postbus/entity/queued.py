@@ -15,7 +15,7 @@ class QueuedMessage:
     """One message in the ready window, returned, or locked.
 
     `envelope` is None while only the row holds it (a stub); `size_bytes` and `ttl_ms` are set from
-    then on. `failures` counts failed deliveries, `recorded` the attempts the tables know (D6).
+    then on. `failures` counts failed deliveries, `recorded` the attempts the tables know (ADR 19).
     `token` is None unless locked; `locked_until_ms` means something only with a token. `receiver`
     is who got it last, there once it was delivered.
     """
@@ -64,7 +64,7 @@ class QueuedMessage:
 
 
 class Consumer:
-    """A receiver of one sub-queue. `limit` and `delivered` count since it was added (D12)."""
+    """A receiver of one sub-queue. `limit` and `delivered` count since it was added (ADR 24)."""
 
     __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode", "receiver")
 

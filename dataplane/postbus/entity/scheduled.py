@@ -2,7 +2,7 @@
 
 A scheduled message takes the entity's next number, which names it for cancelling and peeking until
 it is activated. Then it moves behind the active messages under a fresh key and number, enqueued at
-its scheduled time (D4).
+its scheduled time (ADR 17).
 """
 
 from __future__ import annotations

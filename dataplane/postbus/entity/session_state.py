@@ -229,7 +229,7 @@ class SessionQueue(SessionPlaces):
     def expire(self, lane: SessionLane) -> None:
         """End the holder whose lock has run out.
 
-        With more locked messages than one turn may touch (D7) some return now, and the session
+        With more locked messages than one turn may touch (ADR 20) some return now, and the session
         stays as it is, neither used nor granted, until Ticks have returned the others.
         """
         turn = self.turn

@@ -372,7 +372,7 @@ class SubQueueState:
         return batch
 
     def _lock(self, batch: list[QueuedMessage], receiver: Receiver | None) -> list[Delivery]:
-        """Lock a batch under new tokens (D11) and journal what D6 wants before the transfer."""
+        """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
         turn, entity, held, is_main = self.turn, self.entity, self.locks, self.is_main
         now_ms = turn.now_ms
         first_key = turn.first_key
@@ -541,7 +541,7 @@ class SubQueueState:
     def settle_row(
         self, row_key: int, enqueued_ms: int, how: Settling, *, is_stored: bool = False
     ) -> None:
-        """Delete a row, or keep it where the entity has a history (D5).
+        """Delete a row, or keep it where the entity has a history (ADR 18).
 
         `is_stored`: it was read, and so the commit that made it is over.
         """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_COPIES: Final = 50_000
 MAX_ROW_BYTES: Final = 64 * 1024 * 1024
-"""Most copies and bytes of one publish or batch, a body in common counted once (D7)."""
+"""Most copies and bytes of one publish or batch, a body in common counted once (ADR 20)."""
 
 BURST_FACTOR: Final = 4
 """So much of that fits into a burst of single messages; the rest is told to come again. Our
@@ -37,7 +37,7 @@ choice: they are one commit, but each is acknowledged for itself."""
 SHARE_ALWAYS_BYTES: Final = 8_192
 SHARE_LEAST_BYTES: Final = 256
 """A body above the first is stored once for two copies or more, above the second for more than two
-(D4). Below it costs less to repeat it. Our choice."""
+(ADR 7). Below it costs less to repeat it. Our choice."""
 
 COUNT_ONCE_BYTES: Final = 1_024
 """A smaller body counts into the window for each copy: telling them apart costs more."""
@@ -439,7 +439,7 @@ class TopicState(QueueState):
         subscription.take(envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms)
 
     def _share_bodies(self, inserts: list[InsertMessage], first: int) -> None:
-        """Have bodies that several of the new rows have in common stored once (D4)."""
+        """Have bodies that several of the new rows have in common stored once (ADR 7)."""
         rows: dict[int, list[int]] = {}
         bodies: dict[int, bytes] = {}
         for row_key, _, envelope in inserts[first:]:

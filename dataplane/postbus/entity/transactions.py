@@ -1,4 +1,4 @@
-"""Transactions: several operations of one partition in one outcome, all or nothing (D8).
+"""Transactions: several operations of one partition in one outcome, all or nothing (ADR 21).
 
 First all of them are checked, each as things would be after those before it, and nothing changes;
 then all are applied, which cannot fail: there is no way back. `partition_state` calls it.

@@ -6,7 +6,7 @@ moved as a row: number, times, time to live and usually properties are other one
 same way as any send into sessions, receivers, forwards and topics. For an entity of another
 partition it goes into the outbox in that commit, and from there exactly once.
 
-First each message is checked against its target, then all that pass are applied (D8).
+First each message is checked against its target, then all that pass are applied (ADR 21).
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 OnTime: TypeAlias = Callable[[], None]
 
 MAINTENANCE_LIMIT: Final = 1_000
-"""Messages one apply may expire, activate or delete besides what a client asked for (D7)."""
+"""Messages one apply may expire, activate or delete besides what a client asked for (ADR 20)."""
 
 OUTSTANDING_MS: Final = 100
-"""After this time an acquisition that is neither settled nor returned is journalled (D6)."""
+"""After this time an acquisition that is neither settled nor returned is journalled (ADR 19)."""
 
 READING_MS: Final = 10_000
 """So long a read may take. Our choice: twice the silence after which a store counts as away."""
@@ -201,7 +201,7 @@ class Turn:
     # --- delivery counts --------------------------------------------------------------------------
 
     def record_outstanding(self) -> None:
-        """Journal first deliveries that stay out (D6).
+        """Journal first deliveries that stay out (ADR 19).
 
         When the oldest has waited long enough, all that waited half as long go along: one commit
         every 50 ms at most, and still nothing waits longer than promised.

@@ -1,4 +1,4 @@
-"""How many bytes of messages a process and a partition hold ready (D3).
+"""How many bytes of messages a process and a partition hold ready (ADR 16).
 
 One `WindowBudget` is shared by all partitions of a process; each partition accounts for what it
 loaded through its own `Window`, so that a reload can give everything back at once.
@@ -16,7 +16,7 @@ MESSAGE_OVERHEAD_BYTES: Final = 512
 Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical message."""
 
 WINDOW_MESSAGES: Final = 50_000
-"""Most messages a partition holds loaded, whatever their size (D3)."""
+"""Most messages a partition holds loaded, whatever their size (ADR 16)."""
 
 RESERVE_SHIFT: Final = 3
 """Sub-queues nobody receives from leave 1/8 of the budget to those that have receivers, so that

@@ -1,4 +1,4 @@
-"""Authorization rules made at run time: names, rights and sealed keys, beside the catalog (D19).
+"""Authorization rules made at run time: names, rights and sealed keys, beside the catalog (ADR 31).
 
 A change is one commit that raises the catalog's version, so that whoever follows it learns of it.
 Called by `broker/authorization_rules.py` only.

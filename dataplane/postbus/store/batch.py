@@ -41,7 +41,7 @@ P = TypeVar("P")
 BATCH_ROWS: Final = 400
 BATCH_BYTES: Final = 1 << 20
 OVERLAP_ROWS: Final = 100
-"""Rows that must wait before a second commit starts beside the first. Source: measured, D20."""
+"""Rows that must wait before a second commit starts beside the first. Source: measured, ADR 32."""
 CROWD_COMMITS: Final = 2
 GATHER_ROUNDS: Final = 4
 """While so many commits of other partitions are under way, one of fewer rows than those begins so
@@ -49,9 +49,9 @@ many rounds of the event loop later; they are short when there is little to do. 
 hundred queues in 16 partitions, both ways: 60 to 90 rows a commit instead of 30, and a quarter less
 CPU for a message."""
 INLINE_BODY_BYTES = 8_192
-"""Greater bodies lie in `body`: the wide row stays within one page (D4)."""
+"""Greater bodies lie in `body`: the wide row stays within one page (ADR 17)."""
 STAGED_BODY_BYTES = 1 << 20
-"""Greater bodies are written before their commit, in chunks of this size (D4)."""
+"""Greater bodies are written before their commit, in chunks of this size (ADR 17)."""
 
 
 class RowKind(IntEnum):
@@ -134,7 +134,7 @@ class SideRows:
 
 
 OVERLAPPING: Final = frozenset({ShareBody, RecordIds, SettleRows})
-"""Mutations that only add rows nothing else touches: they overlap like plain inserts (D20)."""
+"""Mutations that only add rows nothing else touches: they overlap like plain inserts (ADR 32)."""
 EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
 """Mutations of the row of an entity: two of one entity never share a statement."""
 EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
@@ -142,7 +142,7 @@ EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
 
 
 def is_barrier(outcome: Outcome) -> bool:
-    """Return whether the commit of an outcome must be alone in flight (D20)."""
+    """Return whether the commit of an outcome must be alone in flight (ADR 32)."""
     if outcome.touches_uncommitted:
         return True
     return bool(outcome.mutations) and not OVERLAPPING.issuperset(map(type, outcome.mutations))
@@ -172,7 +172,7 @@ def extra_rows(outcome: Outcome) -> int:
 
 
 class Batch(Generic[P]):
-    """Outcomes of one commit. `is_exclusive`: no other commit may be in flight (D20)."""
+    """Outcomes of one commit. `is_exclusive`: no other commit may be in flight (ADR 32)."""
 
     __slots__ = (
         "byte_count",

@@ -1,4 +1,4 @@
-"""One beat a second for each broker and store: who is alive, seen by everybody's own clock (D9).
+"""One beat a second for each broker and store: who is alive, by each observer's clock (ADR 12).
 
 A broker beats on a connection of its own, also while it loads, migrates or commits. The beat is a
 commit that waits as commits of messages do, so that one that is done proves that nobody has taken
@@ -35,9 +35,9 @@ ANSWER_S: Final = 4.0
 """A beat without an answer for so long: the database is gone, and whatever waits for it is ended.
 Our choice: below the 5 s after which others may take us for dead."""
 SILENCE_S: Final = 5.0
-"""A broker whose beat did not change for so long may be taken over from (D9)."""
+"""A broker whose beat did not change for so long may be taken over from (ADR 12)."""
 CONFIRMATION_S: Final = 3.0
-"""So long ownership counts as confirmed after a beat began (D9). A broker of our own name that is
+"""How long a beat confirms ownership (ADR 12). A broker of our own name that is
 silent for so long tells nobody anything any more."""
 GAP_S: Final = 2.5
 """Looks further apart prove no silence: we were paused ourselves, or the store was."""

@@ -1,4 +1,4 @@
-"""The durable catalog of a namespace: definitions of entities, decided by partition 0 (D14).
+"""The durable catalog of a namespace: definitions of entities, decided by partition 0 (ADR 27).
 
 Each change is one commit of partition 0's owner that raises the version (`catalog_change`). Called
 by `broker/catalog.py` and `broker/directory.py` only.
@@ -136,7 +136,7 @@ class CatalogStore:
     async def record_shape(self, sku: str, partition_count: int) -> None:
         """Record the SKU and number of partitions; raise StoreMisconfigured where they clash.
 
-        The partition count is for life (D18), so Premium is too; Basic and Standard may change
+        The partition count is for life (ADR 37), so Premium is too; Basic and Standard may change
         into each other.
         """
         await self._store.open()

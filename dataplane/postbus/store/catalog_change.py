@@ -1,4 +1,4 @@
-"""The commit of a change of the catalog, or of what lies beside it (D14).
+"""The commit of a change of the catalog, or of what lies beside it (ADR 27).
 
 Only the owner of partition 0 changes it, in a transaction that is fenced like its commits, and only
 what it decided on: the catalog has the version it knew, and no caller with a higher epoch has been

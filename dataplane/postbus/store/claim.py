@@ -1,4 +1,4 @@
-"""Who may write a partition (D9).
+"""Who may write a partition (ADR 22).
 
 Each writer connection holds a session advisory lock (partition, slot); a claim ends the backends
 that hold them, gets every lock, which proves that nothing of theirs can commit any more, and raises

@@ -7,7 +7,7 @@ from typing import Final
 
 COMMIT_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Upper bounds of the buckets of commit times. A usual commit takes 2 to 10 ms; after 5 s it is
-called unknown (D10)."""
+called unknown (ADR 2)."""
 
 
 class StoreCounters:

@@ -18,7 +18,7 @@ from postbus.entity.commands import Refusal
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 COMMIT_MS: Final = 4_500
-"""Statement timeout of writers, below the 5 s after which a commit is called unknown (D10): a
+"""Statement timeout of writers, below the 5 s after which a commit is called unknown (ADR 2): a
 statement the server gave up on is known to be rolled back."""
 
 
@@ -101,7 +101,7 @@ def translated() -> Iterator[None]:
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Return what a failed commit means to those who wait for it (D10).
+    """Return what a failed commit means to those who wait for it (ADR 2).
 
     An error the server reports is a rollback; one that ends the session may have come after the
     commit. What the driver refuses to encode was never sent. Whatever else is unknown.

@@ -1,4 +1,4 @@
-"""Transactions of a partition's owner beside its journal, fenced as its commits are (D9).
+"""Transactions of a partition's owner beside its journal, fenced as its commits are (ADR 22).
 
 Each holds the partition's staging lock until it ends, so that a claim ends it or waits for it, and
 begins only in the epoch it was meant for. What a former owner is in the middle of, also one that is

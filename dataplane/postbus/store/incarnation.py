@@ -1,4 +1,4 @@
-"""Which process a broker is, and whether a former one of its name is provably gone (D9).
+"""Which process a broker is, and whether a former one of its name is provably gone (ADR 12).
 
 A name proves nothing: two processes may have it, and one that was cut off may still deliver. Gone
 is only what this machine itself says is gone.

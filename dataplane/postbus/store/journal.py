@@ -1,9 +1,9 @@
 """Group commit of one partition: outcomes in, commits in order, news of what became durable.
 
 Whatever is queued while commits are in flight forms the next one. At most two are in flight, on
-two connections, and only if both are plain (D20); outcomes are told strictly in order. The journal
-claims its partition when it opens and owns it while the broker's beats say so (D9). After the
-first failure it is dead: it says what was not applied and what is unknown (D10), and the host opens
+two connections, and only if both are plain (ADR 32); outcomes are released in order. The journal
+claims its partition when it opens and owns it while the broker's beats say so (ADR 22). After the
+first failure it is dead: it tells what was not applied or is unknown (ADR 2), and the host opens
 another one, whose claim ends our backends first. Called by `broker/host.py` only.
 """
 
@@ -60,7 +60,7 @@ QUEUED_BYTES: Final = 32 << 20
 QUEUED_ROWS: Final = 50_000
 """Above either the journal is congested: about half a second of work at full speed."""
 ANSWER_S: Final = 5.0
-"""A commit without an answer for so long is unknown (D10)."""
+"""A commit without an answer for so long is unknown (ADR 2)."""
 WATCH_S: Final = 0.5
 SECOND_WRITER_S: Final = 5.0
 """When a second writer that could not be opened is tried again. Our choice."""
@@ -152,7 +152,7 @@ class Journal(Generic[P]):
         one_by_one: bool = False,
         counters: StoreCounters | None = None,
     ) -> tuple[Journal[P], LoadedPartition]:
-        """Claim the partition (D9), load it, start committing.
+        """Claim the partition (ADR 22), load it, start committing.
 
         Creates the partition's tables at first use. `one_by_one` commits outcomes singly, so that
         one the server refuses fails alone; commits and reads are counted in `counters`. Raises
@@ -277,11 +277,11 @@ class Journal(Generic[P]):
         return found
 
     async def sample_clock_ms(self) -> int:
-        """Return database time, never below the time this partition persisted last (D16)."""
+        """Return database time, never below the time this partition persisted last (ADR 28)."""
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
 
     async def upkeep(self, now_ms: int) -> bool:
-        """Do what is due (D18): VACUUM, fold acquisitions, remove what nobody needs any more.
+        """Do what is due (ADR 30): VACUUM, fold acquisitions, remove what nobody needs any more.
 
         `now_ms` is the time of the entities. Returns whether there is more to do at once. Raises
         StoreUnavailable, Fenced.
@@ -353,7 +353,7 @@ class Journal(Generic[P]):
             self._spawn(self._open_second())
 
     def _may_overlap(self) -> bool:
-        """Whether a plain commit may start beside the one in flight (D20)."""
+        """Whether a plain commit may start beside the one in flight (ADR 32)."""
         first = self._in_flight[0]
         if self._waiting_rows < OVERLAP_ROWS or first.is_exclusive or self._alone_until:
             return False
@@ -493,7 +493,7 @@ class Journal(Generic[P]):
         self._tell()
 
     def _end(self, error: Exception) -> None:
-        """Die: say of everything not told what is known of it (D10)."""
+        """Die: say of everything not told what is known of it (ADR 2)."""
         if self._is_dead:
             return
         failed: list[tuple[Outcome, P, Refusal]] = []

@@ -6,7 +6,7 @@ one takes, append-only, numbered through both scopes: `NNNN_{pre,post}_what.sql`
 
 A `pre` step leaves brokers of the version before working: it runs at once, and a broker that does
 not know it works beside it. A `post` step needs them gone: it waits while a broker beats that does
-not know it, and who does not know it does not touch the tables any more (D17).
+not know it, and who does not know it does not touch the tables any more (ADR 29).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ OLDEST_KNOWN: Final = "select min(schema_version) from postbus.broker where ende
 
 
 def refuse_newer(version: int, scope: str) -> None:
-    """Raise SchemaTooNew when tables took a `post` step that this code does not know (D17)."""
+    """Raise SchemaTooNew when tables took a `post` step that this code does not know (ADR 29)."""
     if version > newest(scope):
         raise SchemaTooNew(
             f"the {scope} tables have version {version}, this Postbus knows {newest(scope)}; "

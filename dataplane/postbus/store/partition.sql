@@ -29,7 +29,7 @@ create table body (
     constraint body_pkey primary key (body_id, chunk)
 ) with (toast_tuple_target = 8160);
 
--- Rows that stay in `message` for the retention of their entity, but are not live (D5).
+-- Rows that stay in `message` for the retention of their entity, but are not live (ADR 18).
 create table settled (
     row_key bigint not null,
     entity_no integer not null,

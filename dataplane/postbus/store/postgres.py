@@ -3,7 +3,7 @@
 One connection for reads, one for short work aside and one for VACUUM serve all partitions of a
 store, opened at first use; each partition opens its own writers (`connect_writer`) and is claimed
 on one of them, so that nothing else of the store holds a claim up. Connections are direct: a
-transaction pooler would break the fence (D9). Nothing here knows what a row means.
+transaction pooler would break the fence (ADR 22). Nothing here knows what a row means.
 """
 
 from __future__ import annotations

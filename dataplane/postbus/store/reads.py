@@ -164,7 +164,7 @@ SIDES: Final = """
 IS_LIVE: Final = """
     and not exists (select from {schema}.settled s where s.row_key = m.row_key)
 """
-"""Settled rows may be asked for by key only: callers know which are live (D5)."""
+"""Settled rows may be asked for by key only: callers know which are live (ADR 18)."""
 BY_KEY: Final = f"""
 select {COLUMNS}
 from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key

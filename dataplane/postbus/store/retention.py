@@ -1,4 +1,4 @@
-"""What is kept of settled messages, and when it goes (D5).
+"""What is kept of settled messages, and when it goes (ADR 18).
 
 A settled row stays in `message`; `settled` says that it is not live, why and since when. Which
 entities have such rows is known from the load on, so that nobody else pays for a look. Rows go in

@@ -61,7 +61,7 @@ create unique index catalog_name on postbus.catalog (lower(name)) where not is_d
 
 create index catalog_tombstone on postbus.catalog (version) where is_deleted;
 
--- Authorization rules made at run time; `entity_no` 0 is the namespace. Keys are sealed (D19).
+-- Authorization rules made at run time; `entity_no` 0 is the namespace. Keys are sealed (ADR 31).
 create table postbus.authorization_rule (
     entity_no integer not null,
     name text not null,

@@ -1,4 +1,4 @@
-"""How many rows refer to each shared body, and which bodies none refers to any more (D4).
+"""How many rows refer to each shared body, and which bodies none refers to any more (ADR 7).
 
 Counts lie in arrays beside the blocks of row keys, four bytes a key, because a body's id is the key
 of its first row; those of an earlier life in two sorted arrays, twelve bytes a body. A reference is

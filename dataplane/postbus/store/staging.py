@@ -1,4 +1,4 @@
-"""Writes large bodies ahead of the commit that refers to them, on the side connection (D4).
+"""Writes large bodies ahead of the commit that refers to them, on the side connection (ADR 17).
 
 What a crash leaves is named in `staged` and removed at the next load. Called by the journal.
 """

@@ -1,4 +1,4 @@
-"""What keeps a partition's tables small and fast: VACUUM, and folding of acquisitions (D6, D18).
+"""Keeps the tables of a partition small: VACUUM (ADR 30), folding of acquisitions (ADR 19).
 
 Autovacuum is off for wide rows, because it comes too late; the broker knows exactly how much was
 deleted. VACUUM runs on a connection of its own and harms nobody, even run by a former owner;

@@ -577,7 +577,7 @@ class AmqpConnection:
             self.flush_soon()
 
     def review_grants(self) -> None:
-        """Detach the links that are allowed no more: a token ran out or a rule changed (D19)."""
+        """Detach the links that are allowed no more: a token ran out or a rule changed (ADR 31)."""
         try:
             self._review_grants()
             self.flush_soon()

@@ -65,7 +65,7 @@ MAX_OUT_BYTES: Final = 4 << 20
 for."""
 
 DRAIN_S: Final = 0.1
-"""Longest time until a drain is answered (D12), not counting how long the client does not read.
+"""Longest time until a drain is answered (ADR 24), not counting how long the client does not read.
 The JavaScript SDK gives up after 200 ms."""
 
 REPEAT_S: Final = 0.1

@@ -30,7 +30,7 @@ SEND_CREDIT: Final = 2_000
 sender with a window of 1,000 must not wait for credit."""
 
 LINK_BUDGET_BYTES: Final = 16 << 20
-"""Bytes one link may have on the way, by the size of its last messages (D15)."""
+"""Bytes one link may have on the way, by the size of its last messages (ADR 25)."""
 
 MAX_UNANSWERED: Final = 20_000
 """Deliveries without an answer above which a link's sends are refused as busy. Some clients ignore

@@ -26,7 +26,7 @@ PRE_SETTLED: Final = -1
 
 RELOADING: Final = frozenset({Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals of a settlement that only a reload of the partition brings: a commit that failed or that
-nobody knows of, or a partition that is loading. Every lock is lost with it (D10). "Not applied" may
+nobody knows of, or a partition that is loading. Locks are lost with it (ADR 2). "Not applied" may
 also be a read that failed; then the lock lives."""
 
 Fields: TypeAlias = tuple[str | None, str | None, dict[str, object] | None]

@@ -1,7 +1,7 @@
 """Transactions of one connection: the coordinator node, and what waits in an open transaction.
 
 Nothing of a transaction reaches a partition before it is discharged: messages wait here, locks are
-only looked at. Then all goes to one partition as one `Transact` (D8). The partition is that of the
+only looked at. All goes to one partition as one `Transact` (ADR 21). The partition is that of the
 first settlement, else of the messages' key; what is sent to another entity than the first one goes
 through that one's outbox. Source: AMQP 1.0 part 4; Service Bus's send-via.
 """
@@ -67,7 +67,7 @@ HELD_BYTES: Final = 512
 345 octets measured."""
 
 MAX_BYTES: Final = 16 << 20
-"""Bytes of messages in one transaction (D8)."""
+"""Bytes of messages in one transaction (ADR 21)."""
 
 LIFETIME_S: Final = 120.0
 """How long a transaction may stay open. Source: Service Bus, two minutes."""

@@ -209,7 +209,7 @@ class RuntimeHandler:
     async def _read_and_delete(
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
-        """Delete a message, then show it. Until it is deleted it is only locked (D6)."""
+        """Delete a message, then show it. Until it is deleted it is only locked (ADR 19)."""
         ends = asyncio.get_running_loop().time() + target.timeout_s
         while True:
             delivery = await self._take(request, target, address, grant)

@@ -43,7 +43,7 @@ LINK: Final = "HTTP"
 """What a dead letter tells instead of a link's name."""
 
 PARKED_S: Final = 1.0
-"""How long a consumer waits for the next receive of its connection (D12)."""
+"""How long a consumer waits for the next receive of its connection (ADR 24)."""
 
 AWAY: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY})
 """Refusals that pass: the partition loads, or decides whether the entity is idle."""
