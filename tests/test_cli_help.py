@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.text import Text
+from typer import BadParameter
 
 from postbus.cli.main import program
 
@@ -61,6 +62,11 @@ def parse(words: list[str]) -> None:
         command = within[name]
     assert name != "postbus", words
     command.make_context(name, list(words))
+
+
+def test_waiting_for_another_is_either_shortened_or_refused() -> None:
+    with pytest.raises(BadParameter, match="exclude each other"):
+        program().main(["serve", "--take-over", "--no-wait"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])

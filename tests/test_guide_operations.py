@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from postbus.cli.failures import Exit
 from postbus.embedded import EmbeddedPostgres
 from postbus.settings import Settings
 from tests.conftest import run_psql
@@ -67,6 +68,12 @@ def test_the_unit_runs_a_command_that_exists() -> None:
     assert program.endswith("/bin/postbus")
     check_postbus(arguments)
     assert float(service["TimeoutStopSec"]) >= Settings().grace_s + 30
+
+
+def test_the_unit_leaves_an_end_alone_that_a_restart_does_not_mend() -> None:
+    codes = unit()["Service"]["RestartPreventExitStatus"].split()
+    lasting = (Exit.USAGE, Exit.SETTINGS, Exit.MANIFESTS, Exit.REPLACED)
+    assert codes == [str(code.value) for code in lasting]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")

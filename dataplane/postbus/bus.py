@@ -93,9 +93,11 @@ class Bus:
         *,
         is_embedded: bool,
         dev_clock: ClockMode | None = None,
+        on_asked: Callable[[str], None] = lambda _by: None,
     ) -> None:
         """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved.
 
+        `on_asked` is told by whom when another process of the broker's name asks this one to end.
         Raises `SettingsError` for a key that everybody knows where others can show it.
         """
         refuse_public_keys(settings.host, definition)
@@ -104,6 +106,7 @@ class Bus:
         self._data = data
         self._is_embedded = is_embedded
         self._dev_clock = dev_clock
+        self._on_asked = on_asked
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
         self._partition_count = definition.properties.limits.partition_count
@@ -199,6 +202,7 @@ class Bus:
                 unsafe=self._settings.is_unsafe,
                 broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
             )
+            stores.when_asked_to_end(self._on_asked)
             async with asyncio.TaskGroup() as tasks:
                 changes = Changes(tasks.create_task)
                 opened = self._opened = await self._open(stores, changes)

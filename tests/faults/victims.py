@@ -103,8 +103,8 @@ class Broker:
         self._log_start = 0
         self.process: subprocess.Popen[bytes]
 
-    def start(self) -> None:
-        command = [sys.executable, *self._program, "serve", str(self._manifests)]
+    def start(self, *options: str) -> None:
+        command = [sys.executable, *self._program, "serve", str(self._manifests), *options]
         with self._log.open("ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)

@@ -19,7 +19,7 @@ from postbus.store import incarnation as incarnation_module
 from postbus.store import journal as journal_module
 from postbus.store import postgres as postgres_module
 from postbus.store.batch import SideRows
-from postbus.store.beats import CONFIRMATION_S, SILENCE_S, Owner
+from postbus.store.beats import CONFIRMATION_S, SILENCE_S, Incarnation
 from postbus.store.claim import Claim
 from postbus.store.errors import Connection, Fenced, StoreUnavailable
 from postbus.store.incarnation import Broker, Process, boottime_s, is_provably_gone, this_process
@@ -158,7 +158,7 @@ async def test_a_beat_that_came_meanwhile_shows_that_it_lives(
         await wait_until(lambda: asyncio.sleep(0, identity in other.beats._others))
         seen = other.beats._others[identity]
         other.beats._others[identity] = seen._replace(since=boottime_s() - 2 * SILENCE_S)
-        owner = Owner(identity, "broker-0", Process("here", 1), seen.beat, "then")
+        owner = Incarnation(identity, "broker-0", Process("here", 1), seen.beat, "then")
         await look.execute("update postbus.broker set beat = beat + 1")
         with pytest.raises(Fenced, match="owned by broker-0, process 1 on host here"):
             await other.beats.take_place_of(owner, look)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from postbus.store import beats, migrate
 from postbus.store.errors import SchemaTooNew
+from postbus.store.incarnation import Broker, Process
 from postbus.store.migrate import Migration, all_migrations
 from postbus.store.postgres import Store
+from postbus.store.rivals import Rivals
 from tests.store.driving import connected, insert, open_driven, outcome
 
 pytestmark = pytest.mark.slow
@@ -113,6 +116,33 @@ async def test_the_version_before_leaves_tables_alone_that_took_a_post_step(
     become()
     with pytest.raises(SchemaTooNew, match="run the newer version"):
         await work(database)
+
+
+BEAT_BEFORE_REQUESTS = """
+update postbus.broker set beat = beat + 1, persisted_ms = greatest(persisted_ms, $2)
+where incarnation = $1 and ended_by is null returning incarnation, beat, ended_by
+"""
+
+
+async def test_the_version_before_beats_on_while_its_store_learns_of_requests(
+    database: str,
+) -> None:
+    lives = "insert into postbus.broker values ($1, 'older', '', 1, '', '', 1, '', 21)"
+    identity = uuid4()
+    async with connected(database) as look:
+        await look.execute("alter table postbus.broker drop column asked_by")
+        await look.execute("delete from postbus.migration where name like '%_asked.sql'")
+        await look.execute(lives, identity)
+        beat = await look.prepare(BEAT_BEFORE_REQUESTS)
+        assert await beat.fetchval(identity, 0) == identity
+        await work(database)
+        assert await beat.fetchval(identity, 0) == identity
+        store = Store(database)
+        rivals = Rivals(store, Broker("older", Process("here", 2)))
+        (asked,) = await rivals.ask_to_end()
+        assert (await beat.fetchrow(identity, 0))["beat"] == 3
+        assert await rivals.outwait([asked], 0.0) == [asked]  # it does not hear, and goes on
+        await store.close()
 
 
 BEFORE_INCARNATIONS = 14

@@ -27,6 +27,7 @@ class Exit(int, Enum):
     MACHINE = 5
     STORE = 6
     REFUSED = 7
+    REPLACED = 8
     BUG = 70
     INTERRUPTED = 130
 

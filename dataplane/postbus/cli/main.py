@@ -42,7 +42,8 @@ from postbus.cli.help_types import name_types
 RUNNING_CODES: Final = """
 [bold]Exit codes[/bold]
   0 stopped as asked, 2 usage, 3 settings, 4 manifests,
-  5 data directory, port or certificate, 6 Postgres, 70 a bug
+  5 data directory, port or certificate, 6 Postgres,
+  8 another process took over, 70 a bug
 """
 EPILOG: Final = examples(
     "postbus dev                     a bus with one queue, queue.1",
@@ -65,6 +66,8 @@ DEV_EPILOG: Final = examples(
 SERVE_EPILOG: Final = examples(
     "POSTBUS_STORES=postgresql://bus@db/bus postbus serve bus.yaml",
     "postbus serve manifests/ --host 0.0.0.0 --log-format json",
+    "postbus serve bus.yaml --take-over   ask the one that runs to end, then start",
+    "postbus serve bus.yaml --no-wait     no stand-by: 6 while another of this name lives",
     codes=RUNNING_CODES,
 )
 CHECK_EPILOG: Final = examples(
@@ -245,12 +248,26 @@ def serve(
     http_port: HttpPort = None,
     metrics_port: MetricsPort = None,
     control_port: ControlPort = None,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Ask a living process of this broker's name to end."),
+    ] = False,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="Exit with 6 while another process of this name lives."),
+    ] = False,
     unsafe: Unsafe = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Run a broker on a Postgres that you provide."""
+    """Run a broker on a Postgres that you provide.
+
+    While another process of its name lives it waits, takes nothing and is not ready.
+    """
+    if take_over and no_wait:
+        raise typer.BadParameter("--take-over and --no-wait exclude each other")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its manifests again
+    from postbus.cli.rivals import Meeting
     from postbus.cli.running import DEFAULT_BUS, run_bus
     from postbus.manifests import read_one_bus
     from postbus.settings import SettingsError, load_settings
@@ -273,10 +290,12 @@ def serve(
             raise SettingsError(
                 "POSTBUS_STORES: give the address of Postgres, or use `postbus dev`"
             )
+        otherwise = Meeting.REFUSE if no_wait else Meeting.WAIT
         run_bus(
             settings,
             lambda: read_one_bus(manifests) if manifests else DEFAULT_BUS,
             is_embedded=False,
+            meeting=Meeting.TAKE_OVER if take_over else otherwise,
         )
 
 

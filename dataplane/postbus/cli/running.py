@@ -28,6 +28,7 @@ from postbus.cli.emulator_config import EMULATOR_KEYS
 from postbus.cli.failures import Exit, err, fail, out
 from postbus.cli.output import print_table
 from postbus.cli.rereading import Rereading
+from postbus.cli.rivals import Meeting, meet_rivals
 from postbus.contract import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.data_directory import DataDirectory
 from postbus.descriptors import allow_descriptors
@@ -122,13 +123,15 @@ def run_bus(
     is_quiet: bool = False,
     remarks: Sequence[str] = (),
     found_as: Path | None = None,
+    meeting: Meeting = Meeting.WAIT,
 ) -> None:
     """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
 
     `read` gives what the bus shall be, at the start and when SIGHUP asks for it again. `dev_clock`:
     the bus is for development; show connection strings, which hold a key. `is_quiet`: log warnings
     only, since what is printed says the rest. `remarks` are told when the doors are open.
-    `found_as`: commands that look into this data directory find the bus too.
+    `found_as`: commands that look into this data directory find the bus too. `meeting`: what to do
+    about another process of the broker's name.
     """
     definition = read()
     keep_memory()
@@ -138,37 +141,62 @@ def run_bus(
         logger.warning("unknown setting", extra={"remark": remark})
     for remark in exposures(settings, default_ssl_mode()):
         logger.warning("laid open", extra={"remark": remark})
+    if meeting is not Meeting.WAIT:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _progress() as step:
+            runner.run(meet_rivals(settings, definition.name, meeting, step))
     with DataDirectory(settings.data) as data:
-        bus = Bus(settings, definition, data, is_embedded=is_embedded, dev_clock=dev_clock)
+        end = End()
+        bus = Bus(
+            settings,
+            definition,
+            data,
+            is_embedded=is_embedded,
+            dev_clock=dev_clock,
+            on_asked=end.hand_over,
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
                 is_dev = dev_clock is not None
                 said = [*remarks, *key_remarks(definition)] if is_dev else []
                 runner.run(
-                    _run_until_signal(bus, data, read, settings.grace_s, is_dev, said, found_as)
+                    _run_until_end(bus, data, read, end, settings.grace_s, is_dev, said, found_as)
                 )
             except BusError as error:
                 fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
+    if end.asked_by is not None:
+        fail(f"ended because another process takes over: {end.asked_by}", Exit.REPLACED)
 
 
-async def _run_until_signal(
+class End:
+    """Whether the bus shall end, and why: a signal, or another process of its name asks for it."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.asked_by: str | None = None
+
+    def hand_over(self, asked_by: str) -> None:
+        self.asked_by = asked_by
+        self.is_asked.set()
+
+
+async def _run_until_end(
     bus: Bus,
     data: DataDirectory,
     read: Callable[[], BusDefinition],
+    end: End,
     grace_s: float,
     is_dev: bool,
     remarks: Sequence[str],
     found_as: Path | None,
 ) -> None:
-    asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
         nonlocal grace_s
-        if asked.is_set():
+        if end.is_asked.is_set():
             grace_s = 0.0
             bus.cut_short()
-        asked.set()
+        end.is_asked.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
@@ -177,7 +205,7 @@ async def _run_until_signal(
     is_in_terminal = is_dev and sys.stdin.isatty()
     loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
     following: asyncio.Task[None] | None = None
-    stopping = asyncio.ensure_future(asked.wait())
+    stopping = asyncio.ensure_future(end.is_asked.wait())
     collecting: asyncio.Task[None] | None = None
     try:
         with _progress() as step:

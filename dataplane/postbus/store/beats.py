@@ -77,6 +77,8 @@ class Beats:
         self.persisted_ms = 0
         self.round_trip_s: float | None = None
         """How long the last beat took that was done, the commit of one row."""
+        self.on_asked: Callable[[str], None] = lambda _by: None
+        """Told once, by whom, when another process of our name asks us to end."""
         self._on_dead = on_dead
         self._clock = clock
         self._lane = Lane(connect)
@@ -85,6 +87,7 @@ class Beats:
         self._others: dict[UUID, _Seen] = {}
         self._earlier: dict[int, _Seen] = {}
         self._looked_at = 0.0
+        self._is_asked = False
         self._task: asyncio.Task[None] | None = None
 
     # --- our own life -----------------------------------------------------------------------------
@@ -165,6 +168,10 @@ class Beats:
                     text = self._reason(FORGET_S)
                     await connection.execute(END, identity, text, seen.beat)
         ours = next((row for row in rows if row["incarnation"] == self.identity), None)
+        if ours is not None and ours["asked_by"] and not self._is_asked:
+            self._is_asked = True
+            logger.warning("asked to end", extra={"by": ours["asked_by"]})
+            self.on_asked(ours["asked_by"])
         if ours is None or not ours["has_beaten"]:
             raise Fenced(f"taken over by {(ours and ours['ended_by']) or 'nobody we know'}")
         self.confirmed_at = started
@@ -205,7 +212,7 @@ class Beats:
     def _limit_s(self, name: str) -> float:
         return CONFIRMATION_S if name == self.broker.name else SILENCE_S
 
-    async def take_place_of(self, owner: Owner, connection: Connection) -> None:
+    async def take_place_of(self, owner: Incarnation, connection: Connection) -> None:
         """End the life of another broker that is gone or silent; raises Fenced while it is not."""
         if owner.name == self.broker.name and is_provably_gone(
             owner.process, owner.identity, self.broker.process, _living
@@ -234,8 +241,8 @@ class Beats:
         return f"{self.broker} (it was silent for {silence_s:.0f} s)"
 
 
-class Owner(NamedTuple):
-    """An incarnation that owns a partition, as its row says it. `since`: when it began."""
+class Incarnation(NamedTuple):
+    """The life of a broker in a store, as its row says it. `since`: when it began."""
 
     identity: UUID
     name: str
@@ -243,10 +250,23 @@ class Owner(NamedTuple):
     beat: int
     since: str
 
+    @classmethod
+    def from_row(cls, row: asyncpg.Record) -> Incarnation:
+        """Return the one of a row with `incarnation`, `broker_name` and `INCARNATION_COLUMNS`."""
+        process = Process(*(row[name] for name in Process._fields))
+        return cls(row["incarnation"], row["broker_name"], process, row["beat"], row["started_at"])
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.process}, there since {self.since}"
+
     def describe(self) -> str:
-        return f"owned by {self.name}, {self.process}, there since {self.since}"
+        return f"owned by {self}"
 
 
+INCARNATION_COLUMNS: Final = """
+b.beat, b.host, b.pid, b.boot_id, b.pid_namespace, b.started_ticks, b.data_lock,
+to_char(b.started_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as started_at
+"""
 ENTER: Final = """
 with forgotten as (
     delete from postbus.broker
@@ -266,7 +286,8 @@ with ours as (
     where incarnation = $1 and ended_by is null
     returning incarnation
 )
-select b.incarnation, b.broker_name, b.beat, b.ended_by, o.incarnation is not null as has_beaten
+select b.incarnation, b.broker_name, b.beat, b.ended_by, b.asked_by,
+       o.incarnation is not null as has_beaten
 from postbus.broker b left join ours o on o.incarnation = b.incarnation
 """
 END: Final = """

@@ -26,12 +26,8 @@ async def record_belonging(
         row = await connection.fetchrow(READ)
         assert row is not None
         name, check = row["namespace"], row["sealing_check"]
-        if name not in (None, namespace) and not is_embedded:
-            raise StoreMisconfigured(
-                f"it belongs to the bus {name}, and this start is one of {namespace}: start with"
-                f" the manifests of {name}, or name another database; to rename the bus, stop it"
-                " everywhere and run: update postbus.store set namespace = null"
-            )
+        if not is_embedded:
+            _refuse_another(name, namespace)
         may_seal_anew = is_embedded and not row["has_sealed"]
         if check not in (None, sealing_check) and not may_seal_anew:
             raise StoreMisconfigured(
@@ -42,6 +38,21 @@ async def record_belonging(
             )
         if (name, check) != (namespace, sealing_check):
             await connection.execute(WRITE, namespace, sealing_check)
+
+
+async def refuse_another_bus(store: Store, namespace: str) -> None:
+    """Raise StoreMisconfigured when the store belongs to the bus of another name."""
+    async with store.aside() as connection:
+        _refuse_another(await connection.fetchval("select namespace from postbus.store"), namespace)
+
+
+def _refuse_another(name: str | None, namespace: str) -> None:
+    if name not in (None, namespace):
+        raise StoreMisconfigured(
+            f"it belongs to the bus {name}, and this start is one of {namespace}: start with"
+            f" the manifests of {name}, or name another database; to rename the bus, stop it"
+            " everywhere and run: update postbus.store set namespace = null"
+        )
 
 
 READ: Final = """

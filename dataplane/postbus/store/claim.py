@@ -12,9 +12,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from postbus.store.beats import Beats, Owner
+from postbus.store.beats import INCARNATION_COLUMNS, Beats, Incarnation
 from postbus.store.errors import Connection, Fenced, StoreUnavailable, translated
-from postbus.store.incarnation import Process
 from postbus.store.migrate import migrate_partition, prepare_partition, refuse_newer
 
 LOCK_MS: Final = 3_000
@@ -106,19 +105,14 @@ async def _make_way(connection: Connection, beats: Beats, identity: UUID, partit
     if row["incarnation"] is None:
         beats.outwait(partition_id, row["heartbeat_ms"], row["broker_name"])
     elif row["is_alive"]:
-        process = Process(*(row[name] for name in Process._fields))
-        owner = Owner(
-            row["incarnation"], row["broker_name"], process, row["beat"], row["started_at"]
-        )
-        await beats.take_place_of(owner, connection)
+        await beats.take_place_of(Incarnation.from_row(row), connection)
     return version
 
 
-READ_OWNER: Final = """
+READ_OWNER: Final = f"""
 select o.broker_name, o.is_released, o.schema_version, o.incarnation, o.heartbeat_ms,
-       coalesce(b.ended_by is null and b.incarnation is not null, false) as is_alive, b.beat,
-       b.host, b.pid, b.boot_id, b.pid_namespace, b.started_ticks, b.data_lock,
-       to_char(b.started_at at time zone 'utc', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as started_at
+       coalesce(b.ended_by is null and b.incarnation is not null, false) as is_alive,
+       {INCARNATION_COLUMNS}
 from (
     select broker_name, is_released, schema_version, heartbeat_ms,
            (to_jsonb(owner) ->> 'incarnation')::uuid as incarnation

@@ -85,6 +85,12 @@ def is_provably_gone(
     return _has_ended(former.pid, former.started_ticks)
 
 
+def runs_here(other: Process, ours: Process) -> bool:
+    """Say whether a process runs on this machine as far as we see, so that it holds its ports."""
+    is_here = (other.boot_id, other.pid_namespace) == (ours.boot_id, ours.pid_namespace)
+    return is_here and bool(other.boot_id) and not _has_ended(other.pid, other.started_ticks)
+
+
 def _has_ended(pid: int, started_ticks: int) -> bool:
     """Say whether a process that began then has certainly ended.
 

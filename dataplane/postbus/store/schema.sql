@@ -103,7 +103,8 @@ create table postbus.audit (
 
 -- Lives of brokers. `beat` grows each second while one lives; whoever takes over from it says who
 -- in `ended_by`. The columns between say which process it is, `schema_version` the newest tables
--- that it knows, `persisted_ms` the highest time of an entity in what it committed.
+-- that it knows, `persisted_ms` the highest time of an entity in what it committed. `asked_by`: who
+-- asked it to end.
 create table postbus.broker (
     incarnation uuid primary key,
     broker_name text not null,
@@ -117,5 +118,6 @@ create table postbus.broker (
     started_at timestamptz not null default now(),
     beat bigint not null default 0,
     persisted_ms bigint not null default 0,
-    ended_by text
+    ended_by text,
+    asked_by text
 ) with (fillfactor = 50);

@@ -7,7 +7,7 @@ are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -32,6 +32,11 @@ class Stores:
     def home_of(self, partition_id: int) -> Store:
         """Return the database of a partition."""
         return self._stores[partition_id % len(self._stores)]
+
+    def when_asked_to_end(self, on_asked: Callable[[str], None]) -> None:
+        """Tell `on_asked` by whom, once for each database, when we are asked to end."""
+        for store in self._stores:
+            store.beats.on_asked = on_asked
 
     async def open(self) -> None:
         """Check and migrate every database, and their places in the list.

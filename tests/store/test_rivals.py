@@ -1,0 +1,108 @@
+"""Other processes of one name: who of them lives, and who hears that it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+
+from postbus.store import beats as beats_module
+from postbus.store import rivals as rivals_module
+from postbus.store.incarnation import Broker, Process, runs_here, this_process
+from postbus.store.postgres import Store
+from postbus.store.rivals import Rivals
+from tests.store.driving import connected, wait_until
+
+OURS = Broker("broker-0", Process("here", 2))
+LEFT_BEHIND = "insert into postbus.broker values ($1, $2, 'there', 1, '', '', 0, '', 22)"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beat ten times as fast."""
+    monkeypatch.setattr(beats_module, "BEAT_S", beats_module.BEAT_S / 10)
+    monkeypatch.setattr(rivals_module, "CONFIRMATION_S", rivals_module.CONFIRMATION_S / 10)
+    monkeypatch.setattr(rivals_module, "LOOK_S", rivals_module.LOOK_S / 10)
+
+
+@pytest.fixture
+async def looking(database: str) -> AsyncIterator[Rivals]:
+    store = Store(database, broker=OURS)
+    yield Rivals(store, OURS)
+    await store.close()
+
+
+@pytest.fixture
+async def first(database: str) -> AsyncIterator[Store]:
+    """Return the store of a broker of our name that lives, on another machine."""
+    store = Store(database, broker=Broker("broker-0", Process("there", 1)))
+    await store.beats.begin()
+    yield store
+    await store.close()
+
+
+async def test_only_whose_beat_moves_lives(looking: Rivals, first: Store, database: str) -> None:
+    async with connected(database) as look:
+        await look.execute(LEFT_BEHIND, uuid4(), "broker-0")
+        await look.execute(LEFT_BEHIND, uuid4(), "another")
+        assert [rival.identity for rival in await looking.living()] == [first.beats.identity]
+        await first.close()
+        assert await looking.living() == []
+
+
+async def test_who_is_asked_to_end_is_told_once_by_whom(looking: Rivals, first: Store) -> None:
+    told: list[str] = []
+    first.beats.on_asked = told.append
+    asked = await looking.ask_to_end()
+    assert str(asked[0]).startswith("broker-0, process 1 on host there, there since 20")
+    await wait_until(lambda: asyncio.sleep(0, bool(told)))
+    beat = first.beats.confirmed_at
+    await wait_until(lambda: asyncio.sleep(0, first.beats.confirmed_at > beat))
+    assert told == ["broker-0, process 2 on host here"]
+    assert await looking.outwait(asked, 0.0) == asked  # nobody ends it by force
+    ending = asyncio.create_task(looking.outwait(asked, 60.0))
+    await first.close()
+    assert await ending == []
+
+
+async def test_who_wakes_up_after_its_end_hears_that_it_was_asked(
+    looking: Rivals, first: Store, database: str
+) -> None:
+    told: list[str] = []
+    first.beats.on_asked = told.append
+    async with connected(database) as look:
+        await look.execute("update postbus.broker set ended_by = 'a test', asked_by = 'a twin'")
+    await wait_until(lambda: asyncio.sleep(0, bool(told)))
+    assert told == ["a twin"]
+
+
+async def test_who_falls_silent_is_not_waited_for(looking: Rivals, database: str) -> None:
+    async with connected(database) as look:
+        await look.execute(LEFT_BEHIND, uuid4(), "broker-0")
+    asked = await looking.ask_to_end()
+    assert len(asked) == 1
+    assert await looking.outwait(asked, 60.0) == []
+
+
+async def test_a_process_of_this_machine_has_ended_when_it_is_gone(database: str) -> None:
+    """It holds its folder and ports until then."""
+    us = this_process()
+    assert runs_here(us, us)
+    assert not runs_here(us._replace(pid=2**22 + 1), us)
+    assert not runs_here(us._replace(boot_id="another"), us)
+    assert not runs_here(Process("here", us.pid), Process("here", us.pid))
+    store = Store(database, broker=OURS)
+    rivals = Rivals(store, Broker("broker-0", us._replace(pid=1)))
+    async with connected(database) as look:
+        await store.beats.begin()
+        await look.execute(
+            "update postbus.broker set pid = $1, boot_id = $2, pid_namespace = $3,"
+            " started_ticks = $4",
+            *us[1:5],
+        )
+        asked = await rivals.ask_to_end()
+        await look.execute("delete from postbus.broker")
+        assert await rivals.outwait(asked, 0.0) == asked
+    await store.close()
