@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.command_line import CONTROL, READY_S, CommandLine, user_folder
 from tests.dev_bus import FREE_PORTS
@@ -21,6 +22,9 @@ kind: Namespace
 metadata: {name: %s}
 spec:
   sku: {name: Standard}
+  minimumTlsVersion: "%s"
+  tags: {stage: "%s"}
+  operatorSpec: {softDelete: {retention: %s}}
   authorizationRules:
     - {name: root, rights: [Manage], secretName: root}
 ---
@@ -36,7 +40,12 @@ kind: Queue
 metadata: {name: %s}
 spec: {owner: {name: serve-bus}, lockDuration: %s}
 """
+AT_FIRST = ("1.2", "trial", "P7D")
 OLD, NEW = "the-key-before-it-was-changed", "the-key-after-it-was-changed"
+
+
+def bus_of(name: str, key: str, its: tuple[str, str, str] = AT_FIRST) -> str:
+    return BUS % (name, *its, key)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -76,24 +85,24 @@ def sends(user: CommandLine, key: str) -> bool:
 def test_manifests_and_secrets_are_read_again_and_nothing_ends(database: str) -> None:
     with user_folder() as folder:
         manifests, log = folder / "bus.yaml", folder / "log"
-        manifests.write_text(BUS % ("serve-bus", OLD) + QUEUE % ("orders", "PT30S"))
+        manifests.write_text(bus_of("serve-bus", OLD) + QUEUE % ("orders", "PT30S"))
         with serving(database, folder) as (user, process):
             assert user.ok("status").startswith("bus")
             user.fails("send", "orders", "x", code=3, says="to what postbus connection-string")
             assert (sends(user, OLD), sends(user, NEW)) == (True, False)
 
             changed = QUEUE % ("orders", "PT45S") + QUEUE % ("more", "PT30S")
-            manifests.write_text(BUS % ("serve-bus", NEW) + changed)
+            manifests.write_text(bus_of("serve-bus", NEW) + changed)
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: "manifests were read again" in log.read_text())
             assert (sends(user, OLD), sends(user, NEW)) == (False, True)
             assert "lockDuration: PT45S" in user.ok("describe", "orders")
             assert [each["name"] for each in user.json("get", "queues")] == ["more", "orders"]
 
-            manifests.write_text(BUS % ("serve-bus", OLD) + QUEUE % ("orders", "forever"))
+            manifests.write_text(bus_of("serve-bus", OLD) + QUEUE % ("orders", "forever"))
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: "spec.lockDuration" in log.read_text())
-            manifests.write_text(BUS % ("other-bus", OLD))
+            manifests.write_text(bus_of("other-bus", OLD))
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: "these are manifests of other-bus" in log.read_text())
             assert sends(user, NEW)
@@ -102,9 +111,26 @@ def test_manifests_and_secrets_are_read_again_and_nothing_ends(database: str) ->
 
 
 @pytest.mark.slow
+def test_what_the_namespace_is_is_read_again_unless_it_is_for_life(database: str) -> None:
+    with user_folder() as folder:
+        manifests, log = folder / "bus.yaml", folder / "log"
+        manifests.write_text(bus_of("serve-bus", OLD))
+        with serving(database, folder) as (user, process):
+            manifests.write_text(bus_of("serve-bus", OLD, ("1.3", "live", "P30D")))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "manifests were read again" in log.read_text())
+            told = yaml.safe_load(user.ok("get", "namespace", "-o", "yaml"))["properties"]
+            assert (told["minimumTlsVersion"], told["tags"]) == ("1.3", {"stage": "live"})
+            assert told["softDelete"] == {"retention": "P30D"}
+            manifests.write_text(bus_of("serve-bus", OLD).replace("Standard", "Premium"))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "the tier of a bus is for life" in log.read_text())
+
+
+@pytest.mark.slow
 def test_a_signal_during_the_start_ends_nothing(database: str) -> None:
     with user_folder() as folder:
-        (folder / "bus.yaml").write_text(BUS % ("serve-bus", OLD))
+        (folder / "bus.yaml").write_text(bus_of("serve-bus", OLD))
         user = CommandLine(folder)
         process = subprocess.Popen(
             [sys.executable, "-m", "postbus", "serve", "bus.yaml", *FREE_PORTS, *CONTROL],

@@ -29,7 +29,6 @@ from postbus.broker.controls import Controls
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
 from postbus.broker.own_names import OwnNames
-from postbus.broker.preconditions import DirectoryRefusal
 from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.broker.tracing import TracedRouter
@@ -42,7 +41,7 @@ from postbus.contract import (
 from postbus.control_door import Controlled
 from postbus.data_directory import DataDirectory
 from postbus.declared_keys import DeclaredKeys, refuse_public_keys
-from postbus.defining import define_entities, define_later
+from postbus.defining import Defining
 from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
 from postbus.entity.commands import Tick
@@ -112,6 +111,7 @@ class Bus:
         self._partition_count = definition.properties.limits.partition_count
         self._hosts: list[Host] = []
         self._opened: Opened | None = None
+        self._defining: Defining | None = None
         self._names = OwnNames(definition.name, settings.dialled_names)
         self._keys = DeclaredKeys(definition, data)
         self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
@@ -165,23 +165,27 @@ class Bus:
     async def redefine(self, definition: BusDefinition) -> None:
         """Let a bus that runs be what manifests say now, with the keys of their Secrets.
 
-        As at a start: nothing is deleted, and entities are changed by the owner of partition 0. Of
-        the namespace itself only authorization rules are changed. Raises `BusError` and
-        `SettingsError`, as at a start.
+        As at a start: nothing is deleted, and entities are changed by the owner of partition 0.
+        Raises `BusError` and `SettingsError`, as at a start; what came before an error stays.
         """
         refuse_public_keys(self._settings.host, definition)
         of_now = self._definition
         if definition.name != of_now.name:
             raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
-        if definition.properties.sku != of_now.properties.sku:
+        if definition.properties.sku.name is not of_now.properties.sku.name:
             raise BusError("the tier of a bus is for life")
+        if definition.properties.limits.partition_count != self._partition_count:
+            raise BusError("the number of partitions of a bus is for life")
         assert self._opened is not None
+        assert self._defining is not None
         rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
-        if self._opened.directory.catalog.epoch is not None:
-            try:
-                await define_entities(definition, self.administration, rules, self.audit)
-            except AdministrationRefused as refusal:
-                raise BusError(str(refusal)) from refusal
+        try:
+            await self._defining.define(definition, rules)
+            await self._opened.namespace.redeclare(definition.declared)
+        except AdministrationRefused as refusal:
+            raise BusError(str(refusal)) from refusal
+        except StoreError as error:
+            raise BusError(explain_store_error(error)) from error
         self._definition = self._keys.definition = definition
         self._opened.rules.declare(rules)
 
@@ -314,15 +318,10 @@ class Bus:
     ) -> list[asyncio.Task[None]]:
         """Apply the manifests, or follow the owner of partition 0; return what to cancel."""
         following = [tasks.create_task(catalog.keep_following(), name="follow")]
-        rules = self._keys.rules()
+        self._defining = Defining(self._keys, administration, catalog, self.audit)
+        following.append(tasks.create_task(self._defining.keep_defining(), name="define"))
         try:
-            await catalog.own()
-        except DirectoryRefusal as refusal:
-            logger.warning("manifests are not applied yet", extra={"why": str(refusal)})
-            later = define_later(self._keys, administration, catalog, self.audit)
-            return [*following, tasks.create_task(later, name="define")]
-        try:
-            await define_entities(self._definition, administration, rules, self.audit)
+            await self._defining.define(self._definition, self._keys.rules())
         except AdministrationRefused as refusal:
             if isinstance(refusal.__cause__, StoreError):
                 text = explain_store_error(refusal.__cause__)

@@ -48,6 +48,67 @@ OWN_LOOK_S: Final = 0.5
 """How often a broker whose manifests wait looks whether partition 0 is its own by now."""
 
 
+class Defining:
+    """The entities of the manifests of a bus: applied by the owner of partition 0, else later."""
+
+    def __init__(
+        self,
+        declared: DeclaredKeys,
+        administration: Administration,
+        catalog: Catalog,
+        audit: Audit,
+    ) -> None:
+        """`declared` holds the manifests that count when the time has come."""
+        self._declared = declared
+        self._administration = administration
+        self._catalog = catalog
+        self._audit = audit
+        self._turn = asyncio.Lock()
+        self._is_due = asyncio.Event()
+
+    async def define(self, definition: BusDefinition, rules: Sequence[KeyRule]) -> None:
+        """Apply manifests now if partition 0 is ours; else log whose it is, and do it later.
+
+        Raises `AdministrationRefused`.
+        """
+        async with self._turn:
+            try:
+                await self._catalog.own()
+            except DirectoryRefusal as refusal:
+                logger.warning(
+                    "manifests are not applied yet: the owner of partition 0 changes entities",
+                    extra={"why": str(refusal)},
+                )
+                self._is_due.set()
+                return
+            self._is_due.clear()
+            await define_entities(definition, self._administration, rules, self._audit)
+
+    async def keep_defining(self) -> None:
+        """Do what waits as soon as partition 0 is ours; what is refused then is logged."""
+        while True:
+            await self._is_due.wait()
+            await asyncio.sleep(OWN_LOOK_S)
+            async with self._turn:
+                if self._catalog.epoch is not None and self._is_due.is_set():
+                    await self._define_due()
+
+    async def _define_due(self) -> None:
+        self._is_due.clear()
+        try:
+            rules = await asyncio.to_thread(self._declared.rules)
+            await define_entities(
+                self._declared.definition, self._administration, rules, self._audit
+            )
+        except AdministrationRefused as refusal:
+            if refusal.refused.refusal is Refusal.NOT_APPLIED:
+                self._is_due.set()
+                return
+            logger.error("manifests could not be applied", extra={"why": str(refusal)})
+        except DataDirectoryError as error:
+            logger.error("manifests could not be applied", extra={"why": str(error)})
+
+
 async def define_entities(
     definition: BusDefinition,
     administration: Administration,
@@ -133,32 +194,6 @@ async def _define(wanted: dict[str, WantedEntity], administration: Administratio
     ]
     await administration.put_all(new)
     await administration.put_all([wanted[one.name] for one in in_order_of_forwarding(described)])
-
-
-async def define_later(
-    declared: DeclaredKeys,
-    administration: Administration,
-    catalog: Catalog,
-    audit: Audit,
-) -> None:
-    """Do it once, when partition 0 has become ours; what is refused then is logged.
-
-    `declared` is asked then: manifests may have been read again meanwhile.
-    """
-    while True:
-        await asyncio.sleep(OWN_LOOK_S)
-        if catalog.epoch is None:
-            continue
-        try:
-            rules = await asyncio.to_thread(declared.rules)
-            await define_entities(declared.definition, administration, rules, audit)
-        except AdministrationRefused as refusal:
-            if refusal.refused.refusal is Refusal.NOT_APPLIED:
-                continue
-            logger.error("manifests could not be applied", extra={"why": str(refusal)})
-        except DataDirectoryError as error:
-            logger.error("manifests could not be applied", extra={"why": str(error)})
-        return
 
 
 def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:

@@ -15,6 +15,7 @@ from postbus.contract import QueueProperties
 from postbus.entity.commands import Refusal, Tick
 from tests.broker.brokers_rig import Brokers, brokers_on, definition, peek, send
 from tests.store.driving import wait_until
+from tests.test_bus import TAKE
 
 pytestmark = pytest.mark.slow
 
@@ -123,6 +124,29 @@ async def test_standby_applies_what_its_manifests_say_when_it_takes_over(
 
     await wait_until(is_declared, 10)
     assert second.administration.find("of-the-start") is None
+
+
+async def test_owner_that_became_a_standby_applies_what_it_reads_then(
+    brokers: Brokers, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = await brokers.start("first", "of-the-start")
+    assert bus._opened is not None
+    catalog = bus._opened.directory.catalog
+    await rows(database, TAKE.format(home=0))
+
+    async def is_taken() -> bool:
+        return catalog.epoch is None
+
+    await wait_until(is_taken, 10)
+    await bus.redefine(definition("read-again"))
+    waiting = [each for each in caplog.records if "not applied yet" in each.message]
+    assert ["owned by taker" in str(getattr(each, "why", "")) for each in waiting] == [True]
+    assert bus.administration.find("read-again") is None
+
+    async def is_declared() -> bool:
+        return bus.administration.find("read-again") is not None
+
+    await wait_until(is_declared, 30)  # the taker never beats, so it is dead after a while
 
 
 async def test_standby_does_not_reap_what_was_restored(brokers: Brokers) -> None:

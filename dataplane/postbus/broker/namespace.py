@@ -1,4 +1,4 @@
-"""What the namespace itself is: its manifest at a start, what it is told while it runs after that.
+"""What the namespace itself is: its manifest whenever that is read, and what is put while it runs.
 
 What is for life the manifest alone says. The rest is stored beside the catalog and raises its
 version; it concerns doors and the administration, no partition has to follow.
@@ -36,6 +36,14 @@ class Namespace:
         if self.definition != before:
             for tell in self.on_change:
                 tell(self.definition)
+
+    async def redeclare(self, declared: NamespaceDefinition) -> None:
+        """Let another manifest count, which says the same of what is for life.
+
+        Raises `StoreUnavailable`; the manifest counts with the next `load` all the same.
+        """
+        self._declared = declared
+        await self.load()
 
     async def put(self, wanted: NamespaceDefinition, expected_version: int | None = None) -> int:
         """Change the definition; return the catalog's version that it has then.
