@@ -23,6 +23,9 @@ MAX_CHARS: Final = 1_024
 MAX_COMPARISONS: Final = 32
 MAX_STATEMENTS: Final = 32
 
+PARSED_TEXTS: Final = 2_048
+"""Texts parsed last that are kept for rules that are equal: some 10 KiB each at most, measured."""
+
 MAX_DEPTH: Final = 64
 """Nesting of a parsed expression, which is what evaluating recurses by. Our choice."""
 
@@ -250,7 +253,7 @@ def parse_action(text: str, values: Values = NOTHING) -> tuple[Statement, ...]:
     return _bound(statements, _named(values)) if "@" in text else statements
 
 
-@lru_cache(maxsize=8_192)
+@lru_cache(maxsize=PARSED_TEXTS)
 def _parse(text: str, start: str, noun: str) -> Any:
     if len(text) > MAX_CHARS:
         raise RuleError(f"the text of {noun} has at most {MAX_CHARS} characters")
