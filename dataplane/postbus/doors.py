@@ -242,7 +242,7 @@ class Doors:
         sample.share_refusals = {
             **self._front.amqp.intake.refusals(),
             **self._front.strangers.refusals_of_keys(),
-            "key_checks": self._suspicion.queued.refused_count,
+            "key_checks": self._suspicion.sent_away_count,
         }
         sample.failed_connections = self._front.failed_count
         sample.http_answers = dict(self._front.http.answers)

@@ -187,6 +187,16 @@ def test_keys_are_not_looked_at_while_refusals_wait(doubts: Suspicion, timers: T
     assert (doubts._guessed, doubts.queued.used) == ({}, 0)
 
 
+def test_keys_that_are_sent_away_are_counted(doubts: Suspicion) -> None:
+    """Whether one address or all together have too many that wait."""
+    guessers = [Guesser(doubts, f"198.51.100.{number}") for number in range(100)]
+    for guesser in guessers:
+        for _ in range(30):
+            guesser.guess()
+    assert guessers[0].sent_away == 30 - guessers[0].checked - MAX_QUEUED
+    assert doubts.sent_away_count == sum(guesser.sent_away for guesser in guessers)
+
+
 def test_two_keys_a_second_at_most_over_a_minute(doubts: Suspicion, timers: Timers) -> None:
     """However many try, and whether they wait for answers or not."""
     guesser = Guesser(doubts)

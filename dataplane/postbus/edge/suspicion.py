@@ -78,6 +78,8 @@ class Suspicion:
         self._guessed: dict[str, _Guessed] = {}
         self.queued = Shares(Limit(ALL_QUEUED))
         """Keys that wait until they are looked at, by address."""
+        self.sent_away_count = 0
+        """Keys that nobody looked at, as too many waited."""
 
     @property
     def is_alert(self) -> bool:
@@ -96,6 +98,7 @@ class Suspicion:
         elif len(guessed.queued) < MAX_QUEUED and self.queued.take(source, 1):
             guessed.queued.append(check)
         else:
+            self.sent_away_count += 1
             raise TooManyChecks
 
     async def judge(
