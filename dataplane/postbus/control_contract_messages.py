@@ -164,21 +164,29 @@ class RefusedMessage(Told):
     detail: str
 
 
-class MessagePage(Told):
-    """Messages in order of number; may be empty before `is_end`. Go on from `next_number`.
+class Walked(Told):
+    """How far a call came among messages in order of number. Go on from `next_number`.
 
     `failed`: how many the filter could not be evaluated for. `away`: partitions that did not
     answer, whose messages are missing. `absent`: properties that the filter names and none of the
-    messages that were looked at has. `total`: how many there are in the queue or sub-queue.
+    messages that were looked at has.
     """
 
-    messages: list[ShownMessage]
     next_number: int
     is_end: bool
     looked_at: int
     failed: int
     away: list[int]
     absent: list[str]
+
+
+class MessagePage(Walked):
+    """Messages in order of number; may be empty before `is_end`.
+
+    `total`: how many there are in the queue or sub-queue. The rest as wherever messages are walked.
+    """
+
+    messages: list[ShownMessage]
     total: int | None
 
 
@@ -200,16 +208,10 @@ class DeadLetterGroup(Told):
     example_description: str | None
 
 
-class MessageSummary(Told):
+class MessageSummary(Walked):
     """Of what dead letters died, the largest group first. Go on from `next_number`, and add up."""
 
     groups: list[DeadLetterGroup]
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int
-    away: list[int]
-    absent: list[str]
     total: int | None
 
 
@@ -220,18 +222,12 @@ class DeletedMessages(Told):
     refused: list[RefusedMessage]
 
 
-class PurgedMessages(Told):
+class PurgedMessages(Walked):
     """How many were selected and deleted, none in a dry run. Go on from `next_number`."""
 
     matched: int
     deleted: int
     refused: list[RefusedMessage]
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int
-    away: list[int]
-    absent: list[str]
 
 
 class ResentMessage(Told):

@@ -347,3 +347,17 @@ def test_a_backlog_of_large_messages_is_not_read_at_once(session: str | None) ->
     counts = rig.state.counts(QUEUE)
     assert counts is not None
     assert counts.active == locked
+
+
+def test_deferred_messages_that_are_too_large_together_are_refused_and_stay() -> None:
+    """The usual size is small: what counts is the size of those that are asked for."""
+    rig = Rig(QueueProperties(max_message_size_in_kilobytes=20_000), limits=LIMITS[Sku.PREMIUM])
+    numbers = rig.send(*(message(f"big-{n}", size_bytes=12 << 20) for n in range(3)))
+    rig.settle(DEFER, *rig.receive(count=3))
+    rig.send(*("small" for _ in range(5_000)))
+    reply = deferred(rig, *numbers)
+    assert isinstance(reply, Refused)
+    assert reply.refusal is Refusal.ARGUMENT_OUT_OF_RANGE
+    assert "ask for fewer at a time" in reply.detail
+    assert names(take_deferred(rig, *numbers[:2])) == ["big-0", "big-1"]
+    assert names(take_deferred(rig, numbers[2])) == ["big-2"]

@@ -52,6 +52,7 @@ __all__ = [
     "Triage",
     "TriageRefused",
     "TriageResult",
+    "Walked",
 ]
 
 LOOKED_AT: Final = 1_000
@@ -89,38 +90,39 @@ class TriageRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PeekPage:
-    """Messages in order of number. `next_number`: where the next call goes on.
+class Walked:
+    """How far a call came. `next_number`: where the next one goes on.
 
     `is_end`: there is nothing from there on. `looked_at` counts messages, also those that the
     filter did not select; `failed` those for which it could not be evaluated. `away`: partitions
     that could not be asked; their messages are missing here. `absent`: properties that the filter
-    names and none of them had. `total`: how many messages of any state there are, None while a
+    names and none of the messages had.
+    """
+
+    next_number: int
+    is_end: bool
+    looked_at: int
+    failed: int
+    away: tuple[int, ...]
+    absent: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeekPage(Walked):
+    """Messages in order of number. `total`: how many of any state there are, None while a
     partition is not loaded.
     """
 
     messages: tuple[MessageView, ...]
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int = 0
-    away: tuple[int, ...] = ()
-    absent: tuple[str, ...] = ()
-    total: int | None = None
+    total: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryPage:
+class SummaryPage(Walked):
     """Groups of dead letters, the largest first; else as a page of messages."""
 
     groups: tuple[DeadLetterGroup, ...]
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int = 0
-    away: tuple[int, ...] = ()
-    absent: tuple[str, ...] = ()
-    total: int | None = None
+    total: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +134,12 @@ class TriageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgePage:
-    """`matched` messages were selected, `deleted` are gone (none in a dry run); else as a page."""
+class PurgePage(Walked):
+    """`matched` messages were selected, `deleted` are gone (none in a dry run)."""
 
     matched: int
     deleted: int
     refused: Mapping[int, Refused]
-    next_number: int
-    is_end: bool
-    looked_at: int
-    failed: int = 0
-    away: tuple[int, ...] = ()
-    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +208,7 @@ class Triage:
             view_of(each, address.sub_queue, default_ttl_ms=ttl_ms, body_bytes=body_bytes)
             async for each in _unhurried(found)
         ]
-        return PeekPage(
-            tuple(views),
-            walk.number,
-            walk.is_end,
-            walk.looked_at,
-            filtered.failed,
-            tuple(walk.away),
-            _absent(filtered, walk),
-            self._total(address),
-        )
+        return PeekPage(*_walked(walk, filtered), tuple(views), self._total(address))
 
     async def summarize(
         self, path: str, *, from_number: int = 0, where: str | None = None
@@ -244,16 +231,7 @@ class Triage:
                     is_full = True
                     break
                 walk.looked(message)
-        return SummaryPage(
-            groups.largest_first(),
-            walk.number,
-            walk.is_end,
-            walk.looked_at,
-            filtered.failed,
-            tuple(walk.away),
-            _absent(filtered, walk),
-            self._total(address),
-        )
+        return SummaryPage(*_walked(walk, filtered), groups.largest_first(), self._total(address))
 
     # --- deleting -------------------------------------------------------------------------------
 
@@ -295,17 +273,7 @@ class Triage:
                 part = await self._delete(address, selected)
                 work.done.update(part.done)
                 work.refused.update(part.refused)
-        return PurgePage(
-            matched,
-            len(work.done),
-            work.refused,
-            walk.number,
-            walk.is_end,
-            walk.looked_at,
-            filtered.failed,
-            tuple(walk.away),
-            _absent(filtered, walk),
-        )
+        return PurgePage(*_walked(walk, filtered), matched, len(work.done), work.refused)
 
     async def _delete(self, address: Address, numbers: Numbers) -> _Work:
         work = _Work()
@@ -533,9 +501,12 @@ def _filter_of(
         raise _refused(Refusal.ARGUMENT_OUT_OF_RANGE, str(error)) from error
 
 
-def _absent(filtered: MessageFilter, walk: _Walk) -> tuple[str, ...]:
-    """Return what no message had, where any was looked at."""
-    return tuple(sorted(filtered.absent)) if walk.looked_at else ()
+def _walked(
+    walk: _Walk, filtered: MessageFilter
+) -> tuple[int, bool, int, int, tuple[int, ...], tuple[str, ...]]:
+    """Return the fields of `Walked`. Where no message was looked at, nothing is absent."""
+    absent = tuple(sorted(filtered.absent)) if walk.looked_at else ()
+    return walk.number, walk.is_end, walk.looked_at, filtered.failed, tuple(walk.away), absent
 
 
 def _parts(address: Address, numbers: Numbers) -> dict[int, list[int]]:

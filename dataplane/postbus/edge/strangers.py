@@ -25,7 +25,7 @@ MAX_CONNECTIONS: Final = 5_000
 """Connections of a namespace, whatever they speak; the quota of Service Bus."""
 
 MAX_STRANGERS: Final = 2_000
-"""Our choice: less than half of all connections; a head of 64 KiB each is 128 MiB."""
+"""Our choice: less than half of all connections; at 256 KiB of heap each they hold 512 MiB."""
 
 MAX_STRANGERS_OF_ADDRESS: Final = 1_000
 """Our choice: all clients behind one router or balancer may come back at once, and half of the

@@ -254,6 +254,13 @@ def receive_deferred(
     rows = {row.row_key: row for row in found or ()}
     if not all(row_key in rows for row_key in row_keys):
         return Refused(Refusal.MESSAGE_NOT_FOUND, "a message is gone")
+    size_bytes = sum([row.envelope.size_bytes for row in rows.values()])
+    if size_bytes > paging.READ_BYTES and len(row_keys) > 1:
+        return Refused(
+            Refusal.ARGUMENT_OUT_OF_RANGE,
+            f"the messages have {size_bytes} bytes, one answer has room for {paging.READ_BYTES}:"
+            " ask for fewer at a time",
+        )
     messages = [
         _from_deferred(sub, sequence, rows[row_key])
         for sequence, row_key in zip(dict.fromkeys(command.sequence_numbers), row_keys, strict=True)

@@ -9,12 +9,12 @@ import base64
 import binascii
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from postbus import control_contract_messages as contract
 from postbus.broker.dead_letter_groups import DeadLetterGroup
 from postbus.broker.message_view import MessageView
-from postbus.broker.triage import MessageEdit, Triage, TriageRefused
+from postbus.broker.triage import MessageEdit, Triage, TriageRefused, Walked
 from postbus.control_contract import (
     FieldProblem,
     ProblemType,
@@ -93,13 +93,8 @@ class ControlMessages:
             raise refused(error.refused) from error
         return Answer(
             MessagePage(
+                **_walked(page),
                 messages=[_shown(each) for each in page.messages],
-                next_number=page.next_number,
-                is_end=page.is_end,
-                looked_at=page.looked_at,
-                failed=page.failed,
-                away=list(page.away),
-                absent=list(page.absent),
                 total=page.total,
             )
         )
@@ -114,14 +109,7 @@ class ControlMessages:
             raise refused(error.refused) from error
         return Answer(
             MessageSummary(
-                groups=[_group(each) for each in page.groups],
-                next_number=page.next_number,
-                is_end=page.is_end,
-                looked_at=page.looked_at,
-                failed=page.failed,
-                away=list(page.away),
-                absent=list(page.absent),
-                total=page.total,
+                **_walked(page), groups=[_group(each) for each in page.groups], total=page.total
             )
         )
 
@@ -154,12 +142,7 @@ class ControlMessages:
                 matched=page.matched,
                 deleted=page.deleted,
                 refused=_refused(page.refused),
-                next_number=page.next_number,
-                is_end=page.is_end,
-                looked_at=page.looked_at,
-                failed=page.failed,
-                away=list(page.away),
-                absent=list(page.absent),
+                **_walked(page),
             )
         )
 
@@ -203,6 +186,18 @@ def _edit(said: EditedMessage) -> MessageEdit:
         said.properties,
         tuple(said.removed_properties),
     )
+
+
+def _walked(page: Walked) -> dict[str, Any]:
+    """Return the fields that all pages have."""
+    return {
+        "next_number": page.next_number,
+        "is_end": page.is_end,
+        "looked_at": page.looked_at,
+        "failed": page.failed,
+        "away": list(page.away),
+        "absent": list(page.absent),
+    }
 
 
 def _refused(found: Mapping[int, Refused]) -> list[RefusedMessage]:
