@@ -489,6 +489,17 @@ def test_a_publish_that_makes_too_much_is_refused_whole(monkeypatch: pytest.Monk
     assert reply.refusals[0].refusal is Refusal.PUBLISH_TOO_LARGE
 
 
+def test_burst_of_publishes_has_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are one commit: what does not fit is told to come again."""
+    monkeypatch.setattr(topic_state, "MAX_ROW_BYTES", 2_500)
+    rig = topic_rig(3)
+    reply = rig.apply(Enqueue(TOPIC, [with_properties(name, b"x" * 1_000) for name in "abc"]))
+    assert isinstance(reply, Enqueued)
+    assert reply.refusals is not None
+    assert list(reply.refusals) == [1, 2]
+    assert reply.refusals[1].refusal is Refusal.BUSY
+
+
 def test_bytes_of_a_publish_count_a_shared_body_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_state, "MAX_ROW_BYTES", 60_000)
     rig = topic_rig(3)

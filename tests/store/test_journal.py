@@ -261,6 +261,7 @@ async def test_body_of_any_size_is_read_back(store: Store, database: str, size: 
             0 if size <= 8_192 else -(-size >> 20)
         )
         await it.commit(outcome(deletes=[2]))
+        await it.journal.upkeep(NOW_MS)
         assert await look.fetchval("select count(*) from body") == 0
 
 
@@ -272,7 +273,7 @@ async def test_staged_body_keeps_the_order_of_outcomes(store: Store) -> None:
         assert it.seen.told == ["large", "small"]
 
 
-async def test_body_staged_without_its_commit_is_removed_by_the_next_load(
+async def test_body_staged_without_its_commit_is_removed_by_the_next_life(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold:
@@ -281,7 +282,8 @@ async def test_body_staged_without_its_commit_is_removed_by_the_next_load(
         assert await hold.connection.fetchval("select count(*) from body") == 2
         await hold.connection.execute("select pg_terminate_backend($1)", pid)
         await it.seen.wait_failed()
-        await reload(store)
+        async with driven(store) as again:
+            await again.journal.upkeep(NOW_MS)
         assert await hold.connection.fetchval("select count(*) from body") == 0
         assert await hold.connection.fetchval("select count(*) from staged") == 0
 

@@ -182,6 +182,7 @@ async def test_dead_lettering_moves_the_row_with_patch_number_and_body(
         assert await look.fetchval("select count(*) from patch") == 0
     async with driven(store) as it, connected(database) as look:
         await it.commit(outcome(deletes=[DEAD_KEY]))
+        await it.journal.upkeep(NOW_MS)
         for table in SIDE_TABLES:
             assert await look.fetchval(f"select count(*) from {table}") == 0, table
 
@@ -247,6 +248,7 @@ async def test_schedule_is_loaded_activated_and_cancelled(
         assert list(loaded.keys[1, SubQueue.ACTIVE]) == [9]
     async with driven(store) as it, connected(database) as look:
         await it.commit(outcome(deletes=[9, SCHEDULED_KEY + 2]))
+        await it.journal.upkeep(NOW_MS)
         for table in SIDE_TABLES:
             assert await look.fetchval(f"select count(*) from {table}") == 0, table
 

@@ -486,42 +486,13 @@ async def test_a_run_ends_in_time_and_tells_that_more_is_left(
         assert await settled_keys(look) == []
 
 
-async def test_few_large_bodies_go_at_a_time(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A chunk has a time to answer: hundreds of megabytes would not go in it."""
-    monkeypatch.setattr(retention_module, "REAP_BODY_CHUNKS", 3)
-    async with driven(store) as it, connected(database) as look:
-        await start(it)
-        for key, body in enumerate([bytes(5), bytes(10_240), bytes(1_572_864)] * 2, start=1):
-            await it.commit(outcome([insert(key, body)]))
-        await it.commit(outcome([insert(7)]))
-        await it.commit(
-            outcome(mutations=[settled([key], settled_ms=NOW_MS + key) for key in range(1, 8)])
-        )
-        reaped: list[int] = []
-        sql = retention_module.REAP
-        for _ in range(3):
-            row = await look.fetchrow(sql, 1, LATER_MS + 10, 1_000, 3)
-            assert row is not None
-            reaped.append(row["count"])
-        assert reaped == [3, 3, 1]
-        assert await counts(look) == {}
-    async with driven(store) as it, connected(database) as look:
-        for key in range(10, 16):
-            await it.commit(outcome([insert(key, bytes(1_572_864))]))
-        await it.commit(settle(list(range(10, 16))))
-        await it.journal.upkeep(LATER_MS)
-        assert await counts(look) == {}
-
-
 async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
     """Sorting what is old for each chunk would cost the square of it."""
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await look.execute("insert into settled select n, 1, 1, n from generate_series(1, 20000) n")
         sql = retention_module.REAP
-        for number, value in enumerate(("1", "30000", "10", "256"), start=1):
+        for number, value in enumerate(("1", "30000", "10"), start=1):
             sql = sql.replace(f"${number}", value)
         async with look.transaction():
             await look.execute(retention_module.BY_INDEX)

@@ -27,6 +27,7 @@ from postbus.entity.outcomes import (
     PutKept,
     PutOutbound,
     PutSessionState,
+    RecordAcquired,
     RecordIds,
     RecordSize,
     RecordUse,
@@ -40,6 +41,8 @@ P = TypeVar("P")
 
 BATCH_ROWS: Final = 400
 BATCH_BYTES: Final = 1 << 20
+ATTEMPT_BYTES: Final = 12
+"""What the attempt of one row takes in `acquired`."""
 OVERLAP_ROWS: Final = 100
 """Rows that must wait before a second commit starts beside the first. Source: measured, ADR 32."""
 CROWD_COMMITS: Final = 2
@@ -96,11 +99,12 @@ class SideRows:
             return RowKind.PLAIN
         return max(kinds[max(bisect_right(starts, key) - 1, 0)] for key in row_keys)
 
-    def note_share(self, body_id: int, row_keys: Sequence[int]) -> None:
+    def note_share(self, body_id: int, row_keys: Sequence[int], *, is_large: bool) -> None:
         """Take note of rows that share a new body."""
         self.note_sharing(row_keys)
         index = self._block_of(body_id)
-        self.bodies.add(body_id, len(row_keys), self._starts[index], self._sizes[index])
+        first_key, size = self._starts[index], self._sizes[index]
+        self.bodies.add(body_id, len(row_keys), first_key, size, is_large=is_large)
 
     def note_sharing(self, row_keys: Iterable[int]) -> None:
         """Take note of rows that have a body in common with others."""
@@ -149,7 +153,10 @@ def is_barrier(outcome: Outcome) -> bool:
 
 
 def extra_bytes(outcome: Outcome) -> int:
-    """Return what the mutations add to the bytes of the inserts; a shared body counts once."""
+    """Return what the mutations add to the bytes of the inserts; a shared body counts once.
+
+    Of a row that moves only the properties that change are known.
+    """
     byte_count = 0
     sizes: dict[int, int] = {}
     for change in outcome.mutations:
@@ -157,6 +164,10 @@ def extra_bytes(outcome: Outcome) -> int:
             byte_count += len(change.state)
         elif type(change) is RecordIds:
             byte_count += len(change.digests)
+        elif type(change) is RecordAcquired:
+            byte_count += ATTEMPT_BYTES * len(change.row_keys)
+        elif type(change) is MoveMessage or type(change) is PatchMessage:
+            byte_count += len(change.application_properties or b"")
         elif type(change) is ShareBody:
             if not sizes:
                 sizes = {insert[0]: len(insert[2].body) for insert in outcome.inserts}

@@ -457,7 +457,9 @@ class Journal(Generic[P]):
         self._counters.note_commit(time.monotonic() - batch.started, batch.row_count)
         self._tell()
         if self._upkeep.note(batch) and not self._is_dead:
-            self._spawn(self._vacuum())
+            self._spawn(self._aside("VACUUM failed", self._upkeep.vacuum_if_due()))
+        if self._upkeep.is_sweep_due and not self._is_dead:
+            self._spawn(self._aside("bodies were not removed", self._upkeep.sweep()))
 
     def _tell(self) -> None:
         """Tell what is durable, in order; then end if what comes next has failed."""
@@ -569,13 +571,12 @@ class Journal(Generic[P]):
             return
         self._loop.call_soon(self._kick)  # when this task is done
 
-    async def _vacuum(self) -> None:
+    async def _aside(self, trouble: str, work: Coroutine[object, object, None]) -> None:
+        """Do upkeep between its turns; it is tried again in the next one."""
         try:
-            await self._upkeep.vacuum_if_due()
+            await work
         except StoreError as error:
-            logger.warning(
-                "VACUUM failed", extra={"partition": self.partition_id, "error": repr(error)}
-            )
+            logger.warning(trouble, extra={"partition": self.partition_id, "error": repr(error)})
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run something that ends with the journal; each kind handles its own failures."""

@@ -1,8 +1,8 @@
 """Reads what a partition remembers, after its claim and before its first commit.
 
-Row keys come by index-only scans in large pages; no message is read. Leftovers of a crash (bodies
-nobody refers to, blocks nothing lies in) are removed on the way, on the connection that holds the
-partition's lock. Called by the journal.
+Row keys come by index-only scans in large pages; no message is read. What a crash left is removed
+on the way (blocks nothing lies in), on the connection that holds the partition's lock, or found
+(bodies nobody refers to). Called by the journal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPa
         await connection.execute(SET_TIMEOUT, str(LOAD_MS))
         has_settled = await connection.fetchval(HAS_SETTLED)
         keys = await _read_keys(connection, KEYS if not has_settled else LIVE_KEYS)
-        await connection.execute(REMOVE_ORPHANS)
+        await connection.execute(FORGET_STAGED)
         entities = await connection.fetch(ENTITIES)
         await _load_blocks(connection, keys, loaded, {row["entity_no"] for row in entities})
         await _load_sides(connection, keys, loaded)
@@ -93,10 +93,8 @@ HAS_SETTLED: Final = "select exists (select from settled)"
 PATCHED: Final = """
 select row_key from patch p where not exists (select from settled s where s.row_key = p.row_key)
 """
-REMOVE_ORPHANS: Final = """
-with orphans as (delete from staged returning body_id)
-delete from body where body_id in (select body_id from orphans)
-"""
+FORGET_STAGED: Final = "delete from staged"
+"""What was written for a commit that never came is found with the bodies nobody refers to."""
 
 
 async def _load_blocks(

@@ -1,7 +1,7 @@
 """Reads what a partition remembers of sessions, seen ids, outbox, arrivals and shared bodies.
 
-Part of the load; rows of entities that are gone, and bodies that no row refers to, are removed on
-the way. Called by `load.py`.
+Part of the load; rows of entities that are gone are removed on the way. Bodies that no row refers
+to are found and go later (`sweep.py`): they may be many, and large. Called by `load.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from postbus.entity.outcomes import LoadedPartition, PutInbound, PutOutbound, Re
 from postbus.message.rows import session_id_of
 from postbus.store.batch import SideRows
 from postbus.store.errors import Connection
-from postbus.store.statements import SWEEP
 
 PAGE_ROWS: Final = 2_000
 """Rows of one page: about 10 ms during which nothing else of the process runs."""
@@ -91,7 +90,7 @@ async def load_bodies(
     *,
     has_settled: bool,
 ) -> None:
-    """Count who refers to each shared body, remove those without; note which live rows have one.
+    """Count who refers to each shared body, find those without; note which live rows have one.
 
     `all_keys`: those of live rows; settled ones refer to bodies too.
     """
@@ -127,17 +126,19 @@ async def load_bodies(
         stored = {row["row_key"] for row in await connection.fetch(STORED, page)}
         for key, index in zip(page, settled_bodies[start : start + PAGE_ROWS], strict=True):
             counts[index] += key in stored
-    orphans = [body_id for body_id, count in zip(body_ids, counts, strict=True) if not count]
     for body_id, count in zip(body_ids, counts, strict=True):
-        if count:
-            sides.bodies.load(body_id, count)
-    for start in range(0, len(orphans), PAGE_ROWS):
-        await connection.execute(SWEEP, orphans[start : start + PAGE_ROWS])
+        sides.bodies.load(body_id, count)
     for row in carried:
         if not row["is_settled"]:
             block = loaded.blocks[bisect_right(starts, row["row_key"]) - 1]
             sides.note_carried(row["row_key"], block.sub_queue)
-    sides.keys.update(row["body_id"] for row in await connection.fetch(OWN_BODIES))
+    for row in await connection.fetch(OWN_BODIES):
+        body_id = row["body_id"]
+        at = bisect_left(all_keys, body_id)
+        if at < key_count and all_keys[at] == body_id:
+            sides.keys.add(body_id)
+        elif body_id not in carriers:  # its row went, or its commit never came
+            sides.bodies.load(body_id, 0)
 
 
 CARRIED: Final = """

@@ -18,9 +18,6 @@ from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 
 REAP_ROWS: Final = 1_000
-REAP_BODY_CHUNKS: Final = 256
-"""Chunks of large bodies, up to 1 MiB each, that go at a time, or those of one row: a statement
-aside has a time to answer. Our choice."""
 REAP_S: Final = 5.0
 """How long one run reaps before other upkeep has its turn. Our choice: half of the usual pause."""
 
@@ -93,12 +90,13 @@ class SettledRows:
             await connection.execute(BY_INDEX)
             retention_ms = self._retentions.get(entity_no)
             before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
-            row = await connection.fetchrow(REAP, entity_no, before_ms, REAP_ROWS, REAP_BODY_CHUNKS)
+            row = await connection.fetchrow(REAP, entity_no, before_ms, REAP_ROWS)
         assert row is not None
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
-        is_full = row["due"] == REAP_ROWS or row["count"] < row["due"]
-        return int(row["count"]), is_full, bool(row["has_later"])
+        if row["own_ids"] is not None:
+            self._bodies.orphan(row["own_ids"])
+        return int(row["count"]), row["count"] == REAP_ROWS, bool(row["has_later"])
 
 
 ENTITIES: Final = """
@@ -119,24 +117,11 @@ select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regcl
 BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan = off"
 """Else the planner, which knows little of these tables, sorts all old rows for each chunk."""
 REAP: Final = """
-with due as materialized (
+with old as materialized (
     select row_key from settled
     where entity_no = $1 and settled_ms < $2
     order by settled_ms
     limit $3
-), weighed as (
-    select row_key, (
-        select count(*)
-        from message m join body b on b.body_id = m.body_id
-        where m.row_key = due.row_key
-          and not exists (select from shared s where s.body_id = m.body_id)
-    ) as chunks
-    from due
-), added as (
-    select row_key, sum(chunks) over (rows unbounded preceding) - chunks as chunks_before
-    from weighed
-), old as materialized (
-    select row_key from added where chunks_before < $4
 ), unsettled as (
     delete from settled where row_key = any (array(select row_key from old))
 ), gone as (
@@ -153,14 +138,11 @@ with due as materialized (
         select from shared s where s.body_id = gone.body_id
     ) as is_shared
     from gone where body_id is not null
-), disembodied as (
-    delete from body
-    where body_id = any (array(select body_id from bodies where not is_shared))
 )
 select (select count(*) from old) as count,
-       (select count(*) from due) as due,
        exists (
            select from settled where entity_no = $1 and settled_ms >= $2
        ) as has_later,
-       (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids
+       (select string_agg(int8send(body_id), ''::bytea) from bodies where is_shared) as shared_ids,
+       (select string_agg(int8send(body_id), ''::bytea) from bodies where not is_shared) as own_ids
 """

@@ -3,7 +3,8 @@
 Counts lie in arrays beside the blocks of row keys, four bytes a key, because a body's id is the key
 of its first row; those of an earlier life in two sorted arrays, twelve bytes a body. A reference is
 given back when the delete is durable, so that commits in flight never lose a body: what is counted
-down to none is removed by a later commit. Pure memory; called by the writer and the load.
+down to none is removed later, by a commit if it is small, else beside the commits (`sweep.py`).
+Pure memory; called by the writer and the load.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ from collections.abc import Iterable
 from typing import Final
 
 REMOVED_AT_ONCE: Final = 1_000
-"""Bodies that one commit removes at most; more than it can make dead itself."""
+"""Small bodies that one commit removes at most; more than it can make dead itself."""
+LARGE: Final = 1 << 31
+"""Beside the count of a body: it is larger than a commit may remove."""
+COUNT: Final = LARGE - 1
 
 
 class BodyCounts:
-    """References to shared bodies. `dead`: ids nobody refers to, to be removed."""
+    """References to shared bodies.
+
+    `dead`: ids of small bodies nobody refers to; `large_dead`: those of large ones, of those whose
+    size is not known, and of bodies that were never shared.
+    """
 
     def __init__(self) -> None:
         self.dead: list[int] = []
+        self.large_dead: list[int] = []
         self._old_ids: array[int] = array("q")
         self._old_counts: array[int] = array("I")
         self._first_keys: array[int] = array("q")
@@ -30,18 +39,23 @@ class BodyCounts:
         self._live: dict[int, int] = {}
 
     def load(self, body_id: int, count: int) -> None:
-        """Take over a body of an earlier life; ids come in order."""
+        """Take over a body of an earlier life; ids come in order, those in use at least."""
+        if not count:
+            self.large_dead.append(body_id)
+            return
         self._old_ids.append(body_id)
         self._old_counts.append(count)
 
-    def add(self, body_id: int, count: int, first_key: int, size: int) -> None:
+    def add(
+        self, body_id: int, count: int, first_key: int, size: int, *, is_large: bool = False
+    ) -> None:
         """Take note of a new body whose id lies in the block [first_key, first_key + size)."""
         counts = self._blocks.get(first_key)
         if counts is None:
             counts = self._blocks[first_key] = array("I", bytes(4 * size))
             self._live[first_key] = 0
             self._first_keys.insert(bisect_left(self._first_keys, first_key), first_key)
-        counts[body_id - first_key] = count
+        counts[body_id - first_key] = count | LARGE if is_large else count
         self._live[first_key] += 1
 
     def release(self, packed: bytes) -> None:
@@ -54,9 +68,12 @@ class BodyCounts:
                 counts = blocks[first_key]
                 offset = body_id - first_key
                 if offset < len(counts) and counts[offset]:
-                    counts[offset] -= 1
-                    if not counts[offset]:
-                        self.dead.append(body_id)
+                    left = counts[offset] - 1
+                    if left & COUNT:
+                        counts[offset] = left
+                    else:
+                        counts[offset] = 0
+                        (self.large_dead if left else self.dead).append(body_id)
                         self._forget_one(index)
                     continue
             self._release_old(body_id)
@@ -83,8 +100,12 @@ class BodyCounts:
             ids.insert(index, body_id)
             counts.insert(index, 2)
 
+    def orphan(self, packed: bytes) -> None:
+        """Take note of bodies whose only row is gone, packed as for `release`."""
+        self.large_dead.extend(_unpacked(packed))
+
     def take_dead(self) -> list[int]:
-        """Return bodies to be removed by the commit that is being made."""
+        """Return small bodies to be removed by the commit that is being made."""
         dead = self.dead
         if len(dead) <= REMOVED_AT_ONCE:
             self.dead = []
@@ -105,7 +126,7 @@ class BodyCounts:
             assert left, "a body has more references than rows"
             self._old_counts[index] = left - 1
             if left == 1:
-                self.dead.append(body_id)
+                self.large_dead.append(body_id)
 
 
 def _unpacked(packed: bytes) -> Iterable[int]:

@@ -1,6 +1,6 @@
 """Writes large bodies ahead of the commit that refers to them, on the side connection (ADR 17).
 
-What a crash leaves is named in `staged` and removed at the next load. Called by the journal.
+What a crash leaves is found at the next load, as any body nobody refers to. Called by the journal.
 """
 
 from __future__ import annotations

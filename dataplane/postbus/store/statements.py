@@ -62,10 +62,10 @@ with gone as (
 ), unshared as (
     delete from shared where body_id = any ($2::bigint[])
 )
-select string_agg(int8send(body_id), ''::bytea) from gone where body_id is not null
+select string_agg(int8send(body_id), ''::bytea) as released from gone where body_id is not null
 """
-"""Arguments: row keys, shared bodies nobody refers to any more. Like all below it returns the body
-ids of deleted rows, eight bytes each, big-endian; or null."""
+"""Arguments: row keys, small shared bodies nobody refers to any more. Like all below it returns the
+ids of shared bodies of deleted rows, eight bytes each, big-endian; or null."""
 
 SWEEP: Final = """
 with disembodied as (
@@ -163,7 +163,7 @@ inserted as (
 )
 """
 BODIES_GONE: Final = """
-select string_agg(int8send(body_id), ''::bytea) from gone where body_id is not null
+select string_agg(int8send(body_id), ''::bytea) as released from gone where body_id is not null
 """
 
 PUBLISH_PARTS: Final = (
@@ -293,23 +293,22 @@ uncarried as (
     delete from staged where body_id = any ({staged_ids}::bigint[])
 )
 """
-OWN_DISEMBODIED: Final = """
-disembodied as (
-    delete from body where body_id in (
-        select unnest({dead_bodies}::bigint[])
-        union all
-        select body_id from gone
-        where body_id is not null
-          and not exists (select from shared s where s.body_id = gone.body_id)
-    )
+LEFT_BEHIND: Final = """
+left_behind as materialized (
+    select body_id, exists (select from shared s where s.body_id = gone.body_id) as is_shared
+    from gone where body_id is not null
 )
 """
-"""A body of one row goes with it; a shared one when its references are counted down to none."""
-SHARED_GONE: Final = """
-select string_agg(int8send(body_id), ''::bytea)
-from gone
-where body_id is not null and exists (select from shared s where s.body_id = gone.body_id)
+RELEASED: Final = """
+(
+    select string_agg(int8send(body_id), ''::bytea) from left_behind where is_shared
+) as released, (
+    select string_agg(int8send(body_id), ''::bytea) from left_behind where not is_shared
+) as orphaned
 """
+"""The second column has the bodies of deleted rows that shared theirs with none. No commit waits
+for their removal: how large they are is not known (`sweep.py`)."""
+SHARED_GONE: Final = f"select {RELEASED}"
 
 OTHER_PARTS: Final = (
     RESERVED,
@@ -317,7 +316,8 @@ OTHER_PARTS: Final = (
     EMBODIED,
     SHARING,
     UNSHARED,
-    OWN_DISEMBODIED,
+    DISEMBODIED,
+    LEFT_BEHIND,
     SEEING,
     ARRIVED,
 )
@@ -379,12 +379,6 @@ stating as (
     where (entity_no, session_id) in (
         select * from unnest({stateless_nos}::int[], {stateless_sessions}::bytea[])
     )
-), sessionless as (
-    delete from session
-    where (entity_no, session_id) in (
-        select entity_no, session_id from session
-        where entity_no = any ({drops}::int[]) limit 1000
-    )
 ), forgotten as (
     delete from seen where ctid = any (array(
         select old.ctid
@@ -393,13 +387,15 @@ stating as (
             select s.ctid from seen s
             where s.entity_no = f.entity_no and s.first_ms < f.before_ms
               and s.last_ms < f.before_ms
-            limit 50000
+            limit 1000
         ) as old
     ))
 ), gateless as (
     delete from inbound where entity_no = any ({drops}::int[])
 )
 """
+"""Of ids a commit forgets some, up to 6 KB a row; the rest, and the session states of a dropped
+entity, go beside the commits (`upkeep.py`)."""
 FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)
 
 COPYING: Final = """
@@ -429,16 +425,12 @@ lifted as (
 """
 """A copy refers to the body of its row. What was the row's own is shared from then on, by two rows
 that `embodied` names."""
-SHARED_GONE_AND_COPIED: Final = """
-select (
-    select string_agg(int8send(body_id), ''::bytea)
-    from gone
-    where body_id is not null and exists (select from shared s where s.body_id = gone.body_id)
-), (
+SHARED_GONE_AND_COPIED: Final = f"""
+select {RELEASED}, (
     select string_agg(int8send(body_id), ''::bytea) from copied where body_id is not null
-)
+) as retained
 """
-"""The second column has the bodies that were copied, one id for each copy."""
+"""The third column has the bodies that were copied, one id for each copy."""
 RETAIN: Final = _named(
     GONE,
     MOVES,

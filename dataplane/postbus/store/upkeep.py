@@ -10,14 +10,21 @@ from __future__ import annotations
 import time
 from typing import Final, TypeVar
 
-from postbus.entity.outcomes import DropDefinition, LoadedPartition, RecordAcquired
+from postbus.entity.outcomes import (
+    DropDefinition,
+    ForgetIds,
+    LoadedPartition,
+    RecordAcquired,
+)
 from postbus.store.batch import Batch, SideRows
+from postbus.store.changes import ALL_TIME_MS
 from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 from postbus.store.retention import SettledRows
 from postbus.store.statements import SWEEP
+from postbus.store.sweep import SWEEP_AT, sweep_some
 
 P = TypeVar("P")
 
@@ -27,7 +34,14 @@ VACUUM_SHARE: Final = 0.05
 Source: measured; each 100 k deletes take 50 ms and keep the heap flat."""
 SIDE_ROWS: Final = 20_000
 FOLD_ROWS: Final = 1_000
-"""Records of acquisitions that may pile up, and how many one commit folds."""
+FOLD_KEYS: Final = 20_000
+"""Records of acquisitions that may pile up and how many one commit folds, until they name so many
+rows: a record has as many as were delivered within 50 ms."""
+REAP_IDS: Final = 5_000
+"""Rows of ids, up to 6 KB each, that one statement deletes. Our choice: 32 MB of log."""
+REAP_STATES: Final = 1_000
+REAP_STATE_BYTES: Final = 8 << 20
+"""Most session states that one statement deletes, and their bytes; one may be more."""
 AGE_CHECK_S: Final = 600.0
 FREEZE_AGE: Final = 100_000_000
 """Half of autovacuum_freeze_max_age: we come first, at a calm pace."""
@@ -51,7 +65,9 @@ class Upkeep:
         self._aged_at = time.monotonic()
         self._is_freeze_due = False
         self._is_vacuuming = False
+        self._is_sweeping = False
         self._dropped: set[int] = set()
+        self._forgotten: dict[int, int] = {}
 
     async def note_load(self, loaded: LoadedPartition, connection: Connection) -> None:
         """Take the counts of a fresh load; what was written before it is not known."""
@@ -73,6 +89,10 @@ class Upkeep:
                 self._settled.note(change)
                 if type(change) is DropDefinition:
                     self._dropped.add(change.entity_no)
+                elif type(change) is ForgetIds:
+                    self._forgotten[change.entity_no] = (
+                        ALL_TIME_MS if change.before_ms is None else change.before_ms
+                    )
         return self._is_vacuum_due and not self._is_vacuuming
 
     @property
@@ -110,25 +130,55 @@ class Upkeep:
             self._is_vacuuming = False
 
     async def reap(self, now_ms: int) -> bool:
-        """Delete settled rows that are too old, and what a drop left of an entity.
+        """Delete settled rows that are too old, what a drop left of an entity, and dead bodies.
 
-        The commit of a drop removes only so many rows. Numbers of entities are never used again,
-        so that this harms nobody. `now_ms` is the time of the entities. Returns whether settled
-        rows are left that are too old. Raises StoreUnavailable, Fenced.
+        The commits of drops and forgotten ids remove only so many rows. Numbers of entities are
+        never used again, so that this harms nobody. `now_ms` is the time of the entities. Returns
+        whether settled rows are left that are too old. Raises StoreUnavailable, Fenced.
         """
         reaped, is_left = await self._settled.reap(now_ms)
         self._deletes += reaped
         self._rows -= reaped
+        for entity_no, before_ms in list(self._forgotten.items()):
+            await self._delete_all(REAP_SEEN, entity_no, before_ms, REAP_IDS)
+            if self._forgotten.get(entity_no) == before_ms:
+                del self._forgotten[entity_no]
         while self._dropped:
             entity_no = next(iter(self._dropped))
-            for sql in REAP:
-                is_done = False
-                while not is_done:
-                    async with fenced(self._store, self._partition_id, self._epoch) as connection:
-                        tag = await connection.execute(sql, entity_no)
-                    is_done = tag == "DELETE 0"
+            await self._delete_all(REAP_SESSIONS, entity_no, REAP_STATES, REAP_STATE_BYTES)
+            await self._delete_all(REAP_SEEN, entity_no, ALL_TIME_MS, REAP_IDS)
             self._dropped.discard(entity_no)
+        await self.sweep(least=1)
         return is_left
+
+    async def _delete_all(self, sql: str, *arguments: int) -> None:
+        """Delete some rows, again and again until there is none."""
+        tag = ""
+        while tag != "DELETE 0":
+            async with fenced(self._store, self._partition_id, self._epoch) as connection:
+                tag = await connection.execute(sql, *arguments)
+
+    @property
+    def is_sweep_due(self) -> bool:
+        """Whether enough bodies died to be removed at once."""
+        return len(self._sides.bodies.large_dead) >= SWEEP_AT and not self._is_sweeping
+
+    async def sweep(self, least: int = SWEEP_AT) -> None:
+        """Remove the bodies that no commit may remove while there are so many.
+
+        Raises StoreUnavailable, Fenced.
+        """
+        if self._is_sweeping:
+            return
+        self._is_sweeping = True
+        bodies = self._sides.bodies
+        try:
+            while len(bodies.large_dead) >= least:
+                self._side_changes += await sweep_some(
+                    self._store, self._partition_id, self._epoch, bodies
+                )
+        finally:
+            self._is_sweeping = False
 
     async def look_at_age(self) -> None:
         """Look now and then how near transaction ids are to wrapping around."""
@@ -141,7 +191,7 @@ class Upkeep:
         self._is_freeze_due = age > FREEZE_AGE
 
     async def tidy(self, connection: Connection) -> None:
-        """Fold acquisitions when that is due, remove shared bodies nobody refers to."""
+        """Fold acquisitions when that is due, remove small bodies nobody refers to."""
         dead = self._sides.bodies.take_dead()
         if dead:
             await connection.execute(SWEEP, dead)
@@ -150,9 +200,9 @@ class Upkeep:
 
     async def _fold(self, connection: Connection) -> None:
         """Turn the oldest acquisition records into counts in `patch`."""
-        rows = await connection.fetch(FOLD, FOLD_ROWS)
-        self._sides.keys.update(row["row_key"] for row in rows)
-        self._acquired_rows -= FOLD_ROWS
+        rows = await connection.fetch(FOLD, FOLD_ROWS, FOLD_KEYS)
+        self._acquired_rows -= rows[0]["folded"]
+        self._sides.keys.update(row["row_key"] for row in rows if row["row_key"] is not None)
 
 
 OPTIONS: Final = "truncate off, index_cleanup on, parallel 0"
@@ -173,26 +223,37 @@ SIDE_TABLES: Final = (
     "outbound",
     "inbound",
 )
-REAP: Final = (
-    """
-    delete from session where ctid = any (
-        array(select ctid from session where entity_no = $1 limit 1000)
-    )
-    """,
-    """
-    delete from seen where ctid = any (
-        array(select ctid from seen where entity_no = $1 limit 10000)
-    )
-    """,
-)
+REAP_SESSIONS: Final = """
+delete from session where ctid = any (array(
+    select row_id from (
+        select row_id, sum(size_bytes) over (rows unbounded preceding) - size_bytes as bytes_before
+        from (
+            select ctid as row_id, octet_length(state) as size_bytes
+            from session where entity_no = $1 limit $2
+        ) as found
+    ) as placed
+    where bytes_before < $3
+))
+"""
+REAP_SEEN: Final = """
+delete from seen where ctid = any (array(
+    select ctid from seen
+    where entity_no = $1 and first_ms < $2 and last_ms < $2 limit $3
+))
+"""
 AGE: Final = """
 select greatest(age(c.relfrozenxid), coalesce(age(t.relfrozenxid), 0))
 from pg_class c left join pg_class t on t.oid = c.reltoastrelid
 where c.oid = $1::text::regclass
 """
 FOLD: Final = """
-with old as materialized (
-    select id, row_keys, attempts from acquired order by id limit $1
+with first as materialized (
+    select id, cardinality(row_keys) as key_count from acquired order by id limit $1
+), placed as (
+    select id, sum(key_count) over (order by id) - key_count as keys_before from first
+), old as materialized (
+    select id, row_keys, attempts from acquired
+    where id in (select id from placed where keys_before < $2)
 ), gone as (
     delete from acquired where id in (select id from old)
 ), latest as (
@@ -207,5 +268,12 @@ with old as materialized (
     on conflict (row_key) do update set delivery_count = excluded.delivery_count
     returning row_key
 )
-select row_key from folded f where not exists (select from settled s where s.row_key = f.row_key)
+select done.folded, f.row_key
+from (select count(*) as folded from old) as done
+left join (
+    select row_key from folded f
+    where not exists (select from settled s where s.row_key = f.row_key)
+) as f on true
 """
+"""Returns the rows that have counts in `patch` now and are live, in each line how many records
+went; at least one line."""

@@ -95,15 +95,22 @@ class Writer:
         batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing leaves
         answer = await statement.fetch(*arguments)
         if answer:
-            if len(answer[0]) > 1 and answer[0][1] is not None:
-                self._sides.bodies.retain(answer[0][1])
-            if answer[0][0] is not None:
-                self._sides.bodies.release(answer[0][0])
+            self._count_bodies(answer[0])
         if self._sides.keys:
             self._sides.forget(batch.deletes)
             for change in batch.mutations:
                 if type(change) is SettleRows:
                     self._sides.forget(change.row_keys)
+
+    def _count_bodies(self, answer: asyncpg.Record) -> None:
+        """Take note of what the commit says of bodies of rows that it copied and deleted."""
+        bodies = self._sides.bodies
+        if (retained := answer.get("retained")) is not None:
+            bodies.retain(retained)
+        if (released := answer["released"]) is not None:
+            bodies.release(released)
+        if (orphaned := answer.get("orphaned")) is not None:
+            bodies.orphan(orphaned)
 
     def _translate(self, batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
         """Choose the smallest statement that does it, and its arguments."""
@@ -245,7 +252,7 @@ class _Bodies:
         if sys.byteorder == "big":
             packed.byteswap()
         self._shared[body_id] = packed.tobytes()
-        sides.note_share(body_id, keys)
+        sides.note_share(body_id, keys, is_large=len(body) > INLINE_BODY_BYTES)
 
     def _take_out(self, index: int, body_id: int, body: bytes) -> None:
         self._bodies[index], self._body_ids[index] = None, body_id
