@@ -28,7 +28,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 
 from postbus.broker.administration import DeletePolicy, PutMode
 from postbus.broker.authz import sign
-from postbus.bus import Bus, BusError, explain_store_error
+from postbus.bus import Bus, BusError
 from postbus.contract import (
     DAY_MS,
     NamespaceProperties,
@@ -44,6 +44,7 @@ from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, Ru
 from postbus.settings import Settings
 from postbus.store.errors import SchemaTooNew, StoreUnavailable
 from postbus.store.postgres import Store
+from postbus.store_trouble import explain_store_error
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.catalog_rig import FreeCatalog
 from tests.store.driving import wait_until
@@ -142,7 +143,7 @@ async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(
 ) -> None:
     async with run_bus("orders") as bus:
         await send(bus, "orders", "stored")
-    monkeypatch.setattr("postbus.bus.LOADING_S", 0.1)
+    monkeypatch.setattr("postbus.loading.LOADING_S", 0.1)
 
     def on_step(bus: Bus, step: str) -> None:
         if step == "loading partitions":
@@ -176,7 +177,7 @@ async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -
 
         async def is_told_why() -> bool:
             text = await (await session.get(f"{metrics}/readyz")).text()
-            return text.startswith("not ready\npartition ")
+            return text.startswith("not ready\nthe store") and "\npartition " in text
 
         await wait_until(is_told_why)
         control = dict(bus.summary())["control"]
@@ -184,7 +185,7 @@ async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -
         headers = {"Authorization": f"Bearer {token}"}
         async with session.get(f"{control}/v1/status", headers=headers) as answer:
             told = await answer.json()
-        assert (told["isReady"], len(told["troubles"])) == (False, 1)
+        assert (told["isReady"], len(told["troubles"])) == (False, 2)  # store and partition
         await asyncio.to_thread(bus._postgres.start)
 
         async def is_back() -> bool:
@@ -514,7 +515,7 @@ async def test_metrics_follow_what_happens_to_partitions(run_bus: RunBus, folder
                 await asyncio.sleep(0)
         assert value_of(await scrape(bus), "postbus_partition_fences_total") == 1
         assert value_of(await scrape(bus), "postbus_partition_reloads_total") == 1
-        assert "owned by taker" in "".join(bus._troubles())
+        assert "owned by taker" in "".join(bus.readiness.troubles())
 
 
 async def test_keys_are_made_only_where_none_were_given(run_bus: RunBus, folder: Path) -> None:

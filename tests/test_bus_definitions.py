@@ -133,4 +133,4 @@ async def test_topics_of_the_examples_are_made_and_loaded_again(run_bus: RunBus)
         assert bus._opened is not None
         assert bus._opened.directory.version == version
         assert await kinds(bus) == ["queue", *["subscription"] * 3, "topic"]
-        assert not bus._troubles()
+        assert not bus.readiness.troubles()

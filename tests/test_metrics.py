@@ -23,6 +23,7 @@ from postbus.metrics import (
     EntitySample,
     MetricsServer,
     PartitionSample,
+    StoreSample,
     bounded,
     make_registry,
     summed,
@@ -63,6 +64,7 @@ def full_sample() -> BusSample:
                 {"bad": 3, "none": 1},
             )
         ],
+        [StoreSample(1, "db1:5432", is_up=True), StoreSample(2, "db2:5432", is_up=False)],
     )
 
 
@@ -95,6 +97,8 @@ def test_every_number_of_a_sample_is_told() -> None:
         'postbus_connections{door="amqp"} 5.0',
         'postbus_http_requests_total{api="runtime",status="201"} 11.0',
         'postbus_connections_accepted_total{door="amqp"} 9.0',
+        'postbus_store_up{address="db1:5432",store="1"} 1.0',
+        'postbus_store_up{address="db2:5432",store="2"} 0.0',
         'postbus_partition_status_info{partition="0",status="active"} 1.0',
         'postbus_partition_reloads_total{partition="0"} 2.0',
         'postbus_partition_fences_total{partition="0"} 1.0',

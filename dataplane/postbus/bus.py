@@ -11,9 +11,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from postbus.announcement import Announcement, connection_string
 from postbus.broker.administration import (
@@ -44,8 +44,8 @@ from postbus.declared_keys import DeclaredKeys, refuse_public_keys
 from postbus.defining import Defining
 from postbus.doors import Door, Doors, DoorsError, Inside
 from postbus.embedded import EmbeddedError, EmbeddedPostgres
-from postbus.entity.commands import Tick
 from postbus.entity.window import WindowBudget
+from postbus.loading import load_partitions
 from postbus.manifests import (
     BusDefinition,
 )
@@ -54,7 +54,7 @@ from postbus.opening import BusError, Opened, Opening, read_seal
 from postbus.sampling import Sampler
 from postbus.settings import Settings
 from postbus.store.audit import AuditStore
-from postbus.store.errors import StoreError
+from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.incarnation import Broker, this_process
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
@@ -67,9 +67,7 @@ __all__ = ["Bus", "BusError"]
 
 logger = logging.getLogger(__name__)
 
-LOADING_S = 10.0
-"""How long a start waits for partitions; clients that come earlier wait themselves. Twice the
-silence after which another broker's partition may be taken over."""
+T = TypeVar("T")
 
 AHEAD_MS = 60_000
 """Clocks of machines that are further apart than this are worth a word."""
@@ -118,8 +116,9 @@ class Bus:
         self._administration: Administration | None = None
         self._audit: Audit | None = None
         self._triage: Triage | None = None
-        self._doors: Doors | None = None
+        self._doors = Doors(settings, definition, data)
         self._sampler: Sampler | None = None
+        self._readiness: Readiness | None = None
         self._spans: OtlpSpans | None = None
         self._clock: EntityClock = (
             ManualClock(_wall_ms)
@@ -191,8 +190,7 @@ class Bus:
 
     def cut_short(self) -> None:
         """Do not wait for clients any longer."""
-        if self._doors is not None:
-            self._doors.abort()
+        self._doors.abort()
 
     async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
         stores: Stores | None = None
@@ -200,7 +198,6 @@ class Bus:
             if self._is_embedded:
                 on_step("starting Postgres")
                 await self._start_postgres()
-            on_step("opening the store")
             stores = Stores(
                 self._dsns(),
                 unsafe=self._settings.is_unsafe,
@@ -208,44 +205,19 @@ class Bus:
             )
             stores.when_asked_to_end(self._on_asked)
             async with asyncio.TaskGroup() as tasks:
+                readiness = Readiness(self._hosts, stores.home_of, stores=stores.all)
+                self._readiness = readiness
+                sampler = self._sampler = self._make_sampler(stores)
                 changes = Changes(tasks.create_task)
-                opened = self._opened = await self._open(stores, changes)
-                router = self._make_hosts(stores, opened.directory, tasks)
-                readiness = Readiness(self._hosts, stores.home_of)
-                self._triage = Triage(router, self._hosts)
-                self._administration = Administration(
-                    opened.directory,
-                    self._hosts,
-                    TombstoneStore(stores.first),
-                    opened.namespace,
-                    changes,
-                    now_ms=self._clock,
-                )
-                store, version = AuditStore(stores.first), lambda: self.administration.version
-                self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
-                auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
-                on_step("loading partitions")
-                following = await self._define_entities(
-                    self._administration, opened.directory.catalog, tasks
-                )
-                await self._load_partitions(stores, opened.directory)
-                on_step("opening the doors")
-                tasks.create_task(self._administration.keep_reaping(), name="reap")
                 try:
-                    await self._open_doors(router, opened, readiness, tasks)
-                    readiness.is_open = True
-                    ready.set_result(None)
-                    await self._stopping.wait()
+                    await self._open_metrics(readiness, sampler)
+                    on_step("opening the store")
+                    opened = await self._unless_stopped(self._open(stores, changes, on_step))
+                    if opened is not None:
+                        self._opened, sampler.directory = opened, opened.directory
+                        await self._serve(stores, opened, changes, tasks, on_step, ready)
                 finally:
-                    readiness.is_open = False
-                    for task in following:
-                        task.cancel()
-                    self._administration.stop()
-                    if self._doors is not None:
-                        await self._doors.close(self._grace_s)
-                    await asyncio.gather(*(host.stop() for host in self._hosts))
-                    self._audit.stop()
-                    await auditing
+                    await self._doors.close_metrics()
         finally:
             if stores is not None:
                 await stores.close()
@@ -253,6 +225,66 @@ class Bus:
                 await asyncio.to_thread(self._spans.close)
             if self._postgres is not None:
                 await asyncio.to_thread(self._postgres.stop)
+
+    async def _serve(
+        self,
+        stores: Stores,
+        opened: Opened,
+        changes: Changes,
+        tasks: asyncio.TaskGroup,
+        on_step: Callable[[str], None],
+        ready: asyncio.Future[None],
+    ) -> None:
+        """Load, let clients in, and stop in order when that is asked for."""
+        readiness = self.readiness
+        router = self._make_hosts(stores, opened.directory, tasks)
+        self._triage = Triage(router, self._hosts)
+        self._administration = Administration(
+            opened.directory,
+            self._hosts,
+            TombstoneStore(stores.first),
+            opened.namespace,
+            changes,
+            now_ms=self._clock,
+        )
+        store, version = AuditStore(stores.first), lambda: self.administration.version
+        self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
+        auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
+        on_step("loading partitions")
+        following = await self._define_entities(
+            self._administration, opened.directory.catalog, tasks
+        )
+        homes = opened.directory.homes_in_use()
+        following += await load_partitions(self._hosts, stores, homes, tasks)
+        self._warn_of_future()
+        on_step("opening the doors")
+        tasks.create_task(self._administration.keep_reaping(), name="reap")
+        try:
+            await self._open_doors(router, opened, readiness, tasks)
+            readiness.is_open = True
+            ready.set_result(None)
+            await self._stopping.wait()
+        finally:
+            readiness.is_open = False
+            for task in following:
+                task.cancel()
+            self._administration.stop()
+            await self._doors.close(self._grace_s)
+            await asyncio.gather(*(host.stop() for host in self._hosts))
+            self._audit.stop()
+            await auditing
+
+    async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
+        """Return what comes of work, None when the bus is to stop before."""
+        doing = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            for each in (doing, stopping):
+                each.cancel()
+            await asyncio.gather(doing, stopping, return_exceptions=True)
 
     # --- store ----------------------------------------------------------------------------------
 
@@ -268,8 +300,10 @@ class Bus:
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
-    async def _open(self, stores: Stores, changes: Changes) -> Opened:
-        return await Opening(
+    async def _open(
+        self, stores: Stores, changes: Changes, on_step: Callable[[str], None]
+    ) -> Opened:
+        opening = Opening(
             stores,
             self._definition,
             read_seal(self._settings, self._data),
@@ -277,14 +311,15 @@ class Bus:
             self._authorizer,
             changes,
             is_embedded=self._is_embedded,
-        ).open()
+        )
+        return await opening.open(lambda why: on_step(f"waiting for the store: {why}"))
 
     # --- partitions -----------------------------------------------------------------------------
 
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
         stores_in_use = {stores.home_of(number) for number in range(self._partition_count)}
         troubles = {store: Troubles(store.where) for store in stores_in_use}
-        self._hosts = [
+        self._hosts += [
             Host(
                 partition_id=partition_id,
                 store=stores.home_of(partition_id),
@@ -323,33 +358,14 @@ class Bus:
         try:
             await self._defining.define(self._definition, self._keys.rules())
         except AdministrationRefused as refusal:
-            if isinstance(refusal.__cause__, StoreError):
-                text = explain_store_error(refusal.__cause__)
-                raise BusError(text, is_about_store=True) from refusal
-            raise BusError(str(refusal)) from refusal
+            cause = refusal.__cause__
+            if not isinstance(cause, StoreUnavailable):
+                is_about_store = isinstance(cause, StoreError)
+                raise BusError(str(refusal), is_about_store=is_about_store) from refusal
+            self._defining.postpone(refusal)
         return following
 
-    async def _load_partitions(self, stores: Stores, directory: Directory) -> None:
-        """Claim what holds entities, so that the first client need not wait for it.
-
-        Retained ones too: only a partition that is loaded lets their messages go. So it is with
-        what a crash left of entities that were being dropped.
-        """
-        homes = directory.homes_in_use()
-        for partition_id in set(range(self._partition_count)) - homes:
-            try:
-                if await stores.home_of(partition_id).holds_anything(partition_id):
-                    homes.add(partition_id)
-            except StoreError as error:
-                extra = {"partition": partition_id, "error": str(error)}
-                logger.warning("it is not known whether a partition holds anything", extra=extra)
-        loading = [asyncio.ensure_future(self._hosts[home].call(Tick())) for home in homes]
-        if loading:
-            _, late = await asyncio.wait(loading, timeout=LOADING_S)
-            for call in late:
-                call.cancel()
-            if late:
-                logger.warning("partitions are still loading", extra={"count": len(late)})
+    def _warn_of_future(self) -> None:
         ahead_ms = self._clock() - _wall_ms()
         if self._clock.mode is ClockMode.WALL and ahead_ms > AHEAD_MS:
             logger.warning(
@@ -367,8 +383,6 @@ class Bus:
         readiness: Readiness,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        self._doors = Doors(self._settings, self._definition, self._data)
-        self._sampler = self._make_sampler(self._doors, opened.directory)
         inside = Inside(
             router=router,
             namespace=opened.namespace,
@@ -378,9 +392,7 @@ class Bus:
             rules=opened.rules,
             audit=self.audit,
             created_ms=opened.created_ms,
-            is_ready=readiness.is_ready,
-            troubles=self._troubles,
-            sampler=self._sampler,
+            readiness=readiness,
             controlled=self._controlled(router, opened),
         )
         try:
@@ -388,12 +400,18 @@ class Bus:
         except DoorsError as error:
             raise BusError(str(error)) from error
 
-    def _make_sampler(self, doors: Doors, directory: Directory) -> Sampler:
+    async def _open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
+        try:
+            await self._doors.open_metrics(readiness, sampler)
+        except DoorsError as error:
+            raise BusError(str(error)) from error
+
+    def _make_sampler(self, stores: Stores) -> Sampler:
         def complete(sample: BusSample) -> None:
-            doors.tell(sample)
+            self._doors.tell(sample)
             sample.authentication_failures = self._authorizer.refused_count
 
-        return Sampler(self._hosts, directory, self._clock, self._budget, complete)
+        return Sampler(self._hosts, stores.all, self._clock, self._budget, complete)
 
     def _controlled(self, router: Router, opened: Opened) -> Controlled:
         is_dev = self._dev_clock is not None
@@ -426,6 +444,12 @@ class Bus:
         return self._audit
 
     @property
+    def readiness(self) -> Readiness:
+        """Whether clients may come, and why not; only while the bus runs."""
+        assert self._readiness is not None
+        return self._readiness
+
+    @property
     def triage(self) -> Triage:
         """Messages by hand; only while the bus runs."""
         assert self._triage is not None
@@ -433,12 +457,12 @@ class Bus:
 
     def doors(self) -> dict[Door, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""
-        return {} if self._doors is None else self._doors.addresses()
+        return self._doors.addresses()
 
     @property
     def authority_file(self) -> Path | None:
         """What clients have to trust, when the certificate was made here."""
-        return None if self._doors is None else self._doors.authority_file
+        return self._doors.authority_file
 
     def connection_strings(self) -> list[tuple[str, str]]:
         """Return a title and a connection string for the first rule that may do everything."""
@@ -446,7 +470,7 @@ class Bus:
         if rule is None:
             return []
         key = self._keys.keys_of(None, rule).primary
-        endpoint = self._doors.endpoint() if self._doors else None
+        endpoint = self._doors.endpoint()
         if endpoint is None:
             return []
         how, text = endpoint
@@ -455,17 +479,17 @@ class Bus:
     def announcement(self) -> Announcement:
         """Return how the commands of this machine reach the bus; it holds a key."""
         strings = self.connection_strings() if self._dev_clock is not None else []
-        endpoint = self._doors.endpoint() if self._doors else None
-        token_file = self._doors.control_token_file if self._doors else None
+        endpoint = self._doors.endpoint()
+        token_file = self._doors.control_token_file
         return Announcement(
             bus=self._definition.name,
             pid=os.getpid(),
-            control=self._doors.control_url if self._doors else None,
+            control=self._doors.control_url,
             connection_string=strings[0][1] if strings else None,
             endpoint=endpoint[1] if endpoint else None,
             token_file=str(token_file) if token_file else None,
             ca_file=str(self.authority_file) if self.authority_file else None,
-            metrics=self._doors.metrics_url if self._doors else None,
+            metrics=self._doors.metrics_url,
         )
 
     def summary(self) -> list[tuple[str, str]]:
@@ -483,16 +507,10 @@ class Bus:
             ),
             ("data", str(self._data.path)),
         ]
-        if self._doors is not None:
-            lines += self._doors.summary()
+        lines += self._doors.summary()
         if self._dev_clock is not None:
             lines.append(("clock", self._clock.mode.value))
         return lines
-
-    def _troubles(self) -> list[str]:
-        """Say of each partition that does not work, or not wholly, what is wrong."""
-        troubles = [(host.partition_id, host.trouble) for host in self._hosts]
-        return [f"partition {number}: {text}" for number, text in troubles if text]
 
     async def sample(self) -> BusSample:
         """Return what metrics tell, as of now."""

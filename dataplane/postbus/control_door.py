@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.controls import Controls
 from postbus.broker.host import Host
+from postbus.broker.readiness import Readiness
 from postbus.broker.triage import Triage
 from postbus.control_lookup import leave_note, remove_note
 from postbus.data_directory import DataDirectory
@@ -59,7 +60,7 @@ class ControlDoor:
         controlled: Controlled,
         settings: Settings,
         data: DataDirectory,
-        is_ready: Callable[[], Awaitable[bool]],
+        readiness: Readiness,
         context: ssl.SSLContext | None,
         suspicion: Suspicion,
         connections: Connections,
@@ -70,7 +71,7 @@ class ControlDoor:
         """
         token_file = settings.control_token_file or data.ensure_control_token()
         token_file = token_file.absolute()
-        server = _server(controlled, settings, token_file, is_ready, suspicion, connections)
+        server = _server(controlled, settings, token_file, readiness, suspicion, connections)
         host = settings.control_host
         await server.start(host, settings.control_port, context)
         leave_note(server.port, token_file)
@@ -88,7 +89,7 @@ def _server(
     controlled: Controlled,
     settings: Settings,
     token_file: Path,
-    is_ready: Callable[[], Awaitable[bool]],
+    readiness: Readiness,
     suspicion: Suspicion,
     connections: Connections,
 ) -> ControlServer:
@@ -97,7 +98,7 @@ def _server(
         controlled.administration,
         controlled.hosts,
         controlled.fence,
-        is_ready,
+        readiness,
         connections=connections,
         broker_name=settings.broker_name,
         is_development=controlled.controls is not None,

@@ -75,14 +75,18 @@ class Defining:
             try:
                 await self._catalog.own()
             except DirectoryRefusal as refusal:
-                logger.warning(
-                    "manifests are not applied yet: the owner of partition 0 changes entities",
-                    extra={"why": str(refusal)},
-                )
-                self._is_due.set()
+                self.postpone(refusal)
                 return
             self._is_due.clear()
             await define_entities(definition, self._administration, rules, self._audit)
+
+    def postpone(self, why: AdministrationRefused | DirectoryRefusal) -> None:
+        """Apply the manifests as soon as partition 0 is ours and its store answers."""
+        logger.warning(
+            "manifests are not applied yet: the owner of partition 0 changes entities",
+            extra={"why": str(why)},
+        )
+        self._is_due.set()
 
     async def keep_defining(self) -> None:
         """Do what waits as soon as partition 0 is ours; what is refused then is logged."""

@@ -10,7 +10,7 @@ import errno
 import shutil
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +22,7 @@ from postbus.broker.authorization_rules import AuthorizationRules
 from postbus.broker.authz import Authorizer
 from postbus.broker.namespace import Namespace
 from postbus.broker.own_names import OwnNames
+from postbus.broker.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.control_door import ControlDoor, Controlled
 from postbus.data_directory import DataDirectory
@@ -66,9 +67,7 @@ class Inside:
     rules: AuthorizationRules
     audit: Audit
     created_ms: int
-    is_ready: Callable[[], Awaitable[bool]]
-    troubles: Callable[[], list[str]]
-    sampler: Sampler
+    readiness: Readiness
     controlled: Controlled
 
 
@@ -95,16 +94,19 @@ class Doors:
     async def open(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         """Listen; raises `DoorsError` when one port cannot be had. Close what is open then."""
         await self._open_front(inside, tasks)
+        if self._settings.is_control_enabled:
+            await self._open_control(inside, tasks)
+
+    async def open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
+        """Tell how the process is, also before anybody may come; raises `DoorsError`."""
         settings = self._settings
         if settings.is_metrics_enabled:
-            sampler = inside.sampler
+            registry = make_registry(sampler.sample)
             self._metrics = MetricsServer(
-                make_registry(sampler.sample), inside.is_ready, inside.troubles, sampler.prepare
+                registry, readiness.is_ready, readiness.troubles, sampler.prepare
             )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)
-        if settings.is_control_enabled:
-            await self._open_control(inside, tasks)
 
     async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, name = self._settings, self._definition.name
@@ -134,7 +136,7 @@ class Doors:
             administration=administration,
             runtime=self._runtime,
             websocket=WebSocketHandler(self._amqp),
-            is_healthy=inside.is_ready,
+            is_healthy=inside.readiness.is_ready,
             names=inside.names if is_loopback(settings.host) else None,
         )
         self._front = FrontDoor(
@@ -172,7 +174,7 @@ class Doors:
                     controlled,
                     settings,
                     self._data,
-                    inside.is_ready,
+                    inside.readiness,
                     context,
                     self._suspicion,
                     self._amqp.described,
@@ -192,6 +194,9 @@ class Doors:
             self._runtime.stop()
         if self._amqp is not None and self._http is not None:
             await asyncio.gather(self._amqp.stop(grace_s), self._http.stop(grace_s))
+
+    async def close_metrics(self) -> None:
+        """Do it last: until then it tells how the stop goes."""
         if self._metrics is not None:
             await self._metrics.stop()
 

@@ -103,6 +103,15 @@ class DoorSample:
 
 
 @dataclass(slots=True)
+class StoreSample:
+    """One database: its number in the list, its host and port, whether it does what it is for."""
+
+    number: int
+    address: str
+    is_up: bool
+
+
+@dataclass(slots=True)
 class BusSample:
     """What the metrics tell; made anew for each scrape. Times in entity milliseconds."""
 
@@ -129,6 +138,7 @@ class BusSample:
     doors: list[DoorSample] = field(default_factory=list)
     partitions: list[PartitionSample] = field(default_factory=list)
     entities: list[EntitySample] = field(default_factory=list)
+    stores: list[StoreSample] = field(default_factory=list)
 
 
 class BusCollector(Collector):
@@ -195,6 +205,7 @@ class BusCollector(Collector):
         yield _expiry_family(sample.certificate_expiries)
         yield from _door_families(sample.doors)
         yield _http_family(sample.http_answers)
+        yield _store_family(sample.stores)
         yield from _partition_families(sample.partitions)
         yield from _commit_families(sample.partitions)
         yield from _entity_families(bounded(sample.entities), sample.now_ms)
@@ -209,6 +220,17 @@ def _door_families(doors: list[DoorSample]) -> Iterator[Metric]:
         opened.add_metric([door.name], door.connections)
         accepted.add_metric([door.name], door.accepted)
     yield from (opened, accepted)
+
+
+def _store_family(stores: list[StoreSample]) -> Metric:
+    family = GaugeMetricFamily(
+        "postbus_store_up",
+        "Whether a database did what it was needed for last.",
+        labels=["store", "address"],
+    )
+    for store in stores:
+        family.add_metric([str(store.number), store.address], store.is_up)
+    return family
 
 
 def _expiry_family(expiries: dict[str, float]) -> Metric:

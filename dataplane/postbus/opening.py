@@ -1,11 +1,13 @@
 """Opens what a bus stands on: its stores, and what they say of namespace, entities and rules.
 
-`bus` calls it once, before any partition is claimed; from there on a store that goes away is waited
-for. Nothing here serves anybody.
+`bus` calls it once, before any partition is claimed. What may pass by itself is waited for; what a
+human must mend ends the start. Nothing here serves anybody.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import asyncpg
@@ -16,6 +18,7 @@ from postbus.broker.caller_fence import CallerFence
 from postbus.broker.changes import Changes
 from postbus.broker.directory import Directory
 from postbus.broker.namespace import Namespace
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.broker.sealing import KeySeal
 from postbus.data_directory import DataDirectory, new_key
 from postbus.declared_keys import DeclaredKeys
@@ -25,7 +28,7 @@ from postbus.store.authorization import AuthorizationStore
 from postbus.store.belonging import record_belonging
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import CatalogStore
-from postbus.store.errors import StoreError
+from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.namespace import NamespaceStore
 from postbus.store.stores import Stores
 from postbus.store_trouble import explain_store_error
@@ -51,7 +54,9 @@ class Opened:
 
 
 class Opening:
-    """Of one bus. `is_embedded`: the store lies beside the keys of the bus."""
+    """Of one bus. `is_embedded`: the store lies beside the keys of the bus and was just started,
+    so that nothing is waited for.
+    """
 
     def __init__(
         self,
@@ -72,13 +77,27 @@ class Opening:
         self._changes = changes
         self._is_embedded = is_embedded
 
-    async def open(self) -> Opened:
+    async def open(self, on_wait: Callable[[str], None]) -> Opened:
         """Check and migrate the stores, read them, let authorization rules count.
 
-        Raises `BusError`: any trouble now is for the user.
+        Waits for the first store; `on_wait` is told why before each pause. Raises `BusError`.
         """
+        outage, backoff_s = self._stores.first.outage, FIRST_BACKOFF_S
+        while (opened := await self._opened_or_away()) is None:
+            on_wait(outage.text or "")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+        outage.ended()
+        return opened
+
+    async def _opened_or_away(self) -> Opened | None:
         try:
             return await self._open()
+        except StoreUnavailable as error:
+            if self._is_embedded:
+                raise BusError(explain_store_error(error), is_about_store=True) from error
+            self._stores.first.outage.failed(error)
+            return None
         except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
             raise BusError(explain_store_error(error), is_about_store=True) from error
         except KeysUnreadable as error:

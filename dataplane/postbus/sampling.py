@@ -21,11 +21,13 @@ from postbus.metrics import (
     CommitSample,
     EntitySample,
     PartitionSample,
+    StoreSample,
     summed,
 )
 from postbus.store.catalog import CatalogEntry
 from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
 from postbus.store.errors import StoreUnavailable
+from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +40,23 @@ AT_ONCE: Final = 100
 
 
 class Sampler:
-    """Reads hosts and directory when somebody scrapes. `prepare` first, then `sample`."""
+    """Reads stores, hosts and directory when somebody scrapes. `prepare` first, then `sample`.
+
+    There is something to tell from the first second on: `directory` is set when it was read.
+    """
 
     def __init__(
         self,
         hosts: Sequence[Host],
-        directory: Directory,
+        stores: Sequence[Store],
         clock: EntityClock,
         budget: WindowBudget,
         add_doors: Callable[[BusSample], None],
     ) -> None:
         """`add_doors` completes a sample by what doors count."""
+        self.directory: Directory | None = None
         self._hosts = hosts
-        self._directory = directory
+        self._stores = stores
         self._clock = clock
         self._budget = budget
         self._add_doors = add_doors
@@ -66,6 +72,10 @@ class Sampler:
             window_limit_bytes=self._budget.limit_bytes,
         )
         self._add_doors(sample)
+        sample.stores = [
+            StoreSample(number, store.where, store.is_open and not store.outage.is_on)
+            for number, store in enumerate(self._stores, 1)
+        ]
         sample.partitions = [
             PartitionSample(
                 host.partition_id,
@@ -87,7 +97,7 @@ class Sampler:
         """Look at all entities, a few at a time: clients have their turn in between."""
         await self._look_for_oldest()
         found: list[EntitySample] = []
-        for number, entry in enumerate(self._directory.entries(), 1):
+        for number, entry in enumerate(self._entries(), 1):
             sample = self._entity(entry)
             if sample is not None:
                 found.append(sample)
@@ -127,10 +137,14 @@ class Sampler:
 
     def _labelled(self) -> list[CatalogEntry]:
         """Return the entities that have labels of their own, about."""
-        return self._directory.entries()[: 3 * MAX_ENTITY_LABELS]
+        return self._entries()[: 3 * MAX_ENTITY_LABELS]
+
+    def _entries(self) -> list[CatalogEntry]:
+        return [] if self.directory is None else self.directory.entries()
 
     def _loaded(self, entry: CatalogEntry) -> list[Host]:
-        hosts = (self._hosts[home] for home in self._directory.homes_of(entry))
+        assert self.directory is not None
+        hosts = (self._hosts[home] for home in self.directory.homes_of(entry))
         return [host for host in hosts if host.is_loaded]
 
     def _entity(self, entry: CatalogEntry) -> EntitySample | None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from typing import Final
 
 logger = logging.getLogger(__name__)
+
+MORE_TIME: Final = "EXTEND_TIMEOUT_USEC=120000000"
+"""What a start that waits sends again and again, or it would be ended for taking too long. Our
+choice: longer than one look at a database may take."""
 
 
 def notify(*assignments: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from postbus.embedded import EmbeddedPostgres
+from postbus.store.connections import CONNECT_S
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+from postbus.store.postgres import Store
 from postbus.store.stores import Stores
 from tests.conftest import dsn_of, make_database, run_psql
+from tests.store.relay import relaying
 
 NAMES = ("several_1", "several_2", "several_3")
 
@@ -64,8 +69,50 @@ async def test_a_database_is_named_once(dsns: list[str]) -> None:
         await open_stores(dsns[0], dsns[0])
 
 
-async def test_trouble_says_which_database(dsns: list[str]) -> None:
+async def test_without_the_first_database_nothing_opens(dsns: list[str]) -> None:
     with pytest.raises(StoreUnavailable) as trouble:
-        await open_stores(dsns[0], dsns[1].replace("host=", "host=/nowhere"))
+        await open_stores(away(dsns[0]), dsns[1])
     number, where = trouble.value.__notes__
-    assert (number, where.startswith("/nowhere")) == ("database 2 of 2", True)
+    assert (number, where.startswith("/nowhere")) == ("database 1 of 2", True)
+
+
+async def test_without_another_the_rest_opens_and_it_shows_its_place_later(dsns: list[str]) -> None:
+    stores = Stores([dsns[0], away(dsns[1]), dsns[2]])
+    try:
+        await stores.open()
+        assert [store.outage.is_on for store in stores.all] == [False, True, False]
+        with pytest.raises(StoreUnavailable):
+            await stores.home_of(1).open()
+        stores.home_of(1)._dsn = dsns[0]  # it comes back as another one
+        with pytest.raises(StoreMisconfigured, match="the same as database 1"):
+            await stores.home_of(1).open()
+        assert "cannot be used since" in str(stores.home_of(1).outage.text)
+        stores.home_of(1)._dsn = dsns[1]
+        await stores.home_of(1).create_partition(1)
+        assert stores.home_of(1).outage.text is None
+    finally:
+        await stores.close()
+    await open_stores(*dsns)
+
+
+async def test_who_waits_for_a_database_that_is_tried_gets_the_same_answer(dsns: list[str]) -> None:
+    async with relaying(dsns[0]) as (relay, through):
+        relay.is_silent = True
+        store = Store(through)
+        began = time.monotonic()
+        results = await asyncio.gather(*(store.open() for _ in range(8)), return_exceptions=True)
+        assert time.monotonic() - began < 2 * CONNECT_S
+        assert {type(each) for each in results} == {StoreUnavailable}
+        relay.is_silent = False
+        await asyncio.gather(*(store.open() for _ in range(8)))
+        await store.close()
+
+
+def away(dsn: str) -> str:
+    return dsn.replace("host=", "host=/nowhere")
+
+
+async def test_trouble_says_which_database(dsns: list[str]) -> None:
+    with pytest.raises(StoreMisconfigured) as trouble:
+        await open_stores(dsns[0], dsns[1].replace("several_2", "absent"))
+    assert trouble.value.__notes__[0] == "database 2 of 2"

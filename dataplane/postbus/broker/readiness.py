@@ -1,4 +1,4 @@
-"""Whether clients may come: the doors are open and at least one partition can be used.
+"""Whether clients may come: the doors are open and at least one partition can be used. And why not.
 
 Made for readiness of Kubernetes, which takes a broker that is not ready out of its service: one
 partition in trouble must not take away the others, and none at all is no broker. A loaded partition
@@ -33,10 +33,12 @@ class Readiness:
         hosts: Sequence[Host],
         store_of: Callable[[int], Store],
         monotonic_s: Callable[[], float] = time.monotonic,
+        stores: Sequence[Store] = (),
     ) -> None:
-        """`store_of` returns the database of a partition."""
+        """`store_of` returns the database of a partition; `stores`: all that may be in trouble."""
         self.is_open = False
         self._hosts = hosts
+        self._stores = stores
         self._looks: dict[Store, _Look] = {}
         self._store_of = store_of
         self._monotonic_s = monotonic_s
@@ -55,6 +57,14 @@ class Readiness:
             if host.status is not HostStatus.CLOSED and host.trouble is None
         }
         return any(await asyncio.gather(*(self._answers(store) for store in stores)))
+
+    def troubles(self) -> list[str]:
+        """Say of each store and partition that does not work, or not wholly, what is wrong."""
+        partitions = [(host.partition_id, host.trouble) for host in self._hosts]
+        return [
+            *(text for store in self._stores if (text := store.outage.text)),
+            *(f"partition {number}: {text}" for number, text in partitions if text),
+        ]
 
     async def _answers(self, store: Store) -> bool:
         look = self._looks.get(store)

@@ -36,7 +36,7 @@ from postbus.edge.strangers import MAX_CONNECTIONS
 from postbus.exposure import exposures
 from postbus.garbage import collect_forever
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition
-from postbus.service_manager import notify
+from postbus.service_manager import MORE_TIME, notify
 from postbus.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
 from postbus.telemetry import configure_logging
 
@@ -209,7 +209,12 @@ async def _run_until_end(
     collecting: asyncio.Task[None] | None = None
     try:
         with _progress() as step:
-            is_started = await _unless(stopping, bus.start(step))
+
+            def say(text: str) -> None:
+                step(text)
+                notify(MORE_TIME)
+
+            is_started = await _unless(stopping, bus.start(say))
         if is_started:
             following = asyncio.create_task(rereading.follow(bus))
             data.announce(bus.announcement())
@@ -247,12 +252,19 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Yield what tells a step: a spinner on a terminal, else log lines and systemd's status."""
+    """Yield what tells a step: a spinner on a terminal, else log lines and systemd's status.
+
+    Behind a colon a step may say why it lasts; that alone is no line of the log.
+    """
     if not err.is_terminal:
+        logged = ""
 
         def say(step: str) -> None:
-            logger.info("step", extra={"step": step})
+            nonlocal logged
             notify(f"STATUS={step}")
+            if (what := step.partition(": ")[0]) != logged:
+                logger.info("step", extra={"step": what})
+                logged = what
 
         yield say
         return

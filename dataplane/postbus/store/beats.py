@@ -27,6 +27,7 @@ from postbus.store.errors import (
 )
 from postbus.store.incarnation import Broker, Process, boottime_s, is_provably_gone
 from postbus.store.migrate import all_migrations
+from postbus.store.outage import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,9 @@ class Beats:
         broker: Broker,
         on_dead: Callable[[], None],
         clock: Callable[[], float] = boottime_s,
+        outage: Outage | None = None,
     ) -> None:
-        """`on_dead` is told when the database does not answer any more."""
+        """`on_dead` is told when the database does not answer any more, `outage` of each beat."""
         self.broker = broker
         self.identity: UUID | None = None
         self.confirmed_at = float("-inf")
@@ -81,6 +83,7 @@ class Beats:
         """Told once, by whom, when another process of our name asks us to end."""
         self._on_dead = on_dead
         self._clock = clock
+        self._outage = outage or Outage("")
         self._lane = Lane(connect)
         self._beginning = asyncio.Lock()
         self._followers: set[Callable[[Exception], None]] = set()
@@ -176,10 +179,11 @@ class Beats:
             raise Fenced(f"taken over by {(ours and ours['ended_by']) or 'nobody we know'}")
         self.confirmed_at = started
         self.round_trip_s = self._clock() - started
+        self._outage.ended()
 
     def _fail(self, error: Exception) -> None:
         """A beat failed; when the database said nothing at all, nothing else has to wait for it."""
-        logger.warning("no beat", extra={"error": str(error)})
+        self._outage.failed(error)
         if isinstance(error.__cause__, TimeoutError):
             self._on_dead()
             self._end_followers(StoreUnavailable(f"the store said nothing for {ANSWER_S:.0f} s"))

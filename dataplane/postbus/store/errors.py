@@ -6,6 +6,7 @@ One translation for the whole room: callers see `StoreUnavailable` (try again), 
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeAlias
@@ -60,6 +61,17 @@ UNAVAILABLE_STATES: Final = frozenset({"25006", "53000", "53300", "53400", "55P0
 """Read-only (a standby), too many connections, configuration limit, lock not available."""
 FULL_STATES: Final = frozenset({"53100", "53200"})
 """Disk full, out of memory."""
+MISCONFIGURED_STATES: Final = frozenset({"28000", "28P01", "3D000", "42501"})
+"""Role or `pg_hba.conf`, password, no such database, a right that is missing: waiting does not mend
+them. Source: PostgreSQL manual, appendix A; docs/guides/troubleshooting.md lists them."""
+MISCONFIGURED_ERRORS: Final = (
+    ssl.SSLCertVerificationError,
+    asyncpg.exceptions.ClientConfigurationError,
+    asyncpg.UnsupportedClientFeatureError,
+    asyncpg.UnsupportedServerFeatureError,
+)
+REFUSED_TLS: Final = "rejected SSL upgrade"
+"""How the driver says that a server has no TLS, by an error without a class of its own."""
 
 
 CONNECTION_ERRORS: Final = (
@@ -80,9 +92,11 @@ def as_store_error(error: Exception) -> StoreError | None:
             return StoreFull(str(error))
         if state[:2] in UNAVAILABLE_CLASSES or state in UNAVAILABLE_STATES:
             return StoreUnavailable(f"{type(error).__name__}: {error}")
-        return None
+        return StoreMisconfigured(str(error)) if state in MISCONFIGURED_STATES else None
     if isinstance(error, asyncpg.DataError):
         return None
+    if isinstance(error, MISCONFIGURED_ERRORS) or REFUSED_TLS in str(error):
+        return StoreMisconfigured(f"{type(error).__name__}: {error}")
     if isinstance(error, CONNECTION_ERRORS):
         return StoreUnavailable(f"{type(error).__name__}: {error}")
     return None
@@ -90,7 +104,7 @@ def as_store_error(error: Exception) -> StoreError | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise StoreUnavailable or StoreFull for what the driver raises; bugs pass as they are."""
+    """Raise a StoreError for what the driver raises; bugs pass as they are."""
     try:
         yield
     except Exception as error:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
 
 from postbus.store.beats import ANSWER_S, Beats
 from postbus.store.connections import Lane, connect
@@ -35,6 +37,7 @@ from postbus.store.migrate import (
     prepare_store,
     schema_of,
 )
+from postbus.store.outage import Outage
 
 __all__ = [
     "Fenced",
@@ -69,21 +72,32 @@ class Store:
     """One Postgres database, home of one or more partitions.
 
     `unsafe` accepts servers that may lose what they confirmed (fsync off and the like); `broker` is
-    who claims partitions.
+    who claims partitions. `check` is awaited on a connection before anything of a store is used.
     """
 
-    def __init__(self, dsn: str, *, unsafe: bool = False, broker: Broker | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        unsafe: bool = False,
+        broker: Broker | None = None,
+        check: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
         self._dsn = dsn
         self._unsafe = unsafe
+        self._check = check
         self._opening = asyncio.Lock()
-        self._is_open = False
+        self._failure_count = 0
+        self._opening_error: Exception | None = None
+        self.is_open = False
+        self.outage = Outage(self.where)
         self.commits_under_way = 0  # of all partitions; their journals count
         self._synchronous_commit = "on"
         self._read = Lane(self._connect_read)
         self._side = Lane(self._connect_side)
         self._vacuum = Lane(self._connect_vacuum)
         broker = broker or Broker("broker-0", this_process())
-        self.beats = Beats(self._connect_beat, broker, self._drop_lanes)
+        self.beats = Beats(self._connect_beat, broker, self._drop_lanes, outage=self.outage)
 
     @property
     def where(self) -> str:
@@ -99,18 +113,37 @@ class Store:
     async def open(self) -> None:
         """Check the server's settings and bring the tables up to date; cheap when done before.
 
-        Raises StoreUnavailable, StoreMisconfigured, SchemaTooNew.
+        Who comes while somebody tries has the same answer. Raises StoreUnavailable,
+        StoreMisconfigured, SchemaTooNew.
         """
+        if self.is_open:
+            return
+        failure_count = self._failure_count
         async with self._opening:
-            if not self._is_open:
-                lane = Lane(self._connect_setup)
-                try:
-                    async with lane.use() as connection:
-                        await self._check_server(connection)
-                        await prepare_store(connection)
-                finally:
-                    await lane.close()
-                self._is_open = True
+            if self.is_open:
+                return
+            if self._failure_count != failure_count and self._opening_error is not None:
+                raise self._opening_error
+            try:
+                await self._prepare()
+            except (StoreError, asyncpg.PostgresError) as error:
+                self._failure_count += 1
+                self._opening_error = error
+                self.outage.failed(error)
+                raise
+            self.is_open = True
+            self.outage.ended()
+
+    async def _prepare(self) -> None:
+        lane = Lane(self._connect_setup)
+        try:
+            async with lane.use() as connection:
+                await self._check_server(connection)
+                await prepare_store(connection)
+                if self._check is not None:
+                    await self._check(connection)
+        finally:
+            await lane.close()
 
     async def create_partition(self, partition_id: int) -> None:
         """Make the tables of a partition unless they exist."""

@@ -2,16 +2,18 @@
 
 Partition `n` lives in database `n % count` of the list; the first one has the catalog too. Each
 database remembers its place, since under another list partitions would be looked for where they
-are not.
+are not. One that is away at the start shows its place when it is back, before it is used.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 from uuid import UUID
 
-from postbus.store.errors import StoreError, StoreMisconfigured
+from postbus.store.errors import Connection, StoreError, StoreMisconfigured, StoreUnavailable
 from postbus.store.incarnation import Broker
 from postbus.store.postgres import Store
 
@@ -22,61 +24,70 @@ class Stores:
     def __init__(
         self, dsns: Sequence[str], *, unsafe: bool = False, broker: Broker | None = None
     ) -> None:
-        self._stores = [Store(dsn, unsafe=unsafe, broker=broker) for dsn in dsns]
+        self._identities: dict[int, UUID] = {}
+        self.all = [
+            Store(dsn, unsafe=unsafe, broker=broker, check=partial(self._check, ordinal))
+            for ordinal, dsn in enumerate(dsns)
+        ]
 
     @property
     def first(self) -> Store:
         """The database with the catalog."""
-        return self._stores[0]
+        return self.all[0]
 
     def home_of(self, partition_id: int) -> Store:
         """Return the database of a partition."""
-        return self._stores[partition_id % len(self._stores)]
+        return self.all[partition_id % len(self.all)]
 
     def when_asked_to_end(self, on_asked: Callable[[str], None]) -> None:
         """Tell `on_asked` by whom, once for each database, when we are asked to end."""
-        for store in self._stores:
+        for store in self.all:
             store.beats.on_asked = on_asked
 
     async def open(self) -> None:
-        """Check and migrate every database, and their places in the list.
+        """Check and migrate every database that answers, and their places in the list.
 
-        Raises StoreUnavailable, StoreMisconfigured, SchemaTooNew; a note says which database.
+        Raises StoreUnavailable when the first is away, without which nothing is known; of any of
+        them StoreMisconfigured, SchemaTooNew. A note says which database.
         """
-        identities: list[UUID] = []
-        for ordinal, store in enumerate(self._stores):
-            try:
-                await store.open()
-                identity = await _identity_of(store)
-                if identity in identities:
-                    raise StoreMisconfigured(
-                        f"it is the same as database {identities.index(identity) + 1}; "
-                        "name each database once"
-                    )
-                identities.append(identity)
-                await _record_place(store, identities[0], ordinal, len(self._stores))
-            except (StoreError, OSError) as error:
-                if len(self._stores) > 1:
-                    error.add_note(f"database {ordinal + 1} of {len(self._stores)}")
-                if where := store.where:
-                    error.add_note(where)
-                raise
+        await self._open(0)
+        results = await asyncio.gather(
+            *(self._open(ordinal) for ordinal in range(1, len(self.all))), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, StoreUnavailable):
+                raise result
+
+    async def _open(self, ordinal: int) -> None:
+        store = self.all[ordinal]
+        try:
+            await store.open()
+        except (StoreError, OSError) as error:
+            if len(self.all) > 1:
+                error.add_note(f"database {ordinal + 1} of {len(self.all)}")
+            if where := store.where:
+                error.add_note(where)
+            raise
+
+    async def _check(self, ordinal: int, connection: Connection) -> None:
+        """Compare a database with the others and with the place it remembers."""
+        identity = await connection.fetchval("select identity from postbus.store")
+        assert isinstance(identity, UUID)
+        for other, known in self._identities.items():
+            if known == identity and other != ordinal:
+                raise StoreMisconfigured(
+                    f"it is the same as database {other + 1}; name each database once"
+                )
+        self._identities[ordinal] = identity
+        await _record_place(connection, self._identities[0], ordinal, len(self.all))
 
     async def close(self) -> None:
-        for store in self._stores:
-            await store.close()
+        await asyncio.gather(*(store.close() for store in self.all))
 
 
-async def _identity_of(store: Store) -> UUID:
-    async with store.aside() as connection:
-        identity = await connection.fetchval("select identity from postbus.store")
-    assert isinstance(identity, UUID)
-    return identity
-
-
-async def _record_place(store: Store, bus: UUID, ordinal: int, count: int) -> None:
+async def _record_place(connection: Connection, bus: UUID, ordinal: int, count: int) -> None:
     """Remember the place of a new database, compare that of another."""
-    async with store.aside() as connection, connection.transaction():
+    async with connection.transaction():
         row = await connection.fetchrow(READ_PLACE)
         assert row is not None
         if row["bus_identity"] is None:

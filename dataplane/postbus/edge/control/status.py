@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from postbus import __version__
 from postbus.broker.administration import Administration
 from postbus.broker.caller_fence import CallerFence
 from postbus.broker.host import Host
+from postbus.broker.readiness import Readiness
 from postbus.control_contract import (
     Applied,
     ConnectionDescription,
@@ -38,7 +39,7 @@ class ControlStatus:
         administration: Administration,
         hosts: Sequence[Host],
         fence: CallerFence,
-        is_ready: Callable[[], Awaitable[bool]],
+        readiness: Readiness,
         *,
         connections: Connections,
         broker_name: str,
@@ -47,7 +48,7 @@ class ControlStatus:
         self._administration = administration
         self._hosts = hosts
         self._fence = fence
-        self._is_ready = is_ready
+        self._readiness = readiness
         self._connections = connections
         self._broker_name = broker_name
         self._is_development = is_development
@@ -109,7 +110,7 @@ class ControlStatus:
 
     async def _shown(self) -> Status:
         administration = self._administration
-        is_ready = await self._is_ready()
+        is_ready = await self._readiness.is_ready()
         acknowledged = administration.acknowledged()
         partitions = [
             PartitionStatus(
@@ -130,9 +131,7 @@ class ControlStatus:
             version=administration.version,
             highest_caller_epoch=self._fence.highest,
             partitions=partitions,
-            troubles=[
-                f"partition {each.partition}: {each.trouble}" for each in partitions if each.trouble
-            ],
+            troubles=self._readiness.troubles(),
         )
 
 

@@ -1,0 +1,89 @@
+"""Since when a database is away, and why: told at once in the log, then once a minute.
+
+The store tells it what became of opening it and of each beat. Metrics and `/readyz` ask it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+SUMMARY_S: Final = 60.0
+"""How often a lasting outage is told. Our choice: seldom enough to be read."""
+
+
+class Outage:
+    """Of one store. `where`: its host and port, "" where there is none to tell."""
+
+    def __init__(
+        self,
+        where: str,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._at = f" at {where}" if where else ""
+        self._monotonic_s = monotonic_s
+        self._wall_s = wall_s
+        self._error: Exception | None = None
+        self._since_s = 0.0
+        self._told_s = 0.0
+        self._untold = 0
+        self._shown_since = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the store failed when it was needed last."""
+        return self._error is not None
+
+    @property
+    def text(self) -> str | None:
+        """What is wrong, in one line for people; None when nothing is."""
+        return None if self._error is None else self._describe(f" since {self._shown_since}")
+
+    def failed(self, error: Exception) -> None:
+        """The store was needed and failed; the same error may be told twice."""
+        if error is self._error:
+            return
+        is_new, now_s = self._error is None, self._monotonic_s()
+        self._error = error
+        if is_new:
+            self._since_s, self._untold = now_s, 0
+            since = datetime.fromtimestamp(self._wall_s(), UTC)
+            self._shown_since = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._untold += 1
+        if not is_new and now_s - self._told_s < SUMMARY_S:
+            return
+        extra: dict[str, object] = {"why": self._describe("")}
+        if not is_new:
+            extra |= {"failures": self._untold, "since_s": round(now_s - self._since_s)}
+        self._told_s, self._untold = now_s, 0
+        is_known = isinstance(error, StoreUnavailable)
+        logger.log(logging.WARNING if is_known else logging.ERROR, "the store fails", extra=extra)
+
+    def ended(self) -> None:
+        """The store did what it was needed for."""
+        if self._error is not None:
+            extra = {"store": self._at.removeprefix(" at "), "away_s": self.lasts_s}
+            self._error = None
+            logger.info("the store answers again", extra=extra)
+
+    @property
+    def lasts_s(self) -> int:
+        """Seconds since its first failure."""
+        return round(self._monotonic_s() - self._since_s)
+
+    def _describe(self, since: str) -> str:
+        error = self._error
+        line = (f"{error}" or type(error).__name__).splitlines()[0]
+        if isinstance(error, StoreUnavailable):
+            return f"the store{self._at} is away{since}: {line}"
+        if isinstance(error, StoreMisconfigured):
+            return f"the store{self._at} cannot be used{since}: {line}"
+        return f"the store{self._at} fails{since}: {type(error).__name__}: {line}"
