@@ -10,7 +10,7 @@ import pytest
 from postbus.amqp import conditions
 from postbus.amqp.events import LinkDetached, SessionEnded
 from postbus.amqp.limits import Limits
-from postbus.message.codec import Uint, Ushort
+from postbus.message.codec import Described, Uint, Ulong, Ushort
 from tests.amqp.wire import ACCEPTED as ACCEPTED_VALUE
 from tests.amqp.wire import (
     ATTACH,
@@ -96,6 +96,23 @@ def test_links_of_a_connection_are_refused_one_by_one() -> None:
     client.receiver("e", 3)
     client.engine.close()
     assert client.engine.link_count == 0
+
+
+@pytest.mark.parametrize("field", ["name", "source", "target"])
+def test_a_link_that_would_keep_much_is_refused(field: str) -> None:
+    client = Client().open()
+    client.begin()
+    long = "n" * 4_096
+    source = Described(Ulong(0x28), [long]) if field == "source" else SOURCE
+    target = Described(Ulong(0x29), [long]) if field == "target" else TARGET
+    name = long if field == "name" else "a"
+    assert client.send(ATTACH, name, Uint(0), True, None, None, source, target) == []
+    attach, detach = client.replies()
+    assert (attach.code, detach.code) == (ATTACH, DETACH)
+    assert error_of(detach.fields[2])[0] == conditions.RESOURCE_LIMIT_EXCEEDED
+    assert client.engine.link_count == 0
+    client.receiver("n" * 3_000, 0)
+    assert client.engine.link_count == 1
 
 
 def test_deliveries_under_way_over_all_links() -> None:

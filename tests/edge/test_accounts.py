@@ -15,7 +15,7 @@ from postbus.broker.authz import KeyRule
 from postbus.edge.amqp import unfinished
 from postbus.edge.amqp.transactions import HELD_BYTES
 from postbus.edge.intake import Intake
-from postbus.edge.shares import Limit, Shares
+from postbus.edge.shares import UNKNOWN, Limit, Shares
 from postbus.edge.strangers import TOLD_REFUSALS_A_SECOND
 from postbus.entity.commands import Command, Enqueue
 from postbus.message.sections import BATCH_FORMAT, MAX_MEMBERS
@@ -29,6 +29,8 @@ from tests.edge.raw_client import (
     TRANSFER,
     Frame,
     RawClient,
+    Uint,
+    frame,
     message,
 )
 from tests.edge.test_links import HeldBack, wait_until
@@ -47,7 +49,7 @@ def all_is_given_back(bus: BusThread) -> Iterator[None]:
     intake = bus.listener.intake
     yield
     found = [intake.reading, intake.waiting, intake.unfinished, intake.unanswered]
-    found.append(bus.front.strangers.of_keys)
+    found += [intake.links, bus.front.strangers.of_keys]
     wait_until(bus, lambda: not any(each.used or each._of for each in found))
 
 
@@ -155,6 +157,48 @@ def test_transactions_of_one_key_leave_room_for_those_of_others(
         refused = tenant.send_in(open_ones[4], message(b"x" * 48_000))
         assert condition(refused) == BUSY
         assert goes_on(send, undisturbed_s)
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_links_of_one_key_leave_room_for_those_of_others(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = bus.listener.intake.links
+    monkeypatch.setattr(links, "limit", Limit(400_000))
+    with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant, ExitStack() as clients:
+        for handle in range(150):
+            tenant.attach_sender(queue, handle)
+            if links.refused_count:
+                break
+        error = tenant.expect(DETACH).fields[2].value
+        assert error[0] == conditions.RESOURCE_LIMIT_EXCEEDED
+        assert 50 < handle < 100  # half of what there is, 2 KiB each and their attach
+        again = clients.enter_context(connect(bus, TENANT))
+        again.attach_sender(queue)
+        assert again.expect(DETACH).fields[2].value[0] == conditions.RESOURCE_LIMIT_EXCEEDED
+        for handle in range(40):
+            other.attach_sender(queue, handle)
+        other.write(other.transfer(0, message(b"x"), handle=0))
+        assert other.dispositions(1) == {0: ACCEPTED}
+        assert links.refused_count == 2
+        used = links.of(TENANT.name)
+        tenant.write(frame(DETACH, Uint(0), True))
+        assert tenant.expect(DETACH).fields[2] is None
+        assert links.of(TENANT.name) < used
+
+
+@pytest.mark.slow
+def test_links_from_before_a_key_are_its_own_afterwards(bus: BusThread, queue: str) -> None:
+    links = bus.listener.intake.links
+    with RawClient(bus.port, "", "") as client:
+        client.attach_sender("$cbs", 7, "early")
+        assert links.of(UNKNOWN) > 2_000
+        put_token(bus, client, queue)
+        wait_until(bus, lambda: links.of(UNKNOWN) == 0)
+        assert links.used > 6_000
 
 
 # --- unfinished deliveries ----------------------------------------------------------------------

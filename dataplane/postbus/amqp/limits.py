@@ -24,6 +24,9 @@ class Limits:
     max_links: int = 4_096
     """Links of a connection over all its sessions; more are refused one by one."""
 
+    max_attach_bytes: int = 4_096
+    """What name, source, target and properties of a link may take together: they are kept."""
+
     incoming_window: int = 5_000
     """Transfers a peer may have on the way in a session."""
 

@@ -23,6 +23,7 @@ class Link:
     """What both kinds share."""
 
     __slots__ = (
+        "attach_bytes",
         "delivery_count",
         "handle",
         "is_attach_sent",
@@ -61,6 +62,8 @@ class Link:
         self.snd_settle_mode = snd_settle_mode
         self.rcv_settle_mode = rcv_settle_mode
         self.properties = properties
+        self.attach_bytes = 0
+        """What is kept of the peer's attach, as it came."""
         self.delivery_count = 0
         self.is_attached = False
         self.is_attach_sent = False

@@ -280,14 +280,24 @@ class Session:
                 if key in known and isinstance(value, str | int)
             },
         )
+        link.attach_bytes = len(name.encode()) + len(raw[0]) + len(raw[1])
+        link.attach_bytes += sum(
+            len(each) for each in link.properties.values() if type(each) is str
+        )
         if not role:
             link.delivery_count = p.optional_uint(fields[9], "initial-delivery-count", 0)
         self._links[handle] = link
         self._names[name, role] = link
-        connection = self.connection
+        connection, limits = self.connection, self.connection.limits
         connection.link_count += 1
-        if connection.link_count > connection.limits.max_links:
-            text = f"a connection may have {connection.limits.max_links} links"
+        if connection.link_count > limits.max_links:
+            text = f"a connection may have {limits.max_links} links"
+            link.refuse(AmqpLinkError(conditions.RESOURCE_LIMIT_EXCEEDED, text))
+        elif link.attach_bytes > limits.max_attach_bytes:
+            text = (
+                "name, source, target and properties of a link may have"
+                f" {limits.max_attach_bytes} bytes together"
+            )
             link.refuse(AmqpLinkError(conditions.RESOURCE_LIMIT_EXCEEDED, text))
         else:
             events.append(LinkAttached(link))

@@ -28,6 +28,9 @@ WAITING_BYTES: Final = 128 << 20
 """Bytes of messages that may wait in open transactions. Clients may leave them open for minutes,
 and no send shall wait for that."""
 
+LINKS_BYTES: Final = 256 << 20
+"""What attached links keep: more than 100,000 of them with usual names."""
+
 READING_BYTES: Final = 128 << 20
 """Bytes of HTTP bodies that have come so far. Our choice, as all of these."""
 
@@ -82,6 +85,8 @@ class Intake:
         """In open transactions."""
         self.reading = Shares(Limit(READING_BYTES))
         """Of HTTP bodies."""
+        self.links = Shares(Limit(LINKS_BYTES))
+        """Of attached links, and not on the way: what they keep."""
         self._credit = Limit(soft_bytes + unfinished_bytes)
         self._held: dict[str, dict[WaitingDoor, None]] = {}
 
@@ -117,6 +122,7 @@ class Intake:
             "unanswered": self.unanswered.refused_count,
             "unfinished": self.unfinished.refused_count,
             "transactions": self.waiting.refused_count,
+            "links": self.links.refused_count,
         }
 
     def take(self, account: str, size_bytes: int) -> None:

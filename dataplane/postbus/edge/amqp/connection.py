@@ -41,12 +41,13 @@ from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.grants import Grants
 from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.late_calls import LateCalls
+from postbus.edge.amqp.link_memory import LinkMemory
 from postbus.edge.amqp.management_node import ManagementNode
 from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.edge.amqp.requests import REQUEST_BYTES, Handle, RequestDoor, ResponseDoor
 from postbus.edge.amqp.sender_links import SenderDoor
 from postbus.edge.amqp.session_completions import SessionCompletions
-from postbus.edge.amqp.session_links import SessionDoor, SessionFilter
+from postbus.edge.amqp.session_links import SessionDoor, SessionFilter, source_refusal
 from postbus.edge.amqp.settlements import LOST
 from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
 from postbus.edge.amqp.unfinished import Unfinished
@@ -126,6 +127,7 @@ class AmqpConnection:
         self.transactions = Transactions(explainer)
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
+        self._links = LinkMemory(intake.links)
         authorizer.add_holder(self)
 
     # --- from the transport ---------------------------------------------------------------------
@@ -232,7 +234,9 @@ class AmqpConnection:
             return
         if not self.stranger.show_key(grant):
             self.close(conditions.SERVER_BUSY, "Too many connections are open with this key.")
-        elif self._unfinished.counted_bytes:
+            return
+        self._links.move(self.account)
+        if self._unfinished.counted_bytes:
             self._unfinished.count(self)  # for another account from now on
 
     def count_refused_token(self) -> None:
@@ -421,9 +425,10 @@ class AmqpConnection:
     def _attach(self, link: Link) -> None:
         terminus = link.target if link.is_incoming else link.source
         if terminus is not None and terminus.is_coordinator and isinstance(link, IncomingLink):
-            coordinator = CoordinatorDoor(self, link)
-            self._doors[link] = coordinator
-            coordinator.attach()
+            if self._has_room_for(link):
+                coordinator = CoordinatorDoor(self, link)
+                self._doors[link] = coordinator
+                coordinator.attach()
             return
         if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
             text = "Nodes that are made for one link are not supported."
@@ -449,6 +454,14 @@ class AmqpConnection:
             return
         self.router.resolve(node.path, partial(self._resolved, link, node))
 
+    def _has_room_for(self, link: Link) -> bool:
+        """Count a link that is about to get its door; refuse it where its key has too many."""
+        if self._links.take(link):
+            return True
+        text = "Too many links are attached with this key."
+        link.refuse(self.explainer.error(conditions.RESOURCE_LIMIT_EXCEEDED, text, ""))
+        return False
+
     def _attach_via(self, link: Link, node: NodeAddress, destination: NodeAddress) -> None:
         """Attach a sender whose messages go on to another entity; both need the right to send."""
         if not self.is_allowed(destination.path, Right.SEND):
@@ -469,6 +482,8 @@ class AmqpConnection:
         self.router.resolve(destination.path, resolved)
 
     def _attach_node(self, link: Link, node: str, handle: Handle, max_bytes: int) -> None:
+        if not self._has_room_for(link):
+            return
         if isinstance(link, IncomingLink):
             request = RequestDoor(self, link, node, handle, max_bytes)
             self._doors[link] = request
@@ -494,7 +509,7 @@ class AmqpConnection:
             handle = ManagementNode(self, node.path).handle
             max_bytes = self.limits.max_message_bytes + REQUEST_BYTES
             self._attach_node(link, node.path.lower(), handle, max_bytes)
-        elif isinstance(link, IncomingLink):
+        elif isinstance(link, IncomingLink) and self._has_room_for(link):
             sender = SenderDoor(self, link, address, node.path, via)
             self._doors[link] = sender
             size = address.max_message_bytes(self.limits)
@@ -506,27 +521,16 @@ class AmqpConnection:
     def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
         """Attach unless a source asks for what the entity does not do: nothing is ignored."""
         wanted = SessionFilter.of(link.source)
-        filters = (link.source.filters if link.source is not None else None) or {}
         needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
-        condition, text = conditions.NOT_ALLOWED, ""
         if wanted is not None and not needs_session:
             refused = Refused(Refusal.SESSION_NOT_SUPPORTED)
             link.refuse(self.explainer.refused(refused, node.path))
             return
-        if len(filters) > (wanted is not None):
-            names = ", ".join(str(key) for key in filters)
-            condition, text = conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
-        elif link.source is not None and link.source.is_copying:
-            condition, text = conditions.NOT_IMPLEMENTED, "Nothing is browsed by a link: peek."
-        elif wanted is not None and not wanted.is_valid:
-            condition, text = conditions.INVALID_FIELD, "A session filter is a string or null."
-        elif wanted is None and needs_session:
-            text = (
-                "It is not possible for an entity that requires sessions to create a "
-                "non-sessionful message receiver."
-            )
-        if text:
-            link.refuse(self.explainer.error(condition, text, node.path))
+        refusal = source_refusal(link.source, needs_session=needs_session)
+        if refusal is not None:
+            link.refuse(self.explainer.error(*refusal, node.path))
+            return
+        if not self._has_room_for(link):
             return
         if wanted is None:
             receiver = ReceiverDoor(self, link, address, node.path)
@@ -537,14 +541,9 @@ class AmqpConnection:
 
     def _tell_error(self, error: AmqpError) -> None:
         if self.stranger.is_refusal_told():
-            logger.info(
-                "connection closed with an error",
-                extra={
-                    "conn": self.connection_id,
-                    "condition": error.condition,
-                    "why": error.description,
-                },
-            )
+            told = {"condition": error.condition, "why": error.description}
+            extra = {"conn": self.connection_id, **told}
+            logger.info("connection closed with an error", extra=extra)
 
     # --- ending ---------------------------------------------------------------------------------
 
@@ -562,6 +561,7 @@ class AmqpConnection:
 
     def _close_door(self, link: Link) -> None:
         link.is_attached = False
+        self._links.give_back(link)
         door = self._doors.pop(link, None)
         if door is not None:
             if isinstance(door, ReceiverDoor | RequestDoor):

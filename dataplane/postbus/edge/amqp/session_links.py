@@ -75,6 +75,29 @@ class SessionFilter:
         return with_filters(source, {**(source.filters or {}), self._key: value})
 
 
+def source_refusal(source: Terminus | None, *, needs_session: bool) -> tuple[str, str] | None:
+    """Return condition and text for a source that asks for what no entity does, or not this one.
+
+    A session filter where there are no sessions is refused by the entity.
+    """
+    wanted = SessionFilter.of(source)
+    filters = (source.filters if source is not None else None) or {}
+    if len(filters) > (wanted is not None):
+        names = ", ".join(str(key) for key in filters)
+        return conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
+    if source is not None and source.is_copying:
+        return conditions.NOT_IMPLEMENTED, "Nothing is browsed by a link: peek."
+    if wanted is not None and not wanted.is_valid:
+        return conditions.INVALID_FIELD, "A session filter is a string or null."
+    if wanted is None and needs_session:
+        text = (
+            "It is not possible for an entity that requires sessions to create a "
+            "non-sessionful message receiver."
+        )
+        return conditions.NOT_ALLOWED, text
+    return None
+
+
 class SessionDoor(ReceiverDoor):
     """Hands the messages of one session to a client."""
 
