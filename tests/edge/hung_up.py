@@ -6,6 +6,7 @@ tells that the broker took a handshake or a link. At the end the broker hangs up
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Callable
@@ -154,6 +155,15 @@ STATES: Final[dict[str, State]] = {
 }  # fmt: skip
 
 
+def end_stream(client: socket.socket) -> None:
+    """Say that nothing more will come; the broker may have hung up meanwhile."""
+    try:
+        client.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+
+
 def hang_up(port: int, sent: Sent) -> None:
     """Dial, send, end the stream, and wait until the broker has ended it too."""
     first, *more = (sent,) if isinstance(sent, bytes) else sent
@@ -171,6 +181,6 @@ def hang_up(port: int, sent: Sent) -> None:
                 answer += data
             client.sendall(piece)
             first = piece
-        client.shutdown(socket.SHUT_WR)
+        end_stream(client)
         while client.recv(65_536):
             pass

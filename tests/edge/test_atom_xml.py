@@ -211,6 +211,20 @@ def test_a_mistake_is_told_with_its_element(inside: str, message: str) -> None:
     assert refusal_of(inside).startswith(message)
 
 
+def test_a_size_of_all_parts_is_known_by_its_part() -> None:
+    """What is no size at all is refused as it was said."""
+
+    def sized(size_mb: int) -> str:
+        size = f"<MaxSizeInMegabytes>{size_mb}</MaxSizeInMegabytes>"
+        return size + "<EnablePartitioning>true</EnablePartitioning>"
+
+    for said_mb in (1_024, 16 * 1_024):
+        properties = read(request_of("QueueDescription", sized(said_mb))).properties
+        assert isinstance(properties, QueueProperties)
+        assert properties.max_size_in_megabytes == 1_024
+    assert refusal_of(sized(1_024_256)).startswith("MaxSizeInMegabytes: ")
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     told = refusal_of("<Status>Off</Status><MaxSizeInMegabytes>5</MaxSizeInMegabytes>")
     assert re.search("Status: .*; MaxSizeInMegabytes: |MaxSizeInMegabytes: .*; Status: ", told)

@@ -77,6 +77,7 @@ PROPERTIES: list[tuple[str, Value]] = [
     ("true", True),
     ("false", False),
     (f'"{WHEN}"', Timestamp(WHEN_MS)),
+    (WHEN, WHEN),
 ]
 
 

@@ -364,8 +364,9 @@ def read_description(
         said = _kept(known, readable) | said
     size_mb = said.get(_SIZE_LIMIT.field, 0)
     factor = limits.size_factor(is_partitioned=said.get(_PARTITIONED.field) is True)
-    if size_mb > limits.sizes_mb[-1] and size_mb % factor == 0:  # as an answer says it
-        said[_SIZE_LIMIT.field] = size_mb // factor
+    size_of_part, rest = divmod(size_mb, factor)
+    if size_mb > limits.sizes_mb[-1] and not rest and size_of_part in limits.sizes_mb:
+        said[_SIZE_LIMIT.field] = size_of_part  # as an answer says it
     try:
         properties = PROPERTIES_OF[kind].model_validate(said)
     except ValidationError as error:

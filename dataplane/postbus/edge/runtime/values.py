@@ -137,6 +137,8 @@ def whole_number(number: int) -> Value:
 def format_property(value: Value) -> str | None:
     """Return a header's text, None for a value that no header can hold."""
     if isinstance(value, str):  # symbols and characters too
+        if isinstance(text_or_date(value), Timestamp):
+            return str(value)  # quotes would make it a timestamp
         return None if _CONTROL.search(value) else '"' + value.replace('"', '\\"') + '"'
     if isinstance(value, bool):
         return "true" if value else "false"
