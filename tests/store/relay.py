@@ -19,13 +19,14 @@ class Relay:
     `said` counts the messages of clients by `application_name` and type byte. While `is_silent`,
     nothing goes through and nobody is told: a host that lost its power, a cut network. `pause_at`
     names an `application_name` and a text: the first such client that says it has been paused just
-    before it did.
+    before it did. `deafen_at` likewise: the server hears it, and its answer meets no connection.
     """
 
     def __init__(self, path: Path) -> None:
         self.said: dict[str, Counter[str]] = {}
         self.is_silent = False
         self.pause_at: tuple[str, bytes] | None = None
+        self.deafen_at: tuple[str, bytes] | None = None
         self.paused = asyncio.Event()
         self._path = path
         self._writers: set[asyncio.StreamWriter] = set()
@@ -65,6 +66,16 @@ class Relay:
                     self.pause_at = None
                     client.is_paused = True
                     self.paused.set()
+                if (
+                    self.deafen_at
+                    and self.deafen_at[0] == client.name
+                    and self.deafen_at[1] in data
+                ):
+                    self.deafen_at = None
+                    client.is_deaf = True
+            elif client.is_deaf:
+                target.transport.abort()
+                return
             if not (self.is_silent or client.is_paused):
                 target.write(data)
                 await target.drain()
@@ -84,6 +95,7 @@ class _Client:
         self._said = said
         self.name: str | None = None
         self.is_paused = False
+        self.is_deaf = False
         self._buffer = b""
 
     def feed(self, data: bytes) -> None:

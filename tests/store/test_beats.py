@@ -168,7 +168,50 @@ async def test_an_end_in_order_leaves_nobody_to_wait_for(store: Store, database:
     async with driven(store), connected(database) as look:
         assert await look.fetchval("select count(*) from postbus.broker") == 1
         await store.close()
-        assert await look.fetchval("select count(*) from postbus.broker") == 0
+        living = "select count(*) from postbus.broker where ended_by is null"
+        assert await look.fetchval(living) == 0
+
+
+async def test_the_time_outlives_an_end_whose_partition_was_not_released(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(journal_module, "release", fails)
+    newest_ms = 0
+    for _ in range(3):  # the last one that left is kept, with the time of those before
+        store = Store(database)
+        async with driven(store) as it:
+            assert it.journal._persisted_ms >= newest_ms
+            newest_ms = it.journal._persisted_ms + 10_000
+            store.beats.persisted_ms = newest_ms
+        await store.close()
+    async with connected(database) as look:
+        assert await look.fetchval("select count(*) from postbus.broker") == 1
+
+
+async def test_an_entry_without_an_answer_is_the_one_of_the_next_attempt(database: str) -> None:
+    async with relaying(database) as (relay, dsn), connected(database) as look:
+        for ends in (False, True):
+            store = Store(dsn)
+            await store.open()
+            relay.deafen_at = BEATER, store.beats.broker.name.encode()
+            with pytest.raises(StoreUnavailable):
+                await store.beats.begin()
+            assert relay.deafen_at is None
+            if ends:
+                await look.execute(
+                    "update postbus.broker set ended_by = 'x' where ended_by is null"
+                )
+                with pytest.raises(StoreUnavailable, match="ended before it was answered"):
+                    await store.beats.begin()
+            identity = await store.beats.begin()
+            living = await look.fetch(
+                "select incarnation from postbus.broker where ended_by is null"
+            )
+            assert [row["incarnation"] for row in living] == [identity]
+            await store.close()
 
 
 async def test_broker_that_is_silent_for_long_is_ended(

@@ -86,6 +86,8 @@ class Beats:
         self._outage = outage or Outage("")
         self._lane = Lane(connect)
         self._beginning = asyncio.Lock()
+        self._entering: UUID | None = None
+        """A life whose entry got no answer, so that it is perhaps there: the next one is it."""
         self._followers: set[Callable[[Exception], None]] = set()
         self._others: dict[UUID, _Seen] = {}
         self._earlier: dict[int, _Seen] = {}
@@ -115,11 +117,11 @@ class Beats:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        identity = self._forget()
+        identity = self._forget() or self._entering
         if identity is not None:
             try:
                 async with asyncio.timeout(ANSWER_S), self._lane.use() as connection:
-                    await connection.execute(LEAVE, identity)
+                    await connection.execute(LEAVE, identity, self.persisted_ms, LEFT)
             except (*CONNECTION_ERRORS, StoreError, asyncpg.PostgresError) as error:
                 logger.warning("the end was not told", extra={"error": repr(error)})
                 self._lane.drop()
@@ -137,11 +139,16 @@ class Beats:
         async with self._beginning:
             if self.identity is not None:
                 return self.identity
-            identity, process = uuid4(), self.broker.process
+            identity = self._entering = self._entering or uuid4()
+            process = self.broker.process
             started = self._clock()
             newest = all_migrations()[-1].number
             async with self._lane.use() as connection:
-                await connection.execute(ENTER, identity, self.broker.name, *process, newest)
+                entry = identity, self.broker.name, *process, newest
+                is_ours = await connection.fetchval(ENTER, *entry) is not None
+            self._entering = None
+            if not is_ours:
+                raise StoreUnavailable("the entry of this broker was ended before it was answered")
             _living.add(identity)
             self.identity, self.confirmed_at = identity, started
             self.round_trip_s = self._clock() - started
@@ -281,6 +288,8 @@ insert into postbus.broker (
     schema_version, persisted_ms
 )
 select $1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce(max(persisted_ms), 0) from postbus.broker
+on conflict (incarnation) do update set beat = broker.beat + 1 where broker.ended_by is null
+returning incarnation
 """
 """Of an ended broker only the highest time is kept for good."""
 BEAT: Final = """
@@ -300,4 +309,14 @@ where incarnation = $1 and ended_by is null and ($3::bigint is null or beat = $3
 returning incarnation
 """
 """Only at the beat that was seen: one that came meanwhile shows that it lives."""
-LEAVE: Final = "delete from postbus.broker where incarnation = $1"
+LEFT: Final = "itself"
+LEAVE: Final = """
+with earlier as (
+    delete from postbus.broker where ended_by = $3 and incarnation <> $1 returning persisted_ms
+)
+update postbus.broker
+set ended_by = $3,
+    persisted_ms = greatest(persisted_ms, $2, (select max(persisted_ms) from earlier))
+where incarnation = $1
+"""
+"""The last one that left stays: a partition that could not be released does not know the time."""

@@ -1,4 +1,4 @@
-"""Other processes of a broker's name in a store: which of them live, and asking them to end (D9).
+"""Other processes of a broker's name in a store: which live, and asking them to end (ADR 12).
 
 A row alone is no life, since a process that is killed leaves its own: alive is whose beat moves.
 Nothing is claimed here and nobody loses anything by force: who does not hear a request goes on,
