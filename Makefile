@@ -1,4 +1,4 @@
-# Targets end with a `##` text; `make` alone lists them.
+# Targets end with a `##` text; `make` alone lists them, in groups and in this order.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
@@ -14,10 +14,13 @@ CODE := dataplane tests bench examples
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-15s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^# --- /{gsub(/^# -+ | -+$$/, ""); print "\n" $$0} \
+		/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# --- first --------------------------------------------------------------------------------------
 
 .PHONY: setup
-setup: .venv/.ready ## make .venv with everything for development (hash-locked); no-op when fresh
+setup: .venv/.ready ## make .venv with everything for development; no-op when fresh
 
 .venv/.ready: requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -41,20 +44,22 @@ demo: .venv-demo/.ready ## a bus from nothing, driven and checked with the offic
 dev: .venv-demo/.ready ## a bus on this machine from examples/, data in .postbus
 	@$(DEMO_BIN)/python -m postbus dev examples $(DEV_FLAGS)
 
+# --- load and faults ----------------------------------------------------------------------------
+
 .PHONY: bench
 bench: setup ## measure this bus beside its peers; needs a C++ compiler
 	@$(BIN)/python bench/run.py $(BENCH_FLAGS)
 
 .PHONY: kill-test
-kill-test: setup ## kill -9 broker and Postgres under load, then check the record of what happened
+kill-test: setup ## kill -9 broker and Postgres under load, check the record
 	@$(BIN)/python -m tests.faults.kill_nine $(KILL_FLAGS)
 
 .PHONY: kill-test-mixed
-kill-test-mixed: setup ## the same while sessions, topics, forwards and transactions are used
+kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
 .PHONY: fuzz
-fuzz: setup ## feed engine, message slicer, filters, HTTP, XML and WebSocket with mutations, ten minutes each
+fuzz: setup ## feed the readers of seven formats with mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
@@ -64,12 +69,12 @@ fuzz: setup ## feed engine, message slicer, filters, HTTP, XML and WebSocket wit
 	@$(BIN)/python -m tests.edge.fuzz_websocket $(FUZZ_SECONDS)
 
 .PHONY: fuzz-control
-fuzz-control: setup ## feed the control API what its OpenAPI document allows and what not, ten minutes
+fuzz-control: setup ## the same for the control API and its OpenAPI document
 	@$(BIN)/python -m tests.edge.fuzz_control $(FUZZ_SECONDS)
 
 FUZZ_SECONDS ?= 600
 
-# --- checks -------------------------------------------------------------------------------------
+# --- checks and tests ---------------------------------------------------------------------------
 
 .PHONY: check
 check: setup ## format, lint, types, layers
@@ -84,16 +89,16 @@ format: setup ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: test
-test: setup ## all tests; real Postgres, real sockets; a quarter of an hour on two cores
+test: setup ## all tests, on real Postgres and sockets; 15 min on two cores
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-fast
-test-fast: setup ## what needs neither SQL nor sockets, less than a minute; the rest is `make test`
+test-fast: setup ## those that need no Postgres and no patience, in a minute
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not sdk" \
 		$(addprefix --ignore=tests/,broker edge faults sdk store) $(PYTEST_FLAGS)
 
 .PHONY: test-sdk
-test-sdk: setup ## the SDKs of every language against a real bus; needs node, go, java, mvn
+test-sdk: setup ## SDKs of all languages on a bus; needs node, go, java, mvn
 	@rm -rf tests/sdk/results
 	@$(BIN)/python -m pytest tests/sdk -m sdk $(PYTEST_FLAGS)
 	@$(BIN)/python -m tests.sdk.coverage $(REPORT_FLAGS)
@@ -103,8 +108,10 @@ test-alerts: ## the alert rules with Prometheus's own promtool
 	promtool check rules docs/alerts.yaml
 	promtool test rules tests/alerts_test.yaml
 
+# --- written by programs ------------------------------------------------------------------------
+
 .PHONY: behaviours
-behaviours: setup ## run all tests and write docs/behaviours.md from those that passed
+behaviours: setup ## run all tests, write docs/behaviours.md from those that pass
 	@$(BIN)/python -m pytest $(PARALLEL) --behaviours-write
 
 .PHONY: openapi

@@ -71,6 +71,7 @@ def test_long_pauses_are_seldom(process: Process) -> None:
     assert process.run(2, grown_bytes=GROWTH_BYTES) == 1
 
 
+@pytest.mark.slow
 def test_cycle_goes_when_memory_grew() -> None:
     """The collector of Python itself, and the memory of this process."""
 

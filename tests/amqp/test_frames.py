@@ -81,6 +81,7 @@ def by_codec(data: bytes, start: int, end: int) -> Any:
     return transfer_fields(p.performative_of(value)[1]), at
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     handle=UINTS,
@@ -125,6 +126,7 @@ def test_damaged_transfers_are_read_as_the_codec_reads_them(body: bytes, data: A
     assert fast == outcome(lambda: by_codec(buffer, 0, len(buffer)))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(
     role=st.booleans(),

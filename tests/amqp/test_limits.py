@@ -136,6 +136,7 @@ def test_deliveries_under_way_over_all_links() -> None:
     assert client.engine.partial_bytes == 0
 
 
+@pytest.mark.slow
 def test_endless_empty_frames_of_a_delivery_take_no_memory() -> None:
     client = Client().open()
     client.begin()

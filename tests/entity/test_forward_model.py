@@ -168,7 +168,7 @@ class ForwardMachine(RuleBasedStateMachine):
             assert all(entity.outbound == 0 for entity in rig.state._entities.values())
 
 
-TestForwarding = pytest.mark.behaviour("S203", "S204")(ForwardMachine.TestCase)
+TestForwarding = pytest.mark.slow(pytest.mark.behaviour("S203", "S204")(ForwardMachine.TestCase))
 TestForwarding.settings = settings(
     max_examples=80,
     stateful_step_count=50,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -414,7 +415,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert len(tables.rows) == len(main) + counts.dead_letter + len(kept)
 
 
-TestPartition = PartitionMachine.TestCase
+TestPartition = pytest.mark.slow(PartitionMachine.TestCase)
 TestPartition.settings = settings(
     max_examples=60,
     stateful_step_count=40,

@@ -257,6 +257,7 @@ def scanned(rules: list[RuleProperties], message: Envelope) -> tuple[list[object
     return (names(Copies(0, got, None)), "") if got else None
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), rule_lists())), max_size=12),
     st.lists(

@@ -204,6 +204,7 @@ class Traffic:
         return numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 8_000, 2_000])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_crash_between_any_two_commits_keeps_sessions_whole(seed: int, budget_bytes: int) -> None:

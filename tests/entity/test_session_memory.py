@@ -334,6 +334,7 @@ def test_dormant_sessions_are_small() -> None:
     assert counts.active == 100_000
 
 
+@pytest.mark.slow
 def test_what_arrives_above_the_budget_is_small() -> None:
     state = PartitionState(
         partition_id=1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -570,7 +571,7 @@ class SessionMachine(RuleBasedStateMachine):
                 assert self.rig.clients[self.rig.names[receiver]].session is None
 
 
-TestSessions = SessionMachine.TestCase
+TestSessions = pytest.mark.slow(SessionMachine.TestCase)
 TestSessions.settings = settings(
     max_examples=60,
     stateful_step_count=40,

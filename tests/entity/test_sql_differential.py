@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import uuid
 
+import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -300,12 +301,14 @@ def check(tree: Tree, message: Sent, seed: int) -> None:
 SEEDS = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @given(FILTERS, sent(), SEEDS)
 @settings(max_examples=200, deadline=None)
 def test_a_filter_says_what_the_guide_says(tree: Tree, message: Sent, seed: int) -> None:
     check(tree, message, seed)
 
 
+@pytest.mark.slow
 @given(st.one_of(NUMERIC, ANY), sent(), SEEDS)
 @settings(max_examples=150, deadline=None)
 def test_an_operand_is_worth_what_the_guide_says(tree: Tree, message: Sent, seed: int) -> None:

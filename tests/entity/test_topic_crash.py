@@ -157,6 +157,7 @@ class Traffic:
                 assert name not in accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 20_000])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_crash_between_any_two_commits_leaves_every_publish_whole(

@@ -75,6 +75,7 @@ def test_copies_with_other_properties_share_the_body_too() -> None:
     assert len(row_keys) == 3
 
 
+@pytest.mark.slow
 def test_a_body_in_common_counts_once_in_the_window() -> None:
     rig = topic_rig(0)
     count, size_bytes = 200, 256 * 1024 - 200

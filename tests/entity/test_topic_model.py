@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -330,7 +331,7 @@ class TopicMachine(RuleBasedStateMachine):
         assert QUEUE in self.rig.tables.definitions
 
 
-TestTopic = TopicMachine.TestCase
+TestTopic = pytest.mark.slow(TopicMachine.TestCase)
 TestTopic.settings = settings(
     max_examples=40,
     stateful_step_count=35,

@@ -290,7 +290,7 @@ class TransactionMachine(RuleBasedStateMachine):
             assert self.rig.apply(check) == Settled([0])
 
 
-TestTransactions = pytest.mark.behaviour("S189")(TransactionMachine.TestCase)
+TestTransactions = pytest.mark.slow(pytest.mark.behaviour("S189")(TransactionMachine.TestCase))
 TestTransactions.settings = settings(
     max_examples=60,
     stateful_step_count=30,

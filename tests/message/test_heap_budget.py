@@ -64,6 +64,7 @@ def test_values_above_the_budget_are_not_made(name: str) -> None:
     assert peak < BUDGET * 5 // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COSTLY)
 def test_values_within_their_budget_take_no_more(name: str) -> None:
     """The budget is no guess: what it lets pass is on the heap what it says, or less."""

@@ -462,6 +462,7 @@ def test_captured_batch_holds_its_members_in_order() -> None:
     assert [member.body[5:] for member in members] == [b"member 0", b"member 1", b"member 2"]
 
 
+@pytest.mark.slow
 @given(st.lists(messages(), min_size=1, max_size=5), st.booleans())
 def test_members_of_a_batch_equal_the_messages_alone(inner: list[bytes], is_led: bool) -> None:
     batch = b"".join(section(0x75, message) for message in inner)
