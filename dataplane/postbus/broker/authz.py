@@ -20,6 +20,9 @@ from postbus.contract import Right
 SAS_PREFIX: Final = "SharedAccessSignature "
 NEVER_S: Final = float("inf")
 
+MAX_TOLD_NAME: Final = 50
+"""No rule has a longer name; what a client says it shows may be anything."""
+
 
 class KeyPair(Protocol):
     """The keys of a rule as text; either signs."""
@@ -147,7 +150,7 @@ class Authorizer:
                     self.refused_count += 1
                     raise expired(expires_s)
                 return Grant(path, rule.rights, rule.name, expires_s, rule.scope, key)
-        raise self._refused("The signature does not match a key of the rule.")
+        raise self._refused(f"The signature does not match a key of {_told_rule(rule_name)}.")
 
     def check_password(self, rule_name: str, key: str) -> list[Grant]:
         """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`.
@@ -256,6 +259,12 @@ def fields_of(token: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         fields[name.strip().lower()] = value
     return fields
+
+
+def _told_rule(name: str) -> str:
+    """Name a rule as a refusal may repeat it; the same whether there is one."""
+    is_plain = name.isascii() and name.isprintable() and len(name) <= MAX_TOLD_NAME
+    return f"the rule {name}" if name and is_plain else "the rule"
 
 
 def _signing_key(rule: KeyRule, resource: str, expiry: str, signature: str) -> str | None:

@@ -169,7 +169,8 @@ def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
             fields = ", ".join(each.get("fields", ()))
             out.print(f"{line}: {fields}" if fields else line, markup=False)
     same = sum(each["change"] == "unchanged" for each in shown)
-    out.print(f"{len(shown) - same} to do, {same} unchanged" if dry_run else f"{same} unchanged")
+    told = [f"{len(shown) - same} {'to do' if dry_run else 'done'}"] if len(shown) > same else []
+    out.print(", ".join([*told, f"{same} unchanged"] if same or not told else told))
 
 
 def _check(definition: BusDefinition) -> None:
