@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 
 from postbus.embedded import EmbeddedPostgres
+from postbus.message.codec import Described, Symbol, Timestamp, Ulong, encode_value
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control_bus import Caller, ControlledBus, controlled_bus, path_of
+from tests.edge.raw_client import ACCEPTED, RawClient, message
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +98,26 @@ def test_peek_shows_all_there_is(running: ControlledBus, queue: str) -> None:
     assert (plain["bodyBase64"], plain["bodyBytes"]) == (None, 5)
     only = api.post(PEEK, {"entity": queue, "state": "scheduled"}).body["messages"]
     assert [each["sequenceNumber"] for each in only] == [2]
+
+
+@pytest.mark.parametrize("due_ms", [-(2**63), -62_135_596_800_001, 2**63 - 1])
+def test_a_time_that_no_calendar_knows_hides_no_message(
+    running: ControlledBus, queue: str, due_ms: int
+) -> None:
+    port = int(running.connection_string.partition("localhost:")[2].partition(";")[0])
+    found = re.search(
+        "SharedAccessKeyName=(.*?);SharedAccessKey=(.*?)(;|$)", running.connection_string
+    )
+    assert found is not None
+    with RawClient(port, found[1], found[2]) as client:
+        client.attach_sender(queue)
+        annotations = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(due_ms)}
+        payload = encode_value(Described(Ulong(0x72), annotations)) + message(b"odd")
+        client.write(client.transfer(0, payload))
+        assert client.dispositions(1) == {0: ACCEPTED}
+    shown = running.caller.post(PEEK, {"entity": queue, "bodyBytes": 9})
+    assert (shown.status, bodies(shown.body)) == (200, ["odd"])
+    assert shown.body["messages"][0]["scheduledAt"] is None
 
 
 def test_peek_filters_and_pages(running: ControlledBus, queue: str) -> None:

@@ -57,8 +57,9 @@ SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
     SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
 }
 NO_FIELDS: Final = {"body", "body_base64", "properties", "removed_properties"}
+FIRST_MS: Final = -62_135_596_800_000
 LAST_MS: Final = 253_402_300_799_999
-"""Calendars end with the year 9999; what is later never comes."""
+"""Calendars know the years 1 to 9999; other times are not shown."""
 
 
 class ControlMessages:
@@ -264,6 +265,6 @@ def _group(group: DeadLetterGroup) -> contract.DeadLetterGroup:
 
 
 def _time(value_ms: int | None) -> datetime | None:
-    if value_ms is None or value_ms > LAST_MS:
+    if value_ms is None or not FIRST_MS <= value_ms <= LAST_MS:
         return None
     return datetime.fromtimestamp(value_ms / 1_000, UTC)
