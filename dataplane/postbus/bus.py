@@ -56,6 +56,7 @@ from postbus.settings import Settings
 from postbus.store.audit import AuditStore
 from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.incarnation import Broker, this_process
+from postbus.store.postgres import Store
 from postbus.store.stores import Stores
 from postbus.store.tombstones import TombstoneStore
 from postbus.store_trouble import explain_store_error
@@ -120,11 +121,7 @@ class Bus:
         self._sampler: Sampler | None = None
         self._readiness: Readiness | None = None
         self._spans: OtlpSpans | None = None
-        self._clock: EntityClock = (
-            ManualClock(_wall_ms)
-            if dev_clock is ClockMode.MANUAL
-            else EntityClock(lambda: time.monotonic_ns() // 1_000_000, _wall_ms)
-        )
+        self._clocks: dict[Store, EntityClock] = {}
         self._stopping = asyncio.Event()
         self._grace_s = settings.grace_s
         self._task: asyncio.Task[None] | None = None
@@ -204,6 +201,7 @@ class Bus:
                 broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
             )
             stores.when_asked_to_end(self._on_asked)
+            self._clocks = self._make_clocks(stores)
             async with asyncio.TaskGroup() as tasks:
                 readiness = Readiness(self._hosts, stores.home_of, stores=stores.all)
                 self._readiness = readiness
@@ -245,7 +243,7 @@ class Bus:
             TombstoneStore(stores.first),
             opened.namespace,
             changes,
-            now_ms=self._clock,
+            now_ms=self._clocks[stores.first],
         )
         store, version = AuditStore(stores.first), lambda: self.administration.version
         self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
@@ -316,6 +314,12 @@ class Bus:
 
     # --- partitions -----------------------------------------------------------------------------
 
+    def _make_clocks(self, stores: Stores) -> dict[Store, EntityClock]:
+        """Return a clock for each store, whose time it takes; one that is moved by hand for all."""
+        if self._dev_clock is ClockMode.MANUAL:
+            return dict.fromkeys(stores.all, ManualClock(_wall_ms))
+        return {store: EntityClock(_monotonic_ms, _wall_ms) for store in stores.all}
+
     def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
         stores_in_use = {stores.home_of(number) for number in range(self._partition_count)}
         troubles = {store: Troubles(store.where) for store in stores_in_use}
@@ -324,7 +328,7 @@ class Bus:
                 partition_id=partition_id,
                 store=stores.home_of(partition_id),
                 directory=directory,
-                clock=self._clock,
+                clock=self._clocks[stores.home_of(partition_id)],
                 budget=self._budget,
                 limits=self._definition.properties.limits,
                 new_seed=lambda: secrets.randbits(64),
@@ -335,9 +339,9 @@ class Bus:
         ]
         directory.follow(self._hosts)
         if not self._settings.is_tracing_enabled:
-            return Router(self._hosts, directory, self._clock)
+            return Router(self._hosts, directory)
         self._spans = self._open_spans()
-        return TracedRouter(self._hosts, directory, self._clock, self._spans)
+        return TracedRouter(self._hosts, directory, self._spans)
 
     def _open_spans(self) -> OtlpSpans:
         try:
@@ -366,13 +370,14 @@ class Bus:
         return following
 
     def _warn_of_future(self) -> None:
-        ahead_ms = self._clock() - _wall_ms()
-        if self._clock.mode is ClockMode.WALL and ahead_ms > AHEAD_MS:
-            logger.warning(
-                "stored times lie in the future, as --clock manual leaves them: locks, expiry and"
-                " schedules stand still until then",
-                extra={"ahead_ms": ahead_ms},
-            )
+        for store, clock in self._clocks.items():
+            ahead_ms = clock() - _wall_ms()
+            if clock.mode is ClockMode.WALL and ahead_ms > AHEAD_MS:
+                logger.warning(
+                    "stored times lie in the future, as --clock manual leaves them: locks, expiry"
+                    " and schedules stand still until then",
+                    extra={"store": store.where, "ahead_ms": ahead_ms},
+                )
 
     # --- doors ----------------------------------------------------------------------------------
 
@@ -411,11 +416,11 @@ class Bus:
             self._doors.tell(sample)
             sample.authentication_failures = self._authorizer.refused_count
 
-        return Sampler(self._hosts, stores.all, self._clock, self._budget, complete)
+        return Sampler(self._hosts, stores.all, self._clocks[stores.first], self._budget, complete)
 
     def _controlled(self, router: Router, opened: Opened) -> Controlled:
         is_dev = self._dev_clock is not None
-        controls = Controls(self._hosts, router, self._clock) if is_dev else None
+        controls = Controls(self._hosts, router, self._hosts[0].clock) if is_dev else None
         return Controlled(
             self.administration,
             opened.rules,
@@ -509,7 +514,7 @@ class Bus:
         ]
         lines += self._doors.summary()
         if self._dev_clock is not None:
-            lines.append(("clock", self._clock.mode.value))
+            lines.append(("clock", self._dev_clock.value))
         return lines
 
     async def sample(self) -> BusSample:
@@ -523,6 +528,10 @@ def _shown(names: list[str]) -> str:
     """Return names for people, the first few of many."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(sorted(names)[:8]) + more or "none"
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _wall_ms() -> int:

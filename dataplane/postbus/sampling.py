@@ -133,7 +133,8 @@ class Sampler:
             if not rows:
                 return
             enqueued_ms = rows[0].enqueued_ms
-        self._oldest[host.partition_id, entity_no] = enqueued_ms
+        # As the clock of the sample would tell it: each database has its own.
+        self._oldest[host.partition_id, entity_no] = enqueued_ms + self._clock() - host.clock()
 
     def _labelled(self) -> list[CatalogEntry]:
         """Return the entities that have labels of their own, about."""

@@ -32,7 +32,7 @@ def administration_of(
         TombstoneStore(store),
         Namespace("test-bus", declared, NamespaceStore(store), bus.directory),
         Changes(start or bus.hosts[0].start),
-        **{"now_ms": bus.router.now_ms, **options},
+        **{"now_ms": bus.hosts[0].clock, **options},
     )
 
 

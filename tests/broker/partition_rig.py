@@ -165,7 +165,7 @@ async def running(
         ]
         directory.follow(hosts)
         try:
-            yield Bus(hosts, directory, Router(hosts, directory, clock))
+            yield Bus(hosts, directory, Router(hosts, directory))
         finally:
             for host in hosts:
                 await host.stop()

@@ -123,7 +123,7 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
 async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await administration.put_queue("scheduled", QUEUE, mode=CREATE)
-        far_ms = bus.router.now_ms() + HOUR_MS
+        far_ms = bus.hosts[0].clock() + HOUR_MS
         await bus.sent(bus.address("scheduled"), message("x", scheduled_ms=far_ms))
         await administration.put_topic("t", TOPIC, mode=CREATE)
         await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
@@ -196,7 +196,7 @@ async def filled(bus: Bus, name: str) -> dict[str, int]:
     """Fill a queue in every way; return body -> number of what is active."""
     queue = bus.address(name)
     await bus.sent(queue, *(message(f"{n}") for n in range(6)))
-    await bus.sent(queue, message("later", scheduled_ms=bus.router.now_ms() + HOUR_MS))
+    await bus.sent(queue, message("later", scheduled_ms=bus.hosts[0].clock() + HOUR_MS))
     _, door = await bus.consume(queue, 2, ReceiveMode.PEEK_LOCK)
     await until(lambda: len(door.deliveries) == 2)
     for delivery, disposition in zip(
@@ -352,7 +352,7 @@ async def test_what_falls_due_is_forwarded_when_its_queue_comes_back(store: Stor
         await administration.put_queue("target", QUEUE, mode=CREATE)
         forwarding = QueueProperties(forward_to="target")
         made = await administration.put_queue("q", forwarding, mode=CREATE)
-        await bus.sent(bus.address("q"), message("later", scheduled_ms=bus.router.now_ms() + 300))
+        await bus.sent(bus.address("q"), message("later", scheduled_ms=bus.hosts[0].clock() + 300))
         await administration.delete("q", policy=RETAIN)
         await until(lambda: _scheduled(bus, made.entity_no) == 0)
         assert (await administration.runtime("target")).active == 0
@@ -377,7 +377,7 @@ async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store
         await administration.put_subscription("t", "closed", closed, mode=CREATE)
         earlier = await administration.put_subscription("t", "earlier", SUBSCRIPTION, mode=CREATE)
         await bus.sent(bus.address("t"), message("x"))
-        await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.router.now_ms() + 400))
+        await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.hosts[0].clock() + 400))
         await administration.delete("t/subscriptions/earlier", policy=RETAIN)
         await bus.sent(bus.address("t"), message("y"))
         await administration.delete("t", policy=RETAIN)
@@ -466,7 +466,7 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
     ahead_ms = 0
 
     def now_ms() -> int:
-        return bus.router.now_ms() + ahead_ms
+        return bus.hosts[0].clock() + ahead_ms
 
     declared = NamespaceDefinition.model_validate({"softDelete": {"retention": "P1D"}})
     async with administered(store, now_ms=lambda: now_ms(), declared=declared) as (
@@ -495,7 +495,7 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
 async def test_a_clock_that_was_moved_shortens_no_retention(store: Store) -> None:
     async with running(store, clock=ManualClock(lambda: time.time_ns() // 1_000_000)) as bus:
         administration = administration_of(bus, store)
-        clock = bus.router.now_ms
+        clock = bus.hosts[0].clock
         assert isinstance(clock, ManualClock)
         clock.advance(50 * DAY_MS)
         made = await administration.put_queue("q", QUEUE, mode=CREATE)

@@ -23,12 +23,20 @@ def test_database_time_is_carried_by_the_monotonic_clock() -> None:
 
 def test_time_set_back_stands_still_until_it_caught_up() -> None:
     monotonic = Milliseconds()
-    clock = EntityClock(monotonic, lambda: 50_000)
+    clock = EntityClock(monotonic, lambda: 70_000)
+    clock.observe(50_000)
     assert clock() == 50_000
     clock.observe(49_000)
     assert clock() == 50_000
     monotonic.now += 1_001
     assert clock() == 50_001
+
+
+def test_a_wall_that_is_ahead_of_the_first_sample_does_not_hold_time_up() -> None:
+    clock = EntityClock(Milliseconds(), lambda: 70_000)
+    assert clock() == 70_000
+    clock.observe(50_000)
+    assert clock() == 50_000
 
 
 def test_time_is_never_below_an_earlier_sample() -> None:

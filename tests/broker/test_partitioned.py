@@ -249,7 +249,7 @@ async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
         await bus.load()
         for n in range(6):
             await bus.sent(queue, message(str(n)))
-        later_ms = bus.router.now_ms() + HOUR_MS
+        later_ms = bus.hosts[0].clock() + HOUR_MS
         await bus.sent(queue, message(scheduled_ms=later_ms), message(key="k"))
         await bus.sent(plain, message())
         counts, plain_counts = bus.router.counts(queue), bus.router.counts(plain)
@@ -654,7 +654,7 @@ async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> 
         reply = await bus.call(queue, RenewLocks(queue.entity_no, ACTIVE, tokens))
         assert isinstance(reply, LocksRenewed)
         assert len(reply.locked_until_ms) == 6
-        assert min(reply.locked_until_ms) > bus.router.now_ms() + 50_000
+        assert min(reply.locked_until_ms) > bus.hosts[0].clock() + 50_000
         for wrong in (bytes(16), b"\xff" * 16):
             lost = await bus.call(queue, RenewLocks(queue.entity_no, ACTIVE, [*tokens, wrong]))
             assert refusal_of(lost) is Refusal.LOCK_LOST
@@ -721,7 +721,7 @@ async def test_scheduled_messages_are_cancelled_where_they_are(store: Store) -> 
     async with running(store) as bus:
         await bus.directory.put_queue("q", spread())
         queue = bus.address("q")
-        later_ms = bus.router.now_ms() + HOUR_MS
+        later_ms = bus.hosts[0].clock() + HOUR_MS
         numbers: list[int] = []
         for n in range(5):
             numbers += await bus.sent(queue, message(str(n), scheduled_ms=later_ms))
@@ -740,7 +740,7 @@ async def test_a_batch_delete_is_refused(store: Store) -> None:
         await bus.directory.put_queue("q", spread())
         queue = bus.address("q")
         await bus.sent(queue, message())
-        command = DeleteMessages(queue.entity_no, ACTIVE, 10, bus.router.now_ms())
+        command = DeleteMessages(queue.entity_no, ACTIVE, 10, bus.hosts[0].clock())
         assert refusal_of(await bus.call(queue, command)) is Refusal.NOT_ALLOWED
         assert len(await bus.peek(queue)) == 1
 

@@ -66,7 +66,7 @@ async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -
             )
             for partition_id in range(2)
         ]
-        router = Router(hosts, directory, clock)
+        router = Router(hosts, directory)
         try:
             address = resolved(router, f"/{name.upper()}/")
             assert address is not None

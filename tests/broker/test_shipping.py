@@ -216,7 +216,7 @@ async def test_what_a_retained_target_took_unheard_is_there_once_when_it_comes_b
             host.call = deaf  # type: ignore[method-assign]
         await bus.sent(bus.address(source), *(message(str(n)) for n in range(5)))
         await until(lambda: len(heard) == (4 if is_spread else 1))
-        await bus.directory.retain(target, bus.router.now_ms() + 1_000_000)
+        await bus.directory.retain(target, bus.hosts[0].clock() + 1_000_000)
         if is_made_again:
             await put(bus, target, is_spread=is_spread)
     async with running(store) as bus:

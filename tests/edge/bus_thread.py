@@ -200,7 +200,7 @@ class BusThread:
                 for partition_id in range(PARTITION_COUNT)
             ]
             self._directory.follow(self._hosts)
-            self.router = Router(self._hosts, self._directory, self.clock)
+            self.router = Router(self._hosts, self._directory)
             self._controls = Controls(self._hosts, self.router, self.clock)
             await self._administer(store, tasks)
             self.audit = self.router.audit = Audit(

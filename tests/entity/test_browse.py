@@ -52,8 +52,7 @@ def take_deferred(rig: Rig, *numbers: int, mode=PEEK_LOCK, sub_queue=ACTIVE) -> 
 
 
 def delete(rig: Rig, limit: int, before_ms: int | None = None, sub_queue=ACTIVE) -> int:
-    bound_ms = rig.now_ms if before_ms is None else before_ms
-    reply = rig.apply(DeleteMessages(QUEUE, sub_queue, limit, bound_ms))
+    reply = rig.apply(DeleteMessages(QUEUE, sub_queue, limit, before_ms))
     assert isinstance(reply, MessagesDeleted)
     return reply.count
 

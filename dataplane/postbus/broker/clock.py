@@ -1,4 +1,4 @@
-"""Entity time (ADR 28): database time carried by the monotonic clock.
+"""Entity time (ADR 28): database time carried by the monotonic clock, one clock for each database.
 
 Locks, TTL and schedules live on this clock. Tokens, TLS and idle timeouts stay on real time.
 """
@@ -20,10 +20,10 @@ class ClockMode(StrEnum):
 
 
 class EntityClock:
-    """Milliseconds since the epoch, never going backwards.
+    """Milliseconds since the epoch, never going backwards from the first sample on.
 
     `monotonic_ms` and `wall_ms` are the machine's clocks; the wall clock only serves until the
-    first `observe` of database time.
+    first `observe` of database time, and nothing is decided by it.
     """
 
     mode = ClockMode.WALL
@@ -32,6 +32,7 @@ class EntityClock:
         self._monotonic_ms = monotonic_ms
         self._offset_ms = wall_ms() - monotonic_ms()
         self._floor_ms = 0
+        self._is_sampled = False
 
     def __call__(self) -> int:
         now_ms = self._monotonic_ms() + self._offset_ms
@@ -47,6 +48,8 @@ class EntityClock:
         at once, before anybody asked for the time, does not take that back.
         """
         self._offset_ms = database_ms - self._monotonic_ms()
+        if not self._is_sampled:  # what somebody was shown of the wall does not hold time up
+            self._is_sampled, self._floor_ms = True, 0
         self.raise_floor(database_ms)
 
     def raise_floor(self, persisted_ms: int) -> None:

@@ -96,7 +96,7 @@ class Host:
         self._epoch = 0  # of the life before, or of this one
         self._store = store
         self._directory = directory
-        self._clock = clock
+        self.clock = clock
         self._budget = budget
         self._limits = limits
         self._new_seed = new_seed
@@ -217,7 +217,7 @@ class Host:
     def is_due(self) -> bool:
         """Whether something waits for a time that has come."""
         deadline_ms = None if self._state is None else self._state.next_deadline_ms
-        return deadline_ms is not None and deadline_ms <= self._clock()
+        return deadline_ms is not None and deadline_ms <= self.clock()
 
     def interrupt(self, duration_s: float) -> None:
         """Fail as if the store could not be reached for so long: a fault for tests."""
@@ -266,7 +266,7 @@ class Host:
         if found is None and self._send_order.must_wait(command, on_reply):
             return
         try:
-            result = state.apply(command, self._clock(), found)
+            result = state.apply(command, self.clock(), found)
         except Exception:
             logger.exception("partition state broke", extra={"partition": self.partition_id})
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
@@ -424,7 +424,7 @@ class Host:
     def _arm(self, deadline_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = max(deadline_ms - self._clock(), 0) / 1_000
+        delay_s = max(deadline_ms - self.clock(), 0) / 1_000
         self._timer_ms = deadline_ms
         self._timer = self._loop.call_later(delay_s, self._tick)
 
@@ -432,7 +432,7 @@ class Host:
         self._timer = None
         if self._state is None or self._stopping:
             return
-        if self._clock() < self._timer_ms:  # the clock was corrected meanwhile
+        if self.clock() < self._timer_ms:  # the clock was corrected meanwhile
             self._arm(self._timer_ms)
             return
         self._apply(Tick(), None, None)
@@ -448,10 +448,10 @@ class Host:
         while journal is self._journal:
             is_behind = False
             try:
-                self._clock.observe(await journal.sample_clock_ms())
+                self.clock.observe(await journal.sample_clock_ms())
                 if not is_first or not self._room.is_full:  # receivers first
                     await self._room.look(journal.epoch)
-                is_behind = await journal.upkeep(self._clock())
+                is_behind = await journal.upkeep(self.clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._troubles.log(self.partition_id, "upkeep failed", error)
             is_first = False
@@ -496,7 +496,7 @@ class Host:
             try:
                 self._recovery.check_interruption()
                 journal, loaded = await self._open_journal()
-                self._clock.observe(now_ms := await journal.sample_clock_ms())
+                self.clock.observe(now_ms := await journal.sample_clock_ms())
                 loaded.begin_at(now_ms)
                 await self._room.make(journal.epoch)
                 gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)

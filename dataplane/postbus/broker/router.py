@@ -95,16 +95,10 @@ class Watcher(Protocol):
     def deleted(self) -> None: ...
 
 
-class Clock(Protocol):
-    """Entity time in milliseconds since the epoch (ADR 28)."""
-
-    def __call__(self) -> int: ...
-
-
 class Router:
     """Chooses the partition; hands out consumer numbers."""
 
-    def __init__(self, hosts: Sequence[Host], directory: Directory, clock: Clock) -> None:
+    def __init__(self, hosts: Sequence[Host], directory: Directory) -> None:
         self._hosts = hosts
         self._directory = directory
         self._consumer_ids = itertools.count(1)
@@ -112,7 +106,6 @@ class Router:
         self.audit: Audit | None = None
         """Where changes of rules are noted, when the bus has an audit."""
         self._watchers: dict[int, dict[Watcher, None]] = {}
-        self.now_ms = clock
         directory.tell_deletions(self._tell_watchers)
         for host in hosts:
             host.ship_with(Shipper(host, hosts, self._target_of, self._retained_targets_of))

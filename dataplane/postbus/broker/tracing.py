@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, Protocol
 
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
-from postbus.broker.router import Clock, Router
+from postbus.broker.placement import partition_of_number
+from postbus.broker.router import Router
 from postbus.broker.sinks import DeliverySink
 from postbus.entity.commands import (
     AcceptSession,
@@ -92,11 +93,10 @@ class TracedRouter(Router):
         self,
         hosts: Sequence[Host],
         directory: Directory,
-        clock: Clock,
         spans: Spans,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        super().__init__(hosts, directory, clock)
+        super().__init__(hosts, directory)
         self._spans = spans
         self._wall_ns = wall_ns
         self._locked: OrderedDict[bytes, TraceContext] = OrderedDict()
@@ -188,7 +188,8 @@ class TracedRouter(Router):
             if context is None:
                 continue
             end_ns = self._wall_ns()
-            waited_ms = max(self.now_ms() - delivery.enqueued_ms, 0)
+            host = self._hosts[partition_of_number(delivery.sequence)]
+            waited_ms = max(host.clock() - delivery.enqueued_ms, 0)
             if delivery.lock_token:
                 self._locked[delivery.lock_token] = context
                 if len(self._locked) > MAX_LOCKED:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from postbus.entity.scheduled import ScheduledMessages
     from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
 
 SCAN_KEYS = 1_000
 """Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
@@ -353,7 +354,7 @@ def delete_messages(
     if sub.sessions is not None:
         return sub.sessions.delete_messages(command, found)
     limit = min(command.limit, sub.turn.limits.max_delete_count)
-    bound_ms = command.enqueued_before_ms
+    bound_ms = bound_of(command, sub.turn)
     in_front = sum(
         message.enqueued_ms <= bound_ms
         for message in chain((message for _, message in sub.returned), sub.ready)
@@ -384,6 +385,12 @@ def delete_messages(
         deleted += count
     sub.promote_tail()
     return MessagesDeleted(deleted)
+
+
+def bound_of(command: DeleteMessages, turn: Turn) -> int:
+    """Return when the last message was enqueued that may be deleted."""
+    bound_ms = command.enqueued_before_ms
+    return turn.now_ms if bound_ms is None else bound_ms
 
 
 def _delete_loaded(

@@ -270,12 +270,15 @@ class ReceiveDeferred:
 
 @dataclass(slots=True)
 class DeleteMessages:
-    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete)."""
+    """Delete the oldest unlocked messages enqueued at or before an instant (batch delete).
+
+    None: those that are there now.
+    """
 
     entity_no: int
     sub_queue: SubQueue
     limit: int
-    enqueued_before_ms: int
+    enqueued_before_ms: int | None
     session_id: bytes | None = None
 
 

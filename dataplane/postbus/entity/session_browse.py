@@ -135,9 +135,10 @@ def delete_messages(
         return Needs(row_keys=absent)
     times = {row.row_key: row.enqueued_ms for row in found or ()}
     counts: Counter[bytes] = Counter()
+    bound_ms = browse.bound_of(command, queue.turn)
     for row_key, session_id, enqueued_ms in oldest:
         time_ms = times.get(row_key) if enqueued_ms is None else enqueued_ms
-        if time_ms is not None and time_ms <= command.enqueued_before_ms:
+        if time_ms is not None and time_ms <= bound_ms:
             counts[session_id] += 1
             limit -= 1
             if not limit:

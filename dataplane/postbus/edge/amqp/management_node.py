@@ -408,7 +408,8 @@ class ManagementNode:
             raise BadRequest(
                 f"message-count must be 1 to {self._connection.limits.max_delete_count}"
             )
-        before_ms = integer(body, "enqueued-time-utc", default=self._connection.router.now_ms())
+        has_bound = body.get("enqueued-time-utc") is not None
+        before_ms = integer(body, "enqueued-time-utc") if has_bound else None
         command = DeleteMessages(
             address.entity_no, address.sub_queue, limit, before_ms, session_id_of(body)
         )
