@@ -113,3 +113,11 @@ def test_what_the_driver_says_is_waited_for_or_for_a_human(
     error: Exception, kind: type[StoreError]
 ) -> None:
     assert type(as_store_error(error)) is kind
+
+
+def test_a_store_that_did_not_answer_in_time_is_said_to() -> None:
+    assert str(as_store_error(TimeoutError())) == "TimeoutError: no answer in time"
+    assert (
+        str(as_store_error(OSError(111, "refused")))
+        == "ConnectionRefusedError: [Errno 111] refused"
+    )

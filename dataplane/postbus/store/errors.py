@@ -91,15 +91,21 @@ def as_store_error(error: Exception) -> StoreError | None:
         if state in FULL_STATES:
             return StoreFull(str(error))
         if state[:2] in UNAVAILABLE_CLASSES or state in UNAVAILABLE_STATES:
-            return StoreUnavailable(f"{type(error).__name__}: {error}")
+            return StoreUnavailable(_described(error))
         return StoreMisconfigured(str(error)) if state in MISCONFIGURED_STATES else None
     if isinstance(error, asyncpg.DataError):
         return None
     if isinstance(error, MISCONFIGURED_ERRORS) or REFUSED_TLS in str(error):
-        return StoreMisconfigured(f"{type(error).__name__}: {error}")
+        return StoreMisconfigured(_described(error))
     if isinstance(error, CONNECTION_ERRORS):
-        return StoreUnavailable(f"{type(error).__name__}: {error}")
+        return StoreUnavailable(_described(error))
     return None
+
+
+def _described(error: Exception) -> str:
+    """Return the kind and the text of an error; a limit of time that ran out has no text."""
+    text = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
+    return f"{type(error).__name__}: {text}"
 
 
 @contextmanager
