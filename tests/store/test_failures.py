@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -299,14 +300,16 @@ async def test_commit_whose_wait_for_a_standby_was_cancelled_is_unknown(
         store.beats.unfollow(it.journal._end)  # beats wait for the standby too, and give up
         run_psql(server, "alter system set synchronous_standby_names = 'nobody'")
         run_psql(server, "select pg_reload_conf()")
-        it.seen.told.clear()
-        it.journal.submit(outcome([insert(1)]), "sent")
+        rows = itertools.count(1)
         cancel = (
             "select pg_cancel_backend(pid) from pg_stat_activity "
             "where wait_event = 'SyncRep' and application_name = 'postbus writer 0'"
         )
 
         async def is_cancelled() -> bool:
+            if it.seen.told:  # nobody waits for a standby until the server has read its settings
+                it.seen.told.clear()
+                it.journal.submit(outcome([insert(next(rows))]), "sent")
             return "t" in await asyncio.to_thread(run_psql, server, cancel)
 
         await wait_until(is_cancelled)
