@@ -119,10 +119,42 @@ def test_a_second_process_waits_says_for_whom_and_follows_the_first(
     (line,) = [
         each for each in second.lines("partition waits for another broker") if not each["partition"]
     ]
-    assert re.fullmatch(f"owned by broker-0, {first.life}", line["owner"])
+    assert re.fullmatch(f"owned by broker-0, {first.life} in epoch 1", line["owner"])
+    (why,) = second.lines(
+        "manifests are not applied yet: the owner of partition 0 changes entities"
+    )
+    assert re.search(rf"and not by this one: owned by broker-0, {first.life}", why["why"])
     assert first.is_ready
     first.stop()
     second.wait_ready()
+
+
+def test_a_process_that_wakes_up_takes_nothing_and_says_who_has_it(
+    start: Callable[..., Process],
+) -> None:
+    first = start("first")
+    first.wait_ready()
+    second = start("second")
+    wait_until(lambda: "waits" in second.get("/readyz")[1])
+    first.process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: second.is_ready)
+    first.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: first.get("/readyz")[0] == 503)
+    wait_until(lambda: second.get("/readyz")[1] == "ready\n")
+    host, pid = socket.gethostname(), second.process.pid
+    lost = first.lines("partition was lost to another broker")
+    assert {line["partition"] for line in lost} >= {0}
+    for line in lost:
+        assert line["owner"] == (
+            f"taken over by broker-0, process {pid} on host {host} (it was silent for 3 s)"
+        )
+        assert line["lost_epoch"] == 1
+    wait_until(
+        lambda: re.search(rf"owned by broker-0, {second.life} in epoch 2", first.get("/readyz")[1])
+    )
+    counted = first.get("/metrics")[1]
+    assert 'postbus_partition_fences_total{partition="0"} 1.0' in counted
+    assert first.get("/readyz")[0] == 503
 
 
 def test_take_over_asks_the_first_to_end_and_loses_nothing(start: Callable[..., Process]) -> None:

@@ -337,6 +337,8 @@ class Bus:
             )
             for partition_id in range(self._partition_count)
         ]
+        for host in self._hosts[1:]:
+            host.ownership.follow(self._hosts[0].ownership)
         directory.follow(self._hosts)
         if not self._settings.is_tracing_enabled:
             return Router(self._hosts, directory)

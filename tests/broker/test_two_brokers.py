@@ -10,6 +10,7 @@ import pytest
 
 from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
 from postbus.broker.caller_fence import CallerTooOld
+from postbus.broker.host import Host
 from postbus.bus import Bus
 from postbus.contract import QueueProperties
 from postbus.entity.commands import Refusal, Tick
@@ -210,3 +211,46 @@ async def test_older_caller_is_refused_where_another_owner_admitted_a_newer_one(
         async with bus._opened.fence.admitted(2):
             await create(bus, "b")
     assert bus.administration.find("b") is None
+
+
+async def test_broker_that_wakes_up_takes_none_of_what_another_is_taking(
+    brokers: Brokers, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has claimed partition 0 and comes to the rest a moment later."""
+    first = await brokers.start("first", "orders", "more", "others")
+    homes = [host.partition_id for host in first._hosts[1:] if host.is_loaded]
+    assert homes
+    wakes_up, goes_on = asyncio.Event(), asyncio.Event()
+    beats = first._hosts[0]._store.beats
+    beat, open_journal = beats._beat, Host._open_journal
+
+    async def beat_late(started: float) -> None:
+        await wakes_up.wait()
+        await beat(started)
+
+    async def open_late(host: Host) -> object:
+        if host not in first._hosts and host.partition_id in homes:
+            await goes_on.wait()
+        return await open_journal(host)
+
+    monkeypatch.setattr(Host, "_open_journal", open_late)
+    monkeypatch.setattr(beats, "_beat", beat_late)
+    monkeypatch.setattr("postbus.loading.LOADING_S", 0.1)
+    second = await brokers.start("second", "orders")
+    identity = beats.identity
+    await rows(database, "update postbus.broker set ended_by = 'x' where broker_name = 'first'")
+    await own(second)
+    wakes_up.set()
+
+    async def waits() -> bool:
+        troubles = [first._hosts[home].trouble or "" for home in (0, *homes)]
+        return all("waits: owned by second" in trouble for trouble in troubles)
+
+    await wait_until(waits, 10)
+    assert beats.identity not in (None, identity)
+    goes_on.set()
+
+    async def has_all() -> bool:
+        return all(second._hosts[home].is_loaded for home in homes)
+
+    await wait_until(has_all, 10)

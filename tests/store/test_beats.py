@@ -160,8 +160,10 @@ async def test_a_beat_that_came_meanwhile_shows_that_it_lives(
         other.beats._others[identity] = seen._replace(since=boottime_s() - 2 * SILENCE_S)
         owner = Incarnation(identity, "broker-0", Process("here", 1), seen.beat, "then")
         await look.execute("update postbus.broker set beat = beat + 1")
-        with pytest.raises(Fenced, match="owned by broker-0, process 1 on host here"):
-            await other.beats.take_place_of(owner, look)
+        with pytest.raises(
+            Fenced, match="owned by broker-0, process 1 on host here, there since then in epoch 3"
+        ):
+            await other.beats.take_place_of(owner, 3, look)
 
 
 async def test_an_end_in_order_leaves_nobody_to_wait_for(store: Store, database: str) -> None:

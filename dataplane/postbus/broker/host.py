@@ -495,6 +495,7 @@ class Host:
             self._early_error = None
             try:
                 self._recovery.check_interruption()
+                await self.ownership.wait_for_first(self._pause)
                 journal, loaded = await self._open_journal()
                 self.clock.observe(now_ms := await journal.sample_clock_ms())
                 loaded.begin_at(now_ms)
@@ -529,6 +530,7 @@ class Host:
             self.partition_id,
             on_committed=self._committed,
             on_failed=self._failed,
+            on_claimed=self.ownership.claimed,
             one_by_one=self._recovery.is_one_by_one,
             counters=self.counters,
         )
@@ -537,7 +539,6 @@ class Host:
         """Go to work on what was loaded, then let waiting commands go."""
         self._journal, self._state, self._epoch = journal, state, journal.epoch
         self._recovery.loaded()
-        self.ownership.gained()
         self._load_trouble = None
         self.status = HostStatus.ACTIVE
         self._upkeep = self._tasks.create_task(self._keep_up(journal))

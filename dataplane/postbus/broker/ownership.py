@@ -1,4 +1,8 @@
-"""Whose a partition is: its life cycle here, and the wait while another broker has it (ADR 12)."""
+"""Whose a partition is: its life cycle here, and the wait while another broker has it (ADR 12).
+
+One broker has them all: who waits for partition 0 claims no other one. Else one that takes over and
+one that wakes up could share what both find free, and neither would serve everything.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final
+from uuid import UUID
 
 from postbus.broker.recovery import LAST_BACKOFF_S
 from postbus.store.errors import Fenced
@@ -19,6 +24,11 @@ OWNER_LOOK_S: Final = 0.25
 UNKNOWN_LOOK_S: Final = 1.0
 """The same where the owner is of a version that does not beat: each look is a connection and a
 claim. Looks so far apart still prove its silence."""
+
+FIRST_LOOK_S: Final = 0.05
+FIRST_S: Final = 2.0
+"""How long a partition waits until it is known whose partition 0 is. Our choice: longer than a
+claim takes; the database of partition 0 may be away while that of this one is not."""
 
 
 class HostStatus(Enum):
@@ -41,6 +51,11 @@ class Ownership:
         self.fence_count = 0
         self._partition_id = partition_id
         self._store = store
+        self._first: Ownership | None = None
+        self._owner: UUID | None = None  # of `held_by`, where it is known
+        self._is_claimed = False
+        self._epoch = 0
+        self._attempts = 0  # to claim it that came to an end
         self._is_ours = False
 
     @property
@@ -48,20 +63,44 @@ class Ownership:
         """How long the last beat to the store took, None when there was none."""
         return self._store.beats.round_trip_s
 
-    def gained(self) -> None:
+    def follow(self, first: Ownership) -> None:
+        """Claim only where partition 0 is not another's; `first` is its ownership."""
+        self._first = first
+
+    async def wait_for_first(self, pause: Callable[[float], Awaitable[bool]]) -> None:
+        """Return when it may be claimed; raises Fenced while another broker has partition 0.
+
+        `pause` waits so many seconds and says whether to go on.
+        """
+        first, waited_s = self._first, 0.0
+        if first is None:
+            return
+        attempts = first._attempts
+        while not (first._is_claimed or first.held_by or first._attempts > attempts):
+            if waited_s >= FIRST_S or not await pause(FIRST_LOOK_S):
+                return
+            waited_s += FIRST_LOOK_S
+        if first.held_by is not None:
+            raise Fenced(first.held_by, first._owner)
+
+    def claimed(self, epoch: int) -> None:
         """The partition is ours from here on."""
-        self._is_ours, self.held_by = True, None
+        self._is_ours = self._is_claimed = True
+        self._epoch, self.held_by = epoch, None
 
     def failed(self, error: Exception | None) -> None:
         """A life or an attempt to begin one ended; say who has the partition, once."""
+        self._is_claimed = False
+        self._attempts += 1
         if not isinstance(error, Fenced):
             self.held_by = None
             return
-        detail = str(error)
-        extra = {"partition": self._partition_id, "owner": detail}
+        detail, self._owner = str(error), error.owner
+        extra: dict[str, object] = {"partition": self._partition_id, "owner": detail}
         if self._is_ours:
             self._is_ours = False
             self.fence_count += 1
+            extra |= {"lost_epoch": self._epoch}
             logger.warning("partition was lost to another broker", extra=extra)
         elif self.held_by != detail:
             logger.warning("partition waits for another broker", extra=extra)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+from postbus.store.errors import Fenced, StoreMisconfigured, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,13 @@ class Troubles:
         self._untold = 0
 
     def text(self, error: Exception) -> str:
-        """Return one line for people."""
+        """Return one line for people; what another broker owns is no outage."""
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         if not isinstance(error, StoreUnavailable):
             return line
         line = line.removeprefix(f"{StoreUnavailable.__name__}: ")
+        if isinstance(error, Fenced):
+            return str(error)
         where = f" at {self._where}" if self._where else ""
         return f"the store{where} is away: {line}"
 

@@ -223,8 +223,12 @@ class Beats:
     def _limit_s(self, name: str) -> float:
         return CONFIRMATION_S if name == self.broker.name else SILENCE_S
 
-    async def take_place_of(self, owner: Incarnation, connection: Connection) -> None:
-        """End the life of another broker that is gone or silent; raises Fenced while it is not."""
+    async def take_place_of(self, owner: Incarnation, epoch: int, connection: Connection) -> None:
+        """End the life of another broker that is gone or silent; raises Fenced while it is not.
+
+        `epoch`: in which it owns the partition that is to be claimed.
+        """
+        held = Fenced(f"owned by {owner} in epoch {epoch}", owner.identity)
         if owner.name == self.broker.name and is_provably_gone(
             owner.process, owner.identity, self.broker.process, _living
         ):
@@ -232,13 +236,11 @@ class Beats:
         else:
             seen, limit_s = self._others.get(owner.identity), self._limit_s(owner.name)
             if seen is None or seen.beat != owner.beat or self.holds_on(owner.identity):
-                raise Fenced(owner.describe(), owner.identity)
+                raise held
             reason, beat = self._reason(limit_s), owner.beat
         if await connection.fetchval(END, owner.identity, reason, beat) is None:
-            raise Fenced(owner.describe(), owner.identity)
-        logger.warning(
-            "place of another broker taken", extra={"former": owner.describe(), "why": reason}
-        )
+            raise held
+        logger.warning("place of another broker taken", extra={"former": str(owner), "why": reason})
 
     def outwait(self, partition_id: int, heartbeat_ms: int, name: str) -> None:
         """Raise Fenced while a broker of an earlier version, which does not beat here, may live."""
@@ -269,9 +271,6 @@ class Incarnation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name}, {self.process}, there since {self.since}"
-
-    def describe(self) -> str:
-        return f"owned by {self}"
 
 
 INCARNATION_COLUMNS: Final = """

@@ -105,16 +105,16 @@ async def _make_way(connection: Connection, beats: Beats, identity: UUID, partit
     if row["incarnation"] is None:
         beats.outwait(partition_id, row["heartbeat_ms"], row["broker_name"])
     elif row["is_alive"]:
-        await beats.take_place_of(Incarnation.from_row(row), connection)
+        await beats.take_place_of(Incarnation.from_row(row), row["epoch"], connection)
     return version
 
 
 READ_OWNER: Final = f"""
-select o.broker_name, o.is_released, o.schema_version, o.incarnation, o.heartbeat_ms,
+select o.epoch, o.broker_name, o.is_released, o.schema_version, o.incarnation, o.heartbeat_ms,
        coalesce(b.ended_by is null and b.incarnation is not null, false) as is_alive,
        {INCARNATION_COLUMNS}
 from (
-    select broker_name, is_released, schema_version, heartbeat_ms,
+    select epoch, broker_name, is_released, schema_version, heartbeat_ms,
            (to_jsonb(owner) ->> 'incarnation')::uuid as incarnation
     from owner
 ) o left join postbus.broker b on b.incarnation = o.incarnation

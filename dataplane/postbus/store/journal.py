@@ -149,15 +149,16 @@ class Journal(Generic[P]):
         *,
         on_committed: OnCommitted[P],
         on_failed: OnFailed[P],
+        on_claimed: Callable[[int], None] = lambda _epoch: None,
         one_by_one: bool = False,
         counters: StoreCounters | None = None,
     ) -> tuple[Journal[P], LoadedPartition]:
         """Claim the partition (ADR 22), load it, start committing.
 
-        Creates the partition's tables at first use. `one_by_one` commits outcomes singly, so that
-        one the server refuses fails alone; commits and reads are counted in `counters`. Raises
-        StoreUnavailable (retry), its kind Fenced (another broker holds the partition), or
-        StoreMisconfigured and its kind SchemaTooNew.
+        Creates the partition's tables at first use. `on_claimed` is told the epoch before the load.
+        `one_by_one` commits outcomes singly, so that one the server refuses fails alone; commits
+        and reads are counted in `counters`. Raises StoreUnavailable (retry), its kind Fenced
+        (another broker holds the partition), or StoreMisconfigured and its kind SchemaTooNew.
         """
         await store.open()
         connection = await store.connect_writer(partition_id)
@@ -168,6 +169,7 @@ class Journal(Generic[P]):
         store.beats.follow(on_end)
         try:
             claim = await claim_partition(connection, partition_id, store.beats)
+            on_claimed(claim.epoch)
             loaded, sides = await load_partition(connection, claim)
             journal = cls(
                 store,
