@@ -12,8 +12,11 @@ import pytest
 from rich.console import Console
 
 from postbus.cli import output
+from postbus.cli.entities import COLUMNS as ENTITY_COLUMNS
+from postbus.cli.entities import WIDE_COLUMNS, age, rate
 from postbus.cli.message_commands import COLUMNS, DEAD_COLUMNS
 from postbus.cli.output import Format, print_objects
+from postbus.cli.watching import COLUMNS as WATCHED_COLUMNS
 from postbus.cli.watching import watched
 from tests.command_line import CommandLine, folder_with_bus
 from tests.dev_bus import LIMIT_S
@@ -134,9 +137,14 @@ def test_tables_fit_eighty_columns_and_bodies_go_first(
     assert "body" in wide[0]
 
 
-async def test_watching_tells_how_fast_counts_change(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"name": "orders", "status": "Active", "active": 5, "deadLetter": 0, "scheduled": 0}
-    looks = [[row], [{**row, "active": 500_000, "deadLetter": 0}]]
+async def test_watching_tells_rates_and_how_dead_letters_grow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {
+        "name": "orders", "status": "Active", "active": 5, "deadLetter": 0, "scheduled": 0,
+        "incomingRate": "12.5", "outgoingRate": "7", "oldestAge": "3m",
+    }  # fmt: skip
+    looks = [[row], [{**row, "deadLetter": 500_000}]]
 
     async def look() -> list[dict[str, Any]]:
         if not looks:
@@ -146,6 +154,49 @@ async def test_watching_tells_how_fast_counts_change(capsys: pytest.CaptureFixtu
     with pytest.raises(KeyboardInterrupt):
         await watched(look, Format.TABLE, 0)
     first, second = capsys.readouterr().out.split("orders")[1:]
-    assert first.split()[:3] == ["Active", "5", "0"]
-    active, rate, dead, dead_rate = second.split()[1:5]
-    assert (active, rate[0], dead, dead_rate) == ("500000", "+", "0", "0")
+    assert first.split()[:7] == ["Active", "5", "12.5", "7", "3m", "0", "0"]
+    dead, dead_rate = second.split()[5:7]
+    assert (dead, dead_rate[0]) == ("500000", "+")
+
+
+QUEUE_ROW = {
+    "name": "orders-of-the-north-east", "status": "Active", "active": 4_800_000,
+    "deadLetter": 120_000, "scheduled": 5_000, "sizeInBytes": 123_456_789_012,
+    "incomingRate": "10123", "outgoingRate": "99.5", "oldestAge": "119m", "deadLetterRate": "+99.5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "output"), [(ENTITY_COLUMNS, Format.TABLE), (WATCHED_COLUMNS, Format.TABLE)]
+)
+def test_table_of_queues_fits_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, columns: dict[str, str], output: Format
+) -> None:
+    lines = shown(monkeypatch, [QUEUE_ROW], columns, output)
+    assert max(map(len, lines)) <= 80
+    assert "orders-of-the-north-east" in "\n".join(lines)
+
+
+def test_wide_table_of_queues_has_rates_and_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(shown(monkeypatch, [QUEUE_ROW], WIDE_COLUMNS, Format.WIDE))
+    for heading, value in (("in/s", "10123"), ("out/s", "99.5"), ("oldest", "119m")):
+        assert heading in text
+        assert value in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (119, "119s"), (120, "2m"), (7_199, "120m"), (7_200, "2h"), (200_000, "2d")],
+)
+def test_ages_have_their_greatest_unit(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [(None, None), (0.0, "0"), (0.24, "0.2"), (99.94, "99.9"), (1_234.5, "1234")],
+)
+def test_rates_have_a_digit_where_it_says_something(
+    per_second: float | None, text: str | None
+) -> None:
+    assert rate(per_second) == text

@@ -257,6 +257,7 @@ class Bus:
         self._warn_of_future()
         on_step("opening the doors")
         tasks.create_task(self._administration.keep_reaping(), name="reap")
+        tasks.create_task(self._administration.keep_counting(), name="count")
         try:
             await self._open_doors(router, opened, readiness, tasks)
             readiness.is_open = True

@@ -225,10 +225,24 @@ class CountDetails(Told):
     transfer_dead_letter_message_count: int
 
 
+class MessageRates(Told):
+    """Messages a second over the last 10 to 15 seconds, as this broker sees them.
+
+    `incoming`: sent, of a subscription its copies. `outgoing`: delivered, again each time; of a
+    topic none, its subscriptions have them. `completed` ones are gone.
+    """
+
+    incoming: float
+    outgoing: float
+    completed: float
+
+
 class RuntimeInformation(Told):
     """What an entity holds, exact while nobody sends or receives.
 
     `message_count` is the sum of all sub-queues. `accessed_at` is coarse, the creation at first.
+    `rates` is null in a broker's first second. `oldest_message_age_seconds`: how long the active
+    message has waited that waits longest; null when none waits, or when its partition is away.
     """
 
     message_count: int
@@ -237,6 +251,8 @@ class RuntimeInformation(Told):
     accessed_at: datetime
     availability: str
     subscription_count: int
+    rates: MessageRates | None
+    oldest_message_age_seconds: float | None
 
 
 class NamespaceDescription(Told):

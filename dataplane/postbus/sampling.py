@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Final
 
 from postbus import __version__
+from postbus.broker.activity import oldest_age_ms
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
 from postbus.broker.host import Host
@@ -26,7 +27,6 @@ from postbus.metrics import (
 )
 from postbus.store.catalog import CatalogEntry
 from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
-from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
@@ -120,21 +120,10 @@ class Sampler:
                 look.cancel()
 
     async def _look(self, room: asyncio.Semaphore, host: Host, entity_no: int) -> None:
-        found = None if host.state is None else host.state.oldest(entity_no)
-        if found is None:
-            return
-        row_key, enqueued_ms = found
-        if enqueued_ms is None:
-            async with room:
-                try:
-                    rows = await host.read_rows([row_key])
-                except StoreUnavailable:  # the partition tells its trouble itself
-                    return
-            if not rows:
-                return
-            enqueued_ms = rows[0].enqueued_ms
-        # As the clock of the sample would tell it: each database has its own.
-        self._oldest[host.partition_id, entity_no] = enqueued_ms + self._clock() - host.clock()
+        age_ms = await oldest_age_ms(host, entity_no, room)
+        if age_ms is not None:
+            # As the clock of the sample would tell it: each database has its own.
+            self._oldest[host.partition_id, entity_no] = self._clock() - age_ms
 
     def _labelled(self) -> list[CatalogEntry]:
         """Return the entities that have labels of their own, about."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
+from postbus.broker.activity import SAMPLES, Activity, Rates
 from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
+from postbus.broker.clock import ManualClock
 from postbus.broker.router import Availability
 from postbus.contract import (
     MAX_DURATION_MS,
@@ -20,12 +23,13 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.entity.commands import Refusal
+from postbus.entity.commands import ReceiveMode, Refusal
 from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
-from tests.broker.administration_rig import administered, refusal_of
-from tests.broker.partition_rig import message, spread
+from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.partition_rig import message, running, spread
+from tests.broker.test_host import until
 
 pytestmark = pytest.mark.slow
 
@@ -324,6 +328,51 @@ async def test_a_topic_counts_its_subscriptions(store: Store) -> None:
         assert (await administration.runtime("t")).subscription_count == 2
         assert (await administration.runtime("t")).active == 0
         assert (await administration.runtime("t/Subscriptions/a")).active == 1
+
+
+@pytest.mark.parametrize("properties", [QUEUE, spread()])
+async def test_rates_are_those_of_the_last_looks(store: Store, properties: QueueProperties) -> None:
+    now_s = 100.0
+    async with administered(store) as (administration, bus):
+        activity = administration.activity = Activity(bus.hosts, lambda: now_s)
+        await administration.put_queue("q", properties, mode=CREATE)
+        assert (await administration.traffic("q")).rates is None
+        queue = bus.address("q")
+        await bus.sent(queue, *(message(f"{n}") for n in range(40)))
+        _, door = await bus.consume(queue, 10, ReceiveMode.RECEIVE_AND_DELETE)
+        await until(lambda: len(door.deliveries) == 10)
+        now_s += 2.0
+        assert (await administration.traffic("Q")).rates == Rates(20.0, 5.0, 5.0)
+        for _ in range(SAMPLES - 1):
+            now_s += 5.0
+            activity.sample()
+        await bus.sent(queue, message("x"), message("y"))
+        now_s += 5.0
+        found = (await administration.traffic("q")).rates
+        assert found is not None
+        assert found.accepted == pytest.approx(42 / 17)
+        activity.sample()
+        found = (await administration.traffic("q")).rates
+        assert found == Rates(2 / 10, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("properties", [QUEUE, spread()])
+async def test_age_of_the_oldest_message_is_known_also_when_it_lies_in_the_store(
+    store: Store, properties: QueueProperties
+) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("q", properties, mode=CREATE)
+        assert (await administration.traffic("q")).oldest_age_s is None
+        await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(10)))
+    clock = ManualClock(lambda: time.time_ns() // 1_000_000)
+    async with running(store, clock=clock) as bus:
+        administration = administration_of(bus, store)
+        await administration.runtime("q")
+        clock.advance(90_000)
+        found = (await administration.traffic("q")).oldest_age_s
+        assert found is not None
+        assert 90.0 <= found < 120.0
+        assert await refusal_of(administration.traffic("r")) is Refusal.ENTITY_NOT_FOUND
 
 
 async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> None:

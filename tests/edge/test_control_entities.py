@@ -352,6 +352,8 @@ def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
         "transferDeadLetterMessageCount": 0,
     }
     assert (told["messageCount"], told["availability"]) == (4, "Available")
+    assert 0 <= told["oldestMessageAgeSeconds"] < 600
+    assert told["rates"]["incoming"] > told["rates"]["completed"] == 0
     assert told["sizeInBytes"] > 0
     assert api.get(f"{subscription}/runtime").body["messageCount"] == 2
     topic = api.get(f"{path_of('topics', name)}/runtime").body

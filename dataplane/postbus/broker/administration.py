@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, assert_never
 
+from postbus.broker.activity import Activity, Rates, oldest_age_of
 from postbus.broker.change_feed import MOST, Change, ChangeFeed
 from postbus.broker.changes import Changes
 from postbus.broker.directory import PURGED_AT_ONCE, Directory
@@ -140,6 +141,18 @@ class RuntimeInformation:
     subscription_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class EntityTraffic:
+    """What goes through an entity now.
+
+    `rates` are unknown in the first second of a broker; `oldest_age_s`: how long the oldest active
+    message has waited, in entity time, None when none waits or that is not known.
+    """
+
+    rates: Rates | None
+    oldest_age_s: float | None
+
+
 class Administration:
     """See the module's docstring. Whatever is refused raises `AdministrationRefused`."""
 
@@ -159,6 +172,7 @@ class Administration:
         self._hosts = hosts
         self._tombstones = tombstones
         self._feed = ChangeFeed(directory, tombstones)
+        self.activity = Activity(hosts)
         self._now_ms = now_ms
         self._loading_s = loading_s
         self._stopping = asyncio.Event()
@@ -244,6 +258,16 @@ class Administration:
             Availability.LIMITED if is_limited else Availability.AVAILABLE,
             self._directory.subscription_count(entry.entity_no),
         )
+
+    async def traffic(self, path: str) -> EntityTraffic:
+        """Return what goes through an entity now; waits 2 s at most. Raises ENTITY_NOT_FOUND."""
+        entry = self._directory.find(_key(path))
+        if entry is None:
+            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+        homes = self._directory.homes_of(entry)
+        age_ms = await oldest_age_of([self._hosts[home] for home in homes], entry.entity_no)
+        rates = self.activity.rates(entry.entity_no, homes)
+        return EntityTraffic(rates, None if age_ms is None else age_ms / 1_000)
 
     async def _load(self, hosts: Sequence[Host]) -> None:
         """Return when these are loaded; raises NOT_APPLIED when that takes too long."""
@@ -418,6 +442,10 @@ class Administration:
             pass
         await self._tombstones.forget(self._now_ms() - TOMBSTONES_MS, epoch)
 
+    async def keep_counting(self) -> None:
+        """Look at the counters of entities now and then until `stop`."""
+        await self.activity.keep_sampling(self._stopping)
+
     async def keep_reaping(self) -> None:
         """Reap now and then until `stop`; a failure is tried again."""
         while not self._stopping.is_set():
@@ -432,7 +460,7 @@ class Administration:
                 pass
 
     def stop(self) -> None:
-        """End `keep_reaping`."""
+        """End `keep_reaping` and `keep_counting`."""
         self._stopping.set()
 
     # --- how a change runs ----------------------------------------------------------------------

@@ -48,6 +48,7 @@ LEAST_WANTED: Final = (
     "sizeInBytes",
     "enqueuedTime",
     "deadLetteredTime",
+    "status",
 )
 """Columns that a terminal too narrow for all of them goes without, the first ones first."""
 

@@ -1,4 +1,4 @@
-"""`get --watch`: the same table again and again, with how fast counts change."""
+"""`get --watch`: the same table again and again, with rates and how fast dead letters grow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ COLUMNS: Final = {
     "name": "name",
     "status": "status",
     "active": "active",
-    "activeRate": "active/s",
-    "deadLetter": "dead-letter",
-    "deadLetterRate": "dead-letter/s",
-    "scheduled": "scheduled",
+    "incomingRate": "in/s",
+    "outgoingRate": "out/s",
+    "oldestAge": "oldest",
+    "deadLetter": "dead",
+    "deadLetterRate": "dead/s",
 }
 
 
@@ -33,7 +34,7 @@ async def watched(
     looked_s = 0.0
     while True:
         found, now_s = await look(), time.monotonic()
-        rows = [with_rates(each, before.get(each["name"]), now_s - looked_s) for each in found]
+        rows = [with_change(each, before.get(each["name"]), now_s - looked_s) for each in found]
         before, looked_s = {each["name"]: each for each in found}, now_s
         if out.is_terminal:
             out.clear()
@@ -42,12 +43,9 @@ async def watched(
         await asyncio.sleep(pause_s)
 
 
-def with_rates(
+def with_change(
     row: dict[str, Any], before: dict[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
-    """Return a row with how its counts changed in a second."""
-    rates = {}
-    for name in ("active", "deadLetter"):
-        change = 0.0 if before is None else (row[name] - before[name]) / seconds
-        rates[f"{name}Rate"] = f"{change:+.1f}" if abs(change) >= 0.05 else "0"
-    return {**row, **rates}
+    """Return a row with how the number of dead letters changed in a second."""
+    change = 0.0 if before is None else (row["deadLetter"] - before["deadLetter"]) / seconds
+    return {**row, "deadLetterRate": f"{change:+.1f}" if abs(change) >= 0.05 else "0"}

@@ -15,6 +15,7 @@ from postbus.broker.administration import (
     AdministrationRefused,
     DeletePolicy,
     EntityDescription,
+    EntityTraffic,
     PutMode,
 )
 from postbus.broker.administration import RuleDescription as KnownRule
@@ -32,6 +33,7 @@ from postbus.control_contract import (
     CountDetails,
     Deleted,
     DeletionPolicy,
+    MessageRates,
     ProblemType,
     QueueDescription,
     QueuePage,
@@ -247,8 +249,9 @@ class ControlEntities:
         )
 
     async def _count(self, kind: EntityKind, path: str) -> Answer:
-        counted = await self._administration.runtime(self._get(kind, path).name)
-        return Answer(_runtime(counted))
+        name = self._get(kind, path).name
+        counted = await self._administration.runtime(name)
+        return Answer(_runtime(counted, await self._administration.traffic(name)))
 
 
 def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
@@ -381,7 +384,8 @@ def _rule(rule: KnownRule) -> RuleDescription:
     )
 
 
-def _runtime(counted: Counted) -> RuntimeInformation:
+def _runtime(counted: Counted, traffic: EntityTraffic) -> RuntimeInformation:
+    rates = traffic.rates
     counts = CountDetails(
         active_message_count=counted.active,
         dead_letter_message_count=counted.dead_letter,
@@ -400,4 +404,10 @@ def _runtime(counted: Counted) -> RuntimeInformation:
         accessed_at=_time(counted.accessed_ms),
         availability=counted.availability.value,
         subscription_count=counted.subscription_count,
+        rates=None
+        if rates is None
+        else MessageRates(
+            incoming=rates.accepted, outgoing=rates.delivered, completed=rates.completed
+        ),
+        oldest_message_age_seconds=traffic.oldest_age_s,
     )
