@@ -58,6 +58,10 @@ kill-test: setup ## kill -9 broker and Postgres under load, check the record
 kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
+.PHONY: two-process-test
+two-process-test: setup ## stop, kill, pause and cut off two processes on one store under load, 200 rounds
+	@$(BIN)/python -m tests.faults.two_processes $(ROUND_FLAGS)
+
 .PHONY: fuzz
 fuzz: setup ## feed the readers of seven formats with mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)

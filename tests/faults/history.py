@@ -17,6 +17,9 @@ from enum import Enum
 SKEW_S = 2.0
 """What may lie between a fact in the broker and its time in the record."""
 
+OWNER_SKEW_S = 0.5
+"""The same between the clocks of two brokers on one machine."""
+
 
 class Result(Enum):
     """How a request ended for the client."""
@@ -56,6 +59,8 @@ class Delivered:
     enqueued: float = 0.0
     hold: int | None = None
     by_number: bool = False
+    by: str = ""
+    """Which of several brokers delivered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,32 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A broker took up the partition of an entity, in an epoch: what was locked is free."""
+
+    path: str
+    at: float
+    by: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """An entity was created or deleted. Each life of a name has a `path` of its own."""
+
+    path: str
+    is_deleted: bool
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entity that is defined at the end."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """What is found at the end. `place`: active, deferred, scheduled, dead-letter or transfer."""
 
@@ -144,6 +175,9 @@ Event = (
     | Cancelled
     | TransactionEnded
     | Died
+    | Loaded
+    | Defined
+    | Listed
     | Left
     | Counted
 )
@@ -155,13 +189,15 @@ class Topology:
 
     `destinations(path, properties)` names the entities a message sent to `path` ends up in, in
     whatever way. Paths in `deduplicating` store an id once, those in `at_most_once` are read with
-    receive-and-delete, of which a broken connection may lose what is on the way.
+    receive-and-delete, of which a broken connection may lose what is on the way. With `lock_s`, for
+    how long messages are locked, their locks tell when the broker delivered them.
     """
 
     destinations: Callable[[str, Mapping[str, object]], Iterable[str]]
     max_delivery_count: Mapping[str, int]
     deduplicating: frozenset[str] = frozenset()
     at_most_once: frozenset[str] = frozenset()
+    lock_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +231,14 @@ class History:
         self.transactions: dict[str, Result] = {}
         self.deaths: list[float] = []
         self.counted: list[Counted] = []
+        self.loads: dict[str, list[Loaded]] = defaultdict(list)
+        self.defined: dict[str, list[Defined]] = defaultdict(list)
+        self.listed: set[str] = set()
         for event in events:
             self._sort(event)
         self.deaths.sort()
+        for loads in self.loads.values():
+            loads.sort(key=lambda load: load.epoch)
         for found in (*self.delivered.values(), *self.states.values()):
             found.sort(key=lambda each: each.at)
 
@@ -221,11 +262,31 @@ class History:
                 self.transactions[name] = result
             case Died(at):
                 self.deaths.append(at)
+            case Loaded(path):
+                self.loads[path].append(event)
+            case Defined(path):
+                self.defined[path].append(event)
+            case Listed(path):
+                self.listed.add(path)
             case Counted():
                 self.counted.append(event)
 
-    def died_between(self, start: float, end: float) -> bool:
-        return any(start - SKEW_S <= at <= end + SKEW_S for at in self.deaths)
+    def died_between(self, path: str, start: float, end: float) -> bool:
+        """Say whether locks and sessions of an entity may have been lost."""
+        moments = itertools.chain(self.deaths, (load.at for load in self.loads.get(path, ())))
+        return any(start - SKEW_S <= at <= end + SKEW_S for at in moments)
+
+    def delivered_at(self, delivered: Delivered) -> float:
+        """Return when the broker delivered, by its lock where that tells it."""
+        if self.topology.lock_s is None or not delivered.token or delivered.hold is not None:
+            return delivered.at
+        return delivered.locked_until - self.topology.lock_s
+
+    def may_be_deleted(self, path: str) -> bool:
+        return any(
+            each.is_deleted and each.result is not Result.REFUSED
+            for each in self.defined.get(path, ())
+        )
 
     def result_of(self, event: Sent | Settled) -> Result:
         """Return how a request really ended: what is in a transaction ends with it."""
@@ -263,6 +324,8 @@ def check(events: Iterable[Event], topology: Topology) -> list[Violation]:
         _states,
         _numbers,
         _reported,
+        _owners,
+        _definitions,
     ):
         found += rule(history)
     return found
@@ -282,6 +345,7 @@ def _stored(history: History) -> Iterator[Violation]:
             key = path, sent.id
             is_gone = any(result is not Result.REFUSED for result, _, _ in history.completions(key))
             is_left = key in history.left or _is_in_transfer(history, sent)
+            is_left = is_left or history.may_be_deleted(path)
             if not (is_gone or is_left or path in history.topology.at_most_once):
                 if sent.ttl_s is not None:
                     continue  # it may have expired without a trace
@@ -365,7 +429,7 @@ def _locks(history: History) -> Iterator[Violation]:
                 earlier.token
                 and later.at + SKEW_S < free
                 and earlier.hold is None
-                and not history.died_between(earlier.at, later.at)
+                and not history.died_between(path, earlier.at, later.at)
             ):
                 times = (
                     f"at {earlier.at:.1f} until {earlier.locked_until:.1f} and at {later.at:.1f}"
@@ -389,7 +453,7 @@ def _counts(history: History) -> Iterator[Violation]:
             if most is not None and each.count >= most:
                 yield Violation("I8", path, name, f"was delivered with the count {each.count}")
         for earlier, later in itertools.pairwise(delivered):
-            if later.count < earlier.count and not history.died_between(earlier.at, later.at):
+            if later.count < earlier.count and not history.died_between(path, earlier.at, later.at):
                 yield Violation(
                     "I8", path, name, f"its count fell from {earlier.count} to {later.count}"
                 )
@@ -451,7 +515,7 @@ def _sessions(history: History) -> Iterator[Violation]:
         holds.sort(key=lambda hold: hold.started)
         for earlier, later in itertools.pairwise(holds):
             if later.started + SKEW_S < earlier.ended and not history.died_between(
-                earlier.started, later.started
+                path, earlier.started, later.started
             ):
                 yield Violation("I6", path, session, "had two holders")
     order: dict[int, list[Delivered]] = defaultdict(list)
@@ -521,3 +585,37 @@ def _reported(history: History) -> Iterator[Violation]:
             yield Violation(
                 "I18", counted.path, counted.place, f"counted {counted.count}, found {there}"
             )
+
+
+# --- several brokers ------------------------------------------------------------------------------
+
+
+def _owners(history: History) -> Iterator[Violation]:
+    """I19: a message is delivered only by the broker that has its partition at that moment."""
+    for path, loads in history.loads.items():
+        for earlier, later in itertools.pairwise(loads):
+            if later.at < earlier.at:
+                what = f"{earlier.by} loaded it after {later.by} had taken it"
+                yield Violation("I19", path, str(earlier.epoch), what)
+    for (path, name), delivered in history.delivered.items():
+        loads = history.loads.get(path, [])
+        ends = [*(load.at for load in loads[1:]), float("inf")]
+        for each in delivered:
+            at = history.delivered_at(each)
+            if loads and not any(
+                load.by == each.by and load.at - OWNER_SKEW_S <= at <= end + OWNER_SKEW_S
+                for load, end in zip(loads, ends, strict=False)
+            ):
+                what = f"was delivered at {at:.1f} by {each.by}, which did not have its partition"
+                yield Violation("I19", path, name, what)
+
+
+def _definitions(history: History) -> Iterator[Violation]:
+    """I20: what was created is there, what was deleted is not."""
+    for path, defined in history.defined.items():
+        is_created = any(not each.is_deleted and each.result is Result.ACCEPTED for each in defined)
+        is_deleted = any(each.is_deleted and each.result is Result.ACCEPTED for each in defined)
+        if is_created and path not in history.listed and not history.may_be_deleted(path):
+            yield Violation("I20", path, "", "was created and is not there")
+        if is_deleted and path in history.listed:
+            yield Violation("I20", path, "", "was deleted and is there")

@@ -174,6 +174,8 @@ class Load:
     may_send: bool = True
     until: asyncio.Event = field(default_factory=asyncio.Event)
     troubles: Counter[str] = field(default_factory=Counter)
+    by: str = ""
+    """Which of several brokers this one is connected to."""
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{next(self.numbers)}"
@@ -342,6 +344,7 @@ def note_delivery(
             enqueued.timestamp() if enqueued is not None else 0.0,
             hold,
             by_number,
+            load.by,
         )
     )
 

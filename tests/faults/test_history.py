@@ -7,11 +7,14 @@ import pytest
 from tests.faults.history import (
     Cancelled,
     Counted,
+    Defined,
     Delivered,
     Died,
     Event,
     Hold,
     Left,
+    Listed,
+    Loaded,
     Result,
     Sent,
     Settled,
@@ -95,6 +98,20 @@ GOOD: dict[str, list[Event]] = {
         StateAccess("q", "s", 1.0, b"a", MAYBE),
         StateAccess("q", "s", 2.0, b""),
     ],
+    "taken over": [
+        Loaded("q", 0.5, "one", 1),
+        sent(),
+        got(by="one"),
+        Loaded("q", 3.0, "two", 2),
+        got(at=3.5, token="u", by="two", count=1),
+        left(),
+    ],
+    "a queue that was deleted": [
+        Defined("q", False, OK),
+        sent(),
+        Defined("q", True, MAYBE),
+    ],
+    "a queue that was created": [Defined("q", False, OK), Listed("q")],
     "a session in order": [
         sent("a", session="s"),
         sent("b", session="s"),
@@ -185,6 +202,35 @@ BAD: dict[str, tuple[str, list[Event]]] = {
     "deleted and received again": (
         "I16",
         [sent(path="fast"), got(path="fast", token=""), got(path="fast", token="", at=2.5)],
+    ),
+    "delivered by a former owner": (
+        "I19",
+        [
+            Loaded("q", 0.5, "one", 1),
+            sent(),
+            Loaded("q", 3.0, "two", 2),
+            got(at=4.0, by="one"),
+            left(),
+        ],
+    ),
+    "loaded after it was taken": (
+        "I19",
+        [Loaded("q", 3.5, "one", 1), Loaded("q", 3.0, "two", 2)],
+    ),
+    "two holders after a takeover": (
+        "I3",
+        [
+            sent(),
+            Loaded("q", 3.0, "two", 2),
+            got(at=9.0, by="two"),
+            got(at=15.0, token="u", count=1, by="two"),
+            left(),
+        ],
+    ),
+    "a queue lost": ("I20", [Defined("q", False, OK)]),
+    "a queue that came back": (
+        "I20",
+        [Defined("q", False, OK), Defined("q", True, OK), Listed("q")],
     ),
     "miscounted": ("I18", [sent(), left(), Counted("q", "active", 2)]),
 }

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -81,9 +82,8 @@ class Broker:
         manifests: str,
         environment: dict[str, str] | None = None,
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = choose_port()
+        self.data = folder / "broker"
         self._program = program
         self._log = folder / "broker.log"
         self._manifests = folder / "manifests.yaml"
@@ -96,18 +96,21 @@ class Broker:
             "POSTBUS_HTTP_PORT": "0",
             "POSTBUS_CONTROL_PORT": "0",
             "POSTBUS_METRICS_PORT": "0",
-            "POSTBUS_DATA": str(folder / "broker"),
+            "POSTBUS_DATA": str(self.data),
             "POSTBUS_LOG_FORMAT": "json",
             **(environment or {}),
         }
         self._log_start = 0
         self.process: subprocess.Popen[bytes]
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, environment: dict[str, str] | None = None) -> None:
+        """Start it; `environment` is added for this life only."""
         command = [sys.executable, *self._program, "serve", str(self._manifests), *options]
         with self._log.open("ab") as log:
             self._log_start = log.tell()
-            self.process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, env=self._environment | (environment or {}), stdout=log, stderr=log
+            )
 
     def kill(self) -> None:
         self.process.kill()
@@ -197,6 +200,15 @@ class Killer:
         self._kills.note()
         os.kill(self._postgres.pid, signal.SIGKILL)
         self._postgres.restart()
+
+
+def choose_port() -> int:
+    """Return a free port that no outgoing connection takes while the broker is down."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 async def wait_for_port(port: int, deadline_s: float = 60.0) -> None:
