@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -25,10 +26,13 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from postbus.broker.placement import home_of
 from postbus.bus import Bus, BusError
+from postbus.cli.failures import Exit
+from postbus.contract import QueueProperties
 from postbus.data_directory import DataDirectory
 from postbus.embedded import EmbeddedPostgres
+from postbus.manifests import QueueDefinition
 from postbus.settings import Settings
-from tests.broker.brokers_rig import PORTS, definition, peek, send
+from tests.broker.brokers_rig import PORTS, client_of, definition, peek, send
 from tests.broker.test_host import until
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.dev_bus import LIMIT_S, environment
@@ -40,6 +44,9 @@ pytestmark = pytest.mark.slow
 NUMBERS = itertools.count(1)
 HERE, THERE = "invoices", "letters"
 """Queues whose partitions are in the first and in the second of two databases."""
+
+SPREAD = "spread"
+"""One that is partitioned over both."""
 
 NOWHERE = "postgresql://me:hidden@127.0.0.1:1/bus"
 
@@ -76,7 +83,11 @@ def bus_of(data: DataDirectory, *dsns: str, queues: tuple[str, ...] = (HERE, THE
     settings = Settings.model_validate(
         dict.fromkeys(PORTS, 0) | {"stores": " ".join(dsns), "grace_s": 1.0}
     )
-    return Bus(settings, definition(*queues), data, is_embedded=False)
+    defined = definition(*queues)
+    spread = QueueDefinition(SPREAD, QueueProperties(enable_partitioning=True), ())
+    queue_definitions = [spread if one.name == SPREAD else one for one in defined.queues]
+    defined = replace(defined, queues=tuple(queue_definitions))
+    return Bus(settings, defined, data, is_embedded=False)
 
 
 class Starting:
@@ -101,10 +112,12 @@ class Starting:
 
 
 @asynccontextmanager
-async def starting(folder: Path, *dsns: str) -> AsyncIterator[Starting]:
+async def starting(
+    folder: Path, *dsns: str, queues: tuple[str, ...] = (HERE, THERE)
+) -> AsyncIterator[Starting]:
     """Start a bus; it is stopped afterwards."""
     with DataDirectory(folder / "bus") as data:
-        start = Starting(bus_of(data, *dsns))
+        start = Starting(bus_of(data, *dsns, queues=queues))
         try:
             yield start
         finally:
@@ -183,12 +196,14 @@ async def test_a_store_that_says_nothing_does_not_hold_up_the_stop(
 
 
 @contextmanager
-def serving(folder: Path, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    folder: Path, *options: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `postbus serve`; yield it and the address of its port for metrics."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ports = [word for name in PORTS if name != "metrics_port" for word in (_option(name), "0")]
-    ports += ["--metrics-port", str(port)]
+    ports += ["--metrics-port", str(port), *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "postbus", "serve", "--data", str(folder / "bus"), *ports],
         env=environment(**variables),
@@ -253,6 +268,22 @@ async def test_serve_tells_everybody_that_it_waits_and_ends_in_order(folder: Pat
     assert logged.count("waiting for the store") == 1
 
 
+async def test_who_takes_over_waits_for_the_store_too(folder: Path) -> None:
+    address = str(folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.settimeout(LIMIT_S)
+        variables = {"POSTBUS_STORES": NOWHERE, "NOTIFY_SOCKET": address}
+        with serving(folder, "--take-over", **variables) as (process, _):
+            said = ""
+            while said.count("STATUS=waiting for the store: the store at 127.0.0.1:1 is away") < 2:
+                said += await asyncio.to_thread(lambda: manager.recv(4_096).decode())
+            process.send_signal(signal.SIGTERM)
+            _, logged = await asyncio.to_thread(process.communicate, None, LIMIT_S)
+            assert "EXTEND_TIMEOUT_USEC=120000000" in said
+            assert (process.returncode, "Traceback" in logged) == (Exit.INTERRUPTED, False), logged
+
+
 # --- one of several -----------------------------------------------------------------------------
 
 
@@ -276,16 +307,19 @@ async def test_a_start_with_one_database_away_serves_the_rest_and_takes_it_in_la
 ) -> None:
     await started(folder, *dsns)
     await asyncio.to_thread(servers[1].stop)
-    async with starting(folder, *dsns) as start:
+    # What is defined only now is there all the same.
+    async with starting(folder, *dsns, queues=(HERE, THERE, SPREAD)) as start:
         await start.is_ready()
         assert await peek(start.bus, HERE) == [f"in {HERE}"]
         await send(start.bus, HERE, "another")
         with pytest.raises(ServiceBusServerBusyError):
             await send(start.bus, THERE, "refused")
+        await send(start.bus, SPREAD, *map(str, range(8)))
+        assert await received(start.bus, SPREAD, 8) == {str(n) for n in range(8)}
         status, text = await start.look("/readyz")
         away = r"the store at /\S+start-1\S* is away since \S+Z: \w+"
         assert status == 200
-        assert re.match(rf"ready\n{away}.*\npartition \d+: cannot be loaded: ", text), text
+        assert re.match(rf"ready\n{away}.*\n(partition \d*[13579]: cannot be loaded: .*\n)+", text)
         metrics = (await start.look("/metrics"))[1]
         assert re.search(r'store_up\{.*store="1"\} 1.0', metrics)
         assert re.search(r'store_up\{.*store="2"\} 0.0', metrics)
@@ -303,6 +337,16 @@ async def test_a_start_with_one_database_away_serves_the_rest_and_takes_it_in_la
         assert await peek(start.bus, THERE) == [f"in {THERE}"]
         assert await peek(start.bus, HERE) == [f"in {HERE}", "another"]
         assert re.search(r'store_up\{.*store="2"\} 1.0', (await start.look("/metrics"))[1])
+
+
+async def received(bus: Bus, queue: str, count: int) -> set[str]:
+    bodies: set[str] = set()
+    async with client_of(bus) as client, client.get_queue_receiver(queue) as receiver:
+        while len(bodies) < count:
+            messages = await receiver.receive_messages(count, max_wait_time=20)
+            assert messages
+            bodies |= {str(message) for message in messages}
+    return bodies
 
 
 async def is_released(dsn: str) -> None:

@@ -237,11 +237,10 @@ def test_the_process_of_another_bus_is_left_alone(
     assert first.is_ready
 
 
-@pytest.mark.parametrize("option", ["--take-over", "--no-wait"])
-def test_a_store_that_does_not_answer_is_told_at_once(tmp_path: Path, option: str) -> None:
+def test_a_store_that_does_not_answer_is_told_at_once(tmp_path: Path) -> None:
     (port, *_) = free_ports()
     alone = Process(tmp_path / "alone", f"postgresql://bus@127.0.0.1:{port}/bus", tmp_path / "key")
-    alone.start(option)
+    alone.start("--no-wait")
     try:
         assert alone.ends_with() == STORE
         assert "cannot be reached" in alone.said()

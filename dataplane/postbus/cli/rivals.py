@@ -6,6 +6,7 @@ broker claims partition 0; before the data directory is locked, since the other 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from enum import Enum
@@ -13,12 +14,13 @@ from typing import Final
 
 import asyncpg
 
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.bus import STOP_S
 from postbus.cli.failures import Exit, fail
 from postbus.settings import Settings
 from postbus.store.beats import ANSWER_S
 from postbus.store.belonging import refuse_another_bus
-from postbus.store.errors import StoreError
+from postbus.store.errors import StoreError, StoreUnavailable
 from postbus.store.incarnation import Broker, this_process
 from postbus.store.postgres import Store
 from postbus.store.rivals import Rivals
@@ -41,11 +43,16 @@ class Meeting(Enum):
 async def meet_rivals(
     settings: Settings, namespace: str, meeting: Meeting, on_step: Callable[[str], None]
 ) -> None:
-    """Let others of our name end, or end this command; one that goes on is waited for later."""
+    """Let others of our name end, or end this command; one that goes on is waited for later.
+
+    A store that is away is waited for where others are asked to end: they are not heard without it.
+    """
     ours = Broker(settings.broker_name, this_process())
     try:
         store = Store(settings.store_dsns[0], unsafe=settings.is_unsafe, broker=ours)
         try:
+            if meeting is Meeting.TAKE_OVER:
+                await _outwait(store, on_step)
             await store.open()
             await refuse_another_bus(store, namespace)
             rivals = Rivals(store, ours)
@@ -58,6 +65,18 @@ async def meet_rivals(
             await store.close()
     except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
         fail(explain_store_error(error), Exit.STORE)
+
+
+async def _outwait(store: Store, on_step: Callable[[str], None]) -> None:
+    """Return when the store answers."""
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return await store.open()
+        except StoreUnavailable:
+            on_step(f"waiting for the store: {store.outage.text}")
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
 
 
 async def _refuse(rivals: Rivals) -> None:

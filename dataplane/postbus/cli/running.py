@@ -143,7 +143,7 @@ def run_bus(
         logger.warning("laid open", extra={"remark": remark})
     if meeting is not Meeting.WAIT:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _progress() as step:
-            runner.run(meet_rivals(settings, definition.name, meeting, step))
+            runner.run(meet_rivals(settings, definition.name, meeting, _with_time(step)))
     with DataDirectory(settings.data) as data:
         end = End()
         bus = Bus(
@@ -209,12 +209,7 @@ async def _run_until_end(
     collecting: asyncio.Task[None] | None = None
     try:
         with _progress() as step:
-
-            def say(text: str) -> None:
-                step(text)
-                notify(MORE_TIME)
-
-            is_started = await _unless(stopping, bus.start(say))
+            is_started = await _unless(stopping, bus.start(_with_time(step)))
         if is_started:
             following = asyncio.create_task(rereading.follow(bus))
             data.announce(bus.announcement())
@@ -248,6 +243,16 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return False
+
+
+def _with_time(step: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what tells a step of a start, and asks the service manager to be patient."""
+
+    def say(text: str) -> None:
+        step(text)
+        notify(MORE_TIME)
+
+    return say
 
 
 @contextmanager
