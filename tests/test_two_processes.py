@@ -125,8 +125,12 @@ def test_a_second_process_waits_says_for_whom_and_follows_the_first(
     )
     assert re.search(rf"and not by this one: owned by broker-0, {first.life}", why["why"])
     assert first.is_ready
+    wait_until(lambda: "; Ctrl-C" in second.said())
+    (standing,) = [line for line in second.said().splitlines() if "Ctrl-C" in line]
+    assert re.match(rf"stand-by, the bus is owned by broker-0, {first.life} in epoch 1;", standing)
     first.stop()
     second.wait_ready()
+    wait_until(lambda: "\nready; Ctrl-C" in second.said())
 
 
 def test_a_process_that_wakes_up_takes_nothing_and_says_who_has_it(

@@ -49,14 +49,21 @@ class Readiness:
             return False
         if any(host.is_loaded for host in self._hosts):
             return True
-        if any(host.ownership.held_by is not None for host in self._hosts):
-            return False  # another broker has them: this one is a stand-by
+        if self.held_by is not None:
+            return False
         stores = {
             self._store_of(host.partition_id)
             for host in self._hosts
             if host.status is not HostStatus.CLOSED and host.trouble is None
         }
         return any(await asyncio.gather(*(self._answers(store) for store in stores)))
+
+    @property
+    def held_by(self) -> str | None:
+        """Whose the partitions are while this broker is a stand-by, None when it is none."""
+        if any(host.is_loaded for host in self._hosts):
+            return None
+        return next((text for host in self._hosts if (text := host.ownership.held_by)), None)
 
     def troubles(self) -> list[str]:
         """Say of each store and partition that does not work, or not wholly, what is wrong."""

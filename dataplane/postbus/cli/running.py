@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 SPARE_DESCRIPTORS: Final = 1_000
 """Files and connections to Postgres, beside clients."""
 
+STANDING_LOOK_S: Final = 1.0
+"""How often it is looked whether a stand-by took over; nothing but this process is asked."""
+
 DEFAULT_BUS: Final = BusDefinition(
     "local-bus",
     NamespaceProperties(),
@@ -204,30 +207,27 @@ async def _run_until_end(
     # A terminal that closes takes the bus that runs in it along.
     is_in_terminal = is_dev and sys.stdin.isatty()
     loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
-    following: asyncio.Task[None] | None = None
+    beside: list[asyncio.Task[None]] = []
     stopping = asyncio.ensure_future(end.is_asked.wait())
-    collecting: asyncio.Task[None] | None = None
     try:
         with _progress() as step:
             is_started = await _unless(stopping, bus.start(_with_time(step)))
         if is_started:
-            following = asyncio.create_task(rereading.follow(bus))
+            beside.append(asyncio.create_task(rereading.follow(bus)))
             data.announce(bus.announcement())
             with announced_as(found_as, bus.announcement()) if found_as else nullcontext():
                 for remark in remarks:
                     err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
                 announce(bus, with_keys=is_dev)
-                notify("READY=1", "STATUS=ready")
-                collecting = asyncio.create_task(collect_forever())
+                beside.append(asyncio.create_task(tell_standing(bus)))
+                beside.append(asyncio.create_task(collect_forever()))
                 await _unless(stopping, bus.wait())
     finally:
         stopping.cancel()
-        if collecting is not None:
-            collecting.cancel()
         notify("STOPPING=1")
-        if following is not None:
-            following.cancel()
-            await asyncio.wait({following})
+        for each in beside:
+            each.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         with _progress() as step:
             step("stopping")
             await bus.stop(grace_s)
@@ -278,7 +278,7 @@ def _progress() -> Iterator[Any]:
 
 
 def announce(bus: Bus, *, with_keys: bool) -> None:
-    """Print how to reach the bus, and a line that scripts may wait for."""
+    """Print how to reach the bus."""
     table = Table.grid(padding=(0, 2))
     for name, value in bus.summary():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
@@ -291,5 +291,22 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
             "\nTLS clients trust this file (connection_verify=…, SSL_CERT_FILE=…):\n"
             + escape(str(bus.authority_file))
         )
-    out.print("\n[green]ready[/green]; Ctrl-C stops the bus")
-    sys.stdout.flush()
+
+
+async def tell_standing(bus: Bus) -> None:
+    """Print a line that scripts may wait for, and tell systemd: ready, or a stand-by, and for whom.
+
+    systemd has started a stand-by all the same: it does what it is there for.
+    """
+    was_ready: bool | None = None
+    while True:
+        held_by = bus.readiness.held_by
+        if (is_ready := held_by is None) != was_ready:
+            was_ready = is_ready
+            standing = "ready" if is_ready else f"stand-by, the bus is {held_by}"
+            colour = "green" if is_ready else "yellow"
+            word, comma, more = standing.partition(",")
+            out.print(f"\n[{colour}]{word}[/{colour}]{comma}{escape(more)}; Ctrl-C stops the bus")
+            sys.stdout.flush()
+            notify("READY=1", f"STATUS={standing}")
+        await asyncio.sleep(STANDING_LOOK_S)
