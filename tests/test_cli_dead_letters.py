@@ -146,6 +146,8 @@ def test_a_summary_says_of_what_they_died_and_how_each_group_is_sent_again(
     ]
     assert groups[0]["first"] < groups[0]["last"]
     assert (groups[0]["exampleNumber"], groups[0]["exampleDescription"]) == (1, "card 3 of ann's")
+    where = "DeadLetterReason = 'no stock' AND DeadLetterErrorDescription = 'none'"
+    assert groups[2]["resend"] == f'postbus dlq resend summed --where "{where}"'
     table = user.ok("dlq", "summary", "summed", "-n", "2")
     assert re.search(r"^ +3 +declined +card \* of ann's ", table, re.MULTILINE)
     assert "5 dead letters in 3 groups\n" in table

@@ -23,6 +23,9 @@ COLUMNS: Final = {
     "exampleNumber": "example",
 }
 MAX_FILTER: Final = 1_024
+SPECIAL: Final = frozenset('"$`\\!')
+"""What means something to a shell between double quotes, the history of bash included."""
+
 TIMES: Final = {"first": "firstAt", "last": "lastAt"}
 
 
@@ -69,7 +72,12 @@ def resend_command(chosen: Selection, group: Mapping[str, Any]) -> str:
     if chosen.where is not None and len(chosen.where) + len(where) + 12 <= MAX_FILTER:
         where = f"({chosen.where}) AND {where}"
     option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
-    return f"postbus dlq resend {shlex.quote(chosen.entity)}{option} --where {shlex.quote(where)}"
+    return f"postbus dlq resend {shlex.quote(chosen.entity)}{option} --where {_typed(where)}"
+
+
+def _typed(text: str) -> str:
+    """Return text as people type it for a shell: a filter is full of single quotes."""
+    return shlex.quote(text) if any(each in SPECIAL for each in text) else f'"{text}"'
 
 
 def filter_of(group: Mapping[str, Any]) -> str:
