@@ -1,4 +1,4 @@
-"""What one transaction of a partition deletes is bounded by its bytes, counted in the tables (D10).
+"""What one transaction of a partition deletes is bounded by its bytes, counted there (ADR 20).
 
 A commit that takes longer than the writers' statement timeout costs a reload of its partition, and
 how long a delete takes goes by the bytes.

@@ -1,4 +1,4 @@
-"""Removes bodies nobody refers to, beside the commits and some bytes at a time (D4).
+"""Removes bodies nobody refers to, beside the commits and some bytes at a time (ADR 20).
 
 How long a delete takes goes by the bytes: a body of 1 MiB lies in five hundred pieces, each of
 which is marked, and after a checkpoint each of its pages goes into the log as a whole. Commits must
