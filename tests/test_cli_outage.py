@@ -64,6 +64,10 @@ def test_an_outage_is_told_once_and_then_summed_up(caplog: pytest.LogCaptureFixt
     assert (vars(summary)["failures"], vars(summary)["since_s"]) == (27, SUMMARY_S)
     troubles.log(0, "partition could not be loaded", StoreMisconfigured("no such"))
     assert [each.levelno for each in told()] == [logging.ERROR]
+    troubles.log(1, "partition could not be loaded", StoreMisconfigured("no such"))
+    assert not told()  # nobody mends it so soon
+    troubles.log(1, "partition could not be loaded", StoreMisconfigured("another"))
+    assert [each.levelno for each in told()] == [logging.ERROR]
     now += SUMMARY_S
     troubles.log(0, "partition could not be loaded", refused)
     (again,) = told()

@@ -180,6 +180,18 @@ async def test_a_read_only_store_and_one_without_free_connections_are_waited_for
         await send(start.bus, HERE, "accepted")
 
 
+async def test_a_store_that_goes_away_while_it_is_read_is_waited_for(
+    dsns: list[str], folder: Path
+) -> None:
+    async with relaying(dsns[0]) as (relay, through):
+        relay.pause_at = ("postbus side", b"sealing_check")  # the tables are made already
+        async with starting(folder, through) as start:
+            await asyncio.wait_for(relay.paused.wait(), LIMIT_S)
+            await start.is_ready()
+            assert len(start.waits) == 1
+            await send(start.bus, HERE, "accepted")
+
+
 async def test_a_store_that_says_nothing_does_not_hold_up_the_stop(
     dsns: list[str], folder: Path
 ) -> None:

@@ -1,7 +1,8 @@
 """How trouble with a store is told, in the log and to people.
 
 An outage is one event: its first failure is logged whole, what follows is summed up once a minute
-for all partitions of the store. Errors of other kinds are each logged.
+for all partitions of the store. What a human must mend is told when it is new, then once a minute.
+Errors of other kinds are each logged.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Troubles:
         self._failed_at = float("-inf")
         self._since = 0.0
         self._untold = 0
+        self._known: tuple[str, str] | None = None  # that a human must mend, as told last
+        self._known_at = 0.0
 
     def text(self, error: Exception) -> str:
         """Return one line for people; what another broker owns is no outage."""
@@ -43,12 +46,16 @@ class Troubles:
 
     def log(self, partition_id: int, what: str, error: Exception) -> None:
         """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
-        extra: dict[str, object] = {"partition": partition_id, "error": self.text(error)}
-        if not isinstance(error, StoreUnavailable):
-            is_known = isinstance(error, StoreMisconfigured)
-            logger.error(what, extra=extra, exc_info=None if is_known else error)
+        text, now = self.text(error), self._monotonic_s()
+        extra: dict[str, object] = {"partition": partition_id, "error": text}
+        if isinstance(error, StoreMisconfigured):
+            if (what, text) != self._known or now - self._known_at >= SUMMARY_S:
+                self._known, self._known_at = (what, text), now
+                logger.error(what, extra=extra)
             return
-        now = self._monotonic_s()
+        if not isinstance(error, StoreUnavailable):
+            logger.error(what, extra=extra, exc_info=error)
+            return
         if now - self._failed_at >= SUMMARY_S:  # another outage
             self._since, self._untold = now, 0
             self._told_at = float("-inf")
