@@ -28,6 +28,7 @@ from postbus.entity.commands import Command, Tick
 from postbus.entity.turn import MAINTENANCE_LIMIT
 from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.settings import Settings
+from tests.edge.bus_thread import sas_token
 
 RunBus: TypeAlias = Callable[..., AbstractAsyncContextManager[Bus]]
 
@@ -345,6 +346,38 @@ async def test_store_that_is_away_comes_back_without_a_restart(
     async with client.get_queue_receiver(QUEUE) as receiver:
         bodies = [str(await receive_one(receiver)) for _ in range(2)]
     assert bodies == ["before", "after"]
+
+
+async def test_refusals_of_an_outage_are_one_line_over_all_doors(
+    bus: Bus, client: ServiceBusClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await send(client, "before")
+    await call(bus, "POST", "/v1/faults/store-outage", {"duration": "PT1H"})
+    with caplog.at_level(logging.INFO, logger="postbus.edge"):
+        for number in range(2):
+            with pytest.raises(ServiceBusError, match="TrackingId"):
+                await send(client, f"refused {number}")
+        assert await posted(bus, QUEUE) == 503
+    found = [vars(each) for each in caplog.records if each.getMessage() == "refused"]
+    assert [(each["condition"], each["entity"]) for each in found] == [
+        ("com.microsoft:server-busy", QUEUE)
+    ]
+
+
+async def posted(bus: Bus, queue: str) -> int:
+    """Send a message over HTTP; return the status."""
+    ((_, connection_string),) = bus.connection_strings()
+    said = dict(each.split("=", 1) for each in connection_string.rstrip(";").split(";") if each)
+    host = said["Endpoint"].removeprefix("sb://").rstrip("/")
+    rule, key = said["SharedAccessKeyName"], said["SharedAccessKey"]
+    token = sas_token(f"http://{host}/{queue}", rule, key, int(time.time()) + 60)
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"http://{host}/{queue}/messages", data=b"x", headers={"Authorization": token}
+        ) as answer,
+    ):
+        return answer.status
 
 
 async def test_outage_of_all_partitions_holds_up_what_is_due(

@@ -9,15 +9,18 @@ import logging
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpLinkError
 from postbus.contract import Right
+from postbus.edge.refusal_sums import SUMMED
 from postbus.edge.strangers import MAX_LOGGED_CHARS
 from postbus.entity.commands import Refusal, Refused
 
 logger = logging.getLogger(__name__)
+
+IsTold: TypeAlias = Callable[[Refusal | None, str], bool]
 
 REFUSALS: Final = {
     Refusal.ENTITY_NOT_FOUND: (
@@ -169,8 +172,8 @@ REFUSALS: Final = {
 class Explainer:
     """Makes errors for one namespace."""
 
-    def __init__(self, namespace: str, is_told: Callable[[], bool] = lambda: True) -> None:
-        """`is_told`: whether the log hears of the next error."""
+    def __init__(self, namespace: str, is_told: IsTold = lambda _refusal, _path: True) -> None:
+        """`is_told`: whether the log hears of the next error by itself."""
         self._namespace = namespace
         self._is_told = is_told
 
@@ -180,7 +183,7 @@ class Explainer:
         text = text.format(path=path)
         if reply.detail:
             text = f"{text} {reply.detail}"
-        return self.error(condition, text, path)
+        return self.error(condition, text, path, reply.refusal)
 
     def missing_right(self, right: Right, path: str) -> AmqpLinkError:
         """Return the error of a link that no grant covers, or no longer."""
@@ -190,13 +193,20 @@ class Explainer:
         )
         return self.error(conditions.UNAUTHORIZED_ACCESS, text, path)
 
-    def error(self, condition: str, text: str, path: str) -> AmqpLinkError:
-        """Return an error with tracking id, system tracker and time."""
+    def error(
+        self, condition: str, text: str, path: str, refusal: Refusal | None = None
+    ) -> AmqpLinkError:
+        """Return an error with tracking id, system tracker and time.
+
+        The log at level DEBUG has also those that it hears of in sums.
+        """
         tracking_id = f"{uuid.uuid4()}_G0"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        if self._is_told():
+        is_told = self._is_told(refusal, path)
+        if is_told or (refusal in SUMMED and logger.isEnabledFor(logging.DEBUG)):
             entity = path[:MAX_LOGGED_CHARS]
-            logger.info(
+            logger.log(
+                logging.INFO if is_told else logging.DEBUG,
                 "refused",
                 extra={"tracking_id": tracking_id, "condition": condition, "entity": entity},
             )

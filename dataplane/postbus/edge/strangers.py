@@ -16,8 +16,10 @@ from typing import Final
 
 from postbus.broker.authz import Grant, is_signed_with
 from postbus.edge.bursts import QUIET_S, Bursts, is_power_of_ten
+from postbus.edge.refusal_sums import SUMMED, RefusalSums
 from postbus.edge.shares import UNKNOWN, Limit, Shares
 from postbus.edge.suspicion import source_of
+from postbus.entity.commands import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +109,13 @@ class Stranger:
         self._registry.remove(self)
         self._cut()
 
-    def is_refusal_told(self) -> bool:
-        """Say whether the log hears of a refusal by itself; it hears of sums in any case."""
+    def is_refusal_told(self, refusal: Refusal | None = None, entity: str = "") -> bool:
+        """Say whether the log hears of a refusal by itself; it hears of sums in any case.
+
+        `refusal`: what it is, where it is one of the broker's.
+        """
+        if refusal in SUMMED:
+            return self._registry.sums.is_told(refusal, entity)
         if self.is_known:
             return self._registry.note_refusal_of_key(self.account)
         return self._registry.note_refusal(self.source)
@@ -138,6 +145,8 @@ class Strangers:
         self._second = 0
         self._told = Shares(Limit(TOLD_REFUSALS_A_SECOND))  # in that second
         self._untold = Bursts()
+        self.sums = RefusalSums()
+        """Refusals whose cause is the broker's own."""
         self.cut_count = 0
         """Strangers that had to give way so far."""
 

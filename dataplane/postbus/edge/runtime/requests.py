@@ -150,7 +150,7 @@ def refusal_of(refused: Refused, target: Target) -> HttpRefused:
         text = REFUSALS[refusal][2].format(path=target.path)
     if refused.detail:
         text = f"{text} {refused.detail[:1].upper()}{refused.detail[1:]}"
-    return HttpRefused(status, text, RETRY_AFTER if status == 503 else None)
+    return HttpRefused(status, text, RETRY_AFTER if status == 503 else None, refusal)
 
 
 def _decoded(part: str) -> str:

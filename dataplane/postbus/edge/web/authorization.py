@@ -21,6 +21,7 @@ from postbus.broker.authz import Authorizer, Grant, TokenRefused, expired, has_r
 from postbus.contract import Right
 from postbus.edge.strangers import MAX_LOGGED_CHARS, Stranger
 from postbus.edge.suspicion import Suspicion, TooManyChecks
+from postbus.entity.commands import Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,16 @@ BAD_TOKEN: Final = "SubCode=40103."
 class HttpRefused(Exception):
     """A request is refused; the text is for the client and says what to do."""
 
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        headers: Mapping[str, str] | None = None,
+        refusal: Refusal | None = None,
+    ) -> None:
+        """`refusal`: of the broker, where it is one."""
         self.status = status
+        self.refusal = refusal
         self.text = text
         self.headers = dict(headers or {})
         super().__init__(text)

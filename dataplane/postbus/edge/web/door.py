@@ -195,7 +195,7 @@ class HttpDoor:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
         stranger = request.get(STRANGER)
-        is_told = stranger is None or stranger.is_refusal_told()
+        is_told = stranger is None or stranger.is_refusal_told(refused.refusal, request.path)
         answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
         if refused.headers.items() >= CLOSE.items():
             answer.force_close()
