@@ -93,6 +93,20 @@ def test_true_and_false_filters_and_sql_that_says_the_same_stay_apart(
         assert raw.ask(path, "remove-rule", {"rule-name": "new"})[0] == 200
 
 
+@pytest.mark.parametrize("action", [None, {}], ids=["null", "empty"])
+def test_a_rule_without_an_action_may_have_an_empty_one(
+    raw: HostileClient, path: str, action: Value
+) -> None:
+    """The Rust client says so."""
+    described: dict[str, Value] = {"correlation-filter": {"label": "a"}, "sql-rule-action": action}
+    body: dict[str, Value] = {"rule-name": "new", "rule-description": described}
+    assert raw.ask(path, "add-rule", body)[0] == 200
+    _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
+    rules = [each["rule-description"].value for each in found["rules"]]
+    (actions,) = [rule[1].value for rule in rules if rule[2] == "new"]
+    assert actions == []
+
+
 def test_times_and_durations_are_compared_with(
     bus: BusThread, raw: HostileClient, path: str
 ) -> None:

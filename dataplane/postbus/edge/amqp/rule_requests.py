@@ -139,7 +139,8 @@ class RuleRequests:
 def rule_of(body: Any) -> RuleProperties:
     """Return the rule of an `add-rule` request. Raises `BadRequest`.
 
-    `rule-description` is a map of `sql-filter` or `correlation-filter`, `sql-rule-action` or null.
+    `rule-description` is a map of `sql-filter` or `correlation-filter`, and of `sql-rule-action`,
+    which may be null or empty.
     """
     description = body.get("rule-description")
     if not isinstance(description, dict):
@@ -173,6 +174,8 @@ def _sql_filter(fields: dict[str, Any]) -> SqlFilter | None:
 
 
 def _action(value: Any) -> SqlAction | None:
+    if value == {}:  # some clients say so that there is none
+        return None
     expression = _expression("sql-rule-action", value)
     return None if expression is None else SqlAction(sql_expression=expression)
 
