@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -185,10 +186,27 @@ def test_targets_are_named_or_given_as_urls(text: str, name: str | None) -> None
     assert queue_of(f"<ForwardTo>{text}</ForwardTo>").forward_to == name
 
 
-def test_a_target_is_told_as_a_url_of_this_place() -> None:
-    assert b"<ForwardTo>sb://bus.example:5300/a/b</ForwardTo>" in entry_of(
-        QueueProperties(forward_to="a/b")
+def test_a_target_is_told_as_a_url_of_this_place_unless_another_was_sent() -> None:
+    queue = described(QueueProperties(forward_to="a/b"))
+    here = "<ForwardTo>sb://bus.example:5300/a/b</ForwardTo>"
+    for sent, told in {
+        "": here,
+        "https://Bus.example/a/B": "<ForwardTo>https://Bus.example/a/B</ForwardTo>",
+        "https://bus.example/earlier": here,
+    }.items():
+        shown = replace(queue, forwards_as_sent={"forward_to": sent} if sent else {})
+        assert told in Feeds(PLACE, "bus").entity(Shown(shown, COUNTS, PLACE))
+
+
+def test_urls_of_targets_are_kept_and_names_need_not_be() -> None:
+    inside = (
+        "<ForwardTo>https://h/Orders</ForwardTo>"
+        "<ForwardDeadLetteredMessagesTo>dead</ForwardDeadLetteredMessagesTo>"
     )
+    wanted = read(request_of("QueueDescription", inside))
+    assert wanted.forwards_as_sent == {"forward_to": "https://h/Orders"}
+    inside = f"<ForwardTo>sb://{'h' * 1_100}/q</ForwardTo>"
+    assert read(request_of("QueueDescription", inside)).forwards_as_sent == {}
 
 
 @pytest.mark.parametrize(

@@ -61,3 +61,29 @@ def test_an_entity_with_sessions_may_forward(
     administration.create_queue("sessions", requires_session=True, forward_to=target)
     (warned,) = [each for each in bus.log.records if getattr(each, "entity", None) == "sessions"]
     assert "no session is received" in str(getattr(warned, "why", ""))
+
+
+def test_a_target_is_told_by_the_url_that_was_sent_until_it_is_another(
+    bus: BusThread, administration: ServiceBusAdministrationClient
+) -> None:
+    target, other = bus.queue(), bus.queue()
+    url = f"https://LOCALHOST/{target.upper()}"
+    administration.create_queue("sent", forward_to=url, forward_dead_lettered_messages_to=f"{url}/")
+    made = administration.get_queue("sent")
+    assert (made.forward_to, made.forward_dead_lettered_messages_to) == (url, f"{url}/")
+    entry = bus.administration.find("sent")
+    assert entry is not None
+    assert entry.properties == QueueProperties(
+        forward_to=target.upper(), forward_dead_lettered_messages_to=target.upper()
+    )
+    _, stored = bus.run(bus._directory.catalog.store.load())
+    assert entry.forwards_as_sent in [each.forwards_as_sent for each in stored]
+    bus.change("sent", forward_to=target, max_delivery_count=7)  # by its name, and the same
+    assert administration.get_queue("sent").forward_to == url
+    bus.change("sent", forward_to=other)
+    assert administration.get_queue("sent").forward_to == f"sb://localhost:{bus.port}/{other}"
+    administration.create_topic("sent-topic")
+    administration.create_subscription("sent-topic", "sub", forward_to=url)
+    assert administration.get_subscription("sent-topic", "sub").forward_to == url
+    administration.create_rule("sent-topic", "sub", "another")
+    assert administration.get_subscription("sent-topic", "sub").forward_to == url

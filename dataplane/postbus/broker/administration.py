@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, assert_never
@@ -105,7 +105,8 @@ class EntityDescription:
 
     `name` is in the case it was created with; of a subscription it is the path
     `topic/Subscriptions/name`. `partitions`: those it lives in. `is_new`: the change that returned
-    this has made it.
+    this has made it. `forwards_as_sent`: field -> the URL that a client named a target by, perhaps
+    of a former one.
     """
 
     entity_no: int
@@ -119,6 +120,7 @@ class EntityDescription:
     is_partitioned: bool
     partitions: tuple[int, ...]
     is_new: bool = field(default=False, compare=False)
+    forwards_as_sent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +304,14 @@ class Administration:
         *,
         mode: PutMode,
         expected_version: int | None = None,
+        forwards_as_sent: Mapping[str, str] | None = None,
     ) -> EntityDescription:
-        """Create a queue or replace its definition; returns when its partitions follow it."""
-        wanted = WantedEntity(EntityKind.QUEUE, name, properties)
+        """Create a queue or replace its definition; returns when its partitions follow it.
+
+        `forwards_as_sent`: field -> the URL that stood for the name of a target; None: as it was.
+        """
+        kind = EntityKind.QUEUE
+        wanted = WantedEntity(kind, name, properties, forwards_as_sent=forwards_as_sent)
         return await self._put(wanted, Precondition(mode, expected_version))
 
     async def put_topic(
@@ -328,12 +335,14 @@ class Administration:
         *,
         mode: PutMode,
         expected_version: int | None = None,
+        forwards_as_sent: Mapping[str, str] | None = None,
     ) -> EntityDescription:
-        """Create a subscription or replace its definition.
+        """Create a subscription or replace its definition; `forwards_as_sent` as of a queue.
 
         `rules` replace those it has; None keeps them, or gives a new one `$Default`.
         """
-        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
+        kind = EntityKind.SUBSCRIPTION
+        wanted = WantedEntity(kind, name, properties, topic, rules, forwards_as_sent)
         return await self._put(wanted, Precondition(mode, expected_version))
 
     async def _put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
@@ -488,6 +497,7 @@ class Administration:
             entry.is_partitioned,
             tuple(self._directory.homes_of(entry)),
             is_new,
+            entry.forwards_as_sent,
         )
 
 

@@ -516,5 +516,6 @@ def _is_what_was_asked(found: CatalogEntry | None, put: CatalogPut) -> bool:
     return (
         found is not None
         and found.properties == put.properties
+        and found.forwards_as_sent == put.forwards_as_sent
         and [rule.properties for rule in found.rules] == asked
     )

@@ -7,7 +7,7 @@ change is written. Whatever is wrong is raised as `DirectoryRefusal`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -38,7 +38,7 @@ from postbus.definitions import (
 from postbus.entity.commands import Refusal, Refused
 from postbus.entity.rules import check_rule
 from postbus.entity.sql_grammar import RuleError
-from postbus.store.catalog import CatalogEntry, CatalogPut, StoredRule
+from postbus.store.catalog import NONE_SENT, CatalogEntry, CatalogPut, StoredRule
 
 
 class DirectoryRefusal(Exception):
@@ -100,7 +100,8 @@ class WantedEntity:
     """An entity as somebody wants it. `topic` and `rules` belong to a subscription.
 
     `name` of a subscription is that below its topic. `rules` replace those it has; None keeps them,
-    or gives a new one `$Default`.
+    or gives a new one `$Default`. `forwards_as_sent`: field -> the URL that a client named a target
+    by; None: those it has.
     """
 
     kind: EntityKind
@@ -108,6 +109,7 @@ class WantedEntity:
     properties: EntityProperties
     topic: str | None = None
     rules: Sequence[RuleProperties] | None = None
+    forwards_as_sent: Mapping[str, str] | None = None
 
 
 class Put(NamedTuple):
@@ -138,7 +140,14 @@ def plan(
     condition.check(wanted.kind, name, known)
     properties = complete(wanted.properties, limits)
     rules = _rules_of(wanted, known) if is_subscription else ()
-    if known is not None and (known.properties, known.rules) == (properties, rules):
+    sent = wanted.forwards_as_sent
+    if sent is None:
+        sent = NONE_SENT if known is None else known.forwards_as_sent
+    if known is not None and (known.properties, known.rules, known.forwards_as_sent) == (
+        properties,
+        rules,
+        sent,
+    ):
         return known
     name = known.name if known else name
     check_definition(entries, limits, Described(name, wanted.kind, properties), known)
@@ -147,7 +156,7 @@ def plan(
     if topic is None:
         is_partitioned = getattr(properties, "enable_partitioning", False)
         return CatalogPut(
-            known, name, wanted.kind, properties, home_of(name), None, (), is_partitioned
+            known, name, wanted.kind, properties, home_of(name), None, (), is_partitioned, sent
         )
     check_rules(entries, limits, rules, known, topic)
     return CatalogPut(
@@ -159,6 +168,7 @@ def plan(
         topic.entity_no,
         rules,
         topic.is_partitioned,
+        sent,
     )
 
 

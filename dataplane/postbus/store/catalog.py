@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import asyncpg
@@ -32,12 +33,16 @@ class StoredRule(NamedTuple):
     created_ms: int = 0
 
 
+NONE_SENT: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class CatalogEntry(NamedTuple):
     """An entity that exists or can come back. `version`: the catalog's when it was changed last.
 
     The name of a subscription is its path. `topic_no` and `rules` belong to subscriptions. With
     `restorable_until_ms` it is deleted, its name is free and its messages are kept until then;
-    `deleted_with`: the topic whose deletion took it along.
+    `deleted_with`: the topic whose deletion took it along. `forwards_as_sent`: field -> the URL
+    that a client named the target of a forward by, perhaps a former one.
     """
 
     entity_no: int
@@ -53,6 +58,7 @@ class CatalogEntry(NamedTuple):
     is_partitioned: bool = False
     restorable_until_ms: int | None = None
     deleted_with: int | None = None
+    forwards_as_sent: Mapping[str, str] = NONE_SENT
 
     @property
     def is_retained(self) -> bool:
@@ -75,13 +81,18 @@ class CatalogPut(NamedTuple):
     topic_no: int | None = None
     rules: tuple[StoredRule, ...] = ()
     is_partitioned: bool = False
+    forwards_as_sent: Mapping[str, str] = NONE_SENT
 
     def entry(self, entity_no: int, version: int, now_ms: int) -> CatalogEntry:
         """Return the entity as it is when this is stored; new rules get the time."""
         rules = tuple(StoredRule(rule.properties, rule.created_ms or now_ms) for rule in self.rules)
         if self.known is not None:
             return self.known._replace(
-                properties=self.properties, rules=rules, version=version, updated_ms=now_ms
+                properties=self.properties,
+                rules=rules,
+                version=version,
+                updated_ms=now_ms,
+                forwards_as_sent=self.forwards_as_sent,
             )
         return CatalogEntry(
             entity_no,
@@ -95,6 +106,7 @@ class CatalogPut(NamedTuple):
             self.topic_no,
             rules,
             self.is_partitioned,
+            forwards_as_sent=self.forwards_as_sent,
         )
 
 
@@ -238,7 +250,7 @@ from postbus.store for update
 WRITE_SHAPE: Final = "update postbus.store set sku = $1, partition_count = $2"
 COLUMNS: Final = """
 entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no, rules,
-is_partitioned, restorable_until_ms, deleted_with
+is_partitioned, restorable_until_ms, deleted_with, forwards_as_sent
 """
 READ_VERSION: Final = "select version from postbus.catalog_version"
 BURIED: Final = """
@@ -257,25 +269,25 @@ order by name
 ALL_COLUMNS: Final = """
 unnest(
     $1::integer[], $2::text[], $3::text[], $4::text[], $5::integer[], $6::bigint[], $7::bigint[],
-    $8::bigint[], $9::integer[], $10::text[], $11::boolean[]
+    $8::bigint[], $9::integer[], $10::text[], $11::boolean[], $12::text[]
 ) as new (
     entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
-    rules, is_partitioned
+    rules, is_partitioned, forwards_as_sent
 )
 """
 CREATE_ALL: Final = f"""
 insert into postbus.catalog (
     entity_no, name, kind, definition, home_partition, version, created_ms, updated_ms, topic_no,
-    rules, is_partitioned
+    rules, is_partitioned, forwards_as_sent
 )
 select entity_no, name, kind, definition::jsonb, home_partition, version, created_ms, updated_ms,
-       topic_no, rules::jsonb, is_partitioned
+       topic_no, rules::jsonb, is_partitioned, forwards_as_sent::jsonb
 from {ALL_COLUMNS}
 """
 REPLACE_ALL: Final = f"""
 update postbus.catalog old
 set definition = new.definition::jsonb, rules = new.rules::jsonb, version = new.version,
-    updated_ms = new.updated_ms
+    updated_ms = new.updated_ms, forwards_as_sent = new.forwards_as_sent::jsonb
 from {ALL_COLUMNS}
 where old.entity_no = new.entity_no and not old.is_deleted
 """
@@ -334,6 +346,7 @@ def _entry(row: asyncpg.Record) -> CatalogEntry:
         row["is_partitioned"],
         row["restorable_until_ms"],
         row["deleted_with"],
+        json.loads(row["forwards_as_sent"]),
     )
 
 
@@ -351,6 +364,7 @@ def _columns_of(entries: Sequence[CatalogEntry]) -> list[list[object]]:
         [entry.topic_no for entry in entries],
         [_pack_rules(entry.rules, entry.updated_ms) for entry in entries],
         [entry.is_partitioned for entry in entries],
+        [json.dumps(dict(entry.forwards_as_sent)) for entry in entries],
     ]
 
 

@@ -54,7 +54,8 @@ create table postbus.catalog (
     is_partitioned boolean not null default false,
     deleted_reason text,
     restorable_until_ms bigint,
-    deleted_with integer
+    deleted_with integer,
+    forwards_as_sent jsonb not null default '{}'
 );
 
 create unique index catalog_name on postbus.catalog (lower(name)) where not is_deleted;

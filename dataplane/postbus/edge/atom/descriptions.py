@@ -9,7 +9,7 @@ Source: Service Bus's answers as the SDKs' tests keep them, api-version 2024-05.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element
@@ -91,6 +91,19 @@ class SizeLimit(Property):
         return element(self.element, str(most_mb))
 
 
+class ForwardTarget(Property):
+    """Where messages go: kept as the name of an entity, and told as the URL that a client sent."""
+
+    def shown(self, shown: Shown) -> str:
+        name = getattr(shown.description.properties, self.field)
+        if name is None:
+            return ""
+        sent = shown.description.forwards_as_sent.get(self.field, "")
+        if (read_path(sent) or "").lower() != name.lower():  # it was changed since, by its name
+            sent = f"sb://{shown.place.authority}/{name}"
+        return element(self.element, sent)
+
+
 def _duration(name: str, field: str) -> Property:
     return Property(name, field, read_duration_ms, lambda value, _: format_duration(value))
 
@@ -107,8 +120,8 @@ def _text(name: str, field: str) -> Property:
     return Property(name, field, lambda text: text, lambda value, _: value)
 
 
-def _path(name: str, field: str) -> Property:
-    return Property(name, field, read_path, _write_path)
+def _target(name: str, field: str) -> ForwardTarget:
+    return ForwardTarget(name, field, read_path, lambda value, _: value)
 
 
 def read_path(text: str) -> str | None:
@@ -117,10 +130,6 @@ def read_path(text: str) -> str | None:
     if is_absolute:
         text = unquote(rest.partition("/")[2].partition("?")[0])
     return text.strip().strip("/") or None
-
-
-def _write_path(name: str | None, place: Place) -> str | None:
-    return None if name is None else f"sb://{place.authority}/{name}"
 
 
 def _read_status(text: str) -> str:
@@ -215,8 +224,8 @@ _BATCHED: Final = _boolean("EnableBatchedOperations", "enable_batched_operations
 _IDLE: Final = _duration("AutoDeleteOnIdle", "auto_delete_on_idle_ms")
 _PARTITIONED: Final = _boolean("EnablePartitioning", "enable_partitioning")
 _EXPRESS: Final = _boolean("EnableExpress", "enable_express")
-_FORWARD: Final = _path("ForwardTo", "forward_to")
-_FORWARD_DEAD: Final = _path("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to")
+_FORWARD: Final = _target("ForwardTo", "forward_to")
+_FORWARD_DEAD: Final = _target("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to")
 _METADATA: Final = _text("UserMetadata", "user_metadata")
 _MESSAGE_SIZE: Final = _integer("MaxMessageSizeInKilobytes", "max_message_size_in_kilobytes")
 
@@ -302,6 +311,9 @@ COLUMNS: Final[Mapping[EntityKind, Sequence[Property | Fact]]] = {
 }
 """What an answer says of each kind, in this order; a client's serialiser may depend on it."""
 
+MAX_URL: Final = 1_024
+"""Longest URL of a target that is kept as it was sent. Our choice: a path has at most 260."""
+
 _READABLE: Final = {
     kind: {column.element: column for column in columns if isinstance(column, Property)}
     for kind, columns in COLUMNS.items()
@@ -325,11 +337,13 @@ class Wanted:
     """What a request asks an entity to be.
 
     `default_rule` is what a new subscription begins with instead of `$Default`. None: nothing said.
+    `forwards_as_sent`: field -> the URL that a target was given by.
     """
 
     properties: EntityProperties
     default_rule: RuleProperties | None = None
     authorization_rules: tuple[WantedRule, ...] | None = None
+    forwards_as_sent: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_description(
@@ -344,6 +358,7 @@ def read_description(
     never change, and what ATOM has no element for, stays as it is. Raises `BadDocument`.
     """
     said: dict[str, Any] = {}
+    sent: dict[str, str] = {}
     default_rule = authorization_rules = None
     readable = _READABLE[kind]
     for tag, child in children(description):
@@ -354,6 +369,8 @@ def read_description(
                 said[column.field] = column.read(text)
             except ValueError as error:
                 raise BadDocument(f"{tag}: {error}") from None
+            if isinstance(column, ForwardTarget) and "://" in text and len(text) <= MAX_URL:
+                sent[column.field] = text.strip()
         elif tag == "DefaultRuleDescription" and kind is EntityKind.SUBSCRIPTION:
             default_rule = read_rule(child)
         elif tag == "AuthorizationRules" and kind is not EntityKind.SUBSCRIPTION:
@@ -371,7 +388,7 @@ def read_description(
         properties = PROPERTIES_OF[kind].model_validate(said)
     except ValidationError as error:
         raise BadDocument(_mistakes(kind, error)) from None
-    return Wanted(properties, default_rule, authorization_rules)
+    return Wanted(properties, default_rule, authorization_rules, sent)
 
 
 def _kept(known: EntityProperties, readable: Mapping[str, Property]) -> dict[str, Any]:

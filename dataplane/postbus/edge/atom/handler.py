@@ -261,7 +261,11 @@ class AtomHandler:
         match wanted.properties:
             case QueueProperties():
                 put = await administration.put_queue(
-                    path, wanted.properties, mode=mode, expected_version=expected_version
+                    path,
+                    wanted.properties,
+                    mode=mode,
+                    expected_version=expected_version,
+                    forwards_as_sent=wanted.forwards_as_sent,
                 )
             case TopicProperties():
                 put = await administration.put_topic(
@@ -277,6 +281,7 @@ class AtomHandler:
                     [wanted.default_rule] if is_new and wanted.default_rule else None,
                     mode=mode,
                     expected_version=expected_version,
+                    forwards_as_sent=wanted.forwards_as_sent,
                 )
             case _:
                 assert_never(wanted.properties)
