@@ -33,6 +33,7 @@ from postbus.entity.outcomes import (
 from postbus.store import sweep as sweep_module
 from postbus.store import upkeep as upkeep_module
 from postbus.store.batch import BATCH_BYTES, INLINE_BODY_BYTES, extra_bytes
+from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.store.driving import (
     NOW_MS,
@@ -185,6 +186,34 @@ async def test_many_dead_bodies_do_not_wait_for_the_upkeep(store: Store, databas
             return sum((await deleted()).beside) == count * size
 
         await wait_until(are_gone)
+
+
+async def test_removal_that_fails_waits_for_the_upkeep(
+    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each commit of an outage would try it again, and say so."""
+    tries: list[int] = []
+
+    async def fail(*_: object) -> int:
+        tries.append(1)
+        raise StoreUnavailable("no room")
+
+    async with driven(store) as it, counting(database) as deleted:
+        keys = range(1, sweep_module.SWEEP_AT + 1)
+        await it.commit(*(outcome([insert(key, bytes(LARGE))]) for key in keys))
+        with monkeypatch.context() as away:
+            away.setattr(upkeep_module, "sweep_some", fail)
+            await it.commit(outcome(deletes=list(keys)))
+
+            async def was_tried() -> bool:
+                return bool(tries)
+
+            await wait_until(was_tried)
+            for key in range(1_001, 1_006):
+                await it.commit(outcome([insert(key)]))
+        assert len(tries) == 1
+        await it.journal.upkeep(NOW_MS)
+        assert sum((await deleted()).beside) == len(keys) * LARGE
 
 
 async def test_body_larger_than_what_goes_at_once_goes_in_parts(

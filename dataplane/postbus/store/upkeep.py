@@ -66,6 +66,7 @@ class Upkeep:
         self._is_freeze_due = False
         self._is_vacuuming = False
         self._is_sweeping = False
+        self._has_swept_in_vain = False
         self._dropped: set[int] = set()
         self._forgotten: dict[int, int] = {}
 
@@ -160,8 +161,9 @@ class Upkeep:
 
     @property
     def is_sweep_due(self) -> bool:
-        """Whether enough bodies died to be removed at once."""
-        return len(self._sides.bodies.large_dead) >= SWEEP_AT and not self._is_sweeping
+        """Whether enough bodies died to be removed at once; after a failure upkeep tries again."""
+        is_free = not (self._is_sweeping or self._has_swept_in_vain)
+        return is_free and len(self._sides.bodies.large_dead) >= SWEEP_AT
 
     async def sweep(self, least: int = SWEEP_AT) -> None:
         """Remove the bodies that no commit may remove while there are so many.
@@ -172,11 +174,13 @@ class Upkeep:
             return
         self._is_sweeping = True
         bodies = self._sides.bodies
+        self._has_swept_in_vain = True
         try:
             while len(bodies.large_dead) >= least:
                 self._side_changes += await sweep_some(
                     self._store, self._partition_id, self._epoch, bodies
                 )
+            self._has_swept_in_vain = False
         finally:
             self._is_sweeping = False
 
