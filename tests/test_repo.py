@@ -31,6 +31,10 @@ REVIEWED_LARGE_MODULES: dict[str, str] = {
         "windows, delivery ids and links of a session are one state (AMQP 2.5); both hot frames"
         " pass through it and pay for each hop"
     ),
+    "dataplane/postbus/edge/amqp/connection.py": (
+        "all events of a connection's engine are handled here, and all its links are attached and"
+        " taken down here: what one of them leaves to the others is seen at one glance"
+    ),
     "dataplane/postbus/contract.py": (
         "what others than the broker may import is one module, and what it says of an entity is"
         " read as one list"

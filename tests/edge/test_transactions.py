@@ -28,6 +28,7 @@ from tests.edge.raw_client import (
     frame,
     message,
 )
+from tests.edge.test_links import wait_until
 from tests.edge.test_wire import request
 
 pytestmark = pytest.mark.slow
@@ -242,6 +243,7 @@ def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
     client.write(*[client.transfer(client.next_id(), message(b"m")) for _ in range(2)])
     client.dispositions(2)
     (taken, _) = client.receive(queue, 2)
+    wait_until(bus, lambda: len(bus.listener._connections) == 1)  # that of the test before goes
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
     (door,) = [each for each in connection._doors.values() if isinstance(each, ReceiverDoor)]

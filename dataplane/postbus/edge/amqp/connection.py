@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final, TypeAlias
 
 from postbus.amqp import conditions
@@ -38,6 +39,7 @@ from postbus.broker.router import Address, Router
 from postbus.contract import NamespaceLimits, Right
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
+from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.grants import Grants
 from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.late_calls import LateCalls
@@ -87,6 +89,7 @@ class AmqpConnection:
         limits: NamespaceLimits,
         explainer: Explainer,
         intake: Intake,
+        endings: Endings,
         suspicion: Suspicion,
         *,
         address: str | None,
@@ -108,6 +111,7 @@ class AmqpConnection:
         self.call_later = asyncio.get_running_loop().call_later
         self.is_paused = False
         self.is_ended = False
+        self._is_lost = False
         self.has_peer_closed = False
         self.owed_count = 0
         """Commands under way whose answers the client waits for."""
@@ -128,6 +132,7 @@ class AmqpConnection:
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
         self._links = LinkMemory(intake.links)
+        self._endings = endings
         authorizer.add_holder(self)
 
     # --- from the transport ---------------------------------------------------------------------
@@ -187,8 +192,8 @@ class AmqpConnection:
 
     def lost(self) -> None:
         """The transport is gone, and so is what was kept for it."""
+        self._is_lost = True
         self._end()
-        self.engine.discard()
 
     def broke(self) -> None:
         """End the connection for an error of ours; called where it is handled."""
@@ -553,11 +558,21 @@ class AmqpConnection:
         self.authorizer.remove_holder(self)
         self._grants.close()
         self._late.end()
-        for link in list(self._doors):
-            self._close_door(link)
+        for link in self._doors:
+            link.is_attached = False
         self.transactions.roll_back()
         self._unfinished.end(self)
         self._pumps.clear()
+        self._endings.add(self)
+
+    def take_down(self, most: int) -> int:
+        """Close the doors of some links, all in some rounds; return of how many."""
+        links = list(islice(self._doors, most))
+        for link in links:
+            self._close_door(link)
+        if self._is_lost and not self._doors:
+            self.engine.discard()  # doors looked there for what is not written yet
+        return len(links)
 
     def _close_door(self, link: Link) -> None:
         link.is_attached = False

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from postbus.edge.amqp.listener import AmqpListener, AmqpTransport
+from postbus.edge.amqp.listener import READ_BYTES, AmqpListener, AmqpTransport
 from postbus.edge.amqp.websocket_frames import (
     NORMAL,
     FrameReader,
@@ -112,11 +112,11 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- called by the event loop ---------------------------------------------------------------
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._amqp.read_buffer
+        return self._amqp.buffer_for(self._stranger)
 
     def buffer_updated(self, size_bytes: int) -> None:
-        buffer = self._amqp.read_buffer
-        self._receive(bytes(buffer[:size_bytes]), is_burst=size_bytes == len(buffer))
+        data = bytes(self._amqp.read_buffer[:size_bytes])
+        self._receive(data, is_burst=size_bytes == READ_BYTES)
 
     def _receive(self, data: bytes, *, is_burst: bool) -> None:
         try:

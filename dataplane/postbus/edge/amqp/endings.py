@@ -1,0 +1,48 @@
+"""Takes down the links of clients that are gone, a few in each round of the event loop.
+
+A link takes 17 us, and a network that breaks ends thousands of connections at once: whoever is
+still there must not wait for all of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from postbus.edge.amqp.connection import AmqpConnection
+
+LINKS_A_ROUND: Final = 256
+"""Links that are taken down between two looks at the sockets: 4 ms. Our choice."""
+
+
+class Endings:
+    """Connections that are over and still have links, in the order they ended."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left: deque[AmqpConnection] = deque()
+        self._room = LINKS_A_ROUND
+        self._is_round_due = False
+
+    def add(self, connection: AmqpConnection) -> None:
+        """Take a connection down, at once if little was taken down in this round."""
+        self._left.append(connection)
+        self._work()
+
+    def _work(self) -> None:
+        while self._left and self._room > 0:
+            connection = self._left[0]
+            self._room -= max(connection.take_down(self._room), 1)
+            if not connection.link_count:
+                self._left.popleft()
+        if not self._is_round_due:
+            self._is_round_due = True
+            self._loop.call_soon(self._next_round)
+
+    def _next_round(self) -> None:
+        self._is_round_due = False
+        self._room = LINKS_A_ROUND
+        if self._left:
+            self._work()
