@@ -476,3 +476,20 @@ def test_sdk_takes_up_again_after_idle_minutes(
         receiver.complete_message(other)
         receiver.complete_message(message)  # by its token: the link it came on is gone
     assert bus.counts(queue).active == 0
+
+
+@pytest.mark.slow
+def test_a_client_that_ignores_its_credit_hears_of_every_message(
+    bus: BusThread, queue: str
+) -> None:
+    """More wait for their commit than there is credit: none is granted, and nothing breaks."""
+    count = 12_000
+    rule = RULES[0]
+    with RawClient(bus.port, rule.name, rule.keys.primary) as client:
+        client.attach_sender(queue)
+        client.write(
+            *[client.transfer(number, message(b""), settled=False) for number in range(count)]
+        )
+        outcomes = client.dispositions(count)
+    assert len(outcomes) == count
+    assert outcomes[0] == ACCEPTED

@@ -92,15 +92,19 @@ def test_frames_that_do_nothing_leave_half_of_the_loop(bus: BusThread, queue: st
 
     with connect(bus, ROOT) as other, ExitStack() as clients:
         send = sender_of(other, queue)
-        pumping = [clients.enter_context(connect(bus, TENANT)) for _ in range(20)]
+        pumping = [clients.enter_context(connect(bus, TENANT)) for _ in range(8)]
         threads = [threading.Thread(target=pump, args=(each,)) for each in pumping]
         for thread in threads:
             thread.start()
         try:
             wait_until(bus, lambda: bus.listener.loop_time.is_costly(TENANT.name, monotonic_ns()))
-            assert p99_s(send) < 0.5  # 9 s without, on a machine with a load of seven
+            assert p99_s(send) < 0.5  # many seconds without, on a busy machine
         finally:
             for each in pumping:
                 each.socket.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join()
+            for _ in range(3):  # who pauses does not see at once that its client is gone
+                with suppress(TimeoutError):
+                    wait_until(bus, lambda: not bus.front.strangers.of_keys.of(TENANT.name))
+                    break

@@ -141,7 +141,7 @@ class SenderDoor:
         target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
         if link.is_attached and link.credit <= target >> 1:
             credit = target - self._waiting
-            if credit > link.credit:
+            if credit > max(link.credit, 0):  # below 0 where a client ignores its credit
                 if self._intake.is_over(self._account):
                     self._intake.hold(self._account, self)
                     return
