@@ -42,8 +42,11 @@ from tests.faults.mixed_kills import (
 )
 from tests.faults.victims import KEY
 
-VISIT_S = (1.5, 5.0)
+VISIT_S = (3.0, 8.0)
 """How long a client stays with one broker."""
+
+STUCK_S = 4.0
+"""How long it stays where nothing is accepted."""
 
 LEAVE_S = 3.0
 """What it may still take then, a second of which the SDK needs to close; who hangs longer is cut
@@ -122,19 +125,26 @@ class MovingLoad(Load):
     async def visit_all(
         self, work: Callable[[MovingLoad], Coroutine[object, object, None]]
     ) -> None:
-        """Work until the end, at one broker after the other; where none answers, look again."""
-        addresses = itertools.cycle(self.addresses)
-        for _ in range(random.randrange(len(self.addresses))):
-            next(addresses)
+        """Work until the end; go elsewhere where nothing is accepted, or now and then."""
+        number = random.randrange(len(self.addresses))
         while not self.end.is_set():
-            self.go_to(next(addresses))
+            self.go_to(self.addresses[number % len(self.addresses)])
             self.until = asyncio.Event()
+            before = self.done
             await self._visit(work)
+            if self.done == before or random.random() < 0.2:
+                number += 1
             await asyncio.sleep(PAUSE_S)
 
+    @property
+    def done(self) -> int:
+        return self.accepted + self.finished
+
     async def _visit(self, work: Callable[[MovingLoad], Coroutine[object, object, None]]) -> None:
-        visit = asyncio.create_task(work(self))
-        await asyncio.wait({visit}, timeout=random.uniform(*VISIT_S))
+        visit, before = asyncio.create_task(work(self)), self.done
+        await asyncio.wait({visit}, timeout=STUCK_S)
+        if self.done > before:
+            await asyncio.wait({visit}, timeout=random.uniform(*VISIT_S))
         self.until.set()
         await asyncio.wait({visit}, timeout=LEAVE_S)
         if not visit.done():
@@ -216,7 +226,7 @@ async def definer(prefix: str, made: Made, load: MovingLoad) -> None:
             elif name not in made.existing:
                 made.lives[name] = made.lives.get(name, 0) + 1
                 await define(load, administration, made, name, is_deletion=False)
-            elif random.random() < 0.4:
+            elif random.random() < 0.2:
                 await define(load, administration, made, name, is_deletion=True)
             else:
                 await use(load, name, made.path(name))

@@ -73,6 +73,10 @@ ROUND_S = 6.0
 LIFE_ROUNDS = 20
 """Rounds until everything is checked."""
 
+SERVED = 40
+SERVED_S = 15.0
+"""A round begins when so much was accepted since the one before, or after so many seconds."""
+
 STOP_S = 30.0
 """What a stop may take: its grace, and what it gives a store that does not answer."""
 
@@ -81,6 +85,9 @@ READY_S = 90.0
 
 STORE_AWAY = 6
 """Exit code of a start without Postgres."""
+
+LOADED = "partition loaded"
+"""What a broker logs."""
 
 INTERRUPTED = 130
 """Exit code of a stop in the first moment of a start."""
@@ -109,41 +116,46 @@ class Step:
     """An event of a round: when, to which process, for how long."""
 
     at_s: float
-    who: int
+    is_for_owner: bool
+    """Whether it happens to who owns partition 0, or to the other one."""
+
     verb: Verb
     for_s: float
     cut: Cut
     name: str
-    """What the process is called when it starts again."""
+    """What the process is called when it starts again; "": a name of its own."""
 
     is_patient: bool
     """Whether it waits until the process serves, instead of hitting its start."""
 
     def __str__(self) -> str:
-        how = {Verb.CUT: self.cut.value, Verb.PAUSE: ""}.get(self.verb, f"then {self.name}")
-        return f"{self.verb.value} {self.who} for {self.for_s:.1f} s {how}".strip()
+        how = {Verb.CUT: self.cut.value, Verb.PAUSE: ""}.get(
+            self.verb, f"as {self.name}" if self.name else ""
+        )
+        who = "owner" if self.is_for_owner else "other"
+        return f"{self.verb.value} {who} for {self.for_s:.1f} s {how}".strip()
 
 
 def steps_of(seed: int) -> list[Step]:
     """Return what happens in a round; the same for the same seed.
 
     In half of the rounds who starts has the name of the other process, as in a restart that
-    overlaps, else a name of its own. Half of the pauses and cuts last until others take over.
+    overlaps, else a name of its own. Most pauses and cuts last until the other one takes over.
     """
     chance = random.Random(seed)
     is_restart = chance.random() < 0.5
     steps = []
-    for _ in range(chance.randint(2, 4)):
-        who, verb = chance.randrange(2), chance.choice(list(Verb))
-        is_long = verb in (Verb.PAUSE, Verb.CUT) and chance.random() < 0.5
+    for number in range(1 if chance.random() < 0.6 else 2):
+        verb = chance.choice(list(Verb))
+        is_long = verb in (Verb.PAUSE, Verb.CUT) and chance.random() < 0.7
         steps.append(
             Step(
-                chance.uniform(0, ROUND_S),
-                who,
+                chance.uniform(1.0, ROUND_S) if number else 0.0,
+                number == 0 or chance.random() < 0.3,
                 verb,
-                chance.uniform(4.0, 9.0) if is_long else chance.uniform(0.0, 2.0),
+                chance.uniform(6.0, 10.0) if is_long else chance.uniform(0.0, 2.0),
                 chance.choice(list(Cut)),
-                "bus" if is_restart else f"bus-{who}",
+                "bus" if is_restart else "",
                 chance.random() < 0.75,
             )
         )
@@ -199,10 +211,9 @@ class Process:
             return f"{step}: it does not run"
         match step.verb:
             case Verb.STOP:
-                self.name = step.name
                 self.ask_to_stop()
             case Verb.KILL:
-                self.name, self.is_ending = step.name, True
+                self.is_ending = True
                 self.broker.process.kill()
             case Verb.PAUSE:
                 self.broker.process.send_signal(signal.SIGSTOP)
@@ -214,8 +225,8 @@ class Process:
                 self._later(step.for_s, self.network.heal)
             case Verb.CUT:
                 return f"{step}: it is cut already"
-        self.down_s = step.for_s
-        return str(step)
+        self.down_s, self.name = step.for_s, step.name or f"bus-{self.number}"
+        return f"{step}: {self.number}"
 
     def _later(self, after_s: float, end: Callable[[], None]) -> None:
         async def wait() -> None:
@@ -364,6 +375,7 @@ async def live(life: Life, folder: Path, dsn: str) -> None:
                 loads.append(load)
                 tasks.create_task(load.visit_all(work))
             for seed in range(life.first_seed, life.first_seed + life.rounds):
+                await under_load(loads)
                 await live_round(life, seed, processes)
             survivor = await settle_down(processes)
             for load in loads:
@@ -400,15 +412,37 @@ async def make_process(number: int, folder: Path, dsn: str, stack: AsyncExitStac
     return process
 
 
+async def under_load(loads: Sequence[MovingLoad]) -> None:
+    """Wait until clients are served again, as far as they are in reasonable time."""
+    until, target = time.monotonic() + SERVED_S, SERVED + sum(load.done for load in loads)
+    while sum(load.done for load in loads) < target and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+
+
 async def live_round(life: Life, seed: int, processes: Sequence[Process]) -> None:
     """Let a round's events happen."""
     began = time.monotonic()
-    for step in steps_of(seed):
+    steps = steps_of(seed)
+    for step in steps:
         await asyncio.sleep(max(0.0, began + step.at_s - time.monotonic()))
+        process = chosen(step, processes)
         if step.is_patient:
-            await processes[step.who].listening()
-        life.told.append((time.time(), seed, processes[step.who].apply(step)))
-    await asyncio.sleep(max(0.0, began + ROUND_S - time.monotonic()))
+            await process.listening()
+        life.told.append((time.time(), seed, process.apply(step)))
+    lasts_s = max(ROUND_S, steps[0].for_s)  # so that the other one can take over
+    await asyncio.sleep(max(0.0, began + lasts_s - time.monotonic()))
+
+
+def chosen(step: Step, processes: Sequence[Process]) -> Process:
+    """Return the process that has loaded partition 0 last, or the other one."""
+    owner, other = sorted(processes, key=epoch_of, reverse=True)
+    return owner if step.is_for_owner else other
+
+
+def epoch_of(process: Process) -> int:
+    """Return the last epoch in which this process had partition 0."""
+    loads = [entry for entry in process.broker.logged() if entry.get("message") == LOADED]
+    return max((int(entry["epoch"]) for entry in loads if not int(entry["partition"])), default=0)
 
 
 async def settle_down(processes: Sequence[Process]) -> Process:
@@ -501,7 +535,7 @@ async def loads_of(processes: Sequence[Process], dsn: str) -> list[Event]:
         )
         for process in processes
         for entry in process.broker.logged()
-        if entry.get("message") == "partition loaded"
+        if entry.get("message") == LOADED
         for path in paths[int(entry["partition"])]
     ]
 
@@ -601,7 +635,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="postbus-two-") as folder:
         lives = asyncio.run(run(options, Path(folder)))
     kinds = Counter(type(event).__name__ for life in lives for event in life.events)
-    verbs = Counter(text.split(": ")[-1].split()[0] for life in lives for _, _, text in life.told)
+    verbs = Counter(text.split()[0] for life in lives for _, _, text in life.told)
     troubles = sum((life.troubles for life in lives), Counter())
     print(f"rounds {options.rounds}, {timedelta(seconds=round(time.time() - began))}")
     print("events " + ", ".join(f"{name} {count}" for name, count in sorted(verbs.items())))
