@@ -457,8 +457,10 @@ async def hold_session(load: Load, link: ServiceBusReceiver, number: int) -> Non
     try:
         state = await link.session.get_state()
         load.events.append(StateAccess(path, session, time.time(), state or b""))
-        for message in await link.receive_messages(20, max_wait_time=1):
+        messages = await link.receive_messages(20, max_wait_time=1)
+        for message in messages:
             note_delivery(load, path, message, hold=number)
+        for message in messages:
             await handle(load, path, link, message, number)
         value, result = str(number).encode(), Result.UNKNOWN
         try:

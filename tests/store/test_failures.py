@@ -383,3 +383,16 @@ async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
             pass  # the loop has no turn
         await wait_until(lambda: asyncio.sleep(0, len(it.seen.told) + len(it.seen.failed) == 2))
         assert it.seen.failed == []
+
+
+async def test_a_connection_that_ends_between_steps_of_the_driver_is_a_store_that_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def load_late(connection: Connection, _: object) -> None:
+        executor = connection._execute  # looks whether the connection is open, and goes on later
+        connection.terminate()
+        await executor("select 1", (), 0, None)
+
+    monkeypatch.setattr(journal_module, "load_partition", load_late)
+    with pytest.raises(StoreUnavailable, match="the connection was ended"):
+        await open_driven(store)

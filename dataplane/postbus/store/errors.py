@@ -102,6 +102,16 @@ def as_store_error(error: Exception) -> StoreError | None:
     return None
 
 
+def meaning_of(error: BaseException, connection: Connection) -> StoreError | None:
+    """Return what an exception means that came while this connection was used.
+
+    A connection that ends between two steps of the driver makes it use what is not there any more.
+    """
+    if isinstance(error, AttributeError) and connection.is_closed():
+        return StoreUnavailable("the connection was ended")
+    return as_store_error(error) if isinstance(error, Exception) else None
+
+
 def _described(error: Exception) -> str:
     """Return the kind and the text of an error; a limit of time that ran out has no text."""
     text = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")

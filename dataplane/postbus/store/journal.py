@@ -41,6 +41,7 @@ from postbus.store.errors import (
     StoreError,
     StoreUnavailable,
     as_store_error,
+    meaning_of,
     refusal_of,
 )
 from postbus.store.load import load_partition
@@ -185,8 +186,8 @@ class Journal(Generic[P]):
             await journal._upkeep.note_load(loaded, connection)
             await journal._add_lane(Slot.FIRST_WRITER, Writer(connection, sides))
         except BaseException as error:
+            meaning = meaning_of(error, connection)
             connection.terminate()
-            meaning = as_store_error(error) if isinstance(error, Exception) else None
             if meaning is None or meaning is error:
                 raise
             raise meaning from error
