@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from postbus import http_listener
+from postbus.broker.own_names import OwnNames
 from postbus.metrics import (
     FLOWS,
     MAX_ENTITY_LABELS,
@@ -189,6 +190,25 @@ async def test_metrics_and_health_are_served() -> None:
     finally:
         await server.stop()
     assert len(prepared) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:9464", 200), ("127.0.0.1", 200), ("BUS", 200), ("evil.example", 403)],
+)
+async def test_a_page_whose_name_leads_here_reads_nothing(host: str, status: int) -> None:
+    async def ready() -> bool:
+        return True
+
+    server = MetricsServer(make_registry(full_sample), ready, list, names=OwnNames("bus"))
+    await server.start("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(headers={"Host": host}) as session:
+            for path in ("metrics", "healthz", "readyz"):
+                async with session.get(f"http://127.0.0.1:{server.port}/{path}") as answer:
+                    assert answer.status == status
+    finally:
+        await server.stop()
 
 
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: h"])

@@ -410,7 +410,7 @@ class Bus:
 
     async def _open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
         try:
-            await self._doors.open_metrics(readiness, sampler)
+            await self._doors.open_metrics(readiness, sampler, self._names)
         except DoorsError as error:
             raise BusError(str(error)) from error
 

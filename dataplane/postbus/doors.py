@@ -97,13 +97,17 @@ class Doors:
         if self._settings.is_control_enabled:
             await self._open_control(inside, tasks)
 
-    async def open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
+    async def open_metrics(self, readiness: Readiness, sampler: Sampler, names: OwnNames) -> None:
         """Tell how the process is, also before anybody may come; raises `DoorsError`."""
         settings = self._settings
         if settings.is_metrics_enabled:
             registry = make_registry(sampler.sample)
             self._metrics = MetricsServer(
-                registry, readiness.is_ready, readiness.troubles, sampler.prepare
+                registry,
+                readiness.is_ready,
+                readiness.troubles,
+                sampler.prepare,
+                names if is_loopback(settings.metrics_host) else None,
             )
             with _port_errors(settings.metrics_host, settings.metrics_port):
                 await self._metrics.start(settings.metrics_host, settings.metrics_port)

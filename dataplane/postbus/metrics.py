@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -21,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from postbus.broker.own_names import OwnNames
 from postbus.entity.traffic import count_death
 from postbus.http_listener import HttpListener
 
@@ -397,12 +399,14 @@ class MetricsServer:
         is_ready: Callable[[], Awaitable[bool]],
         troubles: Callable[[], list[str]],
         prepare: Callable[[], Awaitable[None]] | None = None,
+        names: OwnNames | None = None,
     ) -> None:
-        """`prepare` is awaited before each scrape."""
+        """`prepare` is awaited before each scrape. `names`: hosts that a request may be for."""
         self._registry = registry
         self._is_ready = is_ready
         self._troubles = troubles
         self._prepare = prepare
+        self._names = names
         self._listener = HttpListener()
 
     @property
@@ -411,7 +415,7 @@ class MetricsServer:
 
     async def start(self, host: str, port: int) -> None:
         """Listen; raises OSError when the port is taken."""
-        app = web.Application()
+        app = web.Application(middlewares=[self._check_host])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthy)
         app.router.add_get("/readyz", self._ready)
@@ -420,6 +424,14 @@ class MetricsServer:
     async def stop(self) -> None:
         """Stop listening; may be called twice."""
         await self._listener.stop()
+
+    @web.middleware
+    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what came by the name of another host: a page whose name leads to loopback."""
+        host = request.headers.get("Host")
+        if self._names is not None and host is not None and not self._names.include(host):
+            return web.Response(status=403, text=f"This bus is not called {host}.\n")
+        return await handler(request)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         if self._prepare is not None:

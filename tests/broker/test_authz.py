@@ -53,6 +53,12 @@ def token(
     return "SharedAccessSignature " + "&".join(f"{name}={values[name]}" for name in order.split())
 
 
+@pytest.mark.parametrize("expiry", ["1_000_100", "+1000100", " 1000100", "", "9" * 40])
+def test_an_expiry_is_a_number_of_seconds_in_digits(expiry: str) -> None:
+    with pytest.raises(TokenRefused, match="malformed"):
+        RULES.check_token(token("sb%3A%2F%2Fhost%2Forders", expiry=expiry), "sb://h/orders", NOW_S)
+
+
 @pytest.mark.parametrize("order", ["sr sig se skn", "sig se skn sr", "skn sr se sig"])
 @pytest.mark.parametrize("key", ["key+/=", "second"])
 @pytest.mark.parametrize("resource", ["sb%3A%2F%2Fhost%2Forders", "SB%3a%2f%2fHOST%2fOrders%2f"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 
+from postbus.edge.amqp import listener
 from postbus.edge.amqp.endings import LINKS_A_ROUND, Endings
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import RawClient
@@ -84,3 +87,37 @@ def test_all_links_of_a_client_that_hung_up_are_taken_down(bus: BusThread, queue
     assert connection.engine.link_count == 0
     with RawClient(bus.port, RULE.name, RULE.keys.primary) as other:
         assert other.attach_sender(queue).fields[6] is not None
+
+
+@pytest.mark.slow
+def test_few_connections_are_described_at_once_where_they_have_many_links(
+    bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LINKS_OF_PAGE", 10)
+    wait_until(bus, lambda: not bus.listener.connection_count)  # those of the test before go
+    with ExitStack() as clients:
+        for _ in range(3):
+            client = RawClient(bus.port, RULE.name, RULE.keys.primary)
+            clients.enter_context(client)
+            for handle in range(6):
+                client.attach_sender(queue, handle)
+
+        async def page(skip: int) -> tuple[int, int]:
+            found, count = bus.listener.described(skip, 100)
+            assert all(len(each.links) == 6 for each in found)
+            return len(found), count
+
+        assert bus.run(page(0)) == (2, 3)
+        assert bus.run(page(2)) == (1, 3)
+
+
+@pytest.mark.slow
+def test_who_shows_no_key_is_closed_in_time(
+    bus: BusThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections with a key are looked at each 15 s, those without each second."""
+    monkeypatch.setattr(listener, "STRANGER_MS", 2_500)
+    with socket.create_connection(("127.0.0.1", bus.port), timeout=8) as client:
+        client.sendall(b"AMQP\x03\x01\x00\x00")
+        while client.recv(65_536):
+            pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,6 +17,9 @@ from urllib.parse import unquote, unquote_plus
 
 from postbus.broker.own_names import OwnNames
 from postbus.contract import Right
+
+EXPIRY: Final = re.compile(r"-?[0-9]{1,19}")
+"""Seconds since the epoch, as `se` of a token has them."""
 
 SAS_PREFIX: Final = "SharedAccessSignature "
 NEVER_S: Final = float("inf")
@@ -136,6 +140,8 @@ class Authorizer:
             token.encode()  # HTTP brings what is no UTF-8 as half surrogate pairs
             resource, signature = fields["sr"], unquote(fields["sig"])
             expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
+            if not EXPIRY.fullmatch(expiry):
+                raise ValueError
             expires_s = float(int(expiry))
         except (KeyError, ValueError, OverflowError):
             raise self._refused("The shared access signature is malformed.") from None

@@ -406,8 +406,11 @@ class AmqpConnection:
         try:
             _, rule_name, key = response.decode().split("\0")
             grants = self.authorizer.check_password(rule_name, key)
-        except (TokenRefused, ValueError) as error:
+        except TokenRefused as error:
             self.refuse_slowly(str(error), self._refuse_sasl)
+            return
+        except ValueError:
+            self.refuse_slowly("SASL PLAIN holds no rule name and key", self._refuse_sasl)
             return
         for grant in grants:
             self.add_grant(grant)

@@ -47,6 +47,9 @@ BUFFER_SPARE_BYTES: Final = 16 << 20
 """Bytes that may wait for one client beside two messages of the largest size. Above that it is cut
 off; demand is withheld long before."""
 
+LINKS_OF_PAGE: Final = 4_096
+"""Links that are described in one go: 20 ms. A connection is described whole."""
+
 LINKLESS_MS: Final = 300_000
 """A connection without links is closed after this time (Service Bus's five minutes)."""
 
@@ -153,11 +156,21 @@ class AmqpListener:
             protocol.receive(first, is_burst=False)
 
     def described(self, skip: int, top: int) -> tuple[list[ConnectionDescription], int]:
-        """Return clients that are connected, the longest ones first, and how many there are."""
+        """Return clients that are connected, the longest ones first, and how many there are.
+
+        They are fewer than `top` where they have many links.
+        """
         now_ms = time.monotonic_ns() // 1_000_000
         found = [each.connection for each in self._connections if each.connection is not None]
         found.sort(key=lambda one: one.connection_id)
-        return [described(each, now_ms) for each in found[skip : skip + top]], len(found)
+        some: list[ConnectionDescription] = []
+        link_count = 0
+        for each in found[skip : skip + top]:
+            some.append(described(each, now_ms))
+            link_count += each.link_count
+            if link_count >= LINKS_OF_PAGE:
+                break
+        return some, len(found)
 
     # --- for transports -------------------------------------------------------------------------
 
@@ -318,7 +331,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
         if connection is None or now_ms < self._next_tick_ms:
             return
         engine = connection.engine
-        self._next_tick_ms = now_ms + min(engine.tick_interval_ms, 15_000)
+        longest_ms = 15_000 if connection.is_authorised else 1_000
+        self._next_tick_ms = now_ms + min(engine.tick_interval_ms, longest_ms)
         connection.tick(now_ms)
         if engine.is_closed or (self._transport is not None and self._transport.is_closing()):
             self._closing_ms = self._closing_ms or now_ms

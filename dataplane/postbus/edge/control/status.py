@@ -98,7 +98,8 @@ class ControlStatus:
     async def _list_connections(self, call: Call) -> Answer:
         skip, top = call.number("skip"), call.number("top")
         items, count = self._connections(skip, top)
-        next_skip = skip + top if skip + top < count else None
+        following = skip + len(items)
+        next_skip = following if items and following < count else None
         return Answer(ConnectionPage(items=items, next_skip=next_skip))
 
     async def _forget_epoch(self, _call: Call) -> Answer:

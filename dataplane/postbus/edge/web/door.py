@@ -282,13 +282,14 @@ def _check_origin(request: web.BaseRequest, names: OwnNames) -> None:
     A page may open a WebSocket anywhere, and its browser says whose page it is; a name that its
     owner lets point to loopback (DNS rebinding) makes the bus part of the page.
     """
-    host, origin = request.headers.get("Host"), request.headers.get("Origin")
+    host = request.headers.get("Host")
     if host is not None and not names.include(host):
         text = f"This bus is not called {host}: dial localhost, or add the name to {NAMES_SETTING}."
         raise HttpRefused(403, text, CLOSE)
-    if origin is not None and not names.include(origin.partition("://")[2]):
-        text = f"Pages of {origin} may not use this bus; {NAMES_SETTING} adds a host."
-        raise HttpRefused(403, text, CLOSE)
+    for origin in request.headers.getall("Origin", []):
+        if not names.include(origin.partition("://")[2]):
+            text = f"Pages of {origin} may not use this bus; {NAMES_SETTING} adds a host."
+            raise HttpRefused(403, text, CLOSE)
 
 
 def _is_about_messages(request: web.BaseRequest) -> bool:
