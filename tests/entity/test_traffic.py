@@ -61,6 +61,18 @@ def test_deaths_are_counted_by_reason_the_first_twenty_apart() -> None:
     assert rig.traffic[QUEUE].deaths == deaths
 
 
+def test_reasons_hold_nothing_that_a_terminal_obeys_and_stay_bounded() -> None:
+    rig = Rig()
+    for number in range(40):
+        rig.send("m")
+        reason = f"\x1b]0;é\x07\r\u202e\x9b{chr(0x80 + number)}" if number < 32 else "\x1b" * number
+        rig.settle(Disposition.DEAD_LETTER, *rig.receive(), reason=reason)
+    deaths = rig.traffic[QUEUE].deaths
+    assert all(map(str.isprintable, deaths))
+    shown = "�]0;é�����"
+    assert deaths == {shown: 32, **{"�" * number: 1 for number in range(32, 40)}}
+
+
 def test_reload_keeps_the_counters_and_deletion_does_not() -> None:
     rig = Rig()
     rig.send("a")

@@ -12,6 +12,9 @@ MAX_REASON_CHARS: Final = 100
 """Reasons of death that are counted apart for an entity, and how much of each is told. Our choice:
 each is a series, and applications may put anything into them."""
 
+UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
+"""Stands for each character that is not printable: metrics are read in terminals, too."""
+
 OTHER: Final = "other"
 NO_REASON: Final = "none"
 
@@ -36,6 +39,8 @@ class Traffic:
     def died(self, reason: object) -> None:
         """Count a message that became a dead letter."""
         text = reason[:MAX_REASON_CHARS] if isinstance(reason, str) and reason else NO_REASON
+        if not text.isprintable():
+            text = "".join(each if each.isprintable() else UNPRINTABLE for each in text)
         count_death(self.deaths, text, 1)
 
 
