@@ -247,6 +247,8 @@ def shown_message(view: dict[str, Any]) -> dict[str, Any]:
         told["applicationProperties"] = view["applicationProperties"]
     if view.get("bodyBase64") is not None:
         told |= _body(view)
+    if view.get("isMalformed"):
+        told["isMalformed"] = True
     return told
 
 

@@ -6,7 +6,6 @@ was cut short is simply repeated: what was sent again is not there any more.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -35,6 +34,7 @@ from postbus.cli.output import (
     Format,
     OutputFormat,
     Yes,
+    as_json,
     asks_yes,
     print_objects,
     write_line,
@@ -121,7 +121,7 @@ def list_letters(
                 control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
             ):
                 if output is Format.JSON:
-                    write_line(json.dumps(each, ensure_ascii=False))
+                    write_line(as_json(each))
                 else:
                     rows.append(each)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,7 +10,16 @@ import typer
 from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ContextName, find_target
 from postbus.cli.failures import err, examples, expected_failures, out
-from postbus.cli.output import Format, OutputFormat, Yes, asks_yes, print_objects, write_line
+from postbus.cli.output import (
+    Format,
+    OutputFormat,
+    Yes,
+    as_json,
+    asks_yes,
+    print_objects,
+    printable_lines,
+    write_line,
+)
 
 if TYPE_CHECKING:
     from postbus.cli.control_client import ControlClient
@@ -117,7 +125,7 @@ def peek(
                 control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
             ):
                 if output is Format.JSON:
-                    write_line(json.dumps(each, ensure_ascii=False))
+                    write_line(as_json(each))
                 else:
                     rows.append(each)
 
@@ -140,7 +148,7 @@ def print_messages(
         del columns["body"]
         for each in rows:
             print_objects([each], output, columns)
-            out.print(each.get("body", each.get("bodyBase64", "")), markup=False)
+            out.print(printable_lines(each.get("body", each.get("bodyBase64", ""))), markup=False)
         if rows:
             return
     shown = [{**each, "body": each.get("body", each.get("bodyBase64"))} for each in rows]

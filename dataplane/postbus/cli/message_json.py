@@ -10,24 +10,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from postbus.cli.failures import InputError
+from postbus.cli.received_sections import REST, ReceivedSections
 from postbus.contract import format_duration, parse_duration_ms
 from postbus.message import codec
-from postbus.message.codec import (
-    DecodeError,
-    Described,
-    Symbol,
-    Timestamp,
-    Uint,
-    Ulong,
-    decode_value,
-    encode_value,
-)
+from postbus.message.codec import Described, Symbol, Timestamp, Uint, Ulong, encode_value
 
 HEADER: Final = 0x70
 ANNOTATIONS: Final = 0x72
@@ -52,6 +45,7 @@ PROPERTY_FIELDS: Final = {
 """Name -> place in the properties section. Source: AMQP 1.0 part 3, 3.2.4."""
 
 SYMBOLS: Final = {"contentType", "contentEncoding"}
+BODY_SECTIONS: Final = {"amqp:data:binary", "amqp:amqp-sequence:list", "amqp:amqp-value:*", REST}
 BODIES: Final = ("body", "bodyBase64", "bodyValue")
 SETTABLE: Final = {
     *PROPERTY_FIELDS,
@@ -77,6 +71,8 @@ TOLD: Final = {
     "deadLetterClient",
     "expiresAt",
     "sizeBytes",
+    "isMalformed",
+    "malformedSections",
 }
 """What only the bus says; ignored when a message is sent, so that what was received can be."""
 
@@ -274,33 +270,39 @@ def read_time(text: str) -> int:
 
 
 def decode_json_message(payload: bytes) -> dict[str, Any]:
-    """Return a delivered message; raises `InputError` when it is none."""
-    sections: dict[int, list[Any]] = {}
-    at = 0
-    try:
-        while at < len(payload):
-            section, at = decode_value(payload, at)
-            sections.setdefault(int(section.descriptor), []).append(section.value)
-    except (DecodeError, AttributeError, TypeError, ValueError):
-        raise InputError("the message is no AMQP message") from None
+    """Return a delivered message.
+
+    One that is not valid AMQP inside has `isMalformed`, what can be read of it, with replacement
+    characters in text that is none, and its broken sections as they came (`malformedSections`,
+    AMQP's name -> base64).
+    """
+    sections = ReceivedSections(payload)
     told: dict[str, Any] = {}
-    header = (sections.get(HEADER) or [[]])[0]
-    annotations = {str(k): v for k, v in ((sections.get(ANNOTATIONS) or [{}])[0] or {}).items()}
-    fields = (sections.get(PROPERTIES) or [[]])[0]
-    if (number := annotations.get("x-opt-sequence-number")) is not None:
+    header = sections.first(HEADER)
+    annotations = {str(key): value for key, value in sections.first(ANNOTATIONS).items()}
+    fields = sections.first(PROPERTIES)
+    number = annotations.get("x-opt-sequence-number")
+    if isinstance(number, int):
         told["sequenceNumber"] = int(number)
     for name, place in PROPERTY_FIELDS.items():
         if place < len(fields) and fields[place] is not None:
             told[name] = str(fields[place])
-    if len(header) > 2 and header[2] is not None:
+    if len(header) > 2 and isinstance(header[2], int):
         told["timeToLive"] = format_duration(int(header[2]))
     _tell_annotations(told, annotations)
     if number is not None:
-        told["deliveryCount"] = int(header[4] or 0) + 1 if len(header) > 4 else 1
-    application = (sections.get(APPLICATION) or [{}])[0]
+        failed = header[4] if len(header) > 4 else 0
+        told["deliveryCount"] = (int(failed) if isinstance(failed, int) else 0) + 1
+    application = sections.first(APPLICATION)
     if application:
         told["applicationProperties"] = {str(k): shown_value(v) for k, v in application.items()}
     told |= _shown_body(sections)
+    if sections.malformed:
+        told["isMalformed"] = True
+        told["malformedSections"] = {
+            name: base64.b64encode(data).decode("ascii")
+            for name, data in sections.malformed.items()
+        }
     return told
 
 
@@ -316,27 +318,28 @@ def _tell_annotations(told: dict[str, Any], annotations: Mapping[str, Any]) -> N
         ("x-opt-locked-until", "lockedUntil"),
         ("x-opt-scheduled-enqueue-time", "scheduledEnqueueTime"),
     ):
-        if annotations.get(key) is not None:
-            told[name] = shown_time(int(annotations[key]))
-    if annotations.get("x-opt-enqueue-sequence-number") is not None:
-        told["enqueuedSequenceNumber"] = int(annotations["x-opt-enqueue-sequence-number"])
-    state = annotations.get("x-opt-message-state")
-    if state is not None:
+        if isinstance(value := annotations.get(key), int):
+            told[name] = shown_time(int(value))
+    if isinstance(value := annotations.get("x-opt-enqueue-sequence-number"), int):
+        told["enqueuedSequenceNumber"] = int(value)
+    if isinstance(state := annotations.get("x-opt-message-state"), int):
         told["state"] = STATES.get(int(state), str(state))
 
 
-def _shown_body(sections: Mapping[int, list[Any]]) -> dict[str, Any]:
-    if DATA in sections:
-        content = b"".join(sections[DATA])
+def _shown_body(sections: ReceivedSections) -> dict[str, Any]:
+    """Return the body, nothing where it is malformed."""
+    bodies = sections.values
+    if DATA in bodies:
+        content = b"".join(bodies[DATA])
         try:
             return {"body": content.decode()}
         except UnicodeDecodeError:
             return {"bodyBase64": base64.b64encode(content).decode("ascii")}
-    if VALUE in sections:
-        return {"bodyValue": shown_value(sections[VALUE][0])}
-    if SEQUENCE in sections:
-        return {"bodyValue": [shown_value(each) for part in sections[SEQUENCE] for each in part]}
-    return {"body": ""}
+    if VALUE in bodies:
+        return {"bodyValue": shown_value(bodies[VALUE][0])}
+    if SEQUENCE in bodies:
+        return {"bodyValue": [shown_value(each) for part in bodies[SEQUENCE] for each in part]}
+    return {} if sections.malformed.keys() & BODY_SECTIONS else {"body": ""}
 
 
 def shown_value(value: object) -> Any:
@@ -348,6 +351,8 @@ def shown_value(value: object) -> Any:
         return {"type": "binary", "value": base64.b64encode(value).decode("ascii")}
     if kind == "uuid":
         return {"type": kind, "value": str(value)}
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
+        return {"type": kind or "double", "value": str(float(value))}
     if kind is not None:
         plain = float(value) if kind == "float" else value  # type: ignore[arg-type]
         return {"type": kind, "value": plain}

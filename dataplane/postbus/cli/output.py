@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -75,7 +75,7 @@ def print_objects(
     `columns`: key of a row -> heading, for tables of several; one object is a list of its fields.
     """
     if output is Format.JSON:
-        write_line(json.dumps(found, indent=2, ensure_ascii=False, default=str))
+        write_line(as_json(found, indent=2))
     elif output is Format.YAML:
         write_line(NEVER.sub(r"\g<0>  # never", as_yaml(found).rstrip("\n")))
     elif isinstance(found, Mapping):
@@ -167,17 +167,52 @@ def printable(text: str) -> str:
     )
 
 
+def printable_lines(text: str) -> str:
+    """Return text as `printable` does, but with its lines and tabs."""
+    return re.sub(r"[^\n\t]+", lambda found: printable(found[0]), text.replace("\r\n", "\n"))
+
+
 def write_line(text: str) -> None:
     """Write a line for programs, whole and at once: no markup, no wrapping."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
+def as_json(value: object, indent: int | None = None) -> str:
+    """Return JSON that is text as it reads, but for what is not printable: that is escaped.
+
+    A terminal obeys more than the control characters that JSON does not allow.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return _escaped(text, lambda each: json.dumps(each)[1:-1])
+
+
 def as_yaml(value: object) -> str:
-    """Return YAML of plain values in the order they come."""
+    """Return YAML of plain values in the order they come; what is not printable is escaped."""
     import yaml
 
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    class Dumper(yaml.SafeDumper):
+        """Puts in double quotes, where there are escapes, what is not printable."""
+
+        def analyze_scalar(self, scalar: str) -> Any:
+            """Return which styles a scalar may have."""
+            found = super().analyze_scalar(scalar)
+            if not scalar.replace("\n", "").isprintable():
+                found.allow_flow_plain = found.allow_block_plain = False
+                found.allow_single_quoted = found.allow_block = False
+            return found
+
+    text = yaml.dump(
+        value, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+    return _escaped(text, lambda each: f"\\U{ord(each):08x}")
+
+
+def _escaped(text: str, escape_of: Callable[[str], str]) -> str:
+    """Return lines in which the characters that are not printable are escaped."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else escape_of(each) for each in text)
 
 
 def as_yaml_documents(values: Sequence[object]) -> str:

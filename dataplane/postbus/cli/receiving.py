@@ -7,7 +7,6 @@ or the command is interrupted, the message is still in the queue.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections import deque
@@ -18,7 +17,7 @@ import typer
 from postbus.cli.completion import complete_entities
 from postbus.cli.contexts import ConnectionString, ContextName, Target, find_target
 from postbus.cli.failures import Exit, examples, expected_failures, fail
-from postbus.cli.output import write_line
+from postbus.cli.output import as_json, write_line
 
 if TYPE_CHECKING:
     from postbus.amqp.events import TransferReceived
@@ -186,7 +185,7 @@ def _is_shown(delivery: TransferReceived) -> bool:
 
     told = decode_json_message(delivery.payload)
     try:
-        write_line(json.dumps(told, ensure_ascii=False))
+        write_line(as_json(told))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         return False

@@ -185,13 +185,13 @@ def _section(data: bytes, pos: int, end: int) -> tuple[int, int]:
         if isinstance(descriptor, Ulong):
             code = descriptor
         elif isinstance(descriptor, Symbol):
-            code = _NAMES.get(descriptor, 0)
+            code = SECTION_NAMES.get(descriptor, 0)
     if not HEADER <= code <= FOOTER:
         raise MalformedMessage("unknown section")
     return code, content
 
 
-_NAMES: Final = {
+SECTION_NAMES: Final = {
     "amqp:header:list": HEADER,
     "amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
     "amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
@@ -202,6 +202,8 @@ _NAMES: Final = {
     "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
 }
+"""Name of a section, which may stand for its code, -> the code."""
+
 _FORM8: Final = {HEADER: 0xC0, 0x71: 0xC1, 0x72: 0xC1, PROPERTIES: 0xC0, 0x74: 0xC1}
 _FORM32: Final = {code: form + 0x10 for code, form in _FORM8.items()}
 """Constructors of the sections before the body: a list or a map, with short or long sizes."""
