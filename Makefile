@@ -15,7 +15,7 @@ CODE := dataplane tests bench examples
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^# --- /{gsub(/^# -+ | -+$$/, ""); print "\n" $$0} \
-		/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+		/^[a-z-]+:.*## /{printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # --- first --------------------------------------------------------------------------------------
 
@@ -59,11 +59,11 @@ kill-test-mixed: setup ## the same with sessions, topics, forwards, transactions
 	@$(BIN)/python -m tests.faults.mixed_kills $(KILL_FLAGS)
 
 .PHONY: two-process-test
-two-process-test: setup ## stop, kill, pause and cut off two processes on one store under load, 200 rounds
+two-process-test: setup ## stop, kill, pause, cut off two processes on one store
 	@$(BIN)/python -m tests.faults.two_processes $(ROUND_FLAGS)
 
 .PHONY: fuzz
-fuzz: setup ## feed the readers of seven formats with mutations, 10 min each
+fuzz: setup ## feed the readers of seven formats mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
