@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -191,6 +192,22 @@ async def test_the_time_outlives_an_end_whose_partition_was_not_released(
         await store.close()
     async with connected(database) as look:
         assert await look.fetchval("select count(*) from postbus.broker") == 1
+
+
+async def test_the_time_outlives_an_end_whose_entry_never_came(store: Store, database: str) -> None:
+    await store.beats.begin()
+    store.beats.persisted_ms = 777
+    await store.close()
+    left = Store(database)
+    connect = left.beats._lane._connect
+    left.beats._lane._connect = AsyncMock(side_effect=ConnectionRefusedError)
+    with pytest.raises(StoreUnavailable):
+        await left.beats.begin()
+    left.beats._lane._connect = connect
+    await left.close()  # the database is back
+    async with connected(database) as look:
+        rows = await look.fetch("select ended_by, persisted_ms from postbus.broker")
+    assert [tuple(row) for row in rows] == [("itself", 777)]
 
 
 async def test_an_entry_without_an_answer_is_the_one_of_the_next_attempt(database: str) -> None:

@@ -311,11 +311,15 @@ returning incarnation
 LEFT: Final = "itself"
 LEAVE: Final = """
 with earlier as (
-    delete from postbus.broker where ended_by = $3 and incarnation <> $1 returning persisted_ms
+    delete from postbus.broker
+    where ended_by = $3 and incarnation <> $1
+      and exists (select from postbus.broker where incarnation = $1)
+    returning persisted_ms
 )
 update postbus.broker
 set ended_by = $3,
     persisted_ms = greatest(persisted_ms, $2, (select max(persisted_ms) from earlier))
 where incarnation = $1
 """
-"""The last one that left stays: a partition that could not be released does not know the time."""
+"""The last one that left stays: a partition that could not be released does not know the time. An
+entry that got no answer perhaps never came: then those before stay."""
