@@ -11,6 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+import asyncpg
+
 from postbus.broker.host import Host
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.entity.commands import Tick
@@ -64,7 +66,7 @@ async def _holds_anything(store: Store, partition_id: int) -> bool:
     while True:
         try:
             return await store.holds_anything(partition_id)
-        except StoreError as error:
+        except (StoreError, asyncpg.PostgresError) as error:
             if not store.outage.is_on:  # else that is told already
                 extra = {"partition": partition_id, "error": str(error)}
                 logger.warning("it is not known whether a partition holds anything", extra=extra)
