@@ -8,11 +8,19 @@ import asyncpg
 import pytest
 
 from postbus.entity.commands import SubQueue
-from postbus.entity.outcomes import InsertMessage, MoveMessage, Outcome, ReserveBlock, ShareBody
+from postbus.entity.outcomes import (
+    DropDefinition,
+    InsertMessage,
+    MoveMessage,
+    Outcome,
+    ReserveBlock,
+    ShareBody,
+)
 from postbus.message.envelope import Envelope
 from postbus.store.journal import Journal
 from postbus.store.postgres import Store
 from postbus.store.shared import REMOVED_AT_ONCE, BodyCounts
+from postbus.store.staging import stage_bodies
 from tests.store.driving import (
     HELD_MS,
     NOW_MS,
@@ -136,6 +144,25 @@ def test_many_bodies_at_once_are_removed_by_several_commits() -> None:
     parts = [bodies.take_dead() for _ in range(4)]
     assert [len(part) for part in parts] == [REMOVED_AT_ONCE, REMOVED_AT_ONCE, 1, 0]
     assert [body_id for part in parts for body_id in part] == body_ids
+
+
+async def test_bodies_that_outlived_their_entity_are_reason_for_a_next_life(
+    store: Store, database: str
+) -> None:
+    it = await open_driven(store)
+    async with connected(database) as look:
+        await it.commit(outcome(mutations=[definition(), block()]), publish([1, 2]))
+        await it.commit(outcome([insert(3, BODIES[2])]))
+        await stage_bodies(store, 0, it.journal.epoch, [(4, BODIES[2])])  # no commit comes
+        await it.commit(outcome(deletes=[1, 2, 3], mutations=[DropDefinition(1, 4)]))
+        assert await counts(look) == {"body": 3, "shared": 1, "staged": 1}
+        it.journal.abandon()
+        assert await store.holds_anything(0)
+        again = await open_driven(store)
+        await again.journal.upkeep(NOW_MS)
+        assert await counts(look) == {}
+        await again.journal.close()
+        assert not await store.holds_anything(0)
 
 
 async def test_bodies_left_by_a_crash_go_in_the_next_life(store: Store, database: str) -> None:
