@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import signal
 import subprocess
 import sys
@@ -13,6 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from postbus.bus import Bus
+from postbus.cli.rereading import Rereading
+from postbus.data_directory import DataDirectory
+from postbus.manifests import BusDefinition
+from postbus.settings import Settings
+from tests.broker.brokers_rig import PORTS, definition
 from tests.command_line import CONTROL, READY_S, CommandLine, user_folder
 from tests.dev_bus import FREE_PORTS
 
@@ -148,3 +156,34 @@ def test_a_signal_during_the_start_ends_nothing(database: str) -> None:
             process.wait()
             process.stdout.close()
             process.stderr.close()
+
+
+async def test_a_failure_that_nobody_foresaw_ends_no_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read() -> BusDefinition:
+        if not caplog.records:
+            raise RuntimeError("unforeseen")
+        return definition(name="other-bus")
+
+    async def logged(text: str) -> logging.LogRecord:
+        async with asyncio.timeout(READY_S):
+            while not following.done():
+                for each in caplog.records:
+                    if text in f"{each.exc_text} {getattr(each, 'why', '')}":
+                        return each
+                await asyncio.sleep(0)
+        raise AssertionError("nobody follows the signal any more")
+
+    settings = Settings.model_validate(dict.fromkeys(PORTS, 0))
+    with DataDirectory(tmp_path / "bus") as data:
+        bus = Bus(settings, definition(), data, is_embedded=True)
+        rereading = Rereading(read)
+        following = asyncio.create_task(rereading.follow(bus))
+        try:
+            for text in ("unforeseen", "these are manifests of other-bus"):
+                rereading.ask()
+                assert (await logged(text)).message == "manifests were not read again"
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)

@@ -519,6 +519,7 @@ def test_other_kinds(tmp_path: Path, api_version: str, kind: str, expected: str)
         ("? [a]\n: 1", ":1: keys must be plain text"),
         ("a: &a [*a]", ":1: the document is too large or nested too deeply"),
         ("a: \x01", ": no valid YAML"),
+        ("[" * 600, ": the document is too large or nested too deeply"),
     ],
 )
 def test_text_that_is_no_manifest(tmp_path: Path, text: str, expected: str) -> None:

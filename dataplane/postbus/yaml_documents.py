@@ -18,6 +18,7 @@ import yaml
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # an API server refuses objects above 1.5 MB; several fit
 MAX_NODES: Final = 200_000  # aliases may not make a small file large
 MAX_DEPTH: Final = 50
+TOO_DEEP: Final = "the document is too large or nested too deeply"
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 
@@ -78,7 +79,7 @@ class Document:
         self.lines.setdefault(path, line)
         self._nodes += 1
         if self._nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            raise Malformed(line, "the document is too large or nested too deeply")
+            raise Malformed(line, TOO_DEEP)
         if isinstance(node, yaml.MappingNode):
             return self._convert_mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -153,6 +154,8 @@ def parse_documents(text: str, shown: str) -> Iterator[Document]:
         raise ManifestError([Problem(shown, 0, "", f"no valid YAML: {error}")]) from error
     except Malformed as error:
         raise ManifestError([Problem(shown, error.line, "", error.message)]) from error
+    except RecursionError as error:  # PyYAML descends by calls, before `MAX_DEPTH` is looked at
+        raise ManifestError([Problem(shown, 0, "", TOO_DEEP)]) from error
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """What SIGHUP does to a running bus: manifests and Secrets are read again.
 
 `running` starts it with the bus. A mistake in the manifests is logged and changes nothing; a signal
-that comes while the bus starts, or while manifests are read, is not lost.
+that comes while the bus starts, while manifests are read, or after whatever failed, is not lost.
 """
 
 from __future__ import annotations
@@ -39,5 +39,7 @@ class Rereading:
                 await bus.redefine(await asyncio.to_thread(self._read))
             except (ManifestError, SettingsError, BusError, DataDirectoryError, OSError) as error:
                 logger.error("manifests were not read again", extra={"why": str(error)})
+            except Exception:  # a supervised boundary: the next signal is followed all the same
+                logger.exception("manifests were not read again")
             else:
                 logger.info("manifests were read again")
