@@ -125,7 +125,9 @@ class Doors:
         self._amqp = AmqpListener(
             inside.router, inside.authorizer, limits, tasks, name, suspicion=suspicion
         )
-        http_authorizer = HttpAuthorizer(inside.authorizer, name, suspicion=suspicion)
+        http_authorizer = HttpAuthorizer(
+            inside.authorizer, name, suspicion=suspicion, saw=self._amqp.loop_time.saw
+        )
         administration = AtomHandler(
             inside.administration,
             inside.rules,

@@ -236,7 +236,11 @@ class BusThread:
         )
         self.receives = Receives(self.router, MAX_RECEIVES)
         http_authorizer = HttpAuthorizer(
-            self.authorizer, "test-bus", self.real_time_s, self.suspicion
+            self.authorizer,
+            "test-bus",
+            self.real_time_s,
+            self.suspicion,
+            self.listener.loop_time.saw,
         )
         administration = AtomHandler(
             self.administration,

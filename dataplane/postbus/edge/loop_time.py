@@ -1,59 +1,138 @@
 """How accounts share the time of the event loop.
 
 What one read costs depends on what was sent: 64 KiB of frames that do nothing take forty times as
-long as 64 KiB of messages. An account that takes long turns pauses between them, as long as they
-took, while others are there: so half of the loop is left for those. Alone it pauses never.
-Pure: the caller measures, and stops reading.
+long as 64 KiB of messages. The reads of an account that takes long turns are handled one after the
+other, over all its connections, with pauses as long as the turns: half of the loop is left for
+others. An account that is alone pauses never. Who has shown no key is an account by address.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
+logger = logging.getLogger(__name__)
+
 LONG_TURN_NS: Final = 4_000_000
-"""CPU time of a turn above which its account pauses. Measured: 64 KiB of messages of 1 KiB take
+"""CPU time of a turn above which its account is costly. Measured: 64 KiB of messages of 1 KiB take
 1 ms."""
 
-OTHERS_NS: Final = 1_000_000_000
-"""How long another account counts as there after its last turn. Our choice."""
+OTHERS_NS: Final = 5_000_000_000
+"""How long another account counts as there after its last turn, the time of turns not counted: who
+waits for a busy loop has none. Our choice."""
+
+COSTLY_NS: Final = 1_000_000_000
+"""How long an account counts as costly after its last long turn. Our choice."""
+
+SMALL_BYTES: Final = 1_024
+SMALL_AT_ONCE: Final = 8
+"""Reads up to this size go first, as many in a row: who signs in, or asks for a little, does not
+wait for all that others with its key or address have sent. Our choice."""
 
 NOBODY: Final = "\0"
 
 
-class LoopTime:
-    """The turns of all accounts. Times in nanoseconds of a clock that never goes back."""
+class _Costly:
+    """An account that takes long turns: when it may have the next, and who waits for one."""
+
+    __slots__ = ("_large", "_small", "_small_count", "free_ns", "is_due")
 
     def __init__(self) -> None:
-        self._last = NOBODY
-        self._switched_ns = -OTHERS_NS - 1
-        self._paused_until_ns: dict[str, int] = {}
+        self.free_ns = 0
+        self.is_due = False
+        self._small: deque[Callable[[], None]] = deque()
+        self._large: deque[Callable[[], None]] = deque()
+        self._small_count = 0
 
-    def is_costly(self, account: str, now_ns: int) -> bool:
+    @property
+    def is_waited_for(self) -> bool:
+        return bool(self._small or self._large)
+
+    def add(self, size_bytes: int, turn: Callable[[], None]) -> None:
+        (self._small if size_bytes <= SMALL_BYTES else self._large).append(turn)
+
+    def take(self) -> Callable[[], None]:
+        """Return the next turn of those that wait."""
+        if self._small and (self._small_count < SMALL_AT_ONCE or not self._large):
+            self._small_count += 1
+            return self._small.popleft()
+        self._small_count = 0
+        return self._large.popleft()
+
+
+class LoopTime:
+    """The turns of all accounts. Times in nanoseconds of `now_ns`, which never goes back."""
+
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._now_ns = now_ns
+        self._last = NOBODY
+        self._others_ns = -OTHERS_NS - 1
+        self._costly: dict[str, _Costly] = {}
+
+    def is_costly(self, account: str) -> bool:
         """Say whether an account took long turns a moment ago: the next ones should be short."""
-        until_ns = self._paused_until_ns.get(account)
-        if until_ns is None:
+        costly = self._costly.get(account)
+        if costly is None:
             return False
-        if until_ns + OTHERS_NS > now_ns:
+        if costly.is_waited_for or costly.free_ns + COSTLY_NS > self._now_ns():
             return True
-        del self._paused_until_ns[account]
+        del self._costly[account]
         return False
 
-    def pause_ns(self, account: str, began_ns: int, ended_ns: int, took_ns: int) -> int:
-        """Return how long a connection shall not be read after its turn, mostly 0.
+    def admit(self, account: str, size_bytes: int, turn: Callable[[], None]) -> bool:
+        """Say whether an account may have a turn now; else `turn` is called when it may."""
+        if not self._costly or not self.is_costly(account):
+            return True
+        costly = self._costly[account]
+        if not costly.is_waited_for and costly.free_ns <= self._now_ns():
+            return True
+        costly.add(size_bytes, turn)
+        self._arm(account, costly)
+        return False
 
-        `took_ns`: the CPU time of the turn, less than others waited where the machine is busy.
-        """
+    def saw(self, account: str) -> None:
+        """Note that an account is there, whatever its turns cost."""
         if account != self._last:
             if self._last is not NOBODY:
-                self._switched_ns = began_ns
+                self._others_ns = self._now_ns()
             self._last = account
-        if took_ns < LONG_TURN_NS and not self._paused_until_ns:
-            return 0
-        paused_until_ns = self._paused_until_ns.get(account, 0)
-        if took_ns < LONG_TURN_NS and paused_until_ns <= began_ns:
-            return 0
-        if began_ns - self._switched_ns > OTHERS_NS:
-            return 0
-        until_ns = max(paused_until_ns, began_ns) + 2 * (ended_ns - began_ns)
-        self._paused_until_ns[account] = until_ns
-        return until_ns - ended_ns
+
+    def note(self, account: str, began_ns: int, took_ns: int) -> None:
+        """Note a turn that is over. `took_ns`: its CPU time, less than others waited where the
+        machine is busy.
+        """
+        if account != self._last:
+            self.saw(account)
+        elif took_ns < LONG_TURN_NS and not self._costly:
+            return
+        ended_ns = self._now_ns()
+        self._others_ns += ended_ns - began_ns
+        costly = self._costly.get(account)
+        if took_ns < LONG_TURN_NS and costly is None:
+            return
+        if ended_ns - self._others_ns > OTHERS_NS:
+            return
+        if costly is None:
+            costly = self._costly[account] = _Costly()
+        costly.free_ns = 2 * ended_ns - began_ns
+
+    def _arm(self, account: str, costly: _Costly) -> None:
+        if costly.is_waited_for and not costly.is_due:
+            costly.is_due = True
+            delay_s = max(costly.free_ns - self._now_ns(), 0) / 1_000_000_000
+            self._loop.call_later(delay_s, self._next, account, costly)
+
+    def _next(self, account: str, costly: _Costly) -> None:
+        """Let the first that waits have its turn."""
+        costly.is_due = False
+        try:
+            if costly.free_ns <= self._now_ns() + 1_000_000:  # timers come up to 1 ms early
+                costly.take()()
+        except Exception:
+            logger.exception("a turn of a client broke")
+        self._arm(account, costly)

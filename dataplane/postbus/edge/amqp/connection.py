@@ -226,7 +226,8 @@ class AmqpConnection:
 
     def detach(self, link: Link, error: AmqpError | None) -> None:
         """Detach a link from our side and forget its door."""
-        link.detach(error)
+        if not self.is_ended:
+            link.detach(error)
         self._close_door(link)
         self.flush_soon()
 
@@ -573,6 +574,8 @@ class AmqpConnection:
         links = list(islice(self._doors, most))
         for link in links:
             self._close_door(link)
+        if not self._doors:
+            self._links.end()
         if self._is_lost and not self._doors:
             self.engine.discard()  # doors looked there for what is not written yet
         return len(links)

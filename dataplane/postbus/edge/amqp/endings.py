@@ -7,11 +7,14 @@ still there must not wait for all of that.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
+
+logger = logging.getLogger(__name__)
 
 LINKS_A_ROUND: Final = 256
 """Links that are taken down between two looks at the sockets: 4 ms. Our choice."""
@@ -32,14 +35,18 @@ class Endings:
         self._work()
 
     def _work(self) -> None:
-        while self._left and self._room > 0:
-            connection = self._left[0]
-            self._room -= max(connection.take_down(self._room), 1)
-            if not connection.link_count:
-                self._left.popleft()
         if not self._is_round_due:
             self._is_round_due = True
             self._loop.call_soon(self._next_round)
+        while self._left and self._room > 0:
+            connection = self._left[0]
+            try:
+                self._room -= max(connection.take_down(self._room), 1)
+            except Exception:
+                self._room -= 1
+                logger.exception("a link could not be taken down")
+            if not connection.link_count:
+                self._left.popleft()
 
     def _next_round(self) -> None:
         self._is_round_due = False

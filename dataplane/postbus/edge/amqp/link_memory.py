@@ -46,6 +46,11 @@ class LinkMemory:
         if size:
             self._shares.give_back(self._account, size)
 
+    def end(self) -> None:
+        """Give back what is left: the last door is gone."""
+        for link in list(self._sizes):
+            self.give_back(link)
+
     def move(self, account: str) -> None:
         """Count what is there for another account: the client has shown its first key."""
         used = sum(self._sizes.values())

@@ -27,7 +27,7 @@ from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
 from postbus.edge.intake import Intake
-from postbus.edge.loop_time import LoopTime
+from postbus.edge.loop_time import NOBODY, LoopTime
 from postbus.edge.refusals import Explainer
 from postbus.edge.strangers import Stranger
 from postbus.edge.suspicion import Suspicion
@@ -205,9 +205,9 @@ class AmqpListener:
         self._connections.discard(transport)
         self._has_changed.set()
 
-    def buffer_for(self, stranger: Stranger) -> memoryview:
+    def buffer_for(self, account: str) -> memoryview:
         """Return where the next bytes of a client go: little room where turns shall be short."""
-        if self.loop_time.is_costly(stranger.account, time.monotonic_ns()):
+        if self.loop_time.is_costly(account):
             return self._short_buffer
         return self.read_buffer
 
@@ -234,6 +234,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._connection: AmqpConnection | None = None
         self._is_flush_due = False
         self._is_lingering = False
+        self._held = b""
+        """What waits for its turn."""
         self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
@@ -255,26 +257,44 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._connection = self._listener.add(self, peer[0] if peer else None, self._stranger)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._listener.buffer_for(self._stranger)
+        return self._listener.buffer_for(self._account)
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._listener.read_buffer[:size_bytes])
         self.receive(data, is_burst=size_bytes == READ_BYTES)
 
     def receive(self, data: bytes, *, is_burst: bool) -> None:
-        """Take bytes; of a burst more will come at once."""
+        """Take bytes, in the turn of their key; of a burst more will come at once."""
+        admit = self._listener.loop_time.admit
+        if self._held or not admit(self._account, len(data), self._take_turn):
+            self._held += data
+            if self._transport is not None:
+                self._transport.pause_reading()
+        else:
+            self._take(data, is_burst=is_burst)
+
+    def _take_turn(self) -> None:
+        """Take what waited for its turn, and read on."""
+        data, self._held = self._held, b""
+        if self._connection is not None:
+            self._take(data, is_burst=False)
+            self._read_on()
+
+    def _take(self, data: bytes, *, is_burst: bool) -> None:
         assert self._connection is not None
+        account = self._account
         began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         self._connection.receive(data, began_ns // 1_000_000)
-        pause_ns = self._listener.loop_time.pause_ns(
-            self._stranger.account, began_ns, time.monotonic_ns(), time.thread_time_ns() - cpu_ns
-        )
+        self._listener.loop_time.note(account, began_ns, time.thread_time_ns() - cpu_ns)
         if not self._stranger.is_known:
             self._bound_stranger(self._connection, len(data))
-        if pause_ns and not self._is_reading_stopped:
-            self._pause(pause_ns / 1_000_000_000)
-        elif is_burst and not self._is_reading_stopped:
+        if is_burst and not self._is_reading_stopped:
             self._rest()
+
+    @property
+    def _account(self) -> str:
+        """Who answers for turns: the client's key, before it has shown one its address."""
+        return self._stranger.account or f"{NOBODY}{self._stranger.source}"
 
     def _bound_stranger(self, connection: AmqpConnection, size_bytes: int) -> None:
         self._stranger_bytes += size_bytes
@@ -296,12 +316,6 @@ class AmqpTransport(asyncio.BufferedProtocol):
             self._transport.pause_reading()
             self._loop.call_soon(self._loop.call_soon, self._read_on)
 
-    def _pause(self, pause_s: float) -> None:
-        """Read on later: others of the loop have their turns first."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._loop.call_later(pause_s, self._read_on)
-
     def _read_on(self) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing() and not self._is_reading_stopped:
@@ -317,6 +331,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
+        self._held = b""
         self._listener.remove(self)
         self._stranger.release(self)
         connection, self._connection = self._connection, None

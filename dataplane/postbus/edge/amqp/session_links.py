@@ -159,7 +159,7 @@ class SessionDoor(ReceiverDoor):
         """Answer the attach: the session is this link's."""
         self._stop_wait_timer()
         link = self._link
-        if link.is_gone or link.source is None:
+        if link.is_gone or link.source is None or self.connection.is_ended:
             return
         self._session_id = session_id
         self.connection.note_session(self._address.entity_no, session_id, self)

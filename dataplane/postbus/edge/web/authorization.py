@@ -66,11 +66,14 @@ class HttpAuthorizer:
         namespace: str,
         real_time_s: Callable[[], float] = time.time,
         suspicion: Suspicion | None = None,
+        saw: Callable[[str], None] = lambda _account: None,
     ) -> None:
+        """`saw` hears of whose key each request has shown."""
         self._authorizer = authorizer
         self._namespace = namespace
         self._real_time_s = real_time_s
         self._suspicion = suspicion or Suspicion()
+        self._saw = saw
 
     async def authorize(
         self,
@@ -108,6 +111,7 @@ class HttpAuthorizer:
         if stranger is not None and not stranger.show_key(grant):
             text = "Too many connections are open with this key: close some, or use fewer."
             raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"})
+        self._saw(grant.account)
         if not has_right(grant.rights, needed):
             raise self._missing(needed, path)
         return grant
