@@ -69,7 +69,7 @@ class Defining:
     async def define(self, definition: BusDefinition, rules: Sequence[KeyRule]) -> None:
         """Apply manifests now if partition 0 is ours; else log whose it is, and do it later.
 
-        Raises `AdministrationRefused`.
+        Raises `AdministrationRefused`; what waited before waits on then.
         """
         async with self._turn:
             try:
@@ -77,8 +77,8 @@ class Defining:
             except DirectoryRefusal as refusal:
                 self.postpone(refusal)
                 return
-            self._is_due.clear()
             await define_entities(definition, self._administration, rules, self._audit)
+            self._is_due.clear()
 
     def postpone(self, why: AdministrationRefused | DirectoryRefusal) -> None:
         """Apply the manifests as soon as partition 0 is ours and its store answers."""

@@ -11,14 +11,18 @@ import pytest
 from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
 from postbus.broker.caller_fence import CallerTooOld
 from postbus.broker.host import Host
-from postbus.bus import Bus
+from postbus.bus import Bus, BusError
 from postbus.contract import QueueProperties
 from postbus.entity.commands import Refusal, Tick
 from tests.broker.brokers_rig import Brokers, brokers_on, definition, peek, send
 from tests.store.driving import wait_until
+from tests.store.relay import relaying
 from tests.test_bus import TAKE
 
 pytestmark = pytest.mark.slow
+
+AUDITED = b"insert into postbus.audit"
+"""What is said to the store before manifests change entities."""
 
 
 @pytest.fixture
@@ -148,6 +152,27 @@ async def test_owner_that_became_a_standby_applies_what_it_reads_then(
         return bus.administration.find("read-again") is not None
 
     await wait_until(is_declared, 30)  # the taker never beats, so it is dead after a while
+
+
+async def test_manifests_that_wait_for_the_store_outlive_a_reading_that_failed_on_it(
+    database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("postbus.defining.OWN_LOOK_S", 3.0)
+    lost = ("postbus side", AUDITED)
+    async with relaying(database) as (relay, through), brokers_on(through) as brokers:
+        relay.deafen_at = lost
+        bus = await brokers.start("first", "of-the-start")
+        assert "not applied yet" in caplog.text
+        relay.deafen_at = lost
+        with pytest.raises(BusError, match="the store is away"):
+            await bus.redefine(definition("read-again"))
+        assert bus.administration.find("of-the-start") is None
+
+        async def is_declared() -> bool:
+            return bus.administration.find("of-the-start") is not None
+
+        await wait_until(is_declared, 10)
+        assert bus.administration.find("read-again") is None
 
 
 async def test_standby_does_not_reap_what_was_restored(brokers: Brokers) -> None:
