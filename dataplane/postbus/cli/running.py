@@ -176,6 +176,13 @@ class End:
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
         self.asked_by: str | None = None
+        self._is_signalled = False
+
+    def signal(self) -> bool:
+        """Note a signal; say whether it is one more, so that clients are not waited for."""
+        is_one_more, self._is_signalled = self._is_signalled, True
+        self.is_asked.set()
+        return is_one_more
 
     def hand_over(self, asked_by: str) -> None:
         self.asked_by = asked_by
@@ -196,10 +203,9 @@ async def _run_until_end(
 
     def ask() -> None:
         nonlocal grace_s
-        if end.is_asked.is_set():
+        if end.signal():
             grace_s = 0.0
             bus.cut_short()
-        end.is_asked.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
