@@ -13,7 +13,7 @@ from time import monotonic_ns
 import pytest
 
 from postbus.broker.authz import KeyRule
-from postbus.edge.loop_time import COSTLY_NS, OTHERS_NS, LoopTime
+from postbus.edge.loop_time import COSTLY_NS, NOBODY, OTHERS_NS, SIGNING_IN_NS, LoopTime
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import DISPOSITION, RawClient, Uint, described, frame
 from tests.edge.test_accounts import dial, poster
@@ -110,6 +110,28 @@ async def test_who_has_had_no_turn_for_long_is_not_waited_for(machine: Machine) 
     assert not machine.may("own")
 
 
+async def test_who_signs_in_is_not_waited_for_long() -> None:
+    machine = Machine()
+    machine.turn(f"{NOBODY}127.0.0.1", 1)
+    machine.turn("own", 30)
+    assert machine.time.is_costly("own")
+    machine.clock.now_ns += SIGNING_IN_NS + COSTLY_NS
+    for _ in range(9):
+        machine.turn("own", 30)
+        assert machine.may("own")
+
+
+async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
+    machine = Machine()
+    stranger = f"{NOBODY}192.0.2.1"
+    machine.turn(stranger, 30)
+    assert machine.may(stranger)
+    machine.turn("own", 1)
+    machine.turn(stranger, 30)
+    assert not machine.may(stranger)
+    assert machine.may("own")
+
+
 async def test_turns_that_wait_come_one_after_the_other() -> None:
     time = LoopTime()
     done: list[int] = []
@@ -172,7 +194,7 @@ def connect(bus: BusThread, rule: KeyRule) -> RawClient:
 def test_who_asks_over_http_is_there_too(bus: BusThread, queue: str) -> None:
     with connect(bus, TENANT), dial(bus) as client:
         poster(bus, client, queue, 10)()
-        assert bus.listener.loop_time._last == ROOT.name
+        assert bus.listener.loop_time.last == ROOT.name
 
 
 @pytest.mark.slow

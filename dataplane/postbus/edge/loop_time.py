@@ -25,6 +25,9 @@ OTHERS_NS: Final = 5_000_000_000
 """How long another account counts as there after its last turn, the time of turns not counted: who
 waits for a busy loop has none. Our choice."""
 
+SIGNING_IN_NS: Final = 500_000_000
+"""The same of a client that has shown no key yet: it asks again at once, or is somebody else."""
+
 COSTLY_NS: Final = 1_000_000_000
 """How long an account counts as costly after its last long turn. Our choice."""
 
@@ -70,25 +73,28 @@ class LoopTime:
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._loop = asyncio.get_running_loop()
         self._now_ns = now_ns
-        self._last = NOBODY
-        self._others_ns = -OTHERS_NS - 1
-        self._costly: dict[str, _Costly] = {}
+        self.last = NOBODY
+        """Who had a turn last."""
+        self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
+        """When keys had turns one after the other, when a key and when a client without had one."""
+        self.costly: dict[str, _Costly] = {}
+        """Empty mostly: then nobody waits, whatever they send."""
 
     def is_costly(self, account: str) -> bool:
         """Say whether an account took long turns a moment ago: the next ones should be short."""
-        costly = self._costly.get(account)
+        costly = self.costly.get(account)
         if costly is None:
             return False
         if costly.is_waited_for or costly.free_ns + COSTLY_NS > self._now_ns():
             return True
-        del self._costly[account]
+        del self.costly[account]
         return False
 
     def admit(self, account: str, size_bytes: int, turn: Callable[[], None]) -> bool:
         """Say whether an account may have a turn now; else `turn` is called when it may."""
-        if not self._costly or not self.is_costly(account):
+        if not self.costly or not self.is_costly(account):
             return True
-        costly = self._costly[account]
+        costly = self.costly[account]
         if not costly.is_waited_for and costly.free_ns <= self._now_ns():
             return True
         costly.add(size_bytes, turn)
@@ -97,29 +103,42 @@ class LoopTime:
 
     def saw(self, account: str) -> None:
         """Note that an account is there, whatever its turns cost."""
-        if account != self._last:
-            if self._last is not NOBODY:
-                self._others_ns = self._now_ns()
-            self._last = account
+        now_ns = self._now_ns()
+        if account.startswith(NOBODY):
+            self._unknown_ns = now_ns
+            return
+        self._known_ns = now_ns
+        if account != self.last:
+            if self.last is not NOBODY:
+                self._others_ns = now_ns
+            self.last = account
 
     def note(self, account: str, began_ns: int, took_ns: int) -> None:
         """Note a turn that is over. `took_ns`: its CPU time, less than others waited where the
         machine is busy.
         """
-        if account != self._last:
-            self.saw(account)
-        elif took_ns < LONG_TURN_NS and not self._costly:
+        if took_ns < LONG_TURN_NS and not self.costly and account == self.last:
             return
+        was_alone = self._is_alone(account, began_ns)
+        self.saw(account)
         ended_ns = self._now_ns()
         self._others_ns += ended_ns - began_ns
-        costly = self._costly.get(account)
-        if took_ns < LONG_TURN_NS and costly is None:
-            return
-        if ended_ns - self._others_ns > OTHERS_NS:
+        self._unknown_ns += ended_ns - began_ns
+        self._known_ns += ended_ns - began_ns
+        costly = self.costly.get(account)
+        if was_alone or (took_ns < LONG_TURN_NS and costly is None):
             return
         if costly is None:
-            costly = self._costly[account] = _Costly()
+            costly = self.costly[account] = _Costly()
         costly.free_ns = 2 * ended_ns - began_ns
+
+    def _is_alone(self, account: str, now_ns: int) -> bool:
+        """Say whether nobody else was there a moment ago."""
+        if account.startswith(NOBODY):
+            return now_ns - self._known_ns > OTHERS_NS
+        if account != self.last and self.last is not NOBODY:
+            return False
+        return now_ns - self._others_ns > OTHERS_NS and now_ns - self._unknown_ns > SIGNING_IN_NS
 
     def _arm(self, account: str, costly: _Costly) -> None:
         if costly.is_waited_for and not costly.is_due:

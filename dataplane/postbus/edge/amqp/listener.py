@@ -27,7 +27,7 @@ from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
 from postbus.edge.intake import Intake
-from postbus.edge.loop_time import NOBODY, LoopTime
+from postbus.edge.loop_time import NOBODY, SMALL_BYTES, LoopTime
 from postbus.edge.refusals import Explainer
 from postbus.edge.strangers import Stranger
 from postbus.edge.suspicion import Suspicion
@@ -257,7 +257,12 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._connection = self._listener.add(self, peer[0] if peer else None, self._stranger)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._listener.buffer_for(self._account)
+        listener = self._listener
+        return (
+            listener.buffer_for(self._account)
+            if listener.loop_time.costly
+            else listener.read_buffer
+        )
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._listener.read_buffer[:size_bytes])
@@ -265,8 +270,13 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     def receive(self, data: bytes, *, is_burst: bool) -> None:
         """Take bytes, in the turn of their key; of a burst more will come at once."""
-        admit = self._listener.loop_time.admit
-        if self._held or not admit(self._account, len(data), self._take_turn):
+        loop_time, account = self._listener.loop_time, self._stranger.account
+        if not loop_time.costly and len(data) <= SMALL_BYTES and account:  # most reads of receivers
+            assert self._connection is not None
+            if account != loop_time.last:
+                loop_time.saw(account)
+            self._connection.receive(data, time.monotonic_ns() // 1_000_000)
+        elif self._held or not loop_time.admit(self._account, len(data), self._take_turn):
             self._held += data
             if self._transport is not None:
                 self._transport.pause_reading()
