@@ -110,6 +110,14 @@ async def test_who_has_had_no_turn_for_long_is_not_waited_for(machine: Machine) 
     assert not machine.may("own")
 
 
+async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
+    machine = Machine()
+    machine.turn("others", 1)
+    machine.clock.now_ns += OTHERS_NS + 9 * MS
+    machine.turn("own", 30)
+    assert machine.may("own")
+
+
 async def test_who_signs_in_is_not_waited_for_long() -> None:
     machine = Machine()
     machine.turn(f"{NOBODY}127.0.0.1", 1)

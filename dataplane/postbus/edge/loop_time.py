@@ -76,7 +76,7 @@ class LoopTime:
         self.last = NOBODY
         """Who had a turn last."""
         self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
-        """When keys had turns one after the other, when a key and when a client without had one."""
+        """When another key than the last one had a turn, when any had, and a client without."""
         self.costly: dict[str, _Costly] = {}
         """Empty mostly: then nobody waits, whatever they send."""
 
@@ -92,7 +92,7 @@ class LoopTime:
 
     def admit(self, account: str, size_bytes: int, turn: Callable[[], None]) -> bool:
         """Say whether an account may have a turn now; else `turn` is called when it may."""
-        if not self.costly or not self.is_costly(account):
+        if not self.is_costly(account):
             return True
         costly = self.costly[account]
         if not costly.is_waited_for and costly.free_ns <= self._now_ns():
@@ -107,11 +107,10 @@ class LoopTime:
         if account.startswith(NOBODY):
             self._unknown_ns = now_ns
             return
-        self._known_ns = now_ns
         if account != self.last:
-            if self.last is not NOBODY:
-                self._others_ns = now_ns
+            self._others_ns = self._known_ns
             self.last = account
+        self._known_ns = now_ns
 
     def note(self, account: str, began_ns: int, took_ns: int) -> None:
         """Note a turn that is over. `took_ns`: its CPU time, less than others waited where the
@@ -136,9 +135,8 @@ class LoopTime:
         """Say whether nobody else was there a moment ago."""
         if account.startswith(NOBODY):
             return now_ns - self._known_ns > OTHERS_NS
-        if account != self.last and self.last is not NOBODY:
-            return False
-        return now_ns - self._others_ns > OTHERS_NS and now_ns - self._unknown_ns > SIGNING_IN_NS
+        others_ns = self._others_ns if account == self.last else self._known_ns
+        return now_ns - others_ns > OTHERS_NS and now_ns - self._unknown_ns > SIGNING_IN_NS
 
     def _arm(self, account: str, costly: _Costly) -> None:
         if costly.is_waited_for and not costly.is_due:

@@ -205,9 +205,9 @@ class AmqpListener:
         self._connections.discard(transport)
         self._has_changed.set()
 
-    def buffer_for(self, account: str) -> memoryview:
+    def buffer_for(self, stranger: Stranger) -> memoryview:
         """Return where the next bytes of a client go: little room where turns shall be short."""
-        if self.loop_time.is_costly(account):
+        if self.loop_time.costly and self.loop_time.is_costly(_account_of(stranger)):
             return self._short_buffer
         return self.read_buffer
 
@@ -257,12 +257,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._connection = self._listener.add(self, peer[0] if peer else None, self._stranger)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        listener = self._listener
-        return (
-            listener.buffer_for(self._account)
-            if listener.loop_time.costly
-            else listener.read_buffer
-        )
+        return self._listener.buffer_for(self._stranger)
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._listener.read_buffer[:size_bytes])
@@ -276,7 +271,9 @@ class AmqpTransport(asyncio.BufferedProtocol):
             if account != loop_time.last:
                 loop_time.saw(account)
             self._connection.receive(data, time.monotonic_ns() // 1_000_000)
-        elif self._held or not loop_time.admit(self._account, len(data), self._take_turn):
+        elif self._held or not loop_time.admit(
+            _account_of(self._stranger), len(data), self._take_turn
+        ):
             self._held += data
             if self._transport is not None:
                 self._transport.pause_reading()
@@ -292,7 +289,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     def _take(self, data: bytes, *, is_burst: bool) -> None:
         assert self._connection is not None
-        account = self._account
+        account = _account_of(self._stranger)
         began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         self._connection.receive(data, began_ns // 1_000_000)
         self._listener.loop_time.note(account, began_ns, time.thread_time_ns() - cpu_ns)
@@ -300,11 +297,6 @@ class AmqpTransport(asyncio.BufferedProtocol):
             self._bound_stranger(self._connection, len(data))
         if is_burst and not self._is_reading_stopped:
             self._rest()
-
-    @property
-    def _account(self) -> str:
-        """Who answers for turns: the client's key, before it has shown one its address."""
-        return self._stranger.account or f"{NOBODY}{self._stranger.source}"
 
     def _bound_stranger(self, connection: AmqpConnection, size_bytes: int) -> None:
         self._stranger_bytes += size_bytes
@@ -431,3 +423,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
                 transport.close()
             else:
                 self._loop.call_later(LINGER_S, transport.close)
+
+
+def _account_of(stranger: Stranger) -> str:
+    """Return who answers for turns: the client's key, before it has shown one its address."""
+    return stranger.account or f"{NOBODY}{stranger.source}"

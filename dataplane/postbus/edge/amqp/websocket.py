@@ -112,7 +112,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # --- called by the event loop ---------------------------------------------------------------
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._amqp.buffer_for(self._stranger.account)
+        return self._amqp.buffer_for(self._stranger)
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._amqp.read_buffer[:size_bytes])
