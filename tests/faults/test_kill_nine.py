@@ -30,7 +30,8 @@ def test_kills_lose_and_double_nothing() -> None:
 
 @pytest.mark.slow
 def test_checker_catches_a_broker_that_answers_before_the_commit() -> None:
+    """With messages for all kills: once most are sent, a kill finds nothing that was answered."""
     broken = str(FOLDER / "early_answers.py")
-    result = run_kills("--kills", "3", "--messages", "4000", *SLOW, "--broker", broken)
+    result = run_kills("--kills", "4", "--messages", "16000", *SLOW, "--broker", broken)
     assert result.returncode == 1, result.stdout[-3_000:]
     assert "I1:" in result.stdout or "I2:" in result.stdout
