@@ -86,57 +86,53 @@ examples, each begins with `python -m tests.faults.mixed_kills`:
 """
 
 
+NAMESPACE = [
+    f"""apiVersion: v1
+kind: Secret
+metadata: {{name: root-key}}
+stringData: {{primaryKey: {KEY}}}""",
+    f"""apiVersion: postbus.dev/v1alpha1
+kind: Namespace
+metadata: {{name: faults}}
+spec:
+  sku: {{name: Standard}}
+  authorizationRules: [{{name: {RULE}, rights: [Manage], secretName: root-key}}]""",
+]
+"""The first manifests of a bus."""
+
+
 def manifests() -> str:
     """Return the bus: what each entity is for is said by its name."""
-    common = (
-        f"owner: {{name: faults}}, lockDuration: PT{LOCK_S:.0f}S,"
-        f" maxDeliveryCount: {MAX_DELIVERIES}"
-    )
+    common = f", lockDuration: PT{LOCK_S:.0f}S, maxDeliveryCount: {MAX_DELIVERIES}"
     extra = {
         "once": ", requiresDuplicateDetection: true",
         "plain": HISTORY,
         "end": BRIEF_HISTORY,
     }
     documents = [
-        f"""apiVersion: v1
-kind: Secret
-metadata: {{name: root-key}}
-stringData: {{primaryKey: {KEY}}}""",
-        f"""apiVersion: postbus.dev/v1alpha1
-kind: Namespace
-metadata: {{name: faults}}
-spec:
-  sku: {{name: Standard}}
-  authorizationRules: [{{name: {RULE}, rights: [Manage], secretName: root-key}}]""",
-        *(_queue(name, common + extra.get(name, "")) for name in QUEUES),
-        _queue("grouped", common + ", requiresSession: true" + HISTORY),
-        _queue("hop-two", common + ", forwardTo: end"),
-        _queue("hop-one", common + ", forwardTo: hop-two"),
-        """apiVersion: postbus.dev/v1alpha1
-kind: Topic
-metadata: {name: news}
-spec: {owner: {name: faults}}""",
+        *NAMESPACE,
+        *(entity("Queue", name, "faults", common + extra.get(name, "")) for name in QUEUES),
+        entity("Queue", "grouped", "faults", common + ", requiresSession: true" + HISTORY),
+        entity("Queue", "hop-two", "faults", common + ", forwardTo: end"),
+        entity("Queue", "hop-one", "faults", common + ", forwardTo: hop-two"),
+        entity("Topic", "news", "faults"),
     ]
     for name, expression in SUBSCRIPTIONS.items():
-        spec = common.replace("name: faults", "name: news")
+        spec = common
         if expression is not None:
             spec += f", rules: [{{name: chosen, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
         if name == "c":
             spec += ", forwardTo: sink"
-        documents.append(
-            f"""apiVersion: postbus.dev/v1alpha1
-kind: Subscription
-metadata: {{name: {name}}}
-spec: {{{spec}}}"""
-        )
+        documents.append(entity("Subscription", name, "news", spec))
     return "\n---\n".join(documents) + "\n"
 
 
-def _queue(name: str, spec: str) -> str:
+def entity(kind: str, name: str, owner: str, spec: str = "") -> str:
+    """Return a manifest; `spec`: what is said beside the owner, from its comma on."""
     return f"""apiVersion: postbus.dev/v1alpha1
-kind: Queue
+kind: {kind}
 metadata: {{name: {name}}}
-spec: {{{spec}}}"""
+spec: {{owner: {{name: {owner}}}{spec}}}"""
 
 
 def destinations(path: str, properties: Mapping[str, object]) -> Iterable[str]:

@@ -50,10 +50,11 @@ from tests.faults.history import (
 from tests.faults.mixed_kills import (
     LOCK_S,
     MAX_DELIVERIES,
+    NAMESPACE,
     PEEK_RETRIES,
     PLACES,
-    RULE,
     SESSIONS,
+    entity,
     peek,
 )
 from tests.faults.moving_clients import (
@@ -67,7 +68,7 @@ from tests.faults.moving_clients import (
     works,
 )
 from tests.faults.network import Cut, Network, network_to
-from tests.faults.victims import KEY, Broker, choose_port, wait_for_port
+from tests.faults.victims import Broker, choose_port, wait_for_port
 
 ROUND_S = 6.0
 LIFE_ROUNDS = 20
@@ -296,22 +297,13 @@ class Process:
 
 def manifests() -> str:
     """Return the bus: what each entity is for is said by its name."""
-    common = f"lockDuration: PT{LOCK_S:.0f}S, maxDeliveryCount: {MAX_DELIVERIES}"
+    common = f", lockDuration: PT{LOCK_S:.0f}S, maxDeliveryCount: {MAX_DELIVERIES}"
     extra = {"once": ", requiresDuplicateDetection: true", "grouped": ", requiresSession: true"}
     documents = [
-        f"""apiVersion: v1
-kind: Secret
-metadata: {{name: root-key}}
-stringData: {{primaryKey: {KEY}}}""",
-        f"""apiVersion: postbus.dev/v1alpha1
-kind: Namespace
-metadata: {{name: faults}}
-spec:
-  sku: {{name: Standard}}
-  authorizationRules: [{{name: {RULE}, rights: [Manage], secretName: root-key}}]""",
+        *NAMESPACE,
         *(entity("Queue", name, "faults", common + extra.get(name, "")) for name in QUEUES),
         entity("Queue", "hop", "faults", common + ", forwardTo: end"),
-        entity("Topic", "news", "faults", "supportOrdering: true"),
+        entity("Topic", "news", "faults", ", supportOrdering: true"),
     ]
     for name, expression in SUBSCRIPTIONS.items():
         rules = f", rules: [{{name: chosen, sqlFilter: {{sqlExpression: '{expression}'}}}}]"
@@ -319,13 +311,6 @@ spec:
             entity("Subscription", name, "news", common + (rules if expression else ""))
         )
     return "\n---\n".join(documents) + "\n"
-
-
-def entity(kind: str, name: str, owner: str, spec: str) -> str:
-    return f"""apiVersion: postbus.dev/v1alpha1
-kind: {kind}
-metadata: {{name: {name}}}
-spec: {{owner: {{name: {owner}}}, {spec}}}"""
 
 
 @dataclass
