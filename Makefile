@@ -10,7 +10,7 @@ PYTEST_FLAGS ?=
 # cores: clients of SDKs mostly sleep, a second at each close.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane
-CODE := dataplane tests bench examples
+CODE := dataplane tests bench examples .ci
 
 .PHONY: help
 help: ## list the targets
@@ -33,6 +33,15 @@ setup: .venv/.ready ## make .venv with everything for development; no-op when fr
 	$(DEMO_BIN)/python $(PIP) --require-hashes -r requirements-demo.lock
 	$(DEMO_BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+HOOK = $(shell git rev-parse --git-path hooks)/commit-msg
+
+.PHONY: hooks
+hooks: ## let git check each commit message as CI does
+	@test ! -e "$(HOOK)" || grep -q commit_messages "$(HOOK)" || { echo "$(HOOK) exists" >&2; exit 1; }
+	@mkdir -p "$(dir $(HOOK))"
+	@printf '%s\n' '#!/bin/sh' 'f=.ci/commit_messages.py; test ! -x $$f || exec $$f "$$1"' > "$(HOOK)"
+	@chmod +x "$(HOOK)"
 
 # --- running ------------------------------------------------------------------------------------
 
@@ -85,6 +94,7 @@ check: setup ## format, lint, types, layers
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/ruff check --quiet $(CODE)
 	$(BIN)/mypy --no-error-summary
+	$(BIN)/mypy --no-error-summary .ci/commit_messages.py
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: format

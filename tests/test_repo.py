@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"postbus": ROOT / "dataplane" / "postbus"}
-CODE_FOLDERS = ("dataplane", "tests", "bench", "examples")
+CODE_FOLDERS = ("dataplane", "tests", "bench", "examples", ".ci")
 MADE_FOLDERS = {"__pycache__", "work", "build", "target", "node_modules", "results"}
 TEXT_ENDINGS = {".py", ".sql", ".toml", ".yaml", ".yml", ".lark"}
 
