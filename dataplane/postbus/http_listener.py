@@ -11,10 +11,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.streams import StreamReader
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp import StreamReader, web
+
+from postbus.edge.web.aiohttp_internals import AiohttpConnection, MalformedRequest
 
 QUIET_S: Final = 75.0
 """How long a connection may be without a request, or a head take to come."""
@@ -40,7 +39,7 @@ TOO_LARGE: Final = (
 )
 
 
-class HttpConnection(RequestHandler):
+class HttpConnection(AiohttpConnection):
     """One HTTP client: bounds the head of every request, which the parser collects without end."""
 
     __slots__ = ("_body", "_head_bytes", "is_stranger")
@@ -54,38 +53,34 @@ class HttpConnection(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return not self._request_in_progress
+        """Whether no request waits or is being answered."""
+        return not (self.is_answering or self.has_waiting_requests)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; a client whose head grows too long is told so and cut off."""
         is_head = self._body is None or self._body.is_eof()
-        is_asking = bool(self._messages) or not self.is_idle
-        if data and is_head and is_asking and not self._upgraded and self.is_stranger():
+        if data and is_head and not self.is_idle and not self.is_upgraded and self.is_stranger():
             self.close()  # when the request before is answered; this one is not read
             self._count_head(data)
             return
-        request_count = self._request_count
+        head_count = self.head_count
         super().data_received(data)
-        if self._request_count != request_count:
+        if self.head_count != head_count:
             self._head_bytes = 0
-            if self._messages:
-                self._body = self._messages[-1][1]
-                self._drop_traceback()
-        elif is_head and not self._upgraded:
+            if self.has_waiting_requests:
+                self._body = self.newest_body
+        elif is_head and not self.is_upgraded:
             self._count_head(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget what waited for an answer; requests and their answers refer to each other."""
+        """Forget the client."""
         super().connection_lost(exc)
-        self._messages.clear()
-        self._message_tail = b""
         self._body = None
         self.is_stranger = _never
 
     def leave(self) -> None:
         """Hang up, when what is asked is answered."""
-        if self.is_idle and not self._messages:
+        if self.is_idle:
             self.force_close()
         else:
             self.close()
@@ -97,22 +92,9 @@ class HttpConnection(RequestHandler):
 
     def _refuse_head(self) -> None:
         if self.transport is not None:
-            if self.is_idle and not self._messages:
+            if self.is_idle:
                 self.transport.write(TOO_LARGE)
             self.force_close()
-
-    async def start(self) -> None:
-        """Answer requests until the connection ends."""
-        try:
-            await super().start()
-        except asyncio.CancelledError as error:
-            error.__traceback__ = None  # it refers to frames of tasks that refer to it
-            raise
-
-    def _drop_traceback(self) -> None:
-        """Free what was no HTTP: its error, the last message, refers to frames that refer to it."""
-        if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
-            self._messages[-1][0].exc.__traceback__ = None
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -120,9 +102,7 @@ class HttpConnection(RequestHandler):
         """Send an answer under our name."""
         if not resp.prepared:
             resp.headers["Server"] = SERVER
-        finished = await super().finish_response(request, resp, start_time)
-        self._drop_traceback()  # it may have read what came behind a refused upgrade
-        return finished
+        return await super().finish_response(request, resp, start_time)
 
 
 class HttpListener:
@@ -182,7 +162,7 @@ def _make_room(server: web.Server) -> None:
     if len(connections) < MAX_CONNECTIONS:
         return
     for connection in connections:
-        if not isinstance(connection, HttpConnection) or connection.is_idle:
+        if not isinstance(connection, HttpConnection) or not connection.is_answering:
             connection.force_close()
             return
     connections[0].force_close()
@@ -191,7 +171,7 @@ def _make_room(server: web.Server) -> None:
 def is_ours(record: logging.LogRecord) -> bool:
     """Keep what a client did wrong out of the log: it was told, and it may hold a secret."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, MalformedRequest)
 
 
 PROTOCOL_LOG: Final = logging.getLogger(f"{__name__}.protocol")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -426,7 +425,9 @@ class MetricsServer:
         await self._listener.stop()
 
     @web.middleware
-    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _check_host(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         """Refuse what came by the name of another host: a page whose name leads to loopback."""
         host = request.headers.get("Host")
         if self._names is not None and host is not None and not self._names.include(host):

@@ -26,6 +26,7 @@ from postbus.edge.amqp.websocket_frames import (
     pong_frame,
 )
 from postbus.edge.strangers import Stranger
+from postbus.edge.web.aiohttp_internals import AiohttpConnection
 from postbus.edge.web.authorization import STRANGER, HttpRefused
 
 logger = logging.getLogger(__name__)
@@ -53,9 +54,8 @@ class WebSocketHandler:
         protocol, transport = request.protocol, request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError
+        assert isinstance(protocol, AiohttpConnection)
         stranger = request[STRANGER]
-        early = _Early()
-        protocol.set_parser(early)  # type: ignore[arg-type]  # gives what came behind the head
         transport.write(
             (
                 "HTTP/1.1 101 Switching Protocols\r\n"
@@ -65,23 +65,8 @@ class WebSocketHandler:
             ).encode()
         )
         made = WebSocketTransport(transport, self._amqp, stranger)
-        protocol.transport = None  # it forgets the connection without closing it
-        protocol.connection_lost(None)
-        made.begin(early.data)
+        made.begin(protocol.detach())
         return web.Response()  # to nobody
-
-
-class _Early:
-    """Takes what the HTTP parser has left."""
-
-    def __init__(self) -> None:
-        self.data = b""
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self.data += data
-        return False, b""
-
-    def feed_eof(self) -> None: ...
 
 
 class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):

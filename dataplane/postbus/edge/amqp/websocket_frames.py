@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiohttp._websocket.helpers import websocket_mask
+from postbus.edge.web.aiohttp_internals import unmask
 
 MAX_FRAME_BYTES: Final = 65_535
 """Payload of one frame that is written: longer ones need a longer head, and some clients collect a
@@ -72,7 +72,7 @@ class FrameReader:
             if self._left_bytes:
                 part = bytearray(data[at : at + self._left_bytes])
                 at += len(part)
-                websocket_mask(self._mask, part)
+                unmask(self._mask, part)
                 parts.append(part)
                 self._left_bytes -= len(part)
                 if self._left_bytes and len(part) % 4:
@@ -138,7 +138,7 @@ class FrameReader:
         if len(data) - at < used:
             return 0
         payload = bytearray(data[at + 6 : at + used])
-        websocket_mask(data[at + 2 : at + 6], payload)
+        unmask(data[at + 2 : at + 6], payload)
         if opcode == PING:
             received.ping = bytes(payload)
         elif opcode == CLOSE:

@@ -13,10 +13,9 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from postbus.broker.own_names import OwnNames
 from postbus.edge.strangers import Stranger
@@ -74,13 +73,26 @@ async def _always() -> bool:
 class _Server(web.Server):
     """Knows of each connection who came."""
 
-    strangers: dict[RequestHandler, Stranger]
-    patience: dict[RequestHandler, asyncio.TimerHandle]
+    strangers: dict[web.RequestHandler, Stranger]
+    patience: dict[web.RequestHandler, asyncio.TimerHandle]
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        **limits: Any,
+    ) -> None:
+        # a receive that waits ends with its client
+        super().__init__(handler, handler_cancellation=True)
+        self._limits = limits
+        self.strangers = {}
+        self.patience = {}
 
     def __call__(self) -> HttpConnection:
-        return HttpConnection(self, loop=self._loop, **self._kwargs)
+        return HttpConnection(self, loop=asyncio.get_running_loop(), **self._limits)
 
-    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         super().connection_lost(handler, exc)
         stranger = self.strangers.pop(handler, None)
         if stranger is not None:
@@ -129,10 +141,7 @@ class HttpDoor:
             max_field_size=MAX_FIELD_BYTES,
             max_headers=MAX_FIELDS,
             auto_decompress=False,
-            handler_cancellation=True,  # a receive that waits ends with its client
         )
-        self._server.strangers = {}
-        self._server.patience = {}
 
     @property
     def connection_count(self) -> int:
