@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from postbus.broker.clock import EntityClock
 from postbus.broker.directory import Directory
@@ -301,10 +301,11 @@ class Host:
                 self._sinks.grant(effect)
             elif type(effect) is Idle:
                 self._tasks.create_task(self._delete_idle(effect.entity_no))
-            elif type(effect) is Ship and self._shipper is not None:
+            elif type(effect) is not Ship:
+                assert_never(effect)
+            elif self._shipper is not None:
                 self._shipper.ship(effect)
-        if on_reply is not None:
-            self._reply(on_reply, outcome.reply)
+        self._reply(on_reply, outcome.reply)
 
     async def _delete_idle(self, entity_no: int) -> None:
         """Let the catalog decide about an idle entity; a failure is tried with the next `Idle`."""

@@ -1,7 +1,8 @@
 """What a command did: effects for the host, mutations for the journal.
 
 Effects are what the host must do once the mutations are durable; mutations are what the tables
-must become. Plain data; only `partition_state` makes it, host and journal read it.
+must become. Plain data; only `partition_state` makes it, host and journal read it. Effects and
+mutations are final, so that a chain of `type(x) is …` can end with `assert_never`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, final
 
 from postbus.contract import EntityKind, EntityProperties, RuleProperties
 from postbus.entity.commands import Death, Delivery, Refusal, Reply, StoredRow, SubQueue
@@ -19,6 +20,7 @@ from postbus.message.envelope import Envelope
 # --- effects ------------------------------------------------------------------------------------
 
 
+@final
 @dataclass(slots=True)
 class Deliver:
     """Hand these to a consumer; entity and sub-queue are named so that they can be given back."""
@@ -29,6 +31,7 @@ class Deliver:
     deliveries: list[Delivery]
 
 
+@final
 @dataclass(slots=True)
 class EndConsumer:
     """The consumer was removed by the broker: entity dropped or receiving disabled."""
@@ -37,6 +40,7 @@ class EndConsumer:
     refusal: Refusal
 
 
+@final
 @dataclass(slots=True)
 class Fetch:
     """Read these rows and hand them back with `SupplyRows`; at most one a sub-queue is open."""
@@ -46,6 +50,7 @@ class Fetch:
     row_keys: list[int]
 
 
+@final
 @dataclass(slots=True)
 class SessionGranted:
     """A receiver holds a session from now on."""
@@ -55,6 +60,7 @@ class SessionGranted:
     locked_until_ms: int
 
 
+@final
 @dataclass(slots=True)
 class Available:
     """A consumer that asked for a hint could get so many messages; told once (ADR 24)."""
@@ -63,6 +69,7 @@ class Available:
     count: int
 
 
+@final
 @dataclass(slots=True)
 class Ship:
     """Send these to an entity by name, in order; answered with `Shipped`.
@@ -79,6 +86,7 @@ class Ship:
     resent: frozenset[int] = frozenset()
 
 
+@final
 @dataclass(slots=True)
 class Idle:
     """An entity has not been used for its `AutoDeleteOnIdle`; the catalog decides (ADR 27)."""
@@ -100,6 +108,7 @@ class InsertMessage(NamedTuple):
     envelope: Envelope
 
 
+@final
 class ReserveBlock(NamedTuple):
     """Row keys [first_key, first_key + size) belong to one sub-queue (ADR 15).
 
@@ -114,6 +123,7 @@ class ReserveBlock(NamedTuple):
     first_sequence: int
 
 
+@final
 class PatchMessage(NamedTuple):
     """Upsert of `patch(row_key)`: a deferred mark, a count, replaced application properties.
 
@@ -126,6 +136,7 @@ class PatchMessage(NamedTuple):
     application_properties: bytes | None
 
 
+@final
 class MoveMessage(NamedTuple):
     """Delete under the old key, insert under the new one, patch folded in (ADR 17).
 
@@ -159,6 +170,7 @@ class Settling(IntEnum):
     RESENT = 6
 
 
+@final
 class SettleRows(NamedTuple):
     """Rows that stay in the tables for the retention of their entity, but are not live (ADR 18).
 
@@ -171,6 +183,7 @@ class SettleRows(NamedTuple):
     settled_ms: int
 
 
+@final
 class PutDue(NamedTuple):
     """A scheduled row: when it becomes active and the number that names it until then."""
 
@@ -180,6 +193,7 @@ class PutDue(NamedTuple):
     sequence: int
 
 
+@final
 class PutKept(NamedTuple):
     """A row inserted outside ACTIVE by this outcome: the number that names it there."""
 
@@ -191,6 +205,7 @@ class PutKept(NamedTuple):
     death: Death | None = None
 
 
+@final
 class RecordAcquired(NamedTuple):
     """Attempts made so far on rows, the latest record of a row wins (ADR 19)."""
 
@@ -198,6 +213,7 @@ class RecordAcquired(NamedTuple):
     attempts: list[int]
 
 
+@final
 class PutDefinition(NamedTuple):
     """The partition's copy of a definition; fields as in `PutEntity`."""
 
@@ -212,11 +228,13 @@ class PutDefinition(NamedTuple):
     is_partitioned: bool = False
 
 
+@final
 class DropDefinition(NamedTuple):
     entity_no: int
     catalog_version: int
 
 
+@final
 class RecordSize(NamedTuple):
     """Checkpoint of an entity's size in bytes and its live count at that moment (ADR 37)."""
 
@@ -225,6 +243,7 @@ class RecordSize(NamedTuple):
     message_count: int
 
 
+@final
 class RecordUse(NamedTuple):
     """When an entity was used last, coarsely and never too early (ADR 27)."""
 
@@ -232,6 +251,7 @@ class RecordUse(NamedTuple):
     last_used_ms: int
 
 
+@final
 class PutSessionState(NamedTuple):
     """Upsert of a session's state; None deletes the row."""
 
@@ -241,6 +261,7 @@ class PutSessionState(NamedTuple):
     updated_ms: int
 
 
+@final
 class RecordIds(NamedTuple):
     """Ids that duplicate detection has seen: 16 bytes each, one row a commit (ADR 26)."""
 
@@ -249,6 +270,7 @@ class RecordIds(NamedTuple):
     digests: bytes
 
 
+@final
 class ForgetIds(NamedTuple):
     """Ids of an entity seen before a time left the window; the entity is gone when it is None."""
 
@@ -256,12 +278,14 @@ class ForgetIds(NamedTuple):
     before_ms: int | None
 
 
+@final
 class ShareBody(NamedTuple):
     """Rows inserted by this outcome that have one body in common: it is stored once (ADR 7)."""
 
     row_keys: list[int]
 
 
+@final
 class PutOutbound(NamedTuple):
     """A row of the outbox: where it goes and where it came from.
 
@@ -278,6 +302,7 @@ class PutOutbound(NamedTuple):
     is_resent: bool = False
 
 
+@final
 class PutInbound(NamedTuple):
     """The last number that arrived for an entity from a partition's outbox."""
 

@@ -11,29 +11,29 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar, assert_never
 
 from postbus.entity.commands import Refusal, SubQueue
 from postbus.entity.outcomes import (
-    DropDefinition,
-    ForgetIds,
     InsertMessage,
     MoveMessage,
+    Mutation,
     Outcome,
     PatchMessage,
-    PutDefinition,
-    PutDue,
-    PutInbound,
-    PutKept,
-    PutOutbound,
     PutSessionState,
     RecordAcquired,
     RecordIds,
-    RecordSize,
-    RecordUse,
     ReserveBlock,
     SettleRows,
     ShareBody,
+)
+from postbus.store.mutation_traits import (
+    OVERLAPPING,
+    EntityChange,
+    FixedSize,
+    OfEntity,
+    OwnRows,
+    SideRow,
 )
 from postbus.store.shared import BodyCounts
 
@@ -137,14 +137,6 @@ class SideRows:
         return max(bisect_right(self._starts, row_key) - 1, 0)
 
 
-OVERLAPPING: Final = frozenset({ShareBody, RecordIds, SettleRows})
-"""Mutations that only add rows nothing else touches: they overlap like plain inserts (ADR 32)."""
-EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
-"""Mutations of the row of an entity: two of one entity never share a statement."""
-EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
-"""Mutations of rows that go when the entity is dropped: none follows that in its statement."""
-
-
 def is_barrier(outcome: Outcome) -> bool:
     """Return whether the commit of an outcome must be alone in flight (ADR 32)."""
     if outcome.touches_uncommitted:
@@ -160,8 +152,8 @@ def extra_bytes(outcome: Outcome) -> int:
     byte_count = 0
     sizes: dict[int, int] = {}
     for change in outcome.mutations:
-        if type(change) is PutSessionState and change.state is not None:
-            byte_count += len(change.state)
+        if type(change) is PutSessionState:
+            byte_count += len(change.state or b"")
         elif type(change) is RecordIds:
             byte_count += len(change.digests)
         elif type(change) is RecordAcquired:
@@ -172,6 +164,8 @@ def extra_bytes(outcome: Outcome) -> int:
             if not sizes:
                 sizes = {insert[0]: len(insert[2].body) for insert in outcome.inserts}
             byte_count -= sizes.get(change.row_keys[0], 0) * (len(change.row_keys) - 1)
+        elif not isinstance(change, FixedSize):
+            assert_never(change)
     return byte_count
 
 
@@ -208,7 +202,7 @@ class Batch(Generic[P]):
         self.entries: list[tuple[Outcome, P]] = []
         self.inserts: list[InsertMessage] = []
         self.deletes: list[int] = []
-        self.mutations: list[object] = []
+        self.mutations: list[Mutation] = []
         self.row_count = 0
         self.byte_count = 0
         self.is_exclusive = False
@@ -241,13 +235,14 @@ class Batch(Generic[P]):
         if not created.isdisjoint(outcome.deletes):
             return False
         for change in outcome.mutations:
-            if isinstance(change, MoveMessage):
+            if isinstance(change, OfEntity):
+                if change.entity_no in self.entities:
+                    return False
+            elif isinstance(change, MoveMessage):
                 if change.row_key in created:
                     return False
-            elif (
-                isinstance(change, EntityChange | EntityRows) and change.entity_no in self.entities
-            ):
-                return False
+            elif not isinstance(change, (OwnRows, SideRow)):
+                assert_never(change)
         return True
 
     def add(self, outcome: Outcome, parked: P, row_count: int, byte_count: int) -> None:
@@ -282,13 +277,15 @@ class Batch(Generic[P]):
         return created
 
 
-def _created_by(mutations: Iterable[object]) -> Iterable[int]:
+def _created_by(mutations: Iterable[Mutation]) -> Iterable[int]:
     """Yield the keys of which a mutation writes some row."""
     for change in mutations:
-        if isinstance(change, PatchMessage | PutDue | PutKept | PutOutbound):
+        if isinstance(change, SideRow):
             yield change.row_key
         elif isinstance(change, MoveMessage):
             yield change.new_row_key
+        elif not isinstance(change, (OwnRows, OfEntity)):
+            assert_never(change)
 
 
 def _without_passing(

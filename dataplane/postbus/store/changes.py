@@ -7,13 +7,14 @@ that the batch drops is left out. Called by the writer.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, assert_never
 
 from postbus.entity.commands import Death, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
     ForgetIds,
     MoveMessage,
+    Mutation,
     PatchMessage,
     PutDefinition,
     PutDue,
@@ -30,6 +31,7 @@ from postbus.entity.outcomes import (
     ShareBody,
 )
 from postbus.store.batch import SideRows
+from postbus.store.mutation_traits import EntityChange
 
 SEEN_SPAN_MS: Final = 10
 """Ids seen within so many milliseconds lie in one row, which counts as seen at the last of them.
@@ -40,7 +42,7 @@ ALL_TIME_MS: Final = (1 << 63) - 1
 class Changes:
     """What the mutations of a batch ask for."""
 
-    def __init__(self, mutations: Iterable[object]) -> None:
+    def __init__(self, mutations: Iterable[Mutation]) -> None:
         self.shares: list[ShareBody] = []
         self.settled_keys: list[int] = []
         self._settled: list[SettleRows] = []
@@ -63,7 +65,7 @@ class Changes:
         for change in mutations:
             self._sort(change)
 
-    def _sort(self, change: object) -> None:
+    def _sort(self, change: Mutation) -> None:
         match change:
             case RecordIds():
                 self._see(change)
@@ -106,7 +108,7 @@ class Changes:
             case _:
                 self._sort_by_entity(change)
 
-    def _sort_by_entity(self, change: object) -> None:
+    def _sort_by_entity(self, change: EntityChange | ForgetIds) -> None:
         match change:
             case PutDefinition():
                 self._definitions[change.entity_no] = change
@@ -121,7 +123,7 @@ class Changes:
             case ForgetIds(entity_no, before_ms):
                 self._forget(entity_no, ALL_TIME_MS if before_ms is None else before_ms)
             case _:
-                raise AssertionError(f"no SQL for {type(change).__name__}")
+                assert_never(change)
 
     def _see(self, change: RecordIds) -> None:
         for row in self._seen:

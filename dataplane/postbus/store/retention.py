@@ -11,7 +11,13 @@ import time
 from typing import Final
 
 from postbus.contract import EntityProperties
-from postbus.entity.outcomes import DropDefinition, LoadedPartition, PutDefinition, SettleRows
+from postbus.entity.outcomes import (
+    DropDefinition,
+    LoadedPartition,
+    Mutation,
+    PutDefinition,
+    SettleRows,
+)
 from postbus.store.errors import Connection
 from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
@@ -40,7 +46,7 @@ class SettledRows:
         self._entities = {row["entity_no"] for row in await connection.fetch(ENTITIES)}
         return await connection.fetchval(ABOUT_ROWS) if self._entities else 0
 
-    def note(self, change: object) -> None:
+    def note(self, change: Mutation) -> None:
         """Take note of a mutation that is durable."""
         if type(change) is SettleRows:
             self._entities.add(change.entity_no)

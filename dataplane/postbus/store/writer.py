@@ -13,13 +13,6 @@ import asyncpg.prepared_stmt
 
 from postbus.entity.outcomes import (
     InsertMessage,
-    MoveMessage,
-    PatchMessage,
-    PutDue,
-    PutInbound,
-    PutKept,
-    PutOutbound,
-    RecordAcquired,
     RecordIds,
     ReserveBlock,
     SettleRows,
@@ -29,6 +22,7 @@ from postbus.message.rows import pack_envelope
 from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, RowKind, SideRows
 from postbus.store.changes import Changes
 from postbus.store.errors import Connection
+from postbus.store.mutation_traits import TRAITS, Tier
 from postbus.store.statements import (
     CHANGES,
     DELETE,
@@ -50,17 +44,7 @@ from postbus.store.statements import (
 P = TypeVar("P")
 Statement: TypeAlias = "asyncpg.prepared_stmt.PreparedStatement[asyncpg.Record]"
 
-LIGHT_CHANGES: Final = frozenset({ReserveBlock, RecordAcquired})
-SEEN_CHANGES: Final = frozenset({RecordIds})
-KEEP_CHANGES: Final = LIGHT_CHANGES | {RecordIds}
-PUBLISH_CHANGES: Final = LIGHT_CHANGES | {ShareBody, RecordIds, PutInbound}
-GENERAL_CHANGES: Final = PUBLISH_CHANGES | {
-    MoveMessage,
-    PatchMessage,
-    PutDue,
-    PutKept,
-    PutOutbound,
-}
+ONLY_IDS: Final = frozenset({RecordIds})
 
 
 class Writer:
@@ -138,41 +122,42 @@ class Writer:
         """Do the same for a batch that is more than plain rows."""
         inserts, deletes, sides = batch.inserts, batch.deletes, self._sides
         kinds = set(map(type, batch.mutations))
+        tier = max((TRAITS[each].tier for each in kinds), default=Tier.LIGHT)
         if kind == RowKind.SHARING and not (inserts or kinds):
             return TAKE, (deletes, sides.bodies.take_dead())
         changes = Changes(batch.mutations)
         is_plain = kind == RowKind.PLAIN and not batch.is_large
         if SettleRows in kinds:
-            return self._translate_settled(batch, changes, kind, kinds - {SettleRows})
-        if is_plain and (kinds <= LIGHT_CHANGES or kinds == SEEN_CHANGES):
+            return self._translate_settled(batch, changes, kind, tier)
+        if is_plain and (tier == Tier.LIGHT or kinds == ONLY_IDS):
             keys, *others = _insert_columns(inserts)
             if keys and deletes:
                 _refuse_own_rows(keys, deletes)
             rows = (keys, *others, deletes)
-            if kinds == SEEN_CHANGES:
+            if kinds == ONLY_IDS:
                 return SEEN, (*rows, *changes.seen_columns().values())
             return CHANGES, (*rows, *changes.plain_columns().values())
         bodies = _Bodies(batch, changes.shares, sides)
         arguments = changes.light_columns() | bodies.columns()
         arguments["deletes"] = deletes
         arguments["dead_bodies"] = sides.bodies.take_dead()
-        if kind != RowKind.SIDED and kinds <= PUBLISH_CHANGES and not bodies.staged:
+        if kind != RowKind.SIDED and tier <= Tier.PUBLISH and not bodies.staged:
             return _filled(PUBLISH, arguments)
         changes.note_sides(sides)
         arguments |= changes.row_columns()
         arguments["staged_ids"] = bodies.staged
-        if kinds <= GENERAL_CHANGES:
+        if tier <= Tier.GENERAL:
             return _filled(GENERAL, arguments)
         return _filled(FULL, arguments | changes.entity_columns() | changes.memory_columns())
 
     def _translate_settled(
-        self, batch: Batch[P], changes: Changes, kind: int, kinds: set[type]
+        self, batch: Batch[P], changes: Changes, kind: int, tier: Tier
     ) -> tuple[str, tuple[object, ...]]:
-        """Do the same where rows are settled that stay; `kinds`: what else there is."""
+        """Do the same where rows are settled that stay; `tier`: that of all mutations."""
         sides = self._sides
         arguments = changes.light_columns() | changes.settled_columns()
         arguments["deletes"] = batch.deletes
-        if kind == RowKind.PLAIN and not batch.is_large and kinds <= KEEP_CHANGES:
+        if kind == RowKind.PLAIN and not batch.is_large and tier <= Tier.IDS:
             columns = _insert_columns(batch.inserts)
             if columns[0] and batch.deletes:
                 _refuse_own_rows(columns[0], batch.deletes)
@@ -181,7 +166,7 @@ class Writer:
         bodies = _Bodies(batch, changes.shares, sides)
         arguments |= bodies.columns()
         arguments["dead_bodies"] = sides.bodies.take_dead()
-        if kind != RowKind.SIDED and kinds <= PUBLISH_CHANGES and not bodies.staged:
+        if kind != RowKind.SIDED and tier <= Tier.PUBLISH and not bodies.staged:
             return _filled(KEEP_PUBLISH, arguments)
         changes.note_sides(sides)
         arguments["staged_ids"] = bodies.staged

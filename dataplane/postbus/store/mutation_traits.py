@@ -1,0 +1,102 @@
+"""Each mutation's place in a commit: which statement stores it and whether commits may overlap.
+
+The batch and the writer read `TRAITS`; `tests/store/test_mutation_traits.py` keeps it complete. The
+aliases group mutations by the rows they write.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from postbus.entity.outcomes import (
+    DropDefinition,
+    ForgetIds,
+    MoveMessage,
+    Mutation,
+    PatchMessage,
+    PutDefinition,
+    PutDue,
+    PutInbound,
+    PutKept,
+    PutOutbound,
+    PutSessionState,
+    RecordAcquired,
+    RecordIds,
+    RecordSize,
+    RecordUse,
+    ReserveBlock,
+    SettleRows,
+    ShareBody,
+)
+
+
+class Tier(IntEnum):
+    """Smallest statement that stores a mutation; a greater one stores what the lesser ones do.
+
+    A batch with `SettleRows` uses `KEEP`, `KEEP_PUBLISH` and `RETAIN` instead of the others.
+    """
+
+    LIGHT = 0
+    """`CHANGES` or `KEEP`."""
+    IDS = 1
+    """`SEEN` if the batch has no other kind, else `PUBLISH`; `KEEP`."""
+    PUBLISH = 2
+    """`PUBLISH` or `KEEP_PUBLISH`."""
+    GENERAL = 3
+    """`GENERAL` or `RETAIN`."""
+    FULL = 4
+    """`FULL` or `RETAIN`."""
+
+
+class Traits(NamedTuple):
+    """`overlaps`: it only adds rows that nothing else touches, as plain inserts do (ADR 32)."""
+
+    tier: Tier
+    overlaps: bool = False
+
+
+TRAITS: Final[dict[type[Mutation], Traits]] = {
+    ReserveBlock: Traits(Tier.LIGHT),
+    RecordAcquired: Traits(Tier.LIGHT),
+    SettleRows: Traits(Tier.LIGHT, overlaps=True),
+    RecordIds: Traits(Tier.IDS, overlaps=True),
+    ShareBody: Traits(Tier.PUBLISH, overlaps=True),
+    PutInbound: Traits(Tier.PUBLISH),
+    MoveMessage: Traits(Tier.GENERAL),
+    PatchMessage: Traits(Tier.GENERAL),
+    PutDue: Traits(Tier.GENERAL),
+    PutKept: Traits(Tier.GENERAL),
+    PutOutbound: Traits(Tier.GENERAL),
+    PutDefinition: Traits(Tier.FULL),
+    DropDefinition: Traits(Tier.FULL),
+    RecordSize: Traits(Tier.FULL),
+    RecordUse: Traits(Tier.FULL),
+    PutSessionState: Traits(Tier.FULL),
+    ForgetIds: Traits(Tier.FULL),
+}
+OVERLAPPING: Final = frozenset(kind for kind, traits in TRAITS.items() if traits.overlaps)
+
+EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
+"""Mutations of the row of an entity: two of one entity never share a statement."""
+EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
+"""Mutations of rows that go when the entity is dropped: none follows that in its statement."""
+OfEntity: TypeAlias = EntityChange | EntityRows
+SideRow: TypeAlias = PatchMessage | PutDue | PutKept | PutOutbound
+"""Mutations that write a row beside that of a message: no delete of it shares their statement."""
+OwnRows: TypeAlias = SettleRows | ReserveBlock | RecordAcquired | ShareBody
+"""Mutations that may share a statement with any other one."""
+FixedSize: TypeAlias = (
+    SettleRows
+    | ReserveBlock
+    | PutDue
+    | PutKept
+    | PutOutbound
+    | PutInbound
+    | PutDefinition
+    | DropDefinition
+    | RecordSize
+    | RecordUse
+    | ForgetIds
+)
+"""Mutations that count as rows only, not as bytes of a batch."""

@@ -1,0 +1,112 @@
+"""The table of mutations is complete, and each statement has the columns of what it stores."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+import pytest
+
+from postbus.contract import EntityKind, QueueProperties
+from postbus.entity.commands import SubQueue
+from postbus.entity.outcomes import (
+    DropDefinition,
+    ForgetIds,
+    MoveMessage,
+    Mutation,
+    PatchMessage,
+    PutDefinition,
+    PutDue,
+    PutInbound,
+    PutKept,
+    PutOutbound,
+    PutSessionState,
+    RecordAcquired,
+    RecordIds,
+    RecordSize,
+    RecordUse,
+    ReserveBlock,
+    SettleRows,
+    Settling,
+    ShareBody,
+)
+from postbus.store.batch import Batch, extra_bytes
+from postbus.store.changes import Changes
+from postbus.store.mutation_traits import TRAITS, Tier
+from postbus.store.statements import FULL, GENERAL, KEEP, KEEP_PUBLISH, PUBLISH, RETAIN
+from tests.store.driving import outcome
+
+SAMPLES: Final[list[Mutation]] = [
+    ReserveBlock(1, 8, 1, SubQueue.ACTIVE, 1),
+    RecordAcquired([1], [2]),
+    SettleRows(1, [1], Settling.EXPIRED, 1),
+    RecordIds(1, 1, bytes(16)),
+    ShareBody([1, 2]),
+    PutInbound(1, 1, 1),
+    MoveMessage(1, 2, 1, SubQueue.DEAD_LETTER, 1, 1, 1, b"p"),
+    PatchMessage(1, True, 1, b"p"),
+    PutDue(1, 1, 1, 1),
+    PutKept(1, 1, SubQueue.DEAD_LETTER, 1, 1),
+    PutOutbound(1, 1, "target", 1, False),
+    PutDefinition(1, "orders", EntityKind.QUEUE, QueueProperties(), 1, 1),
+    DropDefinition(1, 1),
+    RecordSize(1, 1, 1),
+    RecordUse(1, 1),
+    PutSessionState(1, b"s", b"state", 1),
+    ForgetIds(1, 1),
+]
+of_each = pytest.mark.parametrize("mutation", SAMPLES, ids=lambda each: type(each).__name__)
+
+
+def test_every_mutation_has_a_statement() -> None:
+    assert set(TRAITS) == set(get_args(Mutation)) == set(map(type, SAMPLES))
+
+
+def columns_of(*mutations: Mutation) -> dict[str, object]:
+    changes = Changes(mutations)
+    return {
+        **changes.light_columns(),
+        **changes.settled_columns(),
+        **changes.row_columns(),
+        **changes.entity_columns(),
+        **changes.memory_columns(),
+    }
+
+
+def written_columns(mutation: Mutation) -> set[str]:
+    """Return the columns that hold something of a mutation."""
+    if isinstance(mutation, ShareBody):  # of the bodies of a batch, not of its changes
+        return {"shared_ids", "shared_keys", "inline_ids", "inline_bodies"}
+    empty = columns_of()
+    return {name for name, column in columns_of(mutation).items() if column != empty[name]}
+
+
+@of_each
+def test_the_statement_of_a_mutation_has_its_columns(mutation: Mutation) -> None:
+    tier = TRAITS[type(mutation)].tier
+    written = written_columns(mutation)
+    assert written
+    if not isinstance(mutation, SettleRows):
+        alone = {
+            Tier.LIGHT: tuple(Changes([]).plain_columns()),  # the argument order of `CHANGES`
+            Tier.IDS: tuple(Changes([]).seen_columns()),  # and of `SEEN`
+            Tier.PUBLISH: PUBLISH.names,
+            Tier.GENERAL: GENERAL.names,
+            Tier.FULL: FULL.names,
+        }
+        assert written <= set(alone[tier])
+        mixed = PUBLISH if tier <= Tier.PUBLISH else GENERAL if tier <= Tier.GENERAL else FULL
+        assert written <= set(mixed.names)
+    kept = KEEP if tier <= Tier.IDS else KEEP_PUBLISH if tier <= Tier.PUBLISH else RETAIN
+    assert written <= set(kept.names)
+
+
+@of_each
+def test_a_batch_judges_and_counts_every_mutation(mutation: Mutation) -> None:
+    """Each chain over mutations knows all of them; a forgotten one raises."""
+    batch: Batch[None] = Batch()
+    barrier = outcome(mutations=[RecordUse(7, 1)])
+    batch.add(barrier, None, 1, 0)
+    result = outcome(mutations=[mutation])
+    assert batch.admits(result)
+    batch.add(result, None, 1, extra_bytes(result))
+    assert batch.mutations == [*barrier.mutations, mutation]
