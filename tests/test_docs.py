@@ -658,6 +658,9 @@ def check_command(words: list[str], bus: DevBus) -> None:
             check_requirement(requirement)
         case ["postbus", *arguments]:
             check_postbus(arguments)
+        case ["export", "PATH=$PWD/.venv-demo/bin:$PATH"]:
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert "\nDEMO_BIN := .venv-demo/bin\n" in makefile
         case ["export", assignment]:
             check_variable(assignment.partition("=")[0])
         case ["python", program, *_]:
