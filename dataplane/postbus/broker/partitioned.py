@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, assert_never
 
 from postbus.broker.host import Host
 from postbus.broker.ownership import HostStatus
@@ -40,22 +40,30 @@ from postbus.broker.sinks import DeliverySink
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
+    Arrive,
     Cancelled,
     CancelScheduled,
     CheckLocks,
     Command,
+    CompleteSessions,
     DeferredReceived,
+    DeleteChosen,
     DeleteMessages,
     Delivery,
     Disposition,
     Done,
+    DropEntity,
     Enqueue,
     Enqueued,
+    Freeze,
     GetSessionState,
+    Hold,
     ListSessions,
     LocksRenewed,
     LoseLocks,
     Peek,
+    PutEntity,
+    Quiesce,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,
@@ -64,12 +72,17 @@ from postbus.entity.commands import (
     RenewLocks,
     RenewSession,
     Reply,
+    ResendChosen,
     ReserveNumbers,
     SessionsListed,
     SetDemand,
     SetSessionState,
     Settle,
     Settled,
+    Shipped,
+    SupplyRows,
+    Thaw,
+    Tick,
     Transact,
 )
 
@@ -156,8 +169,25 @@ class PartitionedEntities:
             case LoseLocks():
                 loaded = [host for host in self._hosts if host.is_loaded]
                 submit_all([(host, command) for host in loaded], lambda _: answer(Done()))
-            case _:
+            case (
+                Transact()
+                | CompleteSessions()
+                | DeleteChosen()
+                | ResendChosen()
+                | Arrive()
+                | Shipped()
+                | Freeze()
+                | Hold()
+                | Thaw()
+                | PutEntity()
+                | DropEntity()
+                | SupplyRows()
+                | Tick()
+                | Quiesce()
+            ):
                 raise TypeError(f"{type(command).__name__} belongs to one partition")
+            case _:
+                assert_never(command)
 
     def submit_anywhere(self, command: Enqueue | Transact, on_reply: OnReply | None = None) -> None:
         """Let one healthy partition do it, in turn; another one when it certainly did not."""

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from postbus.entity.commands import (
-    Arrive,
     Command,
     Enqueue,
+    MessageCommand,
     Refusal,
     Refused,
     Reply,
-    ResendChosen,
     Transact,
 )
 
@@ -30,11 +29,9 @@ BEHIND: Final = Refused(Refusal.BUSY, "the store is behind; send again later")
 
 def brings_messages(command: Command) -> bool:
     """Say whether a command stores messages that somebody may send later instead."""
-    kind = type(command)
-    if kind is Transact:
-        assert isinstance(command, Transact)
+    if isinstance(command, Transact):
         return any(type(each) is Enqueue for each in command.operations)
-    return kind is Enqueue or kind is Arrive or kind is ResendChosen
+    return isinstance(command, MessageCommand)
 
 
 class SendOrder:

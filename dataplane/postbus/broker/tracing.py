@@ -21,13 +21,16 @@ from postbus.broker.sinks import DeliverySink
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
+    Arrive,
     Command,
     CompleteSessions,
     Delivery,
     Enqueue,
+    OtherCommand,
     Refusal,
     Refused,
     Reply,
+    ResendChosen,
     Settle,
     Transact,
 )
@@ -159,8 +162,10 @@ class TracedRouter(Router):
             case Transact(operations):
                 for operation in operations:
                     yield from self._traced(operation)
-            case _:
+            case Arrive() | ResendChosen():
                 pass
+            case _:
+                _other: OtherCommand = command  # a type error when a case is missing above
 
     def _settled(
         self, entity_no: int, tokens: Sequence[bytes], operation: str

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from rich.markup import escape
 
@@ -30,8 +30,12 @@ from postbus.amqp.events import (
     LinkDetached,
     LinkDrained,
     LinkFlowed,
+    OversizeReceived,
+    SaslInitReceived,
+    SessionBegun,
     SessionEnded,
     TransferReceived,
+    UnknownDeliveries,
 )
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
@@ -265,8 +269,10 @@ class AmqpSession:
                 self._sender(link).flowed()
             case LinkDrained(link):
                 self._receiver(link).emptied()
-            case _:
+            case SessionBegun() | SaslInitReceived() | OversizeReceived() | UnknownDeliveries():
                 pass
+            case _:
+                assert_never(event)
 
     def _sender(self, link: Link) -> Sender:
         door = self._doors[link]

@@ -486,30 +486,28 @@ class Quiesce:
     """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
 
 
-Command: TypeAlias = (
-    Enqueue
-    | CancelScheduled
+MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendChosen
+"""Commands that bring messages: refused while the store is full or behind."""
+SettleCommand: TypeAlias = Settle | CompleteSessions
+"""Commands that settle locked messages; `Transact` holds some too."""
+OtherCommand: TypeAlias = (
+    CancelScheduled
     | AddConsumer
     | SetDemand
     | RemoveConsumer
-    | Settle
-    | CompleteSessions
     | RenewLocks
     | LoseLocks
     | Peek
     | ReceiveDeferred
     | DeleteMessages
     | DeleteChosen
-    | ResendChosen
     | AcceptSession
     | RenewSession
     | GetSessionState
     | SetSessionState
     | ListSessions
-    | Transact
     | CheckLocks
     | ReserveNumbers
-    | Arrive
     | Shipped
     | Freeze
     | Hold
@@ -520,6 +518,7 @@ Command: TypeAlias = (
     | Tick
     | Quiesce
 )
+Command: TypeAlias = MessageCommand | SettleCommand | OtherCommand
 
 
 # --- rows ---------------------------------------------------------------------------------------

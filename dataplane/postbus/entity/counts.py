@@ -32,7 +32,7 @@ def count_in(counts: Counts, sub_queue: SubQueue) -> int:
             return counts.dead_letter
         case SubQueue.TRANSFER_DEAD_LETTER:
             return counts.transfer_dead_letter
-        case _:
+        case SubQueue.ACTIVE | SubQueue.SCHEDULED | SubQueue.OUTBOX:
             return counts.active + counts.scheduled
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, assert_never
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpConnectionError, AmqpError
@@ -18,10 +18,12 @@ from postbus.amqp.connection import Connection
 from postbus.amqp.events import (
     ConnectionClosed,
     ConnectionOpened,
+    DeliveriesAnswered,
     DeliveriesUpdated,
     Event,
     LinkAttached,
     LinkDetached,
+    LinkDrained,
     LinkFlowed,
     OversizeReceived,
     SaslInitReceived,
@@ -381,8 +383,10 @@ class AmqpConnection:
                     self._end()
                     if error is not None:
                         self._tell_error(error)
-                case SessionBegun():
+                case SessionBegun() | DeliveriesAnswered() | LinkDrained():  # the last two: clients
                     pass
+                case _:
+                    assert_never(event)
         if burst:
             self._receive(burst)
         self.completions.submit()

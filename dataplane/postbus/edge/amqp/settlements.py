@@ -1,6 +1,6 @@
 """What a client's outcome of a delivery means to the entity, and how it is answered.
 
-Pure translation for `links.py`; refusals have their table in `refusals.py`.
+Pure translation for `receiver_links.py`; refusals have their table in `refusals.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from postbus.amqp.performatives import (
     ACCEPTED,
     RELEASED,
     Accepted,
+    Declared,
     DeliveryState,
     Modified,
+    Received,
     Rejected,
     Released,
+    TransactionalState,
 )
 from postbus.entity.commands import Disposition, Refusal, Refused, Reply
 
@@ -43,7 +46,7 @@ def disposition_of(state: DeliveryState | None) -> tuple[Disposition, Fields]:
             return disposition, (None, None, _texts(annotations))
         case Rejected():
             return Disposition.DEAD_LETTER, _dead_letter_fields(state)
-        case _:
+        case Released() | Received() | Declared() | TransactionalState() | None:
             return Disposition.RELEASE, (None, None, None)
 
 
@@ -56,7 +59,7 @@ def answer_of(state: DeliveryState | None) -> DeliveryState:
             return RELEASED
         case Modified(has_failed, is_undeliverable, _):
             return Modified(has_failed, is_undeliverable)
-        case _:
+        case Rejected() | Received() | Declared() | TransactionalState() | None:
             return DEAD_LETTERED
 
 

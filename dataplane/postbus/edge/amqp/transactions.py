@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpError
@@ -422,6 +422,8 @@ class CoordinatorDoor:
                 case None:
                     text = "A coordinator takes declare and discharge."
                     self._reject(transfer, self._error(conditions.NOT_IMPLEMENTED, text))
+                case _:
+                    assert_never(request)
         if self._link.is_attached and self._link.credit < REQUEST_CREDIT >> 1:
             self._link.grant(REQUEST_CREDIT)
         self.connection.flush_soon()
