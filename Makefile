@@ -75,15 +75,15 @@ two-process-test: setup ## stop, kill, pause, cut off two processes on one store
 fuzz: setup ## feed the readers of seven formats mutations, 10 min each
 	@$(BIN)/python -m tests.amqp.fuzz_connection $(FUZZ_SECONDS)
 	@$(BIN)/python -m tests.message.fuzz_message $(FUZZ_SECONDS)
-	@$(BIN)/python -m tests.entity.fuzz_filters $(FUZZ_SECONDS)
-	@$(BIN)/python -m tests.broker.fuzz_tokens $(FUZZ_SECONDS)
-	@$(BIN)/python -m tests.edge.fuzz_http $(FUZZ_SECONDS)
-	@$(BIN)/python -m tests.edge.fuzz_atom $(FUZZ_SECONDS)
-	@$(BIN)/python -m tests.edge.fuzz_websocket $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.rules.fuzz_filters $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.broker.access.fuzz_tokens $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.runtime.fuzz_http $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.atom.fuzz_atom $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.amqp.fuzz_websocket $(FUZZ_SECONDS)
 
 .PHONY: fuzz-control
 fuzz-control: setup ## the same for the control API and its OpenAPI document
-	@$(BIN)/python -m tests.edge.fuzz_control $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.edge.control.fuzz_control $(FUZZ_SECONDS)
 
 FUZZ_SECONDS ?= 600
 

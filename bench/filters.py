@@ -16,19 +16,19 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dataplane"))
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DEFAULT_RULE,
     CorrelationFilter,
     RuleProperties,
     SqlAction,
     SqlFilter,
 )
-from postbus.entity.routing import Routing
-from postbus.entity.rules import compile_rule
+from postbus.entity.topics.routing import Routing
 from postbus.message.codec import encode_list, encode_map, encode_value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
+from postbus.rules.compiled import compile_rule
 
 EXPRESSION = "color = 'red' AND quantity > 10 AND sys.Label LIKE 'ord%'"
 ACTION = "SET quantity = quantity / 2; REMOVE priority; SET sys.CorrelationId = 'low'"

@@ -26,8 +26,7 @@ import asyncpg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dataplane"))
 
-from postbus.contract import EntityKind, QueueProperties
-from postbus.embedded import EmbeddedPostgres
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import Done, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,
@@ -44,6 +43,7 @@ from postbus.entity.outcomes import (
     ShareBody,
 )
 from postbus.message.envelope import Envelope
+from postbus.process.embedded import EmbeddedPostgres
 from postbus.store.counters import StoreCounters
 from postbus.store.errors import COMMIT_MS
 from postbus.store.journal import Journal

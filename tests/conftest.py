@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from postbus.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
+from postbus.process.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
 from postbus.store.postgres import Store
 
 TEMPLATE = "postbus_template"

@@ -71,7 +71,7 @@ class Bus:
 @contextmanager
 def running_bus(*manifests: Path | str) -> Iterator[Bus]:
     """Run a bus of these manifests, or one with the queue `queue.1`; raises `BusFailed`."""
-    from postbus.announcement import read_announcement
+    from postbus.process.announcement import read_announcement
 
     with tempfile.TemporaryDirectory(prefix="postbus-") as name:
         folder = Path(name)

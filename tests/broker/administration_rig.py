@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import Administration, AdministrationRefused
-from postbus.broker.changes import Changes
-from postbus.broker.namespace import Namespace
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.namespace import Namespace
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal
-from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from postbus.store.tombstones import TombstoneStore

@@ -10,11 +10,11 @@ from pathlib import Path
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
-from postbus.bus import Bus
-from postbus.contract import NamespaceProperties, QueueProperties, Right
-from postbus.data_directory import DataDirectory
-from postbus.manifests import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
-from postbus.settings import Settings
+from postbus.assembly.bus import Bus
+from postbus.contract.entities import NamespaceProperties, QueueProperties, Right
+from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
+from postbus.process.data_directory import DataDirectory
+from postbus.process.settings import Settings
 
 PORTS = ("port", "tls_port", "http_port", "metrics_port", "control_port")
 

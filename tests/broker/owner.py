@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from postbus.broker.directory import Directory
-from postbus.contract import LIMITS, NamespaceLimits, Sku
+from postbus.broker.catalog.directory import Directory
+from postbus.contract.entities import LIMITS, NamespaceLimits, Sku
 from postbus.entity.commands import Command, Reply
 from postbus.store.catalog import CatalogStore
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from postbus.broker.clock import EntityClock
-from postbus.broker.directory import Directory
-from postbus.broker.host import Host
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.partition.clock import EntityClock
+from postbus.broker.partition.host import Host
 from postbus.broker.router import Address, Router
-from postbus.contract import LIMITS, QueueProperties, Sku
+from postbus.contract.entities import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     AddConsumer,
     Command,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from postbus.broker.activity import SAMPLES, Activity, Rates
 from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
-from postbus.broker.clock import ManualClock
+from postbus.broker.partition.activity import SAMPLES, Activity, Rates
+from postbus.broker.partition.clock import ManualClock
 from postbus.broker.router import Availability
-from postbus.contract import (
+from postbus.contract.entities import (
     MAX_DURATION_MS,
     EntityKind,
     EntityStatus,
@@ -28,8 +28,8 @@ from postbus.store.catalog import CatalogStore
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import message, running, spread
-from tests.broker.test_host import until
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ from postbus.broker.administration import (
     Tombstone,
     WantedEntity,
 )
-from postbus.broker.clock import ManualClock
-from postbus.broker.directory import Directory
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.partition.clock import ManualClock
 from postbus.broker.router import Address
-from postbus.contract import (
+from postbus.contract.entities import (
     DAY_MS,
     EntityKind,
     EntityStatus,
@@ -33,6 +33,7 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import (
     AcceptSession,
     Command,
@@ -54,13 +55,12 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
-from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.catalog import CatalogEntry, CatalogStore, DeletedReason
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
+from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import Bus, Door, message, running, spread
-from tests.broker.test_host import until
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from postbus.broker.administration import Administration, PutMode
 from postbus.broker.router import Address
-from postbus.contract import (
+from postbus.contract.entities import (
     EntityStatus,
     QueueProperties,
     RuleProperties,

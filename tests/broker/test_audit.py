@@ -10,7 +10,7 @@ import pytest
 
 from postbus.broker import audit as audit_module
 from postbus.broker.audit import Audit, AuditEntry, AuditLine, Told
-from postbus.broker.preconditions import DirectoryRefusal
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditStore
 from postbus.store.errors import StoreFull, StoreUnavailable

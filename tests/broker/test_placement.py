@@ -14,8 +14,8 @@ from postbus.broker.placement import (
     partition_of_token,
 )
 from postbus.broker.router import Address
-from postbus.broker.transactions import check_transaction_send, place_transaction
-from postbus.contract import EntityKind, QueueProperties
+from postbus.broker.spread.transactions import check_transaction_send, place_transaction
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import (
     Disposition,
     Enqueue,

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from postbus.broker.audit import AuditEntry
-from postbus.broker.clock import EntityClock
-from postbus.broker.directory import home_of
-from postbus.broker.host import Host
-from postbus.broker.ownership import HostStatus
+from postbus.broker.catalog.directory import home_of
+from postbus.broker.partition.clock import EntityClock
+from postbus.broker.partition.host import Host
+from postbus.broker.partition.ownership import HostStatus
 from postbus.broker.router import SPREAD, Address, Router
-from postbus.contract import (
+from postbus.contract.entities import (
     LIMITS,
     EntityKind,
     QueueProperties,
@@ -29,8 +29,8 @@ from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
+from tests.broker.partition.test_host import message, until
 from tests.broker.partition_rig import running, spread
-from tests.broker.test_host import message, until
 
 pytestmark = pytest.mark.slow
 

@@ -27,21 +27,21 @@ import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
+from postbus.broker.access.authorization_rules import AuthorizationRules
+from postbus.broker.access.authorization_rules import Keys as RuleKeys
+from postbus.broker.access.authz import Authorizer, KeyRule
+from postbus.broker.access.own_names import OwnNames
+from postbus.broker.access.sealing import KeySeal
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
-from postbus.broker.authorization_rules import AuthorizationRules
-from postbus.broker.authorization_rules import Keys as RuleKeys
-from postbus.broker.authz import Authorizer, KeyRule
-from postbus.broker.changes import Changes
-from postbus.broker.clock import ManualClock
-from postbus.broker.controls import Controls
-from postbus.broker.directory import Directory
-from postbus.broker.host import Host
-from postbus.broker.namespace import Namespace
-from postbus.broker.own_names import OwnNames
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.operate.controls import Controls
+from postbus.broker.partition.clock import ManualClock
+from postbus.broker.partition.host import Host
 from postbus.broker.router import Router
-from postbus.broker.sealing import KeySeal
-from postbus.contract import (
+from postbus.contract.entities import (
     LIMITS,
     NamespaceLimits,
     QueueProperties,
@@ -52,21 +52,21 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.data_directory import new_key
+from postbus.contract.namespace import NamespaceDefinition
+from postbus.edge.access.auth_throttle import Suspicion
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
-from postbus.edge.front_door import FrontDoor
+from postbus.edge.port_multiplexer import FrontDoor
 from postbus.edge.runtime.handler import RuntimeHandler
 from postbus.edge.runtime.receives import Receives
-from postbus.edge.suspicion import Suspicion
 from postbus.edge.web.authorization import HttpAuthorizer
-from postbus.edge.web.door import HttpDoor
+from postbus.edge.web.http_server import HttpDoor
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
-from postbus.namespace_contract import NamespaceDefinition
+from postbus.process.data_directory import new_key
 from postbus.store.audit import AuditStore
 from postbus.store.authorization import AuthorizationStore
 from postbus.store.catalog import CatalogStore

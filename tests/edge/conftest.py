@@ -9,8 +9,8 @@ import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
-from postbus.contract import LIMITS, Sku
-from postbus.embedded import EmbeddedPostgres
+from postbus.contract.entities import LIMITS, Sku
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.bus_thread import BusThread
 

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from postbus.broker.authz import Authorizer
+from postbus.broker.access.authz import Authorizer
 from postbus.broker.router import Router
-from postbus.contract import LIMITS, Sku
+from postbus.contract.entities import LIMITS, Sku
+from postbus.edge.access.unauthenticated import Strangers
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
-from postbus.edge.front_door import FrontDoor
-from postbus.edge.strangers import Strangers
-from postbus.edge.web.door import HttpDoor, HttpHandler
+from postbus.edge.port_multiplexer import FrontDoor
+from postbus.edge.web.http_server import HttpDoor, HttpHandler
 from tests.edge.bus_thread import RULES
 
 HOST = "127.0.0.1"

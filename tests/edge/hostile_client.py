@@ -10,6 +10,9 @@ from postbus.message.codec import (
     decode_value,
     encode_value,
 )
+from tests.edge.amqp.test_transactions import (
+    TransactionClient,
+)
 from tests.edge.bus_thread import BusThread
 from tests.edge.raw_client import (
     ACCEPTED,
@@ -17,9 +20,6 @@ from tests.edge.raw_client import (
     TRANSFER,
     described,
     message,
-)
-from tests.edge.test_transactions import (
-    TransactionClient,
 )
 
 RETRYABLE = {"com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"}

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 from postbus.message.codec import Described, Symbol, Uint, Ulong, encode_value
+from tests.edge.amqp.websocket_client import BINARY, masked, request
 from tests.edge.raw_client import ATTACH, BEGIN, OPEN, SASL_INIT, TRANSFER, WAIT_S, described, frame
-from tests.edge.websocket_client import BINARY, masked, request
 
 Sent: TypeAlias = bytes | tuple[bytes, ...]
 State: TypeAlias = Callable[[int], Sent]

@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from postbus.edge import front_door
+from postbus.edge import port_multiplexer
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
-from postbus.edge.front_door import speaks_http
-from postbus.edge.web.door import read_limited
+from postbus.edge.port_multiplexer import speaks_http
+from postbus.edge.web.http_server import read_limited
 from tests.edge.front_rig import (
     AMQP_HEADER,
     GET_HEALTH,
@@ -150,7 +150,7 @@ def test_who_does_not_say_what_it_wants_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
     first: bytes,
 ) -> None:
-    monkeypatch.setattr(front_door, "ARRIVAL_S", 0.2)
+    monkeypatch.setattr(port_multiplexer, "ARRIVAL_S", 0.2)
 
     async def run() -> None:
         async with front() as doors:
@@ -208,7 +208,7 @@ def use_up_descriptors() -> list[int]:
 def test_clients_wait_while_no_descriptor_is_left(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, open_descriptors: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(front_door, "NO_DESCRIPTORS_S", 0.01)
+    monkeypatch.setattr(port_multiplexer, "NO_DESCRIPTORS_S", 0.01)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def run() -> None:

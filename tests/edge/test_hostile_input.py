@@ -28,7 +28,7 @@ from tests.edge.raw_client import (
     REJECTED,
     message,
 )
-from tests.edge.sdk_steps import path_of, total
+from tests.edge.sdk.sdk_steps import path_of, total
 
 pytestmark = pytest.mark.slow
 

@@ -16,12 +16,12 @@ from aiohttp import web
 from postbus.amqp.connection import Connection
 from postbus.amqp.link import Link
 from postbus.amqp.session import Session
+from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.connection import AmqpConnection
 from postbus.edge.amqp.listener import AmqpTransport
 from postbus.edge.amqp.websocket import WebSocketTransport
-from postbus.edge.front_door import Arrival
-from postbus.edge.strangers import Stranger
-from postbus.http_listener import HttpConnection
+from postbus.edge.port_multiplexer import Arrival
+from postbus.edge.web.http_listener import HttpConnection
 from tests.dev_bus import running_dev_bus
 from tests.edge.front_rig import HOST, front, wait_until
 from tests.edge.hung_up import STATES, State, hang_up

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from postbus.entity.partition_state import PartitionState
-from postbus.entity.session_lane import LANE_BYTES, SessionLane
-from postbus.entity.session_state import SessionQueue
-from postbus.entity.sub_queue import SubQueueState
+from postbus.entity.queues.sub_queue import SubQueueState
+from postbus.entity.sessions.session_queue import LANE_BYTES, SessionLane
+from postbus.entity.sessions.session_state import SessionQueue
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES
 from postbus.message.envelope import SharedBody
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DEFAULT_RULE,
     LIMITS,
     EntityKind,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from postbus.contract import DAY_MS, QueueProperties
+from postbus.contract.entities import DAY_MS, QueueProperties
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import EntityKind, EntityStatus, QueueProperties
+from postbus.contract.entities import EntityKind, EntityStatus, QueueProperties
 from postbus.entity.commands import (
     AddConsumer,
     CancelScheduled,

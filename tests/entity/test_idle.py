@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DEFAULT_RULE,
     EntityKind,
     QueueProperties,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from postbus.contract import EntityKind, QueueProperties, SubscriptionProperties
+from postbus.contract.entities import EntityKind, QueueProperties, SubscriptionProperties
 from postbus.entity.commands import Disposition, PutEntity, SetDemand, SubQueue, SupplyRows, Tick
 from postbus.entity.outcomes import Fetch, MoveMessage, Outcome
 from tests.entity.partition_rig import DELETE, DLQ, QUEUE, Rig, message, name_of, properties_of
-from tests.entity.topic_rig import ONE, names, publish, topic_rig, with_properties
+from tests.entity.topics.topic_rig import ONE, names, publish, topic_rig, with_properties
 
 
 def stored(rig: Rig, entity_no: int) -> list[str]:

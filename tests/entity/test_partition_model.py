@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from postbus.contract import DAY_MS, QueueProperties
+from postbus.contract.entities import DAY_MS, QueueProperties
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from postbus.contract import QueueProperties
+from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import (
     CancelScheduled,
     DeferredReceived,

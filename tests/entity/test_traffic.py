@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from postbus.contract import QueueProperties, SubscriptionProperties
+from postbus.contract.entities import QueueProperties, SubscriptionProperties
 from postbus.entity.commands import Disposition, DropEntity
 from tests.entity.partition_rig import DELETE, DLQ, QUEUE, START_MS, TOPIC, Rig, message
-from tests.entity.topic_rig import ONE, TWO, publish, take, topic_rig
+from tests.entity.topics.topic_rig import ONE, TWO, publish, take, topic_rig
 
 
 def counters(rig: Rig, entity_no: int = QUEUE) -> dict[str, int]:

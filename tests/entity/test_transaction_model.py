@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from postbus.contract import QueueProperties
+from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import (
     CheckLocks,
     Delivery,

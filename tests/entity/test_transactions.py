@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DEFAULT_RULE,
     EntityKind,
     EntityStatus,
@@ -12,7 +12,6 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.entity import topic_state
 from postbus.entity.commands import (
     AddConsumer,
     CheckLocks,
@@ -31,8 +30,8 @@ from postbus.entity.commands import (
     Transacted,
 )
 from postbus.entity.outcomes import Outcome
+from postbus.entity.topics import topic_state
 from postbus.message.codec import encode_value
-from tests.entity.forward_rig import Bus
 from tests.entity.partition_rig import (
     ACTIVE,
     DLQ,
@@ -43,6 +42,7 @@ from tests.entity.partition_rig import (
     name_of,
     properties_of,
 )
+from tests.entity.transfer.forward_rig import Bus
 
 OTHER = 8
 TRANSFER = SubQueue.TRANSFER_DEAD_LETTER

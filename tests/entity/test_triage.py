@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DAY_MS,
     LIMITS,
     EntityStatus,
@@ -13,7 +13,6 @@ from postbus.contract import (
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.entity import paging
 from postbus.entity.commands import (
     DeferredReceived,
     DeleteChosen,
@@ -34,12 +33,12 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
+from postbus.entity.message_operations import MAX_CHOSEN
 from postbus.entity.outcomes import Found, Needs, Outcome, Settling
-from postbus.entity.topic_state import TopicState
-from postbus.entity.triage import MAX_CHOSEN
+from postbus.entity.queues import paging
+from postbus.entity.topics.topic_state import TopicState
 from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
 from postbus.message.envelope import Envelope
-from tests.entity.forward_rig import Bus
 from tests.entity.partition_rig import (
     ACTIVE,
     DLQ,
@@ -52,7 +51,8 @@ from tests.entity.partition_rig import (
     name_of,
     properties_of,
 )
-from tests.entity.topic_rig import ONE, TWO, names, publish, topic_rig
+from tests.entity.topics.topic_rig import ONE, TWO, names, publish, topic_rig
+from tests.entity.transfer.forward_rig import Bus
 
 TRANSFER = SubQueue.TRANSFER_DEAD_LETTER
 OTHER = 8

@@ -25,7 +25,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.faults.victims import ACTIVITIES, KEY, Broker, Killer, Kills, Kind, wait_for_port
 
 QUEUE = "kills"

@@ -36,9 +36,9 @@ from azure.servicebus import (
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
-from postbus.embedded import EmbeddedPostgres
 from postbus.message.codec import Described, Ulong, decode_value, encode_value
 from postbus.message.sections import slice_message
+from postbus.process.embedded import EmbeddedPostgres
 from tests.faults.history import (
     Cancelled,
     Delivered,

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.dev_bus import ROOT
 from tests.faults.kill_nine import MANIFEST

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.edge.raw_client import RawClient, message
 from tests.faults.kill_nine import MANIFEST, QUEUE

@@ -11,7 +11,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiver, ServiceBusSender
 from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, run_psql
 from tests.edge.bus_thread import BusThread
 

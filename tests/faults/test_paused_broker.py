@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
 from postbus.message.codec import decode_value
 from postbus.message.sections import slice_message
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.edge.raw_client import (
     ACCEPTED,

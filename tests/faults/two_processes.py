@@ -33,7 +33,7 @@ import asyncpg
 from azure.servicebus import ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import dsn_of, make_database
 from tests.faults.history import (
     Defined,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import asyncpg
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 
 KEY = "kill-test-key-of-brokers"
 

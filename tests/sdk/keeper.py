@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import parse_qs, urlsplit
 
-from postbus.data_directory import CONTROL_TOKEN_NAME
+from postbus.process.data_directory import CONTROL_TOKEN_NAME
 
 HOST = "sdk-suite.servicebus.windows.net"
 HOST_OF_PAGES = "bus.example.net"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.sdk.coverage import Calls, Methods, keep
 from tests.sdk.suites import program_of_the_page, run_suite
 

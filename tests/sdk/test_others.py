@@ -9,7 +9,7 @@ from pathlib import Path
 import certifi
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from tests.sdk.coverage import keep, read_calls
 from tests.sdk.suites import ROOT, run_suite
 

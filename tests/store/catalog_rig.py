@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from postbus.contract import EntityKind, EntityProperties
+from postbus.contract.entities import EntityKind, EntityProperties
 from postbus.store.catalog import (
     CatalogEntry,
     CatalogPut,

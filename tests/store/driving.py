@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from postbus.contract import EntityKind, QueueProperties
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import Done, Refusal, SubQueue
 from postbus.entity.outcomes import (
     InsertMessage,

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
 from postbus.entity.outcomes import LoadedPartition
+from postbus.process.embedded import EmbeddedPostgres
 from postbus.store import beats as beats_module
 from postbus.store import connections as connections_module
 from postbus.store import incarnation as incarnation_module

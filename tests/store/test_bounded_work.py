@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from postbus.contract import EntityKind, QueueProperties
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,

@@ -7,7 +7,7 @@ import asyncio
 import asyncpg
 import pytest
 
-from postbus.contract import (
+from postbus.contract.entities import (
     DEFAULT_RULE,
     EntityKind,
     EntityStatus,
@@ -17,7 +17,7 @@ from postbus.contract import (
     TopicProperties,
     subscription_path,
 )
-from postbus.namespace_contract import NamespaceDefinition
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore
 from postbus.store.caller_epoch import CallerEpochStore
 from postbus.store.catalog import (

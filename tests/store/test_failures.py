@@ -12,10 +12,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
 from postbus.entity.commands import Refusal, SubQueue
 from postbus.entity.outcomes import InsertMessage
 from postbus.message.envelope import Envelope
+from postbus.process.embedded import EmbeddedPostgres
 from postbus.store import claim as claim_module
 from postbus.store import journal as journal_module
 from postbus.store.errors import Connection

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from postbus.contract import EntityKind, QueueProperties, SubscriptionProperties
+from postbus.contract.entities import EntityKind, QueueProperties, SubscriptionProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import (
     InsertMessage,

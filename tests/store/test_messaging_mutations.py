@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import (
+from postbus.contract.entities import (
     EntityKind,
     QueueProperties,
     RuleProperties,

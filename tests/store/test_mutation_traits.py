@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 import pytest
 
-from postbus.contract import EntityKind, QueueProperties
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postbus.contract import EntityKind, QueueProperties
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import Death, Receiver, SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,

@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from postbus.contract import RuleProperties
-from postbus.embedded import EmbeddedPostgres
+from postbus.contract.entities import RuleProperties
+from postbus.process.embedded import EmbeddedPostgres
 from postbus.store import postgres as postgres_module
 from postbus.store.errors import StoreError
 from postbus.store.migrate import (

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from postbus.contract import EntityKind, QueueProperties
+from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import (
     DropDefinition,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from postbus.embedded import EmbeddedPostgres
+from postbus.process.embedded import EmbeddedPostgres
 from postbus.store.connections import CONNECT_S
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from postbus.store.postgres import Store

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, assert_never
 
-from postbus.broker.activity import Activity, Rates, oldest_age_of
-from postbus.broker.change_feed import MOST, Change, ChangeFeed
-from postbus.broker.changes import Changes
-from postbus.broker.directory import PURGED_AT_ONCE, Directory
-from postbus.broker.host import Host
-from postbus.broker.namespace import Namespace
-from postbus.broker.preconditions import (
+from postbus.broker.catalog.change_feed import MOST, Change, ChangeFeed
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.directory import PURGED_AT_ONCE, Directory
+from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.catalog.preconditions import (
     DirectoryRefusal,
     Precondition,
     PutMode,
     WantedEntity,
     rule_named,
 )
+from postbus.broker.partition.activity import Activity, Rates, oldest_age_of
+from postbus.broker.partition.host import Host
 from postbus.broker.router import Availability
-from postbus.contract import (
+from postbus.contract.entities import (
     DAY_MS,
     EntityKind,
     EntityProperties,
@@ -39,9 +39,9 @@ from postbus.contract import (
     TopicProperties,
     subscription_path,
 )
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal, Refused, Tick
 from postbus.entity.counts import Counts, sum_of
-from postbus.namespace_contract import NamespaceDefinition
 from postbus.store.catalog import CatalogEntry
 from postbus.store.errors import StoreError
 from postbus.store.tombstones import Tombstone, TombstoneStore

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from postbus.broker.preconditions import DirectoryRefusal
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
-from postbus.contract import DAY_MS
+from postbus.contract.entities import DAY_MS
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditEntry, AuditLine, AuditStore
 from postbus.store.errors import StoreError, StoreFull

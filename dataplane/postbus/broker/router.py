@@ -14,15 +14,15 @@ from enum import Enum
 from typing import Protocol, TypeVar
 
 from postbus.broker.audit import Audit, AuditEntry, Told
-from postbus.broker.changes import explained
-from postbus.broker.directory import Directory
-from postbus.broker.host import Host
-from postbus.broker.partitioned import PartitionedEntities
+from postbus.broker.catalog.changes import explained
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.partition.host import Host
+from postbus.broker.partition.shipper import Shipper, Target
+from postbus.broker.partition.sinks import DeliverySink
 from postbus.broker.placement import SPREAD
-from postbus.broker.shipper import Shipper, Target
-from postbus.broker.sinks import DeliverySink
-from postbus.broker.transactions import detects_duplicates, place_transaction
-from postbus.contract import (
+from postbus.broker.spread.partitioned import PartitionedEntities
+from postbus.broker.spread.transactions import detects_duplicates, place_transaction
+from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
     NamespaceLimits,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from postbus.cli.contexts import find_target
+from postbus.cli.client.contexts import find_target
 
 if TYPE_CHECKING:
-    from postbus.cli.control_client import ControlClient
+    from postbus.cli.client.control_client import ControlClient
 
 PATIENCE_S: Final = 2.0
 """Who presses a key does not wait longer."""
@@ -22,7 +22,7 @@ PATIENCE_S: Final = 2.0
 
 def complete_entities(context: typer.Context, incomplete: str) -> list[str]:
     """Return the queues, topics and subscriptions whose names begin so."""
-    from postbus.cli.control_client import ControlClient
+    from postbus.cli.client.control_client import ControlClient
 
     async def ask() -> list[str]:
         async with asyncio.timeout(PATIENCE_S), ControlClient(target) as control:
@@ -38,7 +38,7 @@ def complete_entities(context: typer.Context, incomplete: str) -> list[str]:
 
 async def names_of(control: ControlClient) -> list[str]:
     """Return what every entity of a bus is called, as commands take it; raises `RefusedError`."""
-    from postbus.cli.control_client import part
+    from postbus.cli.client.control_client import part
 
     names = [str(each["name"]) for each in await control.all_of("/v1/queues")]
     for topic in await control.all_of("/v1/topics"):

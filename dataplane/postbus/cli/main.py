@@ -20,22 +20,22 @@ import typer.main
 from rich.markup import escape
 
 from postbus import __version__
-from postbus.broker.clock import ClockMode
-from postbus.cli import (
+from postbus.broker.partition.clock import ClockMode
+from postbus.cli.client.contexts import context, context_names
+from postbus.cli.commands import (
     audit,
     connections,
     entities,
     keys,
-    manifest_commands,
-    message_commands,
-    receiving,
+    manifests,
+    messages,
+    receive,
     report,
-    sending,
+    send,
     tokens,
 )
-from postbus.cli.contexts import context, context_names
-from postbus.cli.control import clock, fault
-from postbus.cli.dead_letters import dlq
+from postbus.cli.commands.dead_letters import dlq
+from postbus.cli.commands.development import clock, fault
 from postbus.cli.failures import Exit, InputError, err, examples, expected_failures, out
 from postbus.cli.help_types import name_types
 
@@ -94,10 +94,10 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.command("connection-string", epilog=keys.CONNECTION_EPILOG)(keys.connection_string)
 PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
     "Definitions": (
-        ("apply", manifest_commands.apply, manifest_commands.APPLY_EPILOG),
-        ("diff", manifest_commands.diff, manifest_commands.DIFF_EPILOG),
-        ("export", manifest_commands.export, manifest_commands.EXPORT_EPILOG),
-        ("import", manifest_commands.import_config, manifest_commands.IMPORT_EPILOG),
+        ("apply", manifests.apply, manifests.APPLY_EPILOG),
+        ("diff", manifests.diff, manifests.DIFF_EPILOG),
+        ("export", manifests.export, manifests.EXPORT_EPILOG),
+        ("import", manifests.import_config, manifests.IMPORT_EPILOG),
         ("get", entities.get, entities.GET_EPILOG),
         ("describe", entities.describe, entities.DESCRIBE_EPILOG),
         ("delete", entities.delete, entities.DELETE_EPILOG),
@@ -106,10 +106,10 @@ PANELS: Final[dict[str, tuple[tuple[str, Callable[..., None], str], ...]]] = {
         ("audit", audit.audit, audit.EPILOG),
     ),
     "Messages": (
-        ("send", sending.send, sending.EPILOG),
-        ("receive", receiving.receive, receiving.EPILOG),
-        ("peek", message_commands.peek, message_commands.PEEK_EPILOG),
-        ("purge", message_commands.purge, message_commands.PURGE_EPILOG),
+        ("send", send.send, send.EPILOG),
+        ("receive", receive.receive, receive.EPILOG),
+        ("peek", messages.peek, messages.PEEK_EPILOG),
+        ("purge", messages.purge, messages.PURGE_EPILOG),
         ("token", tokens.token, tokens.EPILOG),
     ),
 }
@@ -200,9 +200,9 @@ def dev(
     """Run a complete bus on this machine, with a Postgres of its own."""
     if ephemeral and data is not None:
         raise typer.BadParameter("--ephemeral and --data exclude each other")
-    from postbus.cli.running import local_bus, run_bus, with_free_ports
-    from postbus.manifests import read_one_bus
-    from postbus.settings import load_settings
+    from postbus.cli.serving.running import local_bus, run_bus, with_free_ports
+    from postbus.manifests.reader import read_one_bus
+    from postbus.process.settings import load_settings
 
     with expected_failures(), ExitStack() as cleanup:
         found_as: Path | None = None
@@ -267,10 +267,10 @@ def serve(
     if take_over and no_wait:
         raise typer.BadParameter("--take-over and --no-wait exclude each other")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its manifests again
-    from postbus.cli.rivals import Meeting
-    from postbus.cli.running import DEFAULT_BUS, run_bus
-    from postbus.manifests import read_one_bus
-    from postbus.settings import SettingsError, load_settings
+    from postbus.cli.serving.rivals import Meeting
+    from postbus.cli.serving.running import DEFAULT_BUS, run_bus
+    from postbus.manifests.reader import read_one_bus
+    from postbus.process.settings import SettingsError, load_settings
 
     with expected_failures():
         settings = load_settings(
@@ -304,7 +304,7 @@ def check(
     manifests: Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml.")],
 ) -> None:
     """Look for mistakes in manifests without starting anything."""
-    from postbus.manifests import read_manifests
+    from postbus.manifests.reader import read_manifests
 
     with expected_failures():
         buses = read_manifests(manifests)

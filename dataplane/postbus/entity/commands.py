@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
 
-from postbus.contract import EntityKind, EntityProperties, RuleProperties
+from postbus.contract.entities import EntityKind, EntityProperties, RuleProperties
 from postbus.message.envelope import Envelope
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from postbus.contract import MAX_DURATION_MS, TopicProperties
+from postbus.contract.entities import MAX_DURATION_MS, TopicProperties
 from postbus.entity.commands import (
     Arrive,
     Arrived,
@@ -41,12 +41,12 @@ from postbus.entity.commands import (
     Transact,
 )
 from postbus.entity.outcomes import Deliver, Idle, RecordUse
-from postbus.entity.topic_state import TopicState
+from postbus.entity.topics.topic_state import TopicState
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedEntity, Outcome
-    from postbus.entity.queue_state import QueueState
-    from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.entity.turn import Turn
 
 FREEZE_MS: Final = 2_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias, final
 
-from postbus.contract import EntityKind, EntityProperties, RuleProperties
+from postbus.contract.entities import EntityKind, EntityProperties, RuleProperties
 from postbus.entity.commands import Death, Delivery, Refusal, Reply, StoredRow, SubQueue
 from postbus.message.envelope import Envelope
 

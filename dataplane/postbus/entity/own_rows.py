@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from postbus.entity import locks
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Mutation, PutKept, ShareBody
+from postbus.entity.queues import locks
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import Outcome

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, assert_never
 
-from postbus.contract import EntityStatus, NamespaceLimits, TopicProperties
-from postbus.entity import browse, hints, locks, own_rows, paging, transactions, triage
+from postbus.contract.entities import EntityStatus, NamespaceLimits, TopicProperties
+from postbus.entity import message_operations, own_rows, transactions
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
@@ -59,10 +59,7 @@ from postbus.entity.commands import (
     Transact,
 )
 from postbus.entity.counts import Counts
-from postbus.entity.forwarding import Inbox
 from postbus.entity.idle import IdleEntities
-from postbus.entity.oldest import oldest
-from postbus.entity.outbox import OUTBOX_NO, Outbox
 from postbus.entity.outcomes import (
     DropDefinition,
     LoadedEntity,
@@ -75,11 +72,15 @@ from postbus.entity.outcomes import (
     RecordIds,
     RecordUse,
 )
-from postbus.entity.queue_state import QueueState
-from postbus.entity.queued import Consumer
-from postbus.entity.session_state import SessionCommand
-from postbus.entity.topic_state import TopicState
+from postbus.entity.queues import browse, hints, locks, paging
+from postbus.entity.queues.oldest import oldest
+from postbus.entity.queues.queue_state import QueueState
+from postbus.entity.queues.queued import Consumer
+from postbus.entity.sessions.session_state import SessionCommand
+from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
+from postbus.entity.transfer.forwarding import Inbox
+from postbus.entity.transfer.outbox import OUTBOX_NO, Outbox
 from postbus.entity.turn import DONE, Turn
 from postbus.entity.window import Window, WindowBudget
 
@@ -232,7 +233,7 @@ class PartitionState:
             case DeleteMessages():
                 return self._delete_messages(command, found)
             case DeleteChosen() | ResendChosen():
-                return triage.handle(self._entities, self._outbox, command, found)
+                return message_operations.handle(self._entities, self._outbox, command, found)
             case AddConsumer():
                 return self._add_consumer(command)
             case PutEntity():

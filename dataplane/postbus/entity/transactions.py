@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from postbus.contract import EntityStatus
-from postbus.entity import locks, paging, topic_state
+from postbus.contract.entities import EntityStatus
 from postbus.entity.commands import (
     CheckLocks,
     Disposition,
@@ -27,16 +26,18 @@ from postbus.entity.commands import (
     Transacted,
 )
 from postbus.entity.outcomes import Needs
-from postbus.entity.queue_state import properties_refusal
-from postbus.entity.queued import QueuedMessage
-from postbus.entity.steps import APPLY_STEPS
-from postbus.entity.topic_state import TopicState
+from postbus.entity.queues import locks, paging
+from postbus.entity.queues.queue_state import properties_refusal
+from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.topics import topic_state
+from postbus.entity.topics.topic_state import TopicState
 from postbus.message.envelope import Envelope
+from postbus.rules.steps import APPLY_STEPS
 
 if TYPE_CHECKING:
-    from postbus.entity.outbox import Outbox
-    from postbus.entity.queue_state import QueueState
-    from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.transfer.outbox import Outbox
 
 
 @dataclass(slots=True)

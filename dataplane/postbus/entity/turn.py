@@ -12,17 +12,17 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from postbus.contract import NamespaceLimits
+from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
-from postbus.entity.queued import Consumer, QueuedMessage
-from postbus.entity.steps import APPLY_STEPS, StepPool
+from postbus.entity.queues.queued import Consumer, QueuedMessage
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
+from postbus.rules.steps import APPLY_STEPS, StepPool
 
 if TYPE_CHECKING:
-    from postbus.entity.outbox import Outbox
-    from postbus.entity.sub_queue import SubQueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.transfer.outbox import Outbox
 
 OnTime: TypeAlias = Callable[[], None]
 

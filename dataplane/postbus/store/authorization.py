@@ -1,7 +1,7 @@
 """Authorization rules made at run time: names, rights and sealed keys, beside the catalog (ADR 31).
 
 A change is one commit that raises the catalog's version, so that whoever follows it learns of it.
-Called by `broker/authorization_rules.py` only.
+Called by `broker/access/authorization_rules.py` only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
-from postbus.contract import Right
+from postbus.contract.entities import Right
 from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store
 

@@ -1,7 +1,7 @@
 """Whose a store is: the bus of one name, with one sealing key. The first database remembers it.
 
 A start with another name would serve somebody else's queues, one with another sealing key would
-write rules that nobody else can open. Called by `bus.py` before anything is written.
+write rules that nobody else can open. Called by `assembly` before anything is written.
 """
 
 from __future__ import annotations

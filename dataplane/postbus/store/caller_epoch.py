@@ -1,6 +1,6 @@
 """The highest epoch that a caller of the control API has shown, beside the catalog.
 
-Called by `broker/caller_fence.py` only. It never goes back but by `forget`.
+Called by `broker/access/caller_fence.py` only. It never goes back but by `forget`.
 """
 
 from __future__ import annotations

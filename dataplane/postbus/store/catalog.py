@@ -1,7 +1,7 @@
 """The durable catalog of a namespace: definitions of entities, decided by partition 0 (ADR 27).
 
 Each change is one commit of partition 0's owner that raises the version (`catalog_change`). Called
-by `broker/catalog.py` and `broker/directory.py` only.
+by `broker/catalog/catalog.py` and `broker/catalog/directory.py` only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
-from postbus.contract import PROPERTIES_OF, EntityKind, EntityProperties, RuleProperties
+from postbus.contract.entities import PROPERTIES_OF, EntityKind, EntityProperties, RuleProperties
 from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store, StoreMisconfigured
 

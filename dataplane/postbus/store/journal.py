@@ -4,7 +4,7 @@ Whatever is queued while commits are in flight forms the next one. At most two a
 two connections, and only if both are plain (ADR 32); outcomes are released in order. The journal
 claims its partition when it opens and owns it while the broker's beats say so (ADR 22). After the
 first failure it is dead: it tells what was not applied or is unknown (ADR 2), and the host opens
-another one, whose claim ends our backends first. Called by `broker/host.py` only.
+another one, whose claim ends our backends first. Called by `broker/partition/host.py` only.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Final
 
 import asyncpg
 
-from postbus.contract import PROPERTIES_OF, EntityKind, RuleProperties
+from postbus.contract.entities import PROPERTIES_OF, EntityKind, RuleProperties
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import LoadedEntity, LoadedPartition, PutDue, ReserveBlock
 from postbus.store.batch import SideRows, index_range

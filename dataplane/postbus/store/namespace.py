@@ -1,6 +1,7 @@
 """What the namespace itself was told to be while it ran, beside the catalog.
 
-A change is one commit that raises the catalog's version. Called by `broker/namespace.py` only.
+A change is one commit that raises the version of the catalog. Only `broker/catalog/namespace.py`
+calls it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from postbus.namespace_contract import NamespaceDefinition
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store
 

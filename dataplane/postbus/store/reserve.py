@@ -2,7 +2,7 @@
 
 A full disk must not stop completions and redeliveries, whose side rows need a little room. While
 the reserve is in place senders may use the rest; when the disk is full it is given up, and senders
-wait until it can be filled again. Called by `broker/room.py`.
+wait until it can be filled again. Called by `broker/partition/disk_reserve.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from postbus.contract import EntityProperties
+from postbus.contract.entities import EntityProperties
 from postbus.entity.outcomes import (
     DropDefinition,
     LoadedPartition,

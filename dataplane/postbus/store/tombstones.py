@@ -2,14 +2,14 @@
 
 A tombstone is the row of the entity in the catalog. It is forgotten after a time, so that names
 that come and go do not pile up; how far back the list is complete is remembered. Called by
-`broker/administration.py` and `broker/change_feed.py`.
+`broker/administration.py` and `broker/catalog/change_feed.py`.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from postbus.contract import EntityKind
+from postbus.contract.entities import EntityKind
 from postbus.store.catalog import DeletedReason
 from postbus.store.catalog_change import CATALOG_PARTITION
 from postbus.store.fenced import fenced

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from postbus.broker.authz import TokenRefused, audience_path
+from postbus.broker.access.authz import TokenRefused, audience_path
 from postbus.broker.router import Address
+from postbus.edge.access.auth_throttle import TooManyChecks
 from postbus.edge.amqp.addresses import parse_address
 from postbus.edge.amqp.requests import HEAD_HEAP_BYTES, Request, Respond, Response
-from postbus.edge.suspicion import TooManyChecks
 from postbus.message.codec import DecodeError, Int
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postbus.control_contract import ConnectionDescription, LinkDescription
+from postbus.contract.control import ConnectionDescription, LinkDescription
 from postbus.edge.amqp.connection import AmqpConnection
 from postbus.edge.amqp.receiver_links import ReceiverDoor
 from postbus.edge.amqp.sender_links import SenderDoor

@@ -35,10 +35,14 @@ from postbus.amqp.events import (
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
+from postbus.broker.access.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.audit import AuditEntry
-from postbus.broker.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.router import Address, Router
-from postbus.contract import NamespaceLimits, Right
+from postbus.contract.entities import NamespaceLimits, Right
+from postbus.edge.access.attaching import attach_refusal, target_refusal
+from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
+from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.endings import Endings
@@ -55,11 +59,7 @@ from postbus.edge.amqp.session_links import SessionDoor, SessionFilter, source_r
 from postbus.edge.amqp.settlements import LOST
 from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
 from postbus.edge.amqp.unfinished import Unfinished
-from postbus.edge.attaching import attach_refusal, target_refusal
-from postbus.edge.intake import Intake
 from postbus.edge.refusals import Explainer
-from postbus.edge.strangers import Stranger
-from postbus.edge.suspicion import Suspicion, TooManyChecks
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from postbus.broker.authz import NEVER_S, Authorizer, Grant, has_right, resource_path
-from postbus.contract import Right
+from postbus.broker.access.authz import NEVER_S, Authorizer, Grant, has_right, resource_path
+from postbus.contract.entities import Right
 
 MAX_WAIT_S: Final = 3_600.0
 """How far ahead the timer is set. Real time may be put forward or back; then it is looked at again

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from postbus.edge.suspicion import Suspicion, TooManyChecks
+from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection

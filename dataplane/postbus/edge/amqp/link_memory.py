@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from postbus.edge.shares import UNKNOWN
+from postbus.edge.access.shares import UNKNOWN
 
 if TYPE_CHECKING:
     from postbus.amqp.link import Link
-    from postbus.edge.shares import Shares
+    from postbus.edge.access.shares import Shares
 
 LINK_BYTES: Final = 2_048
 """An attached link besides what it keeps of its attach. Measured: 1.2 KiB a sender, 1.7 KiB a

@@ -1,9 +1,9 @@
 """The AMQP connections of all ports: bytes to connections and back.
 
-`front_door` accepts them and hands them over, with what it read already. Reads come in steps, so
-that other clients and commits have their turn between them. Writes are gathered and flushed once an
-event loop round. A client that does not read is bounded: its demand is withheld while the transport
-is full, and it is cut off above a hard bound.
+`port_multiplexer` accepts them and hands them over with what it has read already. Reads come in
+steps, so that other clients and commits get their turn in between. Writes are gathered and flushed
+once per iteration of the event loop. A client that does not read is bounded: its demand is withheld
+while the transport is full, and it is disconnected above a hard bound.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final, cast
 from postbus.amqp import conditions
 from postbus.amqp.connection import Connection
 from postbus.amqp.limits import Limits
-from postbus.broker.authz import Authorizer
+from postbus.broker.access.authz import Authorizer
 from postbus.broker.router import Router
-from postbus.contract import NamespaceLimits
-from postbus.control_contract import ConnectionDescription
+from postbus.contract.control import ConnectionDescription
+from postbus.contract.entities import NamespaceLimits
+from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.loop_time import NOBODY, SMALL_BYTES, LoopTime
+from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
-from postbus.edge.intake import Intake
-from postbus.edge.loop_time import NOBODY, SMALL_BYTES, LoopTime
 from postbus.edge.refusals import Explainer
-from postbus.edge.strangers import Stranger
-from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from postbus.amqp import conditions
 from postbus.broker.router import Address
-from postbus.contract import Right
+from postbus.contract.entities import Right
 from postbus.edge.amqp.addresses import Node, NodeAddress
 from postbus.edge.amqp.management_bodies import (
     BadRequest,

@@ -16,6 +16,7 @@ from postbus.amqp.events import DeliveriesUpdated
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import DeliveryState, Rejected, TransactionalState
 from postbus.broker.router import Address
+from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.settlements import (
     LOST,
@@ -25,7 +26,6 @@ from postbus.edge.amqp.settlements import (
     is_repeatable,
     ranges_of,
 )
-from postbus.edge.intake import guarded
 from postbus.entity.commands import (
     AddConsumer,
     Command,

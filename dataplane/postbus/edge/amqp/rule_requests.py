@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from postbus.broker.router import Address
-from postbus.contract import (
+from postbus.contract.entities import (
     CorrelationFilter,
     EntityKind,
     Right,
@@ -20,6 +20,7 @@ from postbus.contract import (
     SqlAction,
     SqlFilter,
 )
+from postbus.contract.rule_values import Identifier, Moment, Octets, RuleValue, Span
 from postbus.edge.amqp.management_bodies import BadRequest, integer, ok, response
 from postbus.edge.amqp.requests import Respond
 from postbus.entity.commands import Done, Refusal, Refused
@@ -33,7 +34,6 @@ from postbus.message.codec import (
     Value,
 )
 from postbus.message.described_times import offset_ms, span_ticks
-from postbus.rule_values import Identifier, Moment, Octets, RuleValue, Span
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection

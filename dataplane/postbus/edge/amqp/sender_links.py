@@ -13,9 +13,9 @@ from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 from postbus.broker.router import Address
+from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.settlements import PRE_SETTLED, ranges_of
-from postbus.edge.intake import guarded
 from postbus.edge.message_ids import name_messages
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from postbus.amqp.performatives import ACCEPTED
+from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.settlements import ranges_of
-from postbus.edge.intake import guarded
 from postbus.entity.commands import CompleteSessions, Reply, Settled
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from postbus.amqp import conditions
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
 from postbus.broker.router import SPREAD, Address
+from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.receiver_links import ReceiverDoor
-from postbus.edge.intake import guarded
 from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
 from postbus.message.codec import Described
 

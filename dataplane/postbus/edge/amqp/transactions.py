@@ -27,8 +27,8 @@ from postbus.amqp.performatives import (
 )
 from postbus.broker.placement import partition_of_number
 from postbus.broker.router import Address
-from postbus.broker.transactions import check_transaction_send
-from postbus.contract import Right
+from postbus.broker.spread.transactions import check_transaction_send
+from postbus.contract.entities import Right
 from postbus.entity.commands import (
     CheckLocks,
     Enqueue,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.amqp import conditions
 from postbus.amqp.link import IncomingLink
-from postbus.edge.shares import UNKNOWN
+from postbus.edge.access.shares import UNKNOWN
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection

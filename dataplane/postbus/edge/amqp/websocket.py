@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.listener import READ_BYTES, AmqpListener, AmqpTransport
 from postbus.edge.amqp.websocket_frames import (
     NORMAL,
@@ -25,7 +26,6 @@ from postbus.edge.amqp.websocket_frames import (
     close_frame,
     pong_frame,
 )
-from postbus.edge.strangers import Stranger
 from postbus.edge.web.aiohttp_internals import AiohttpConnection
 from postbus.edge.web.authorization import STRANGER, HttpRefused
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 from xml.etree.ElementTree import Element
 
-from postbus.broker.authorization_rules import AuthorizationRuleDescription, WantedRule
-from postbus.contract import Right
+from postbus.broker.access.authorization_rules import AuthorizationRuleDescription, WantedRule
+from postbus.contract.entities import Right
 from postbus.edge.atom.xml_text import BadDocument, children, element, text_of, write_time
 
 ORDER: Final = (Right.MANAGE, Right.SEND, Right.LISTEN)

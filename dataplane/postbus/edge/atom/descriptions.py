@@ -16,9 +16,10 @@ from xml.etree.ElementTree import Element
 
 from pydantic import ValidationError
 
+from postbus.broker.access.authorization_rules import AuthorizationRuleDescription, WantedRule
 from postbus.broker.administration import EntityDescription, RuntimeInformation
-from postbus.broker.authorization_rules import AuthorizationRuleDescription, WantedRule
-from postbus.contract import (
+from postbus.contract.checks import IMMUTABLE
+from postbus.contract.entities import (
     PROPERTIES_OF,
     EntityKind,
     EntityProperties,
@@ -26,7 +27,6 @@ from postbus.contract import (
     RuleProperties,
     format_duration,
 )
-from postbus.definitions import IMMUTABLE
 from postbus.edge.atom.authorization import read_authorization_rules, write_authorization_rules
 from postbus.edge.atom.rules import read_rule
 from postbus.edge.atom.xml_text import (

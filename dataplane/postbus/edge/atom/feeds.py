@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote
 
 from postbus.broker.administration import EntityDescription, RuleDescription
-from postbus.contract import EntityKind, NamespaceProperties, Sku, topic_of
+from postbus.contract.entities import EntityKind, NamespaceProperties, Sku, topic_of
 from postbus.edge.atom.descriptions import Place, Shown, write_description
 from postbus.edge.atom.rules import write_rule
 from postbus.edge.atom.xml_text import (

@@ -15,6 +15,8 @@ from xml.etree.ElementTree import Element
 
 from aiohttp import web
 
+from postbus.broker.access.authorization_rules import AuthorizationRules, WantedRule
+from postbus.broker.access.authz import Grant
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
@@ -23,11 +25,9 @@ from postbus.broker.administration import (
     RuntimeInformation,
 )
 from postbus.broker.audit import Audit, AuditEntry
-from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
-from postbus.broker.authz import Grant
-from postbus.broker.directory import DirectoryRefusal
+from postbus.broker.catalog.directory import DirectoryRefusal
 from postbus.broker.router import Availability
-from postbus.contract import (
+from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
     QueueProperties,
@@ -61,7 +61,7 @@ from postbus.edge.atom.xml_text import (
     read_document,
 )
 from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
-from postbus.edge.web.door import read_limited
+from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import Refusal, Refused
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from postbus.contract import EntityKind, subscription_path
+from postbus.contract.entities import EntityKind, subscription_path
 
 
 @dataclass(frozen=True, slots=True)

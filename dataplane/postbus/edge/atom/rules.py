@@ -11,7 +11,19 @@ from xml.etree.ElementTree import Element
 
 from pydantic import ValidationError
 
-from postbus.contract import CorrelationFilter, RuleProperties, SqlAction, SqlFilter
+from postbus.contract.entities import CorrelationFilter, RuleProperties, SqlAction, SqlFilter
+from postbus.contract.rule_values import (
+    Identifier,
+    Moment,
+    Octets,
+    RuleValue,
+    Span,
+    format_moment,
+    format_octets,
+    format_span,
+    parse_moment_ms,
+    parse_span_ticks,
+)
 from postbus.edge.atom.xml_text import (
     SCHEMA_NAMESPACE,
     BadDocument,
@@ -23,18 +35,6 @@ from postbus.edge.atom.xml_text import (
     type_of,
     write_boolean,
     written,
-)
-from postbus.rule_values import (
-    Identifier,
-    Moment,
-    Octets,
-    RuleValue,
-    Span,
-    format_moment,
-    format_octets,
-    format_span,
-    parse_moment_ms,
-    parse_span_ticks,
 )
 
 COMPATIBILITY_LEVEL: Final = "20"

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from postbus.broker.audit import Audit, AuditEntry, AuditLine, Told
-from postbus.contract import subscription_path
-from postbus.control_contract import AuditedChange, AuditPage, AuthorizationRuleDefinition
-from postbus.control_contract_messages import (
+from postbus.contract.control import AuditedChange, AuditPage, AuthorizationRuleDefinition
+from postbus.contract.control_messages import (
     DeletedMessages,
     MessagesOf,
     PurgedMessages,
@@ -17,6 +16,7 @@ from postbus.control_contract_messages import (
     ResendMessages,
     ResentMessages,
 )
+from postbus.contract.entities import subscription_path
 from postbus.edge.control.callers import ControlCaller
 from postbus.edge.control.calls import Answer, Call, Handler
 from postbus.edge.control.messages import path_of

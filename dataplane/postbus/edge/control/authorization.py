@@ -18,8 +18,8 @@ from typing import Final
 
 from aiohttp import web
 
+from postbus.edge.access.auth_throttle import Suspicion
 from postbus.edge.control.callers import NAME, ControlCaller, Scope, certified, scopes_of
-from postbus.edge.suspicion import Suspicion
 
 logger = logging.getLogger(__name__)
 

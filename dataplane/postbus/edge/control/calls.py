@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from postbus.control_contract import FieldProblem, ProblemType
+from postbus.contract.control import FieldProblem, ProblemType
 from postbus.entity.commands import Refusal, Refused
 
 B = TypeVar("B", bound=BaseModel)

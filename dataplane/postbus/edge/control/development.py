@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from postbus.broker.clock import ClockMode
-from postbus.broker.controls import Controls
-from postbus.control_contract import (
+from postbus.broker.operate.controls import Controls
+from postbus.broker.partition.clock import ClockMode
+from postbus.contract.control import (
     Advance,
     Clock,
     LocksLost,

@@ -20,15 +20,7 @@ from postbus.broker.administration import (
 )
 from postbus.broker.administration import RuleDescription as KnownRule
 from postbus.broker.administration import RuntimeInformation as Counted
-from postbus.contract import (
-    EntityKind,
-    QueueProperties,
-    RuleProperties,
-    SubscriptionProperties,
-    TopicProperties,
-    subscription_path,
-)
-from postbus.control_contract import (
+from postbus.contract.control import (
     Applied,
     CountDetails,
     Deleted,
@@ -46,6 +38,14 @@ from postbus.control_contract import (
     TopicDescription,
     TopicPage,
     applied_hash,
+)
+from postbus.contract.entities import (
+    EntityKind,
+    QueueProperties,
+    RuleProperties,
+    SubscriptionProperties,
+    TopicProperties,
+    subscription_path,
 )
 from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
 from postbus.entity.commands import Refusal

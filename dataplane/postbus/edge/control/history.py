@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from postbus.broker.administration import Administration, AdministrationRefused
-from postbus.control_contract import Change, Changes, ProblemType, Tombstone, Tombstones
+from postbus.contract.control import Change, Changes, ProblemType, Tombstone, Tombstones
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 from postbus.edge.control.entities import applied
 from postbus.entity.commands import Refusal

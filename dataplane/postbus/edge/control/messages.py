@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from postbus import control_contract_messages as contract
-from postbus.broker.dead_letter_groups import DeadLetterGroup
-from postbus.broker.message_view import MessageView
-from postbus.broker.triage import MessageEdit, Triage, TriageRefused, Walked
-from postbus.control_contract import (
+from postbus.broker.operate.dead_letter_groups import DeadLetterGroup
+from postbus.broker.operate.message_operations import MessageEdit, Triage, TriageRefused, Walked
+from postbus.broker.operate.message_view import MessageView
+from postbus.contract import control_messages as contract
+from postbus.contract.control import (
     FieldProblem,
     ProblemType,
 )
-from postbus.control_contract_messages import (
+from postbus.contract.control_messages import (
     DeletedMessages,
     DeleteMessages,
     EditedMessage,

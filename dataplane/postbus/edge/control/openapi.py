@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from postbus.control_contract import (
+from postbus.contract.control import (
     EPOCH_HEADER,
     MAX_EPOCH,
     PROTOCOL,

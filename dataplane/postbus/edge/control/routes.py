@@ -11,16 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from postbus.contract import (
-    ENTITY_NAME,
-    FILTER_NAME,
-    RULE_NAME,
-    SUBSCRIPTION_NAME,
-    QueueProperties,
-    RuleProperties,
-    TopicProperties,
-)
-from postbus.control_contract import (
+from postbus.contract.control import (
     DEFAULT_PAGE,
     MAX_PAGE,
     MAX_WAIT_S,
@@ -53,7 +44,7 @@ from postbus.control_contract import (
     TopicDescription,
     TopicPage,
 )
-from postbus.control_contract_messages import (
+from postbus.contract.control_messages import (
     DeletedMessages,
     DeleteMessages,
     MessagePage,
@@ -65,8 +56,17 @@ from postbus.control_contract_messages import (
     ResentMessages,
     SummarizeMessages,
 )
+from postbus.contract.entities import (
+    ENTITY_NAME,
+    FILTER_NAME,
+    RULE_NAME,
+    SUBSCRIPTION_NAME,
+    QueueProperties,
+    RuleProperties,
+    TopicProperties,
+)
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.edge.control.callers import Scope
-from postbus.namespace_contract import NamespaceDefinition
 
 MAX_VERSION: Final = 2**63 - 1
 

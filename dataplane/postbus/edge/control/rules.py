@@ -8,16 +8,16 @@ from functools import partial
 
 from pydantic import SecretStr
 
+from postbus.broker.access.authorization_rules import AuthorizationRuleDescription as KnownRule
+from postbus.broker.access.authorization_rules import AuthorizationRules, WantedRule
 from postbus.broker.administration import Administration
-from postbus.broker.authorization_rules import AuthorizationRuleDescription as KnownRule
-from postbus.broker.authorization_rules import AuthorizationRules, WantedRule
-from postbus.contract import EntityKind
-from postbus.control_contract import (
+from postbus.contract.control import (
     AuthorizationRuleDefinition,
     AuthorizationRuleDescription,
     AuthorizationRulePage,
     ProblemType,
 )
+from postbus.contract.entities import EntityKind
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from postbus.broker.access.caller_fence import CallerFence, CallerTooOld, StoreAway
 from postbus.broker.administration import AdministrationRefused
-from postbus.broker.caller_fence import CallerFence, CallerTooOld, StoreAway
-from postbus.broker.preconditions import DirectoryRefusal
-from postbus.control_contract import (
+from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.contract.control import (
     EPOCH_HEADER,
     MAX_EPOCH,
     FieldProblem,
@@ -42,7 +42,7 @@ from postbus.edge.control.calls import (
     refused,
 )
 from postbus.edge.control.routes import KEYS, ROUTES, Query, Route
-from postbus.http_listener import HttpListener
+from postbus.edge.web.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
 

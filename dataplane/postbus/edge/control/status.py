@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from postbus import __version__
+from postbus.broker.access.caller_fence import CallerFence
 from postbus.broker.administration import Administration
-from postbus.broker.caller_fence import CallerFence
-from postbus.broker.host import Host
-from postbus.broker.readiness import Readiness
-from postbus.control_contract import (
+from postbus.broker.operate.readiness import Readiness
+from postbus.broker.partition.host import Host
+from postbus.contract.control import (
     Applied,
     ConnectionDescription,
     ConnectionPage,
@@ -20,9 +20,9 @@ from postbus.control_contract import (
     Status,
     applied_hash,
 )
+from postbus.contract.namespace import NamespaceDefinition
 from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
 from postbus.edge.control.openapi import openapi_text
-from postbus.namespace_contract import NamespaceDefinition
 
 NAMESPACE_ID = 0
 """The namespace is no entity; entities count from 1."""

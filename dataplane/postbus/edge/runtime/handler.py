@@ -15,11 +15,11 @@ from typing import Final, TypeAlias
 
 from aiohttp import web
 
-from postbus.broker.authz import Grant
+from postbus.broker.access.authz import Grant
 from postbus.broker.router import Address, Router
-from postbus.contract import NamespaceLimits, Right
-from postbus.edge.attaching import attach_refusal
-from postbus.edge.intake import Intake
+from postbus.contract.entities import NamespaceLimits, Right
+from postbus.edge.access.attaching import attach_refusal
+from postbus.edge.access.inflight_budget import Intake
 from postbus.edge.runtime.answers import body_of, headers_of, location_path
 from postbus.edge.runtime.messages import (
     BATCH_TYPE,
@@ -33,7 +33,8 @@ from postbus.edge.runtime.receives import Receives, release
 from postbus.edge.runtime.requests import STATUSES, Action, Target, refusal_of, target_of
 from postbus.edge.runtime.values import http_date
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
-from postbus.edge.web.door import read_limited
+from postbus.edge.web.http_listener import SERVER
+from postbus.edge.web.http_server import read_limited
 from postbus.entity.commands import (
     Command,
     Delivery,
@@ -49,7 +50,6 @@ from postbus.entity.commands import (
     Settled,
     SubQueue,
 )
-from postbus.http_listener import SERVER
 from postbus.message.envelope import Envelope
 
 ANSWER_S: Final = 60.0

@@ -17,10 +17,10 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from postbus.broker.authz import Authorizer, Grant, TokenRefused, expired, has_right
-from postbus.contract import Right
-from postbus.edge.strangers import MAX_LOGGED_CHARS, Stranger
-from postbus.edge.suspicion import Suspicion, TooManyChecks
+from postbus.broker.access.authz import Authorizer, Grant, TokenRefused, expired, has_right
+from postbus.contract.entities import Right
+from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
+from postbus.edge.access.unauthenticated import MAX_LOGGED_CHARS, Stranger
 from postbus.entity.commands import Refusal
 
 logger = logging.getLogger(__name__)

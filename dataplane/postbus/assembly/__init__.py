@@ -1,0 +1,1 @@
+"""Assembles one bus from its stores, broker and listeners."""

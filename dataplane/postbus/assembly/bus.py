@@ -1,0 +1,549 @@
+"""Assembles and runs one bus: store, partitions, catalog; `listeners` has the ways in.
+
+The command line and tests start it and stop it. All wiring is here and nothing else: no room
+imports this module, and it decides nothing about messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from postbus.assembly.control_listener import Controlled
+from postbus.assembly.declared_keys import DeclaredKeys, refuse_public_keys
+from postbus.assembly.defining import Defining
+from postbus.assembly.listeners import Door, Doors, DoorsError, Inside
+from postbus.assembly.loading import load_partitions
+from postbus.assembly.opening import BusError, Opened, Opening, read_seal
+from postbus.assembly.store_trouble import explain_store_error
+from postbus.broker.access.authz import Authorizer
+from postbus.broker.access.own_names import OwnNames
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+)
+from postbus.broker.audit import Audit
+from postbus.broker.catalog.catalog import Catalog
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.operate.controls import Controls
+from postbus.broker.operate.message_operations import Triage
+from postbus.broker.operate.readiness import Readiness
+from postbus.broker.operate.tracing import TracedRouter
+from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
+from postbus.broker.partition.host import Host
+from postbus.broker.partition.trouble import Troubles
+from postbus.broker.router import Router
+from postbus.contract.entities import (
+    EntityKind,
+    Right,
+)
+from postbus.entity.window import WindowBudget
+from postbus.manifests.reader import (
+    BusDefinition,
+)
+from postbus.process.announcement import Announcement, connection_string
+from postbus.process.data_directory import DataDirectory
+from postbus.process.embedded import EmbeddedError, EmbeddedPostgres
+from postbus.process.metrics import BusSample
+from postbus.process.sampling import Sampler
+from postbus.process.settings import Settings
+from postbus.store.audit import AuditStore
+from postbus.store.errors import StoreError, StoreUnavailable
+from postbus.store.incarnation import Broker, this_process
+from postbus.store.postgres import Store
+from postbus.store.stores import Stores
+from postbus.store.tombstones import TombstoneStore
+
+if TYPE_CHECKING:
+    from postbus.process.tracing import OtlpSpans
+
+__all__ = ["Bus", "BusError"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AHEAD_MS = 60_000
+"""Clocks of machines that are further apart than this are worth a word."""
+
+STOP_S = 20.0
+"""What closing connections, commits and Postgres may take beyond the grace period."""
+
+
+class Bus:
+    """One broker process' worth of bus. `start` once, then `wait` or `stop`.
+
+    Everything runs in one supervised task; an error there ends the bus and comes out of `wait`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        definition: BusDefinition,
+        data: DataDirectory,
+        *,
+        is_embedded: bool,
+        dev_clock: ClockMode | None = None,
+        on_asked: Callable[[str], None] = lambda _by: None,
+    ) -> None:
+        """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved.
+
+        `on_asked` is told by whom when another process of the broker's name asks this one to end.
+        Raises `SettingsError` for a key that everybody knows where others can show it.
+        """
+        refuse_public_keys(settings.host, definition)
+        self._settings = settings
+        self._definition = definition
+        self._data = data
+        self._is_embedded = is_embedded
+        self._dev_clock = dev_clock
+        self._on_asked = on_asked
+        self._postgres: EmbeddedPostgres | None = None
+        self._budget = WindowBudget(settings.window_bytes)
+        self._partition_count = definition.properties.limits.partition_count
+        self._hosts: list[Host] = []
+        self._opened: Opened | None = None
+        self._defining: Defining | None = None
+        self._names = OwnNames(definition.name, settings.dialled_names)
+        self._keys = DeclaredKeys(definition, data)
+        self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
+        self._administration: Administration | None = None
+        self._audit: Audit | None = None
+        self._triage: Triage | None = None
+        self._doors = Doors(settings, definition, data)
+        self._sampler: Sampler | None = None
+        self._readiness: Readiness | None = None
+        self._spans: OtlpSpans | None = None
+        self._clocks: dict[Store, EntityClock] = {}
+        self._stopping = asyncio.Event()
+        self._grace_s = settings.grace_s
+        self._task: asyncio.Task[None] | None = None
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self, on_step: Callable[[str], None] = lambda _: None) -> None:
+        """Return when clients may come; raises `BusError`. `on_step` is told what goes on."""
+        ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(on_step, ready), name="bus")
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            await self.wait()
+            raise BusError("the bus was stopped while it started")
+
+    async def wait(self) -> None:
+        """Return when the bus has stopped; raises what ended it."""
+        assert self._task is not None
+        try:
+            await asyncio.shield(self._task)
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop cleanly: no new work, commit what was accepted, release the partitions."""
+        self._grace_s = self._settings.grace_s if grace_s is None else grace_s
+        self._stopping.set()
+        if self._task is not None:
+            _, late = await asyncio.wait({self._task}, timeout=self._grace_s + STOP_S)
+            if late:
+                logger.warning("the stop takes too long and is cut short")
+                self._task.cancel()
+                await asyncio.wait({self._task})
+            if not self._task.cancelled() and self._task.exception() is not None:
+                logger.debug("bus ended with an error", exc_info=self._task.exception())
+
+    async def redefine(self, definition: BusDefinition) -> None:
+        """Let a bus that runs be what manifests say now, with the keys of their Secrets.
+
+        As at a start: nothing is deleted, and entities are changed by the owner of partition 0.
+        Raises `BusError` and `SettingsError`, as at a start; what came before an error stays.
+        """
+        refuse_public_keys(self._settings.host, definition)
+        of_now = self._definition
+        if definition.name != of_now.name:
+            raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
+        if definition.properties.sku.name is not of_now.properties.sku.name:
+            raise BusError("the tier of a bus is for life")
+        if definition.properties.limits.partition_count != self._partition_count:
+            raise BusError("the number of partitions of a bus is for life")
+        assert self._opened is not None
+        assert self._defining is not None
+        rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)
+        try:
+            await self._defining.define(definition, rules)
+            await self._opened.namespace.redeclare(definition.declared)
+        except AdministrationRefused as refusal:
+            raise BusError(str(refusal)) from refusal
+        except StoreError as error:
+            raise BusError(explain_store_error(error)) from error
+        self._definition = self._keys.definition = definition
+        self._opened.rules.declare(rules)
+
+    def cut_short(self) -> None:
+        """Do not wait for clients any longer."""
+        self._doors.abort()
+
+    async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
+        stores: Stores | None = None
+        try:
+            if self._is_embedded:
+                on_step("starting Postgres")
+                await self._start_postgres()
+            stores = Stores(
+                self._dsns(),
+                unsafe=self._settings.is_unsafe,
+                broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
+            )
+            stores.when_asked_to_end(self._on_asked)
+            self._clocks = self._make_clocks(stores)
+            async with asyncio.TaskGroup() as tasks:
+                readiness = Readiness(self._hosts, stores.home_of, stores=stores.all)
+                self._readiness = readiness
+                sampler = self._sampler = self._make_sampler(stores)
+                changes = Changes(tasks.create_task)
+                try:
+                    await self._open_metrics(readiness, sampler)
+                    on_step("opening the store")
+                    opened = await self._unless_stopped(self._open(stores, changes, on_step))
+                    if opened is not None:
+                        self._opened, sampler.directory = opened, opened.directory
+                        await self._serve(stores, opened, changes, tasks, on_step, ready)
+                finally:
+                    await self._doors.close_metrics()
+        finally:
+            if stores is not None:
+                await stores.close()
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
+            if self._postgres is not None:
+                await asyncio.to_thread(self._postgres.stop)
+
+    async def _serve(
+        self,
+        stores: Stores,
+        opened: Opened,
+        changes: Changes,
+        tasks: asyncio.TaskGroup,
+        on_step: Callable[[str], None],
+        ready: asyncio.Future[None],
+    ) -> None:
+        """Load, let clients in, and stop in order when that is asked for."""
+        readiness = self.readiness
+        router = self._make_hosts(stores, opened.directory, tasks)
+        self._triage = Triage(router, self._hosts)
+        self._administration = Administration(
+            opened.directory,
+            self._hosts,
+            TombstoneStore(stores.first),
+            opened.namespace,
+            changes,
+            now_ms=self._clocks[stores.first],
+        )
+        store, version = AuditStore(stores.first), lambda: self.administration.version
+        self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
+        auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
+        on_step("loading partitions")
+        following = await self._define_entities(
+            self._administration, opened.directory.catalog, tasks
+        )
+        homes = opened.directory.homes_in_use()
+        following += await load_partitions(self._hosts, stores, homes, tasks)
+        self._warn_of_future()
+        on_step("opening the doors")
+        tasks.create_task(self._administration.keep_reaping(), name="reap")
+        tasks.create_task(self._administration.keep_counting(), name="count")
+        try:
+            await self._open_doors(router, opened, readiness, tasks)
+            readiness.is_open = True
+            ready.set_result(None)
+            await self._stopping.wait()
+        finally:
+            readiness.is_open = False
+            for task in following:
+                task.cancel()
+            self._administration.stop()
+            await self._doors.close(self._grace_s)
+            await asyncio.gather(*(host.stop() for host in self._hosts))
+            self._audit.stop()
+            await auditing
+
+    async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
+        """Return what comes of work, None when the bus is to stop before."""
+        doing = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            for each in (doing, stopping):
+                each.cancel()
+            await asyncio.gather(doing, stopping, return_exceptions=True)
+
+    # --- store ----------------------------------------------------------------------------------
+
+    async def _start_postgres(self) -> None:
+        fast = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+        settings = fast if self._settings.is_unsafe else None
+        try:
+            self._postgres = EmbeddedPostgres(self._data.postgres, settings=settings)
+            await asyncio.to_thread(self._postgres.start)
+        except (EmbeddedError, OSError) as error:
+            raise BusError(str(error), is_about_store=True) from error
+
+    def _dsns(self) -> list[str]:
+        return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
+
+    async def _open(
+        self, stores: Stores, changes: Changes, on_step: Callable[[str], None]
+    ) -> Opened:
+        opening = Opening(
+            stores,
+            self._definition,
+            read_seal(self._settings, self._data),
+            self._keys,
+            self._authorizer,
+            changes,
+            is_embedded=self._is_embedded,
+        )
+        return await opening.open(lambda why: on_step(f"waiting for the store: {why}"))
+
+    # --- partitions -----------------------------------------------------------------------------
+
+    def _make_clocks(self, stores: Stores) -> dict[Store, EntityClock]:
+        """Return a clock for each store, whose time it takes; one that is moved by hand for all."""
+        if self._dev_clock is ClockMode.MANUAL:
+            return dict.fromkeys(stores.all, ManualClock(_wall_ms))
+        return {store: EntityClock(_monotonic_ms, _wall_ms) for store in stores.all}
+
+    def _make_hosts(self, stores: Stores, directory: Directory, tasks: asyncio.TaskGroup) -> Router:
+        stores_in_use = {stores.home_of(number) for number in range(self._partition_count)}
+        troubles = {store: Troubles(store.where) for store in stores_in_use}
+        self._hosts += [
+            Host(
+                partition_id=partition_id,
+                store=stores.home_of(partition_id),
+                directory=directory,
+                clock=self._clocks[stores.home_of(partition_id)],
+                budget=self._budget,
+                limits=self._definition.properties.limits,
+                new_seed=lambda: secrets.randbits(64),
+                tasks=tasks,
+                troubles=troubles[stores.home_of(partition_id)],
+            )
+            for partition_id in range(self._partition_count)
+        ]
+        for host in self._hosts[1:]:
+            host.ownership.follow(self._hosts[0].ownership)
+        directory.follow(self._hosts)
+        if not self._settings.is_tracing_enabled:
+            return Router(self._hosts, directory)
+        self._spans = self._open_spans()
+        return TracedRouter(self._hosts, directory, self._spans)
+
+    def _open_spans(self) -> OtlpSpans:
+        try:
+            from postbus.process.tracing import OtlpSpans
+        except ImportError as error:
+            raise BusError(
+                "tracing needs packages that are not installed: pip install 'postbus[tracing]'"
+            ) from error
+        return OtlpSpans(self._definition.name, self._settings.broker_name)
+
+    async def _define_entities(
+        self, administration: Administration, catalog: Catalog, tasks: asyncio.TaskGroup
+    ) -> list[asyncio.Task[None]]:
+        """Apply the manifests, or follow the owner of partition 0; return what to cancel."""
+        following = [tasks.create_task(catalog.keep_following(), name="follow")]
+        self._defining = Defining(self._keys, administration, catalog, self.audit)
+        following.append(tasks.create_task(self._defining.keep_defining(), name="define"))
+        try:
+            await self._defining.define(self._definition, self._keys.rules())
+        except AdministrationRefused as refusal:
+            cause = refusal.__cause__
+            if not isinstance(cause, StoreUnavailable):
+                is_about_store = isinstance(cause, StoreError)
+                raise BusError(str(refusal), is_about_store=is_about_store) from refusal
+            self._defining.postpone(refusal)
+        return following
+
+    def _warn_of_future(self) -> None:
+        for store, clock in self._clocks.items():
+            ahead_ms = clock() - _wall_ms()
+            if clock.mode is ClockMode.WALL and ahead_ms > AHEAD_MS:
+                logger.warning(
+                    "stored times lie in the future, as --clock manual leaves them: locks, expiry"
+                    " and schedules stand still until then",
+                    extra={"store": store.where, "ahead_ms": ahead_ms},
+                )
+
+    # --- doors ----------------------------------------------------------------------------------
+
+    async def _open_doors(
+        self,
+        router: Router,
+        opened: Opened,
+        readiness: Readiness,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        inside = Inside(
+            router=router,
+            namespace=opened.namespace,
+            administration=self.administration,
+            authorizer=self._authorizer,
+            names=self._names,
+            rules=opened.rules,
+            audit=self.audit,
+            created_ms=opened.created_ms,
+            readiness=readiness,
+            controlled=self._controlled(router, opened),
+        )
+        try:
+            await self._doors.open(inside, tasks)
+        except DoorsError as error:
+            raise BusError(str(error)) from error
+
+    async def _open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
+        try:
+            await self._doors.open_metrics(readiness, sampler, self._names)
+        except DoorsError as error:
+            raise BusError(str(error)) from error
+
+    def _make_sampler(self, stores: Stores) -> Sampler:
+        def complete(sample: BusSample) -> None:
+            self._doors.tell(sample)
+            sample.authentication_failures = self._authorizer.refused_count
+
+        return Sampler(self._hosts, stores.all, self._clocks[stores.first], self._budget, complete)
+
+    def _controlled(self, router: Router, opened: Opened) -> Controlled:
+        is_dev = self._dev_clock is not None
+        controls = Controls(self._hosts, router, self._hosts[0].clock) if is_dev else None
+        return Controlled(
+            self.administration,
+            opened.rules,
+            self._hosts,
+            opened.fence,
+            self.triage,
+            self.audit,
+            controls,
+        )
+
+    def _is_taken(self, path: str) -> bool:
+        return self._opened is not None and self._opened.directory.begins(path)
+
+    # --- what it tells --------------------------------------------------------------------------
+
+    @property
+    def administration(self) -> Administration:
+        """Definitions at run time; only while the bus runs."""
+        assert self._administration is not None
+        return self._administration
+
+    @property
+    def audit(self) -> Audit:
+        """Who changed what by hand; only while the bus runs."""
+        assert self._audit is not None
+        return self._audit
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether clients may come, and why not; only while the bus runs."""
+        assert self._readiness is not None
+        return self._readiness
+
+    @property
+    def triage(self) -> Triage:
+        """Messages by hand; only while the bus runs."""
+        assert self._triage is not None
+        return self._triage
+
+    def doors(self) -> dict[Door, tuple[str, int]]:
+        """Return where clients of this machine connect, by door."""
+        return self._doors.addresses()
+
+    @property
+    def authority_file(self) -> Path | None:
+        """What clients have to trust, when the certificate was made here."""
+        return self._doors.authority_file
+
+    def connection_strings(self) -> list[tuple[str, str]]:
+        """Return a title and a connection string for the first rule that may do everything."""
+        rule = next((one for one in self._definition.rules if Right.MANAGE in one.rights), None)
+        if rule is None:
+            return []
+        key = self._keys.keys_of(None, rule).primary
+        endpoint = self._doors.endpoint()
+        if endpoint is None:
+            return []
+        how, text = endpoint
+        return [(f"of {rule.name}, {how}", connection_string(text, rule.name, key))]
+
+    def announcement(self) -> Announcement:
+        """Return how the commands of this machine reach the bus; it holds a key."""
+        strings = self.connection_strings() if self._dev_clock is not None else []
+        endpoint = self._doors.endpoint()
+        token_file = self._doors.control_token_file
+        return Announcement(
+            bus=self._definition.name,
+            pid=os.getpid(),
+            control=self._doors.control_url,
+            connection_string=strings[0][1] if strings else None,
+            endpoint=endpoint[1] if endpoint else None,
+            token_file=str(token_file) if token_file else None,
+            ca_file=str(self.authority_file) if self.authority_file else None,
+            metrics=self._doors.metrics_url,
+        )
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return lines about the bus, for people."""
+        names: dict[EntityKind, list[str]] = {kind: [] for kind in EntityKind}
+        for entry in self._opened.directory.entries() if self._opened else []:
+            names[entry.kind].append(entry.name)
+        lines = [
+            ("bus", f"{self._definition.name} ({self._definition.properties.sku.name.value})"),
+            ("queues", _shown(names[EntityKind.QUEUE])),
+            *(
+                (f"{kind.value}s", _shown(names[kind]))
+                for kind in (EntityKind.TOPIC, EntityKind.SUBSCRIPTION)
+                if names[kind]
+            ),
+            ("data", str(self._data.path)),
+        ]
+        lines += self._doors.summary()
+        if self._dev_clock is not None:
+            lines.append(("clock", self._dev_clock.value))
+        return lines
+
+    async def sample(self) -> BusSample:
+        """Return what metrics tell, as of now."""
+        assert self._sampler is not None
+        await self._sampler.prepare()
+        return self._sampler.sample()
+
+
+def _shown(names: list[str]) -> str:
+    """Return names for people, the first few of many."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(sorted(names)[:8]) + more or "none"
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single error of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,230 @@
+"""Brings what manifests say into the catalog: at a start, or when partition 0 becomes ours.
+
+Only entities are meant here; what manifests do not name stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from postbus.assembly.declared_keys import DeclaredKeys
+from postbus.broker.access.authz import KeyRule
+from postbus.broker.administration import (
+    Administration,
+    AdministrationRefused,
+    EntityDescription,
+    WantedEntity,
+)
+from postbus.broker.audit import DONE, Audit, AuditEntry, outcome_of
+from postbus.broker.catalog.catalog import Catalog
+from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.contract.checks import Described, in_order_of_forwarding
+from postbus.contract.entities import (
+    EntityKind,
+    EntityProperties,
+    TopicProperties,
+    subscription_path,
+)
+from postbus.entity.commands import Refusal, Refused
+from postbus.manifests.reader import BusDefinition
+from postbus.process.data_directory import DataDirectoryError
+from postbus.store.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+MANIFESTS: Final = "manifests"
+START: Final = "start"
+"""Who changes what is changed here, and by which way in, as the audit tells it."""
+
+MAX_LINE: Final = 2**63 - 1
+OWN_LOOK_S: Final = 0.5
+"""How often a broker whose manifests wait looks whether partition 0 is its own by now."""
+
+
+class Defining:
+    """The entities of the manifests of a bus: applied by the owner of partition 0, else later."""
+
+    def __init__(
+        self,
+        declared: DeclaredKeys,
+        administration: Administration,
+        catalog: Catalog,
+        audit: Audit,
+    ) -> None:
+        """`declared` holds the manifests that count when the time has come."""
+        self._declared = declared
+        self._administration = administration
+        self._catalog = catalog
+        self._audit = audit
+        self._turn = asyncio.Lock()
+        self._is_due = asyncio.Event()
+
+    async def define(self, definition: BusDefinition, rules: Sequence[KeyRule]) -> None:
+        """Apply manifests now if partition 0 is ours; else log whose it is, and do it later.
+
+        Raises `AdministrationRefused`; what waited before waits on then.
+        """
+        async with self._turn:
+            try:
+                await self._catalog.own()
+            except DirectoryRefusal as refusal:
+                self.postpone(refusal)
+                return
+            await define_entities(definition, self._administration, rules, self._audit)
+            self._is_due.clear()
+
+    def postpone(self, why: AdministrationRefused | DirectoryRefusal) -> None:
+        """Apply the manifests as soon as partition 0 is ours and its store answers."""
+        logger.warning(
+            "manifests are not applied yet: the owner of partition 0 changes entities",
+            extra={"why": str(why)},
+        )
+        self._is_due.set()
+
+    async def keep_defining(self) -> None:
+        """Do what waits as soon as partition 0 is ours; what is refused then is logged."""
+        while True:
+            await self._is_due.wait()
+            await asyncio.sleep(OWN_LOOK_S)
+            async with self._turn:
+                if self._catalog.epoch is not None and self._is_due.is_set():
+                    await self._define_due()
+
+    async def _define_due(self) -> None:
+        self._is_due.clear()
+        try:
+            rules = await asyncio.to_thread(self._declared.rules)
+            await define_entities(
+                self._declared.definition, self._administration, rules, self._audit
+            )
+        except AdministrationRefused as refusal:
+            if refusal.refused.refusal is Refusal.NOT_APPLIED:
+                self._is_due.set()
+                return
+            logger.error("manifests could not be applied", extra={"why": str(refusal)})
+        except DataDirectoryError as error:
+            logger.error("manifests could not be applied", extra={"why": str(error)})
+
+
+async def define_entities(
+    definition: BusDefinition,
+    administration: Administration,
+    rules: Sequence[KeyRule],
+    audit: Audit,
+) -> None:
+    """Create or change what the manifests say; what they do not say stays.
+
+    `rules`: the authorization rules that they declare, which the audit hears of. Raises
+    `AdministrationRefused`.
+    """
+    wanted = _wanted_of(definition)
+    before = administration.version
+    differing = [
+        AuditEntry(MANIFESTS, "", START, "put", path, {})
+        for path, each in wanted.items()
+        if _differs(administration.find(path), each)
+    ]
+    try:
+        lines = await audit.begin_all(differing)
+    except StoreError as error:
+        refused = Refused(Refusal.NOT_APPLIED, f"the store is away: {error}")
+        raise AdministrationRefused(refused) from error
+    try:
+        await _define(wanted, administration)
+    except AdministrationRefused as error:
+        for line in lines:
+            audit.end(line, outcome_of(error))
+        raise
+    for line in lines:
+        put = administration.find(line.entry.entity)
+        is_changed = put is not None and put.version > before
+        audit.end(line, DONE if is_changed else None)
+    try:
+        await _note_rules(rules, audit)
+    except DirectoryRefusal as error:
+        raise AdministrationRefused(error.refused) from error.__cause__
+
+
+def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:
+    """Say whether a definition perhaps changes something; the catalog decides."""
+    if known is None or known.properties != wanted.properties:
+        return True
+    return wanted.rules is not None and [each.properties for each in known.rules] != list(
+        wanted.rules
+    )
+
+
+async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
+    """Note the authorization rules of the manifests in the audit, if they are others than before.
+
+    What they were is known by a salted digest: no key leads back from it. Raises
+    `DirectoryRefusal` while the store is away.
+    """
+    last = await audit.page(MAX_LINE, 1, "", MANIFESTS)
+    known = last[0].entry.detail if last else {}
+    salt = str(known.get("salt", secrets.token_hex(16)))
+    said = sorted(
+        (rule.scope or "", rule.name, *sorted(right.value for right in rule.rights),
+         rule.keys.primary, rule.keys.secondary or "")
+        for rule in rules
+    )  # fmt: skip
+    text = json.dumps(said).encode()
+    digest = hashlib.scrypt(text, salt=salt.encode(), n=2**14, r=8, p=1).hex()
+    if digest != known.get("digest"):
+        names = [f"{rule.scope}/{rule.name}" if rule.scope else rule.name for rule in rules]
+        detail = {"rules": sorted(names), "salt": salt, "digest": digest}
+        entry = AuditEntry(MANIFESTS, "", START, "declare authorization rules", "", detail)
+        await audit.recorded(entry, asyncio.sleep(0))
+
+
+async def _define(wanted: dict[str, WantedEntity], administration: Administration) -> None:
+    """Put all of them.
+
+    What is new is made first and forwards nowhere yet, since a target must exist; then all get
+    their definitions, targets before what forwards to them.
+    """
+    described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
+    new = [
+        replace(each, properties=_forwarding_nowhere(each.properties))
+        for name, each in wanted.items()
+        if administration.find(name) is None
+    ]
+    await administration.put_all(new)
+    await administration.put_all([wanted[one.name] for one in in_order_of_forwarding(described)])
+
+
+def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:
+    """Return what manifests want by its path, topics before their subscriptions."""
+    topics = [
+        WantedEntity(EntityKind.TOPIC, each.name, each.properties) for each in definition.topics
+    ]
+    queues = [
+        WantedEntity(EntityKind.QUEUE, each.name, each.properties) for each in definition.queues
+    ]
+    kind = EntityKind.SUBSCRIPTION
+    return {
+        **{each.name: each for each in topics},
+        **{
+            subscription_path(each.topic, each.name): WantedEntity(
+                kind, each.name, each.properties, each.topic, each.rules
+            )
+            for each in definition.subscriptions
+        },
+        **{each.name: each for each in queues},
+    }
+
+
+def _forwarding_nowhere(properties: EntityProperties) -> EntityProperties:
+    if isinstance(properties, TopicProperties):
+        return properties
+    return properties.model_copy(update=NOWHERE)
+
+
+NOWHERE: Final = {"forward_to": None, "forward_dead_lettered_messages_to": None}

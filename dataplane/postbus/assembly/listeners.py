@@ -1,0 +1,322 @@
+"""Assembles the ways into one bus: AMQP and HTTP for clients, metrics, the control API.
+
+`bus` opens them when the bus is ready and closes them first. All wiring of `edge` is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from postbus.assembly.control_listener import ControlDoor, Controlled
+from postbus.broker.access.authorization_rules import AuthorizationRules
+from postbus.broker.access.authz import Authorizer
+from postbus.broker.access.own_names import OwnNames
+from postbus.broker.administration import Administration
+from postbus.broker.audit import Audit
+from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.operate.readiness import Readiness
+from postbus.broker.router import Router
+from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.unauthenticated import Strangers
+from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.websocket import WebSocketHandler
+from postbus.edge.atom.handler import AtomHandler
+from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
+from postbus.edge.control.authorization import TokenFileError
+from postbus.edge.port_multiplexer import FrontDoor
+from postbus.edge.runtime.handler import RuntimeHandler
+from postbus.edge.web.authorization import HttpAuthorizer
+from postbus.edge.web.http_server import HttpDoor
+from postbus.manifests.reader import BusDefinition
+from postbus.process.data_directory import DataDirectory
+from postbus.process.metrics import BusSample, DoorSample, MetricsServer, make_registry
+from postbus.process.sampling import Sampler
+from postbus.process.settings import ANY_ADDRESS, Settings, is_loopback
+
+
+class Door(Enum):
+    """Ways in for clients; the value is the scheme of its addresses."""
+
+    PLAIN = "amqp"
+    TLS = "amqps"
+    HTTP = "http"
+
+
+class DoorsError(Exception):
+    """A door cannot be opened; the text is for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What is behind the doors. `created_ms`: when the namespace was made, in real time."""
+
+    router: Router
+    namespace: Namespace
+    administration: Administration
+    authorizer: Authorizer
+    names: OwnNames
+    rules: AuthorizationRules
+    audit: Audit
+    created_ms: int
+    readiness: Readiness
+    controlled: Controlled
+
+
+class Doors:
+    """The ways into one bus; open them once."""
+
+    def __init__(self, settings: Settings, definition: BusDefinition, data: DataDirectory) -> None:
+        self._settings = settings
+        self._definition = definition
+        self._data = data
+        self._suspicion = Suspicion()
+        self._amqp: AmqpListener | None = None
+        self._http: HttpDoor | None = None
+        self._runtime: RuntimeHandler | None = None
+        self._front: FrontDoor | None = None
+        self._metrics: MetricsServer | None = None
+        self._control: ControlDoor | None = None
+        self._reloading: list[asyncio.Task[None]] = []
+        self._certificates: dict[str, ReloadingContext] = {}
+        self._ports: dict[Door, int] = {}
+        self.authority_file: Path | None = None
+        """What clients have to trust, when the certificate was made here."""
+
+    async def open(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        """Listen; raises `DoorsError` when one port cannot be had. Close what is open then."""
+        await self._open_front(inside, tasks)
+        if self._settings.is_control_enabled:
+            await self._open_control(inside, tasks)
+
+    async def open_metrics(self, readiness: Readiness, sampler: Sampler, names: OwnNames) -> None:
+        """Tell how the process is, also before anybody may come; raises `DoorsError`."""
+        settings = self._settings
+        if settings.is_metrics_enabled:
+            registry = make_registry(sampler.sample)
+            self._metrics = MetricsServer(
+                registry,
+                readiness.is_ready,
+                readiness.troubles,
+                sampler.prepare,
+                names if is_loopback(settings.metrics_host) else None,
+            )
+            with _port_errors(settings.metrics_host, settings.metrics_port):
+                await self._metrics.start(settings.metrics_host, settings.metrics_port)
+
+    async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        settings, name = self._settings, self._definition.name
+        limits = self._definition.properties.limits
+        tls: ssl.SSLContext | None = None
+        if settings.is_tls_enabled:
+            reloading = self._tls_context(inside.namespace)
+            self._certificates["messages"] = reloading
+            self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
+            tls = reloading.context
+        suspicion = self._suspicion
+        self._amqp = AmqpListener(
+            inside.router, inside.authorizer, limits, tasks, name, suspicion=suspicion
+        )
+        http_authorizer = HttpAuthorizer(
+            inside.authorizer, name, suspicion=suspicion, saw=self._amqp.loop_time.saw
+        )
+        administration = AtomHandler(
+            inside.administration,
+            inside.rules,
+            http_authorizer,
+            lambda: time.time_ns() // 1_000_000,
+            inside.created_ms,
+            inside.audit,
+        )
+        self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
+        self._http = HttpDoor(
+            name,
+            administration=administration,
+            runtime=self._runtime,
+            websocket=WebSocketHandler(self._amqp),
+            is_healthy=inside.readiness.is_ready,
+            names=inside.names if is_loopback(settings.host) else None,
+        )
+        self._front = FrontDoor(
+            self._amqp,
+            self._http,
+            tasks,
+            max_connections=limits.max_connections,
+            strangers=Strangers.within(limits.max_connections),
+        )
+        wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
+        if settings.listens_plain:
+            wanted.append((Door.PLAIN, settings.port, True, None))
+        if tls is not None:
+            wanted.append((Door.TLS, settings.tls_port, False, tls))
+        wanted.append((Door.HTTP, settings.http_port, settings.listens_plain, tls))
+        for door, port, is_plain, context in wanted:
+            with _port_errors(settings.host, port):
+                self._ports[door] = await self._front.listen(
+                    settings.host, port, is_plain=is_plain, tls=context
+                )
+
+    async def _open_control(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
+        settings, controlled = self._settings, inside.controlled
+        context: ssl.SSLContext | None = None
+        if settings.is_control_tls:
+            reloading = self._tls_context(inside.namespace, settings.control_client_ca_file)
+            self._certificates["control"] = reloading
+            name = "certificates of the control API"
+            self._reloading.append(tasks.create_task(reloading.watch(), name=name))
+            context = reloading.context
+        with _port_errors(settings.control_host, settings.control_port):
+            try:
+                assert self._amqp is not None
+                self._control = await ControlDoor.open(
+                    controlled,
+                    settings,
+                    self._data,
+                    inside.readiness,
+                    context,
+                    self._suspicion,
+                    self._amqp.described,
+                )
+            except TokenFileError as error:
+                raise DoorsError(str(error)) from error
+
+    async def close(self, grace_s: float) -> None:
+        """Take nobody in any more; who is inside has `grace_s` to finish."""
+        if self._control is not None:
+            await self._control.close()
+        for task in self._reloading:
+            task.cancel()
+        if self._front is not None:
+            await self._front.close()
+        if self._runtime is not None:
+            self._runtime.stop()
+        if self._amqp is not None and self._http is not None:
+            await asyncio.gather(self._amqp.stop(grace_s), self._http.stop(grace_s))
+
+    async def close_metrics(self) -> None:
+        """Do it last: until then it tells how the stop goes."""
+        if self._metrics is not None:
+            await self._metrics.stop()
+
+    def abort(self) -> None:
+        """Do not wait for clients any longer."""
+        if self._amqp is not None:
+            self._amqp.abort()
+        if self._http is not None:
+            self._http.abort()
+
+    # --- TLS ------------------------------------------------------------------------------------
+
+    def _tls_context(
+        self, namespace: Namespace, client_authority_file: Path | None = None
+    ) -> ReloadingContext:
+        settings = self._settings
+        certificate, key = settings.tls_certificate_file, settings.tls_key_file
+        renewal: Renewal | None = None
+        try:
+            if certificate is None or key is None:
+                renewal = Renewal(self._data.certificates, settings.dialled_names)
+                files = renewal.files
+                self.authority_file = files.authority_file
+                certificate, key = files.certificate_file, files.key_file
+            minimum = namespace.definition.minimum_tls_version
+            used = TlsFiles(certificate, key, minimum, client_authority_file)
+            context = ReloadingContext(used, renewal)
+        except CertificateUnusable as error:
+            raise DoorsError(str(error)) from error
+        except (OSError, ValueError) as error:
+            raise DoorsError(f"no certificate can be made: {error}") from error
+        namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
+        return context
+
+    # --- what it tells --------------------------------------------------------------------------
+
+    def tell(self, sample: BusSample) -> None:
+        """Complete a sample of the bus by what doors count."""
+        for name, context in self._certificates.items():
+            sample.certificate_expiries[name] = context.expires_s
+        volume = shutil.disk_usage(self._data.path)
+        sample.volume_bytes, sample.volume_free_bytes = volume.total, volume.free
+        if self._front is None:
+            return
+        sample.refused_connections = self._front.refused_count
+        sample.strangers = len(self._front.strangers)
+        sample.cut_strangers = self._front.strangers.cut_count
+        sample.share_refusals = {
+            **self._front.amqp.intake.refusals(),
+            **self._front.strangers.refusals_of_keys(),
+            "key_checks": self._suspicion.sent_away_count,
+        }
+        sample.failed_connections = self._front.failed_count
+        sample.http_answers = dict(self._front.http.answers)
+        for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):
+            sample.doors.append(DoorSample(name, door.connection_count, door.accepted_count))
+
+    def addresses(self) -> dict[Door, tuple[str, int]]:
+        """Return where clients of this machine connect, by door."""
+        host = self._settings.host
+        shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
+        return {door: (shown, port) for door, port in self._ports.items()}
+
+    def endpoint(self) -> tuple[str, str] | None:
+        """Return how clients of this machine connect, and a connection string without a key."""
+        found = self.addresses()
+        if Door.PLAIN in found:
+            host, port = found[Door.PLAIN]
+            return "without TLS", f"Endpoint=sb://{host}:{port};UseDevelopmentEmulator=true"
+        if Door.TLS in found:
+            host, port = found[Door.TLS]
+            return "with TLS", f"Endpoint=sb://{host}:{port}"
+        return None
+
+    @property
+    def control_url(self) -> str | None:
+        """Where the control API is reached from this machine."""
+        return None if self._control is None else self._control.address
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where metrics are read from this machine."""
+        return f"http://localhost:{self._metrics.port}/metrics" if self._metrics else None
+
+    @property
+    def control_token_file(self) -> Path | None:
+        """Which file lets callers use it."""
+        return None if self._control is None else self._control.token_file
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return a title and an address for each door, for people."""
+        lines = []
+        for door, (host, port) in self.addresses().items():
+            is_secret = door is Door.HTTP and not self._settings.listens_plain
+            scheme = "https" if is_secret else door.value
+            lines.append((door.value, f"{scheme}://{host}:{port}"))
+        if self.metrics_url is not None:
+            lines.append(("metrics", self.metrics_url))
+        if self._control is not None:
+            lines.append(("control", self._control.address))
+            lines.append(("token", str(self._control.token_file)))
+        return lines
+
+
+@contextmanager
+def _port_errors(host: str, port: int) -> Iterator[None]:
+    """Say which port cannot be had, and why."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "is in use by another program: choose another, 0 takes any free one"
+        elif error.errno == errno.EACCES:
+            reason = "needs more rights than this user has"
+        else:
+            reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
+        raise DoorsError(f"port {port} on {host} {reason}") from error

@@ -1,0 +1,74 @@
+"""Claims what holds entities when a bus starts, so that the first client need not wait for it.
+
+Retained entities too: only a partition that is loaded lets their messages go. So it is with what a
+crash left of entities that were being dropped. A database that is away holds up none of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import asyncpg
+
+from postbus.broker.partition.host import Host
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.entity.commands import Tick
+from postbus.store.errors import StoreError
+from postbus.store.postgres import Store
+from postbus.store.stores import Stores
+
+logger = logging.getLogger(__name__)
+
+LOADING_S: Final = 10.0
+"""How long a start waits for partitions; clients that come earlier wait themselves. Twice the
+silence after which another broker's partition may be taken over."""
+
+
+async def load_partitions(
+    hosts: Sequence[Host], stores: Stores, homes: set[int], tasks: asyncio.TaskGroup
+) -> list[asyncio.Task[None]]:
+    """Return when those of databases that answer were tried, after `LOADING_S` at most.
+
+    `homes`: partitions that are known to hold something. The others are found; what is returned
+    goes on until that is known of all, and is to be cancelled when the bus stops.
+    """
+    going: dict[Store, asyncio.Task[None]] = {}
+    for store in stores.all:
+        its = [host for host in hosts if stores.home_of(host.partition_id) is store]
+        going[store] = tasks.create_task(_load(store, its, homes), name="load")
+    answering = [task for store, task in going.items() if not store.outage.is_on]
+    _, late = await asyncio.wait(answering, timeout=LOADING_S) if answering else ((), ())
+    if late:
+        logger.warning("partitions are still loading", extra={"databases": len(late)})
+    return list(going.values())
+
+
+async def _load(store: Store, hosts: Sequence[Host], homes: set[int]) -> None:
+    """Claim those of one database that hold something; return when each was tried once."""
+    wanted = [host for host in hosts if host.partition_id in homes]
+    tries = [asyncio.ensure_future(host.call(Tick())) for host in wanted]
+    try:
+        others = [host for host in hosts if host not in wanted]
+        found = [host for host in others if await _holds_anything(store, host.partition_id)]
+        tries += [asyncio.ensure_future(host.call(Tick())) for host in found]
+        await asyncio.gather(*tries)
+    finally:
+        for each in tries:
+            each.cancel()
+
+
+async def _holds_anything(store: Store, partition_id: int) -> bool:
+    """Ask until the store answers."""
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return await store.holds_anything(partition_id)
+        except (StoreError, asyncpg.PostgresError) as error:
+            if not store.outage.is_on:  # else that is told already
+                extra = {"partition": partition_id, "error": str(error)}
+                logger.warning("it is not known whether a partition holds anything", extra=extra)
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)

@@ -1,0 +1,157 @@
+"""Opens what a bus stands on: its stores, and what they say of namespace, entities and rules.
+
+`bus` calls it once, before any partition is claimed. What may pass by itself is waited for; what a
+human must mend ends the start. Nothing here serves anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import asyncpg
+
+from postbus.assembly.declared_keys import DeclaredKeys
+from postbus.assembly.store_trouble import explain_store_error
+from postbus.broker.access.authorization_rules import AuthorizationRules, KeysUnreadable
+from postbus.broker.access.authz import Authorizer
+from postbus.broker.access.caller_fence import CallerFence
+from postbus.broker.access.sealing import KeySeal
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.manifests.reader import BusDefinition
+from postbus.process.data_directory import DataDirectory, new_key
+from postbus.process.settings import Settings
+from postbus.store.authorization import AuthorizationStore
+from postbus.store.belonging import record_belonging
+from postbus.store.caller_epoch import CallerEpochStore
+from postbus.store.catalog import CatalogStore
+from postbus.store.errors import StoreError, StoreUnavailable
+from postbus.store.namespace import NamespaceStore
+from postbus.store.stores import Stores
+
+
+class BusError(Exception):
+    """The bus cannot start; the text is for the user."""
+
+    def __init__(self, message: str, *, is_about_store: bool = False) -> None:
+        self.is_about_store = is_about_store
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the stores of a bus say. `created_ms`: when the namespace was made, in real time."""
+
+    directory: Directory
+    namespace: Namespace
+    rules: AuthorizationRules
+    fence: CallerFence
+    created_ms: int
+
+
+class Opening:
+    """Of one bus. `is_embedded`: the store lies beside the keys of the bus and was just started,
+    so that nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        definition: BusDefinition,
+        seal: KeySeal,
+        keys: DeclaredKeys,
+        authorizer: Authorizer,
+        changes: Changes,
+        *,
+        is_embedded: bool,
+    ) -> None:
+        self._stores = stores
+        self._definition = definition
+        self._seal = seal
+        self._keys = keys
+        self._authorizer = authorizer
+        self._changes = changes
+        self._is_embedded = is_embedded
+
+    async def open(self, on_wait: Callable[[str], None]) -> Opened:
+        """Check and migrate the stores, read them, let authorization rules count.
+
+        Waits for the first store; `on_wait` is told why before each pause. Raises `BusError`.
+        """
+        outage, backoff_s = self._stores.first.outage, FIRST_BACKOFF_S
+        while (opened := await self._opened_or_away()) is None:
+            on_wait(outage.text or "")
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+        outage.ended()
+        return opened
+
+    async def _opened_or_away(self) -> Opened | None:
+        try:
+            return await self._open()
+        except StoreUnavailable as error:
+            if self._is_embedded:
+                raise BusError(explain_store_error(error), is_about_store=True) from error
+            self._stores.first.outage.failed(error)
+            return None
+        except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
+            raise BusError(explain_store_error(error), is_about_store=True) from error
+        except KeysUnreadable as error:
+            raise BusError(str(error)) from error
+
+    async def _open(self) -> Opened:
+        stores, definition = self._stores, self._definition
+        await stores.open()
+        await record_belonging(
+            stores.first, definition.name, self._seal.check, is_embedded=self._is_embedded
+        )
+        properties = definition.properties
+        partition_count = properties.limits.partition_count
+        catalog = CatalogStore(stores.first)
+        await catalog.record_shape(properties.sku.name.value, partition_count)
+        directory = Directory(catalog, partition_count, properties.limits)
+        await directory.load()
+        namespace = Namespace(
+            definition.name, definition.declared, NamespaceStore(stores.first), directory
+        )
+        await namespace.load()
+        directory.catalog.on_read.append(namespace.load)
+        return Opened(
+            directory,
+            namespace,
+            await self._open_rules(directory),
+            CallerFence(CallerEpochStore(stores.first), directory.catalog),
+            await catalog.created_ms(),
+        )
+
+    async def _open_rules(self, directory: Directory) -> AuthorizationRules:
+        """Let declared and stored authorization rules count."""
+        rules = AuthorizationRules(
+            AuthorizationStore(self._stores.first),
+            self._seal,
+            directory,
+            self._authorizer,
+            self._keys.rules(),
+            new_key,
+            self._changes,
+            self._keys.keep,
+        )
+        await rules.load()
+        directory.catalog.on_read.append(rules.load)
+        directory.tell_deletions(lambda _entity_no: rules.refresh())
+        directory.tell_restores(lambda _entity_no: rules.refresh())
+        return rules
+
+
+def read_seal(settings: Settings, data: DataDirectory) -> KeySeal:
+    """Return what seals keys in the store; raises `BusError`."""
+    file = settings.sealing_key_file
+    try:
+        text = data.sealing_key() if file is None else file.read_text(encoding="ascii")
+        return KeySeal.from_text(text)
+    except (OSError, ValueError) as error:
+        raise BusError(f"the sealing key cannot be used: {error}") from error

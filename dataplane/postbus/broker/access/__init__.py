@@ -1,0 +1,1 @@
+"""Authorization: rules, keys, tokens and host names."""

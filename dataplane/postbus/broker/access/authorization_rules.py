@@ -1,0 +1,378 @@
+"""Authorization rules of a namespace and its entities: who may sign what, changed while it runs.
+
+Rules that manifests declare are given at start and changed there only. Those made at run time lie
+in the store with sealed keys (ADR 31), belong to an incarnation of their entity and go with it. The
+`Authorizer` gets every change at once, and links that lose their right are detached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from postbus.broker.access.authz import Authorizer, KeyPair, KeyRule
+from postbus.broker.access.sealing import KeySeal, SealBroken
+from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.directory import Directory, DirectoryRefusal
+from postbus.contract.entities import LEAST_KEY_CHARS, EntityKind, Right, check_rule_name
+from postbus.entity.commands import Refusal, Refused
+from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
+
+MAX_RULES: Final = 12
+"""Of a namespace or an entity; the quota of Service Bus."""
+
+MAX_KEY_CHARS: Final = 256
+"""As many as Service Bus takes."""
+
+
+class KeysUnreadable(Exception):
+    """The keys in the store do not open with this sealing key; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a rule as text; either signs."""
+
+    primary: str = field(repr=False)
+    secondary: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRule:
+    """A rule as somebody wants it; a key that is None stays as it is, or is made."""
+
+    name: str
+    rights: frozenset[Right]
+    primary: str | None = field(default=None, repr=False)
+    secondary: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizationRuleDescription:
+    """A rule as it is. Times in milliseconds, 0 for one that a manifest declares.
+
+    `is_new`: the change that returned this has made it.
+    """
+
+    name: str
+    rights: frozenset[Right]
+    keys: KeyPair
+    is_declared: bool
+    created_ms: int = 0
+    updated_ms: int = 0
+    is_new: bool = field(default=False, compare=False)
+
+
+class AuthorizationRules:
+    """All rules of a namespace. `load` once; changes are one at a time and run to their end.
+
+    A scope is the name of a queue or topic, None for the namespace. Changes raise
+    `DirectoryRefusal`; one that perhaps was stored is looked up before anybody is answered.
+    """
+
+    def __init__(
+        self,
+        store: AuthorizationStore,
+        seal: KeySeal,
+        directory: Directory,
+        authorizer: Authorizer,
+        declared: Sequence[KeyRule],
+        new_key: Callable[[], str],
+        changes: Changes,
+        keep_keys: Callable[[KeyRule, Keys], Awaitable[bool]],
+    ) -> None:
+        """`new_key` makes the text of a random key.
+
+        `keep_keys` puts other keys where the bus keeps those that it made for a declared rule;
+        False: a manifest gives this rule its keys.
+        """
+        self._store = store
+        self._seal = seal
+        self._directory = directory
+        self._authorizer = authorizer
+        self._declared = list(declared)
+        self._new_key = new_key
+        self._changes = changes
+        self._keep_keys = keep_keys
+        self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
+
+    async def load(self) -> None:
+        """Read what is stored; raises `StoreUnavailable` and `KeysUnreadable`.
+
+        Called when the catalog moved too.
+        """
+        stored: dict[int, list[AuthorizationRuleDescription]] = {}
+        for rule in await self._store.load():
+            stored.setdefault(rule.entity_no, []).append(self._opened(rule))
+        self._stored = stored
+        self.refresh()
+
+    def declare(self, declared: Sequence[KeyRule]) -> None:
+        """Let these be what manifests declare from now on."""
+        self._declared = list(declared)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Tell the authorizer what is in force; called when entities come or go too."""
+        rules = list(self._declared)
+        for entity_no, found in self._stored.items():
+            scope = None
+            if entity_no != NAMESPACE_NO:
+                entry = self._directory.numbered(entity_no)
+                if entry is None:  # it was deleted, and may be restored
+                    continue
+                scope = entry.name
+            rules += [KeyRule(rule.name, rule.rights, rule.keys, scope) for rule in found]
+        self._authorizer.replace(rules)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def listed(self, scope: str | None) -> list[AuthorizationRuleDescription]:
+        """Return the rules of a scope by name; raises `DirectoryRefusal` for no queue or topic."""
+        stored = self._stored.get(self._number_of(scope), [])
+        return sorted([*self._declared_at(scope), *stored], key=lambda rule: rule.name)
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
+        """Make a rule or change it."""
+        return await self._changes.run(self._put(scope, wanted))
+
+    async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
+        async with self._directory.catalog.changing():
+            if any(rule.name == wanted.name for rule in self._declared_at(scope)):
+                return await self._put_declared(scope, wanted)
+            known = self._stored.get(self._number_of(scope), [])
+            others = [_kept(rule) for rule in known if rule.name != wanted.name]
+            stored = await self._replace(scope, [*others, wanted])
+        put = next(rule for rule in stored if rule.name == wanted.name)
+        return replace(put, is_new=len(others) == len(known))
+
+    async def _put_declared(
+        self, scope: str | None, wanted: WantedRule
+    ) -> AuthorizationRuleDescription:
+        """Give a declared rule other keys, if it was the bus that made those it has."""
+        if wanted.primary is None and wanted.secondary is None:
+            raise _declared(wanted.name)
+        (rule,) = (each for each in self._of_scope(scope) if each.name == wanted.name)
+        keys = Keys(
+            wanted.primary or rule.keys.primary,
+            wanted.secondary or rule.keys.secondary or self._new_key(),
+        )
+        _check_keys(wanted, set(_keys_of(rule)))
+        rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
+        if rights != rule.rights or not await self._keep_keys(rule, keys):
+            raise _declared(wanted.name)
+        self._declared = [replace(one, keys=keys) if one is rule else one for one in self._declared]
+        self.refresh()
+        return AuthorizationRuleDescription(rule.name, rule.rights, keys, is_declared=True)
+
+    async def replace(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
+        """Give a scope exactly these rules, beside those that manifests declare.
+
+        A declared rule may be repeated as it is: clients send back what they were told.
+        """
+        await self._changes.run(self._replace_all(scope, wanted))
+
+    async def _replace_all(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
+        async with self._directory.catalog.changing():
+            await self._replace(scope, self._besides_declared(scope, wanted))
+
+    def check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
+        """Raise what `replace` would refuse; the scope may not exist yet."""
+        try:
+            stored = self._stored.get(self._number_of(scope), [])
+        except DirectoryRefusal:
+            stored = []
+        kept = {key for rule in stored for key in _keys_of(rule)}
+        self._check(scope, self._besides_declared(scope, wanted), kept)
+
+    def _besides_declared(
+        self, scope: str | None, wanted: Sequence[WantedRule]
+    ) -> list[WantedRule]:
+        declared = {rule.name: rule for rule in self._declared_at(scope)}
+        return [each for each in wanted if not _repeats(each, declared.get(each.name))]
+
+    async def delete(self, scope: str | None, name: str) -> None:
+        """Remove a rule: what was signed with its keys is worth nothing at once."""
+        await self._changes.run(self._delete(scope, name))
+
+    async def _delete(self, scope: str | None, name: str) -> None:
+        async with self._directory.catalog.changing():
+            known = self._stored.get(self._number_of(scope), [])
+            if any(rule.name == name for rule in self._declared_at(scope)):
+                raise _declared(name)
+            if all(rule.name != name for rule in known):
+                raise _refusal(Refusal.ENTITY_NOT_FOUND, f"there is no authorization rule {name}")
+            await self._replace(scope, [_kept(rule) for rule in known if rule.name != name])
+
+    async def _replace(
+        self, scope: str | None, wanted: Sequence[WantedRule]
+    ) -> list[AuthorizationRuleDescription]:
+        """Check, seal, store, tell."""
+        entity_no = self._number_of(scope)
+        known = {rule.name: rule for rule in self._stored.get(entity_no, [])}
+        self._check(scope, wanted, {key for rule in known.values() for key in _keys_of(rule)})
+        new = [self._completed(each, known.get(each.name)) for each in wanted]
+        kept = [rule.name for rule in new if rule is known.get(rule.name)]
+        if len(kept) < max(len(new), len(known)):
+            await self._write(entity_no, new, kept)
+        return self._stored.get(entity_no, [])
+
+    async def _write(
+        self, entity_no: int, rules: list[AuthorizationRuleDescription], kept: list[str]
+    ) -> None:
+        """Store what is not kept. A text never seals to the same bytes again."""
+        sealed = [self._sealed(entity_no, rule) for rule in rules if rule.name not in kept]
+        catalog = self._directory.catalog
+        written = await catalog.written(
+            self._store.replace(entity_no, sealed, kept, catalog.fence()),
+            lambda: _worth(self._stored.get(entity_no, [])) == _worth(rules),
+        )
+        if written is None:
+            return
+        version, stored = written
+        catalog.version = version
+        self._stored[entity_no] = [self._opened(rule) for rule in stored]
+        self.refresh()
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _check(self, scope: str | None, wanted: Sequence[WantedRule], kept: set[str]) -> None:
+        """Raise why rules cannot be, beside keys that are `kept`."""
+        declared = {rule.name for rule in self._declared_at(scope)}
+        names = [rule.name for rule in wanted]
+        for rule in wanted:
+            if rule.name in declared:
+                raise _declared(rule.name)
+            if names.count(rule.name) > 1:
+                raise _wrong(f"the authorization rule {rule.name} is named twice")
+            try:
+                check_rule_name(rule.name)
+            except ValueError as error:
+                raise _wrong(f"{rule.name!r}: {error}") from error
+            if not rule.rights:
+                raise _wrong(f"the authorization rule {rule.name} has no rights")
+            _check_keys(rule, kept)
+        if len(declared) + len(wanted) > MAX_RULES:
+            raise _refusal(
+                Refusal.QUOTA_EXCEEDED, f"there are at most {MAX_RULES} authorization rules"
+            )
+
+    def _number_of(self, scope: str | None) -> int:
+        if scope is None:
+            return NAMESPACE_NO
+        entry = self._directory.find(scope.strip("/").lower())
+        if entry is None or entry.kind is EntityKind.SUBSCRIPTION:
+            raise _refusal(Refusal.ENTITY_NOT_FOUND, f"there is no queue or topic {scope}")
+        return entry.entity_no
+
+    def _declared_at(self, scope: str | None) -> list[AuthorizationRuleDescription]:
+        return [
+            AuthorizationRuleDescription(rule.name, rule.rights, rule.keys, is_declared=True)
+            for rule in self._of_scope(scope)
+        ]
+
+    def _of_scope(self, scope: str | None) -> list[KeyRule]:
+        name = None if scope is None else scope.lower()
+        return [
+            rule
+            for rule in self._declared
+            if (None if rule.scope is None else rule.scope.lower()) == name
+        ]
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def _completed(
+        self, wanted: WantedRule, known: AuthorizationRuleDescription | None
+    ) -> AuthorizationRuleDescription:
+        """Return a rule with all its keys; rights with what they imply."""
+        rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
+        primary, secondary = wanted.primary, wanted.secondary
+        if known is not None:
+            primary = primary or known.keys.primary
+            secondary = secondary or known.keys.secondary
+        keys = Keys(primary or self._new_key(), secondary or self._new_key())
+        if known is not None and (known.rights, known.keys) == (rights, keys):
+            return known
+        return AuthorizationRuleDescription(wanted.name, rights, keys, is_declared=False)
+
+    def _sealed(self, entity_no: int, rule: AuthorizationRuleDescription) -> SealedRule:
+        place = f"{entity_no}/{rule.name}"
+        assert rule.keys.secondary is not None
+        return SealedRule(
+            entity_no,
+            rule.name,
+            rule.rights,
+            self._seal.seal(rule.keys.primary, f"{place}/primary"),
+            self._seal.seal(rule.keys.secondary, f"{place}/secondary"),
+        )
+
+    def _opened(self, rule: SealedRule) -> AuthorizationRuleDescription:
+        place = f"{rule.entity_no}/{rule.name}"
+        try:
+            keys = Keys(
+                self._seal.open(rule.primary_sealed, f"{place}/primary"),
+                self._seal.open(rule.secondary_sealed, f"{place}/secondary"),
+            )
+        except SealBroken as error:
+            raise KeysUnreadable(
+                f"the keys of the authorization rule {rule.name} were sealed with another key:"
+                " give the bus the sealing key it had (POSTBUS_SEALING_KEY_FILE), or remove the"
+                " rows of postbus.authorization_rule and make the rules anew"
+            ) from error
+        return AuthorizationRuleDescription(
+            rule.name, rule.rights, keys, False, rule.created_ms, rule.updated_ms
+        )
+
+
+def _check_keys(rule: WantedRule, kept: set[str]) -> None:
+    """Refuse keys that are guessed easily; those that are `kept` may be shorter, as they were."""
+    for key in (rule.primary, rule.secondary):
+        if key is None or key in kept:
+            continue
+        if not LEAST_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
+            raise _wrong(
+                f"a key of {rule.name} has {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters:"
+                " leave it out, and a random one is made"
+            )
+
+
+def _keys_of(rule: AuthorizationRuleDescription | KeyRule) -> list[str]:
+    return [key for key in (rule.keys.primary, rule.keys.secondary) if key is not None]
+
+
+def _kept(rule: AuthorizationRuleDescription) -> WantedRule:
+    return WantedRule(rule.name, rule.rights, rule.keys.primary, rule.keys.secondary)
+
+
+def _worth(
+    rules: Sequence[AuthorizationRuleDescription],
+) -> set[tuple[str, frozenset[Right], str, str | None]]:
+    return {(rule.name, rule.rights, rule.keys.primary, rule.keys.secondary) for rule in rules}
+
+
+def _repeats(wanted: WantedRule, declared: AuthorizationRuleDescription | None) -> bool:
+    """Say whether somebody only sends back a rule that a manifest declares."""
+    return declared is not None and (
+        wanted.rights == declared.rights
+        and wanted.primary in (None, declared.keys.primary)
+        and wanted.secondary in (None, declared.keys.secondary)
+    )
+
+
+def _refusal(refusal: Refusal, detail: str) -> DirectoryRefusal:
+    return DirectoryRefusal(Refused(refusal, detail))
+
+
+def _wrong(detail: str) -> DirectoryRefusal:
+    return _refusal(Refusal.ARGUMENT_OUT_OF_RANGE, detail)
+
+
+def _declared(name: str) -> DirectoryRefusal:
+    return _refusal(
+        Refusal.NOT_ALLOWED,
+        f"a manifest declares the authorization rule {name}: change it there, and let the bus"
+        " read it again with SIGHUP",
+    )

@@ -1,0 +1,1 @@
+"""Definitions at run time: the catalog, its changes and who follows them."""

@@ -1,0 +1,292 @@
+"""The catalog in the memory of a broker: the owner of partition 0 changes it, all others follow.
+
+What is decided under its lock is decided on the version that is durable, and written only while
+partition 0 is still ours (`store/catalog_change.py`). A write that failed may be durable all the
+same: the tables are read again before anybody is answered. A broker that does not own partition 0
+reads the tables whenever their version moves; no partition that was loaded goes to work before the
+catalog here is at least as new as what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+from postbus.broker.catalog.entries import Entries, put_of, puts_in_order
+from postbus.broker.catalog.followers import Followers
+from postbus.broker.catalog.preconditions import DirectoryRefusal, NotWritten, refusal
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.entity.commands import DropEntity, PutEntity, Refusal, Refused, Tick
+from postbus.store.catalog import CatalogEntry, CatalogStore
+from postbus.store.catalog_change import CATALOG_PARTITION, CatalogFence
+from postbus.store.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FOLLOW_S: Final = 1.0
+"""How often a broker that does not change definitions looks for changes. Our choice: one row."""
+
+caller_epoch: Final[ContextVar[int | None]] = ContextVar("caller_epoch", default=None)
+"""What `CallerFence` admitted the change under way with."""
+
+
+class Catalog:
+    """Entries and version in step with the tables; `read` comes first.
+
+    `on_read` are called whenever the tables were read again, before the version is known: what lies
+    beside the catalog is read there.
+    """
+
+    def __init__(
+        self,
+        store: CatalogStore,
+        partition_count: int,
+        on_told: Callable[[CatalogEntry], None],
+    ) -> None:
+        """`on_told` is called with what was put, before partitions are told."""
+        self.store = store
+        self.entries = Entries()
+        self.followers = Followers(partition_count)
+        self.on_read: list[Callable[[], Awaitable[None]]] = []
+        self._on_told = on_told
+        self._lock = asyncio.Lock()
+        self._is_unsure = False  # a write began whose result nobody learned
+        self._version = 0
+        self._moved = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The catalog's version: each change raises it."""
+        return self._version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version = version
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def wait_beyond(self, version: int) -> None:
+        """Return when the catalog has a later version."""
+        while self._version <= version:
+            await self._moved.wait()
+
+    async def read(self) -> None:
+        """Read the tables for the first time; raises `StoreUnavailable`."""
+        version, entries = await self.store.load()
+        self.entries = Entries(entries)
+        self.version = version
+
+    # --- whose it is ----------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of partition 0 while it is ours, so that definitions are changed here."""
+        hosts = self.followers.hosts
+        return hosts[CATALOG_PARTITION].epoch if hosts else None
+
+    async def own(self) -> int:
+        """Return that epoch, after one more attempt to claim partition 0 where it is not ours.
+
+        Raises `DirectoryRefusal`, NOT_APPLIED, saying who owns it.
+        """
+        owner = self.followers.hosts[CATALOG_PARTITION]
+        if owner.epoch is None:
+            reply = await owner.call(Tick())
+            if isinstance(reply, Refused):
+                raise _elsewhere(reply.detail)
+        return self._owned()
+
+    def _owned(self) -> int:
+        owner = self.followers.hosts[CATALOG_PARTITION]
+        if owner.epoch is None:
+            raise _elsewhere(owner.trouble or "it is being loaded")
+        return owner.epoch
+
+    def fence(self) -> CatalogFence:
+        """Return what must still be true when what is decided now commits."""
+        return CatalogFence(self._owned(), self._version, caller_epoch.get())
+
+    # --- changing -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """Let nobody else change the catalog in a block; raises `DirectoryRefusal` as `own`."""
+        await self.own()
+        async with self._lock:
+            await self._make_sure()
+            self._owned()
+            yield
+
+    async def written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
+        """Write to the tables. None: the answer was lost, but the tables say that it is written.
+
+        Then partitions and `on_read` know of it already. Raises `NotWritten` when it is not.
+        """
+        self._is_unsure = True
+        try:
+            result = await work
+        except Exception as error:
+            await self._make_sure()
+            if not is_written():
+                raise NotWritten(error) from error
+            return None
+        self._is_unsure = False
+        return result
+
+    async def follow(self, moved: Sequence[CatalogEntry], *, was_elsewhere: bool = False) -> None:
+        """Take over what was written, a topic first, and tell; also that it was retained, or came
+        back.
+        """
+        for entry in moved:
+            self.entries.put(entry)
+            self.version = entry.version
+        await self._tell([(entry, put_of(entry)) for entry in moved])
+        for entry in moved if was_elsewhere else ():
+            self.followers.tell_move(entry)
+
+    async def remove(self, entry: CatalogEntry, version: int) -> None:
+        """Take over that an entity went for good, a topic with its subscriptions, and tell."""
+        number = entry.entity_no
+        below = (*self.entries.subscriptions_of(number), *self.entries.retained_below(number))
+        self.version = version
+        for gone in (*below, entry):
+            self.entries.remove(gone)
+        await self.followers.tell_gone([*below, entry], version)
+
+    async def _make_sure(self) -> None:
+        """Read the catalog again if a write's result is unknown; repeated until it works."""
+        backoff_s = FIRST_BACKOFF_S
+        while self._is_unsure:
+            try:
+                await self._read_again()
+            except StoreError as error:
+                logger.warning("the catalog could not be read again", extra={"error": str(error)})
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+    # --- following ------------------------------------------------------------------------------
+
+    async def keep_following(self) -> None:
+        """Follow whoever owns partition 0 while that is not us; ends when it is cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            if self.epoch is not None:
+                continue
+            try:
+                await self.refresh(await self.store.read_version())
+            except (StoreError, ValueError) as error:  # a row of a newer version, perhaps
+                logger.warning("the catalog could not be read", extra={"error": str(error)})
+
+    async def refresh(self, at_least: int) -> None:
+        """Return when the catalog here has at least this version, which is durable.
+
+        Raises StoreUnavailable.
+        """
+        if self._version >= at_least:
+            return
+        async with self._lock:
+            if self._version < at_least or self._is_unsure:
+                await self._read_again()
+
+    async def catch_up(
+        self, partition_id: int, copies: dict[int, int], version: int, *, was_ours: bool
+    ) -> set[int]:
+        """Read what a partition needs that was just loaded; return what it has to drop (ADR 27).
+
+        `copies`: number -> version of the definitions it has, `version`: up to which it followed,
+        `was_ours`: nobody else has owned it since it was loaded here before. Nothing is dropped for
+        being unknown here: there must be a tombstone. Raises StoreUnavailable.
+        """
+        if not was_ours or version > self._version:
+            await self.refresh(max(version, await self.store.read_version()))
+        gone: set[int] = set()
+        asked: set[int] = set()
+        while unknown := self._unknown(partition_id, copies) - asked:
+            gone |= await self.store.buried({number: copies[number] for number in unknown})
+            asked |= unknown
+        if asked - gone:
+            logger.warning(
+                "a partition has entities that the catalog does not know; their messages are kept,"
+                " and nobody can reach them",
+                extra={"partition": partition_id, "entities": sorted(asked - gone)},
+            )
+        return gone
+
+    def missing(
+        self, partition_id: int, known: set[int], version: int, gone: Iterable[int]
+    ) -> list[PutEntity | DropEntity]:
+        """Return what a partition that knows these numbers up to a version lacks, in order.
+
+        `gone` is what `catch_up` returned.
+        """
+        # A subscription came after its topic and goes before it.
+        drops = [DropEntity(number, self.version) for number in sorted(gone, reverse=True)]
+        return [*puts_in_order(self.entries_of(partition_id), known, version), *drops]
+
+    def entries_of(self, partition_id: int) -> list[CatalogEntry]:
+        """Return what lives in a partition, retained entities included."""
+        homes_of = self.followers.homes_of
+        return [entry for entry in self.entries.stored() if partition_id in homes_of(entry)]
+
+    def _unknown(self, partition_id: int, copies: dict[int, int]) -> set[int]:
+        return set(copies) - {entry.entity_no for entry in self.entries_of(partition_id)}
+
+    async def _read_again(self) -> None:
+        """Take over what the tables say and tell; the lock is held. Raises StoreUnavailable."""
+        version, entries = await self.store.load()
+        stored = {entry.entity_no for entry in entries}
+        lost = {
+            each.entity_no: each.version
+            for each in self.entries.stored()
+            if each.entity_no not in stored
+        }
+        buried = await self.store.buried(lost)
+        known, self.entries = self.entries.stored(), Entries(entries)
+        try:
+            for read in self.on_read:
+                await read()
+        except BaseException:
+            self.entries = Entries(known)
+            raise
+        known_version, self.version = self._version, version
+        self._is_unsure = False
+        await self._tell_changes(known, known_version, buried)
+
+    async def _tell_changes(
+        self, known: list[CatalogEntry], known_version: int, buried: set[int]
+    ) -> None:
+        """Let partitions follow what the tables turned out to say, in order of version (ADR 27)."""
+        before = {entry.entity_no: entry for entry in known}
+        news: list[tuple[CatalogEntry, PutEntity]] = []
+        for put in puts_in_order(self.entries.stored(), set(before), known_version):
+            entry = self.entries.stored_numbered(put.entity_no)
+            assert entry is not None
+            news.append((entry, put))
+        await self._tell(news)
+        for entry in {entry.entity_no: entry for entry, _ in news}.values():
+            was = before.get(entry.entity_no)
+            if was is not None and was.is_retained is not entry.is_retained:
+                self.followers.tell_move(entry)
+        known.sort(key=lambda each: each.entity_no, reverse=True)
+        gone = [each for each in known if each.entity_no in buried]
+        await self.followers.tell_gone(gone, self.version)
+
+    async def _tell(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
+        """Let partitions follow; that thaws what was frozen since the write began."""
+        for entry, _ in news:
+            self._on_told(entry)
+        await self.followers.tell(news)
+
+
+def _elsewhere(why: str) -> DirectoryRefusal:
+    return refusal(
+        Refusal.NOT_APPLIED,
+        "definitions are changed by the broker that owns partition 0, and not by this one:"
+        f" {why}; try again, or there",
+    )

@@ -1,0 +1,91 @@
+"""What changed since a version of the catalog: for operators that follow it and for audits.
+
+The feed is made of what is: entities with the version of their last change, and tombstones. It
+needs no history in memory, survives restarts, and says of an entity that changed twice what it is
+now. Only what is older than the oldest tombstone that was forgotten cannot be told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.contract.entities import EntityKind
+from postbus.entity.commands import Refusal, Refused
+from postbus.store.tombstones import Tombstone, TombstoneStore
+
+MOST: Final = 1_000
+"""Tombstones of one answer, or a few more; who gets that many asks again."""
+
+
+class Change(NamedTuple):
+    """What became of an entity. `is_deleted`: it is gone, perhaps restorable (a tombstone)."""
+
+    version: int
+    entity_no: int
+    name: str
+    kind: EntityKind
+    is_deleted: bool
+
+
+class TooOld(DirectoryRefusal):
+    """Not all changes since that version are known any more: list everything again."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            Refused(
+                Refusal.ARGUMENT_OUT_OF_RANGE,
+                f"the changes since version {version} are not all known: list everything again"
+                " and go on from the version of the list",
+            )
+        )
+
+
+class ChangeFeed:
+    """Answers for one directory. Every method may raise StoreUnavailable or `TooOld`."""
+
+    def __init__(self, directory: Directory, tombstones: TombstoneStore) -> None:
+        self._directory = directory
+        self._tombstones = tombstones
+
+    async def tombstones(self, since: int, top: int = MOST) -> list[Tombstone]:
+        """Return what was deleted after a version, in order of version; 0 asks for all known.
+
+        They are `top` or a few more; the rest follows after the version of the last.
+        """
+        forgotten, found = await self._tombstones.after(since, top)
+        if 0 < since < forgotten or since > self._directory.version:
+            raise TooOld(since)
+        return [stone for stone in found if stone.version <= self._directory.version]
+
+    async def changes(self, since: int, wait_s: float = 0.0) -> tuple[int, list[Change]]:
+        """Return what changed after a version, and the version up to which this is all.
+
+        Waits so long for the first change when there is none yet.
+        """
+        if since > self._directory.version:
+            raise TooOld(since)
+        if wait_s > 0:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._directory.catalog.wait_beyond(since)
+            except TimeoutError:
+                pass
+        version = self._directory.version
+        if version == since:
+            return version, []
+        puts = [
+            Change(entry.version, entry.entity_no, entry.name, entry.kind, is_deleted=False)
+            for entry in self._directory.changed_since(since)
+        ]
+        stones = await self.tombstones(since)
+        if len(stones) >= MOST:
+            version = min(version, stones[-1].version)
+        gone = [
+            Change(stone.version, stone.entity_no, stone.name, stone.kind, is_deleted=True)
+            for stone in stones
+        ]
+        found = [change for change in (*puts, *gone) if since < change.version <= version]
+        return version, sorted(found)

@@ -1,0 +1,91 @@
+"""How a change of what is stored runs: to its end, and with an answer that is no guess.
+
+A door cancels what it does for a client that hangs up. A change that has begun must not end there,
+between what the store has and what is in force: it runs in a task of the bus. "Not applied" is said
+only where the tables say so; what broke after that, or beside it, is "unknown".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Final, TypeVar
+
+from postbus.broker.catalog.preconditions import DirectoryRefusal, NotWritten
+from postbus.entity.commands import Refusal, Refused
+from postbus.store.catalog_change import CallerOutdated, CatalogMoved
+from postbus.store.errors import Fenced, StoreError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CUT_SHORT: Final = Refused(
+    Refusal.UNKNOWN, "the broker stopped meanwhile; look whether it was done, or repeat it"
+)
+STOPPING: Final = Refused(Refusal.NOT_APPLIED, "the broker is stopping")
+BROKE: Final = Refused(
+    Refusal.UNKNOWN,
+    "something broke on the way and the broker's log says what; look whether it was done, or"
+    " repeat it",
+)
+
+
+class Changes:
+    """Runs changes in tasks of one bus."""
+
+    def __init__(self, start: Callable[[Coroutine[object, object, None]], object]) -> None:
+        """`start` runs a coroutine in a task of the bus, raising RuntimeError when it has ended."""
+        self._start = start
+
+    async def run(self, work: Coroutine[object, object, T]) -> T:
+        """Return what a change returns; it goes on when its caller is cancelled.
+
+        Raises `DirectoryRefusal` and nothing else.
+        """
+        answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def run() -> None:
+            error: Exception = DirectoryRefusal(CUT_SHORT)
+            try:
+                result = await work
+            except Exception as problem:  # noqa: BLE001 - told, and logged when it is unexpected
+                error = explained(problem)
+            else:
+                if not answered.done():
+                    answered.set_result(result)
+            finally:
+                if not answered.done():
+                    answered.set_exception(error)
+
+        running = run()
+        try:
+            self._start(running)
+        except RuntimeError:
+            running.close()
+            work.close()
+            raise DirectoryRefusal(STOPPING) from None
+        return await answered
+
+
+def explained(error: Exception) -> DirectoryRefusal:
+    """Return what an error of a change means to who asked for it; logs what nobody expected."""
+    if isinstance(error, DirectoryRefusal):
+        return error
+    if not isinstance(error, NotWritten):
+        logger.error("a change broke", exc_info=error)
+        refused, cause = BROKE, error
+    elif isinstance(error.why, Fenced | CatalogMoved | CallerOutdated):
+        detail = f"another broker changed the catalog meanwhile: {error.why}; try again"
+        refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
+    elif isinstance(error.why, StoreError):
+        detail = f"the store is away: {error.why}; try again"
+        refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
+    else:
+        logger.error("a change could not be stored", exc_info=error.why)
+        detail = "it could not be stored; the broker's log says why"
+        refused, cause = Refused(Refusal.NOT_APPLIED, detail), error.why
+    refusal = DirectoryRefusal(refused)
+    refusal.__cause__ = cause
+    return refusal

@@ -1,0 +1,80 @@
+"""What the namespace itself is: its manifest whenever that is read, and what is put while it runs.
+
+What is for life the manifest alone says. The rest is stored beside the catalog and raises its
+version; it concerns doors and the administration, no partition has to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.preconditions import refusal
+from postbus.contract.namespace import NamespaceDefinition, changed, immutable_fields, in_force
+from postbus.entity.commands import Refusal
+from postbus.store.namespace import NamespaceStore
+
+
+class Namespace:
+    """One namespace; `load` comes first. `on_change` are told whenever its definition changed."""
+
+    def __init__(
+        self, name: str, declared: NamespaceDefinition, store: NamespaceStore, directory: Directory
+    ) -> None:
+        """`declared`: what manifests say; what they do not say is not set, and can be put."""
+        self.name = name
+        self.definition = declared
+        self.on_change: list[Callable[[NamespaceDefinition], None]] = []
+        self._declared = declared
+        self._store = store
+        self._directory = directory
+
+    async def load(self) -> None:
+        """Take over what is stored, also when the catalog moved; raises `StoreUnavailable`."""
+        before, put = self.definition, await self._store.load()
+        self.definition = in_force(self._declared, put)
+        if self.definition != before:
+            for tell in self.on_change:
+                tell(self.definition)
+
+    async def redeclare(self, declared: NamespaceDefinition) -> None:
+        """Let another manifest count, which says the same of what is for life.
+
+        Raises `StoreUnavailable`; the manifest counts with the next `load` all the same.
+        """
+        self._declared = declared
+        await self.load()
+
+    async def put(self, wanted: NamespaceDefinition, expected_version: int | None = None) -> int:
+        """Change the definition; return the catalog's version that it has then.
+
+        An equal definition changes nothing. Raises `DirectoryRefusal`, and `NotWritten`.
+        """
+        async with self._directory.unchanged(expected_version):
+            fields = immutable_fields(self.definition, wanted)
+            if fields:
+                raise refusal(Refusal.NOT_ALLOWED, _why_not(fields))
+            wanted = changed(self.definition, wanted)
+            if wanted != self.definition:
+                await self._write(wanted)
+            return self._directory.version
+
+    async def _write(self, wanted: NamespaceDefinition) -> None:
+        catalog = self._directory.catalog
+        version = await catalog.written(
+            self._store.put(wanted, catalog.fence()), lambda: self.definition == wanted
+        )
+        if version is None:
+            return
+        catalog.version = version
+        self.definition = wanted
+        for tell in self.on_change:
+            tell(wanted)
+
+
+def _why_not(fields: list[str]) -> str:
+    whys = {
+        "authorizationRules": "are changed at /v1/authorization-rules, those of a manifest there",
+    }
+    for_life = "is for life: make another namespace and move the messages"
+    return "; ".join(f"{field} {whys.get(field, for_life)}" for field in fields)

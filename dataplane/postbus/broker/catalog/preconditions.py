@@ -1,0 +1,347 @@
+"""What must be true of an entity when a change of its definition comes: its name, what it is now,
+its tier and the rest of the namespace.
+
+Questions only; the directory asks them under its lock, so that what is true stays so until the
+change is written. Whatever is wrong is raised as `DirectoryRefusal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from postbus.broker.catalog.entries import Entries
+from postbus.contract.checks import (
+    Described,
+    change_problems,
+    complete,
+    doubled_rule,
+    forwarding_problems,
+    forwarding_warnings,
+    rule_count_problem,
+    rules_size_problem,
+    tier_problems,
+)
+from postbus.contract.entities import (
+    DEFAULT_RULE,
+    EntityKind,
+    EntityProperties,
+    NamespaceLimits,
+    RuleProperties,
+    TopicProperties,
+    check_entity_name,
+    check_subscription_name,
+    subscription_path,
+)
+from postbus.entity.commands import Refusal, Refused
+from postbus.rules.compiled import check_rule
+from postbus.rules.grammar import RuleError
+from postbus.store.catalog import NONE_SENT, CatalogEntry, CatalogPut, StoredRule
+
+
+class DirectoryRefusal(Exception):
+    """A change of the catalog that is refused; nothing changed."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+        super().__init__(refused.detail)
+
+
+class NotWritten(Exception):
+    """A change failed, and the tables say that nothing was written. `why`: what failed."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
+def refusal(why: Refusal, detail: str) -> DirectoryRefusal:
+    return DirectoryRefusal(Refused(why, detail))
+
+
+class PutMode(Enum):
+    """Whether what is put must be there before."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What a client takes an entity for. `version` None: any."""
+
+    mode: PutMode = PutMode.ANY
+    version: int | None = None
+
+    def check(self, kind: EntityKind, name: str, known: CatalogEntry | None) -> None:
+        """Refuse when the entity of this name, None if there is none, is another."""
+        if known is None:
+            if self.mode is PutMode.UPDATE or self.version is not None:
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no {kind.value} {name}")
+        elif known.kind is not kind or self.mode is PutMode.CREATE:
+            raise refusal(
+                Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
+            )
+        elif self.version is not None and self.version != known.version:
+            raise refusal(
+                Refusal.CONFLICT,
+                f"{known.name} has version {known.version} and not {self.version}",
+            )
+
+
+ANYHOW: Final = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedEntity:
+    """An entity as somebody wants it. `topic` and `rules` belong to a subscription.
+
+    `name` of a subscription is that below its topic. `rules` replace those it has; None keeps them,
+    or gives a new one `$Default`. `forwards_as_sent`: field -> the URL that a client named a target
+    by; None: those it has.
+    """
+
+    kind: EntityKind
+    name: str
+    properties: EntityProperties
+    topic: str | None = None
+    rules: Sequence[RuleProperties] | None = None
+    forwards_as_sent: Mapping[str, str] | None = None
+
+
+class Put(NamedTuple):
+    """What a change led to. `is_new`: the entity, or the rule that was added, was not there."""
+
+    entry: CatalogEntry
+    is_new: bool
+
+
+def plan(
+    entries: Entries,
+    limits: NamespaceLimits,
+    wanted: WantedEntity,
+    condition: Precondition,
+    home_of: Callable[[str], int],
+) -> CatalogPut | CatalogEntry:
+    """Return what to store, or the entity when it is so already; refuse what may not be."""
+    is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
+    check_name(check_subscription_name if is_subscription else check_entity_name, wanted.name)
+    topic: CatalogEntry | None = None
+    name = wanted.name
+    if wanted.topic is not None:
+        topic = entries.find(wanted.topic.lower())
+        if topic is None or topic.kind is not EntityKind.TOPIC:
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {wanted.topic}")
+        name = subscription_path(topic.name, name)
+    known = entries.find(name.lower())
+    condition.check(wanted.kind, name, known)
+    properties = complete(wanted.properties, limits)
+    rules = _rules_of(wanted, known) if is_subscription else ()
+    sent = wanted.forwards_as_sent
+    if sent is None:
+        sent = NONE_SENT if known is None else known.forwards_as_sent
+    if known is not None and (known.properties, known.rules, known.forwards_as_sent) == (
+        properties,
+        rules,
+        sent,
+    ):
+        return known
+    name = known.name if known else name
+    check_definition(entries, limits, Described(name, wanted.kind, properties), known)
+    if known is None:
+        check_count(entries, limits, wanted.kind, properties, topic)
+    if topic is None:
+        is_partitioned = getattr(properties, "enable_partitioning", False)
+        return CatalogPut(
+            known, name, wanted.kind, properties, home_of(name), None, (), is_partitioned, sent
+        )
+    check_rules(entries, limits, rules, known, topic)
+    return CatalogPut(
+        known,
+        name,
+        wanted.kind,
+        properties,
+        topic.home_partition,
+        topic.entity_no,
+        rules,
+        topic.is_partitioned,
+        sent,
+    )
+
+
+def _rules_of(wanted: WantedEntity, known: CatalogEntry | None) -> tuple[StoredRule, ...]:
+    before = known.rules if known is not None else ()
+    if wanted.rules is not None:
+        return to_store(wanted.rules, before)
+    return before if known is not None else (StoredRule(DEFAULT_RULE),)
+
+
+def check_name(check: Callable[[str], str], name: str) -> None:
+    """Refuse a name that `check` raises ValueError for."""
+    try:
+        check(name)
+    except ValueError as error:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"{name!r}: {error}") from error
+
+
+def check_definition(
+    entries: Entries, limits: NamespaceLimits, wanted: Described, known: CatalogEntry | None
+) -> None:
+    """Refuse what the tier, the past or the rest of the namespace does not allow."""
+    if known is not None:
+        changed = change_problems(known.properties, wanted.properties)
+        if changed:
+            raise refusal(Refusal.NOT_ALLOWED, _shown(changed))
+    problems = tier_problems(wanted.properties, limits)
+    if known is not None and known.is_partitioned:  # it may come from another tier (S146)
+        problems.pop("enablePartitioning", None)
+    if known is None or _forwards_of(known.properties) != _forwards_of(wanted.properties):
+        problems |= forwarding_problems(wanted, entries.find)
+    if problems:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, _shown(problems))
+
+
+def warnings_of(entries: Entries, entry: CatalogEntry) -> dict[str, str]:
+    """Return field -> what of a definition is allowed and hardly meant."""
+    return forwarding_warnings(entry, entries.find, entries.subscriptions_named)
+
+
+def check_count(
+    entries: Entries,
+    limits: NamespaceLimits,
+    kind: EntityKind,
+    properties: EntityProperties,
+    topic: CatalogEntry | None,
+) -> None:
+    """Refuse a new entity for which there is no room; `topic` is that of a subscription."""
+    if topic is not None:
+        most = limits.max_subscription_count
+        if len(entries.subscriptions_of(topic.entity_no)) >= most:
+            raise refusal(
+                Refusal.QUOTA_EXCEEDED, f"{topic.name} has {most} subscriptions, no more may be"
+            )
+        return
+    if entries.count >= limits.max_entity_count:
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"the namespace has {limits.max_entity_count} queues and topics, no more may be",
+        )
+    most_partitioned = limits.max_partitioned_count
+    is_partitioned = getattr(properties, "enable_partitioning", False)
+    if (
+        is_partitioned
+        and most_partitioned is not None
+        and entries.partitioned_count >= most_partitioned
+    ):
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"the namespace has {most_partitioned} partitioned {kind.value}s and the like,"
+            " no more may be",
+        )
+
+
+def check_rules(
+    entries: Entries,
+    limits: NamespaceLimits,
+    rules: Sequence[StoredRule],
+    known: CatalogEntry | None,
+    topic: CatalogEntry,
+) -> None:
+    """Refuse rules that cannot be read, are named twice or are too many for their topic."""
+    before = {} if known is None else {_key(rule): rule for rule in known.rules}
+    if known is not None and tuple(rules) == known.rules:
+        return
+    wanted = [rule.properties for rule in rules]
+    name = doubled_rule(wanted)
+    if name is not None:
+        raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, f"the rule {name} is named twice")
+    for rule in rules:
+        if before.get(_key(rule)) != rule:
+            try:
+                check_rule(rule.properties)
+            except RuleError as error:
+                detail = f"rule {rule.properties.name}: {error}"
+                raise refusal(Refusal.ARGUMENT_OUT_OF_RANGE, detail) from error
+    too_large = rules_size_problem(wanted)
+    if too_large is not None:
+        raise refusal(Refusal.QUOTA_EXCEEDED, too_large)
+    others = entries.rules_of_topic(topic.entity_no, known.entity_no if known else None)
+    problem = rule_count_problem([*others, *wanted], limits)
+    if problem is not None:
+        raise refusal(Refusal.QUOTA_EXCEEDED, problem)
+
+
+def check_retained_count(entries: Entries, limits: NamespaceLimits, entity_no: int) -> None:
+    """Refuse to retain one more when as many are kept as may exist."""
+    count = len(entries.retained()) + len(entries.subscriptions_of(entity_no)) + 1
+    most = limits.max_entity_count
+    if count > most:
+        raise refusal(
+            Refusal.QUOTA_EXCEEDED,
+            f"{most} deleted entities are kept already: delete without keeping it, or wait",
+        )
+
+
+def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> CatalogEntry:
+    """Return what is to come back, or refuse: it must be kept, its name free, its place there."""
+    entry = entries.stored_numbered(entity_no)
+    if entry is None or not entry.is_retained:
+        raise refusal(
+            Refusal.ENTITY_NOT_FOUND, f"no deleted entity with the number {entity_no} is kept"
+        )
+    if entry.deleted_with is not None:
+        raise refusal(
+            Refusal.NOT_ALLOWED,
+            f"{entry.name} was deleted with its topic: restore the topic, number"
+            f" {entry.deleted_with}",
+        )
+    topic = None if entry.topic_no is None else entries.numbered(entry.topic_no)
+    if entry.topic_no is not None and topic is None:
+        raise refusal(
+            Refusal.NOT_ALLOWED,
+            f"the topic of {entry.name} is deleted too: restore it first, number {entry.topic_no}",
+        )
+    known = entries.find(entry.name.lower())
+    if known is not None:
+        raise refusal(
+            Refusal.ALREADY_EXISTS,
+            f"{known.name} exists again: delete that one, or move its messages away, first",
+        )
+    check_count(entries, limits, entry.kind, entry.properties, topic)
+    for each in (entry, *entries.retained_below(entity_no)):
+        if each is entry or each.deleted_with == entity_no:
+            wanted = Described(each.name, each.kind, each.properties)
+            check_definition(entries, limits, wanted, None)
+    if topic is not None:
+        check_rules(entries, limits, entry.rules, None, topic)
+    return entry
+
+
+def rule_named(rules: Sequence[StoredRule], name: str) -> StoredRule | None:
+    """Return the rule of a name, whatever its case."""
+    return next((rule for rule in rules if _key(rule) == name.lower()), None)
+
+
+def to_store(
+    rules: Sequence[RuleProperties], known: Sequence[StoredRule]
+) -> tuple[StoredRule, ...]:
+    """Return rules to store; one that was there before keeps its time, also when it changes."""
+    times = {_key(rule): rule.created_ms for rule in known}
+    return tuple(StoredRule(rule, times.get(rule.name.lower(), 0)) for rule in rules)
+
+
+def _key(rule: StoredRule) -> str:
+    return rule.properties.name.lower()
+
+
+def _shown(problems: dict[str, str]) -> str:
+    return "; ".join(f"{where}: {text}" if where else text for where, text in problems.items())
+
+
+def _forwards_of(properties: EntityProperties) -> tuple[str | None, str | None]:
+    if isinstance(properties, TopicProperties):
+        return None, None
+    return properties.forward_to, properties.forward_dead_lettered_messages_to

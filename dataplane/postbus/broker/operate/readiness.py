@@ -1,0 +1,98 @@
+"""Whether clients may come: the doors are open and at least one partition can be used. And why not.
+
+Made for readiness of Kubernetes, which takes a broker that is not ready out of its service: one
+partition in trouble must not take away the others, and none at all is no broker. A loaded partition
+can be used. One that nobody needed yet, or that is just being loaded, can when its store answers;
+one that could not be loaded cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from postbus.broker.partition.host import Host
+from postbus.broker.partition.ownership import HostStatus
+from postbus.store.errors import StoreError
+from postbus.store.postgres import Store
+
+PATIENCE_S: Final = 0.8
+"""How long a store may take to answer. Our choice: a probe of the kubelet gives up after 1 s."""
+
+FRESH_S: Final = 1.0
+"""How long an answer of a store holds, so that probes of strangers cost it nothing."""
+
+
+class Readiness:
+    """Of one broker; `is_open` is set while its doors are."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        store_of: Callable[[int], Store],
+        monotonic_s: Callable[[], float] = time.monotonic,
+        stores: Sequence[Store] = (),
+    ) -> None:
+        """`store_of` returns the database of a partition; `stores`: all that may be in trouble."""
+        self.is_open = False
+        self._hosts = hosts
+        self._stores = stores
+        self._looks: dict[Store, _Look] = {}
+        self._store_of = store_of
+        self._monotonic_s = monotonic_s
+
+    async def is_ready(self) -> bool:
+        """Say whether clients may come, after `PATIENCE_S` at most."""
+        if not self.is_open:
+            return False
+        if any(host.is_loaded for host in self._hosts):
+            return True
+        if self.held_by is not None:
+            return False
+        stores = {
+            self._store_of(host.partition_id)
+            for host in self._hosts
+            if host.status is not HostStatus.CLOSED and host.trouble is None
+        }
+        return any(await asyncio.gather(*(self._answers(store) for store in stores)))
+
+    @property
+    def held_by(self) -> str | None:
+        """Whose the partitions are while this broker is a stand-by, None when it is none."""
+        if any(host.is_loaded for host in self._hosts):
+            return None
+        return next((text for host in self._hosts if (text := host.ownership.held_by)), None)
+
+    def troubles(self) -> list[str]:
+        """Say of each store and partition that does not work, or not wholly, what is wrong."""
+        partitions = [(host.partition_id, host.trouble) for host in self._hosts]
+        return [
+            *(text for store in self._stores if (text := store.outage.text)),
+            *(f"partition {number}: {text}" for number, text in partitions if text),
+        ]
+
+    async def _answers(self, store: Store) -> bool:
+        look = self._looks.get(store)
+        now_s = self._monotonic_s()
+        if look is None or (look.task.done() and now_s - look.begun_s >= FRESH_S):
+            look = self._looks[store] = _Look(now_s, asyncio.create_task(_look(store)))
+        # It is not cancelled: a connection in the middle of something is of no use to the next.
+        done, _ = await asyncio.wait({look.task}, timeout=PATIENCE_S)
+        return bool(done) and look.task.result()
+
+
+class _Look(NamedTuple):
+    """A question to a store. All who want to know meanwhile get its answer."""
+
+    begun_s: float
+    task: asyncio.Task[bool]
+
+
+async def _look(store: Store) -> bool:
+    try:
+        await store.sample_clock_ms()
+    except StoreError:
+        return False
+    return True

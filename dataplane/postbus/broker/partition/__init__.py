@@ -1,0 +1,1 @@
+"""One partition in a broker: order, commits, timers, receivers, ownership, forwarding, activity."""

@@ -1,0 +1,600 @@
+"""The host of one partition: order, release after commit, timers, reload.
+
+Every command of a partition passes `submit`; nothing it causes is told to the outside before the
+commit that justifies it, and never before what came earlier. The host does the I/O the state
+machine asks for. On any failure of a commit it drops the partition's memory, claims the partition
+afresh and loads it: there is no rollback. It never looks into a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeAlias, assert_never
+
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.partition.clock import EntityClock
+from postbus.broker.partition.disk_reserve import NO_ROOM, ROOM_LOOK_S, Room
+from postbus.broker.partition.ownership import HostStatus, Ownership
+from postbus.broker.partition.sends import BEHIND, SendOrder, Waiting, brings_messages
+from postbus.broker.partition.shipper import Shipper
+from postbus.broker.partition.sinks import DeliverySink, Sinks
+from postbus.broker.partition.trouble import Troubles
+from postbus.broker.partition.waiting import WaitingCommands
+from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
+from postbus.contract.entities import NamespaceLimits
+from postbus.entity.commands import (
+    AddConsumer,
+    Command,
+    Done,
+    Quiesce,
+    Refusal,
+    Refused,
+    RemoveConsumer,
+    Reply,
+    SetDemand,
+    StoredRow,
+    SupplyRows,
+    Tick,
+)
+from postbus.entity.outcomes import (
+    Available,
+    Deliver,
+    EndConsumer,
+    Fetch,
+    Idle,
+    LoadedPartition,
+    Needs,
+    Outcome,
+    SessionGranted,
+    Ship,
+)
+from postbus.entity.partition_state import Counts, PartitionState, WindowBudget
+from postbus.entity.traffic import Traffic
+from postbus.store.beats import CONFIRMATION_S
+from postbus.store.counters import StoreCounters
+from postbus.store.errors import Fenced, StoreUnavailable
+from postbus.store.incarnation import boottime_s
+from postbus.store.journal import Journal
+from postbus.store.postgres import Store
+
+logger = logging.getLogger(__name__)
+
+OnReply: TypeAlias = Callable[[Reply], None]
+PartitionJournal: TypeAlias = Journal[OnReply | None]
+
+CLOCK_SAMPLE_S = 10.0
+CONFIRM_LOOK_S = 0.1
+
+
+class Host:
+    """Owns one partition while it is claimed."""
+
+    def __init__(
+        self,
+        *,
+        partition_id: int,
+        store: Store,
+        directory: Directory,
+        clock: EntityClock,
+        budget: WindowBudget,
+        limits: NamespaceLimits,
+        new_seed: Callable[[], int],
+        tasks: asyncio.TaskGroup,
+        monotonic_s: Callable[[], float] = boottime_s,
+        troubles: Troubles | None = None,  # one of each store, so that an outage is told once
+    ) -> None:
+        self.partition_id = partition_id
+        self.status = HostStatus.UNCLAIMED
+        self.reload_count = 0
+        self.counters = StoreCounters()
+        self.traffic: dict[int, Traffic] = {}
+        self._load_trouble: str | None = None
+        self._troubles = troubles or Troubles(store.where, monotonic_s)
+        self._epoch = 0  # of the life before, or of this one
+        self._store = store
+        self._directory = directory
+        self.clock = clock
+        self._budget = budget
+        self._limits = limits
+        self._new_seed = new_seed
+        self._tasks = tasks
+        self._monotonic_s = monotonic_s
+        self._untold: deque[tuple[Outcome, OnReply | None]] = deque()
+        self._is_telling = False
+        self._confirm_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._state: PartitionState | None = None
+        self._journal: PartitionJournal | None = None
+        self._sinks = Sinks(partition_id, self.submit)
+        self._waiting = WaitingCommands()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._recovery = Recovery(monotonic_s)
+        self._room = Room(store, partition_id)
+        self.ownership = Ownership(partition_id, store)
+        self._send_order = SendOrder()
+        self._early_error: Exception | None = None
+        self._stop_asked = asyncio.Event()
+        self._stopping = False
+        self._upkeep: asyncio.Task[None] | None = None
+        self._shipper: Shipper | None = None
+
+    # --- for the router -------------------------------------------------------------------------
+
+    def submit(self, command: Command, on_reply: OnReply | None = None) -> None:
+        """Apply a command now, or hold it until the partition is loaded."""
+        if self._state is not None:
+            self._apply(command, on_reply, None)
+        elif self.status is HostStatus.CLOSED:
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+        elif type(command) is RemoveConsumer:  # no consumer outlives a reload
+            self._waiting.forget_consumer(command.consumer_id)
+            self._reply(on_reply, Done())
+        elif self._waiting.is_full:
+            self._reply(on_reply, Refused(Refusal.BUSY, "the partition is loading"))
+        else:
+            self._waiting.add((command, on_reply))
+            self.claim()
+
+    def claim(self) -> None:
+        """Start to own the partition unless that is so or under way."""
+        if self.status is HostStatus.UNCLAIMED:
+            self.status = HostStatus.LOADING
+            self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
+
+    def register_sink(self, consumer_id: int, sink: DeliverySink) -> None:
+        self._sinks.register(consumer_id, sink)
+
+    def unregister_sink(self, consumer_id: int) -> None:
+        self._sinks.unregister(consumer_id)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._state is not None
+
+    def ship_with(self, shipper: Shipper) -> None:
+        """Name who takes what leaves the partition; call before the partition is claimed."""
+        self._shipper = shipper
+
+    def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run something beside the host; what it raises ends the bus."""
+        return self._tasks.create_task(work)
+
+    async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
+        """Return rows in key order, without those that are gone; raises StoreUnavailable."""
+        if self._journal is None:
+            raise StoreUnavailable("the partition is loading")
+        return await self._journal.read_rows(row_keys)
+
+    async def call(self, command: Command) -> Reply:
+        """Apply a command and wait for what came of it."""
+        answered: asyncio.Future[Reply] = self._loop.create_future()
+
+        def answer(reply: Reply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        self.submit(command, answer)
+        return await answered
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch in which the partition is ours, None while it is not loaded."""
+        return None if self._state is None else self._epoch
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sends are refused because the store has no room."""
+        return self._room.is_full
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with the partition, None when nothing is."""
+        if self.ownership.held_by is not None:
+            return f"waits: {self.ownership.held_by}"
+        if self._load_trouble is not None:
+            return f"cannot be loaded: {self._load_trouble}"
+        return "the store is full, sends are refused" if self.is_full else None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes accepted from doors that no commit has covered yet."""
+        return 0 if self._journal is None else self._journal.queued_bytes
+
+    def counts(self, entity_no: int) -> Counts | None:
+        """Return exact message counts, None while the partition is not loaded."""
+        return None if self._state is None else self._state.counts(entity_no)
+
+    @property
+    def state(self) -> PartitionState | None:
+        """What is loaded, for reading only."""
+        return self._state
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something waits for a time that has come."""
+        deadline_ms = None if self._state is None else self._state.next_deadline_ms
+        return deadline_ms is not None and deadline_ms <= self.clock()
+
+    def interrupt(self, duration_s: float) -> None:
+        """Fail as if the store could not be reached for so long: a fault for tests."""
+        self._recovery.interrupt(duration_s)
+        error = StoreUnavailable(INTERRUPTED)
+        if self._journal is not None:
+            self._journal.fail(error)
+        else:
+            self._early_error = error
+
+    async def stop(self) -> None:
+        """Commit what was accepted, journal what is outstanding, release the partition (ADR 19)."""
+        self._stopping = True
+        self._stop_asked.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        journal = self._journal
+        if self._state is not None and journal is not None:
+            quiesced: asyncio.Future[Reply] = self._loop.create_future()
+            self.submit(Quiesce(), quiesced.set_result)
+            self.status, self._state = HostStatus.CLOSED, None  # nothing is applied after it
+            await quiesced
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        self.status = HostStatus.CLOSED
+        if self._shipper is not None:
+            self._shipper.drop()
+        self._state = self._journal = None
+        self._refuse_untold()
+        self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
+        if journal is not None:
+            await journal.close()
+
+    # --- applying -------------------------------------------------------------------------------
+
+    def _apply(
+        self, command: Command, on_reply: OnReply | None, found: Sequence[StoredRow] | None
+    ) -> None:
+        state, journal = self._state, self._journal
+        if state is None or journal is None:
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            return
+        if (journal.is_congested or self._room.is_full) and brings_messages(command):
+            self._reply(on_reply, NO_ROOM if self._room.is_full else BEHIND)
+            return
+        if found is None and self._send_order.must_wait(command, on_reply):
+            return
+        try:
+            result = state.apply(command, self.clock(), found)
+        except Exception:
+            logger.exception("partition state broke", extra={"partition": self.partition_id})
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+            journal.fail(StoreUnavailable("the state broke"))  # tells those whose commit is open
+            return
+        if type(result) is Needs:
+            self._send_order.begin(command)
+            read = self._read_and_apply(command, on_reply, result, self._send_order)
+            self._tasks.create_task(read)
+            return
+        assert isinstance(result, Outcome)
+        if journal.is_idle and not (result.inserts or result.deletes or result.mutations):
+            self._tell(journal, [(result, on_reply)])
+        else:
+            journal.submit(result, on_reply)
+        deadline_ms = state.next_deadline_ms
+        if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
+            self._arm(deadline_ms)
+
+    def _release(self, outcome: Outcome, on_reply: OnReply | None) -> None:
+        """Tell what an outcome caused; its commit and all earlier ones are durable."""
+        for effect in outcome.effects:
+            if type(effect) is Deliver:
+                self._sinks.deliver(effect)
+            elif type(effect) is Fetch:
+                self._tasks.create_task(self._fetch(effect))
+            elif type(effect) is EndConsumer:
+                self._sinks.end(effect)
+            elif type(effect) is Available:
+                self._sinks.hint(effect)
+            elif type(effect) is SessionGranted:
+                self._sinks.grant(effect)
+            elif type(effect) is Idle:
+                self._tasks.create_task(self._delete_idle(effect.entity_no))
+            elif type(effect) is not Ship:
+                assert_never(effect)
+            elif self._shipper is not None:
+                self._shipper.ship(effect)
+        self._reply(on_reply, outcome.reply)
+
+    async def _delete_idle(self, entity_no: int) -> None:
+        """Let the catalog decide about an idle entity; a failure is tried with the next `Idle`."""
+        try:
+            await self._directory.idle(entity_no)
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            self._troubles.log(self.partition_id, "an idle entity could not be deleted", error)
+
+    def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
+        """Called by the journal in order, once for each commit."""
+        self._recovery.commit_count += 1
+        if self._state is not None:
+            self._state.mark_committed(parked[-1][0].applied_ms)
+        if self._journal is not None:
+            self._tell(self._journal, parked)
+        else:  # the host is stopping: its sinks are gone, replies are not
+            for outcome, on_reply in parked:
+                self._release(outcome, on_reply)
+
+    def _tell(
+        self, journal: PartitionJournal, told: Sequence[tuple[Outcome, OnReply | None]]
+    ) -> None:
+        """Release in order; what a release itself causes comes after all that was told before."""
+        self._untold.extend(told)
+        if not self._is_telling:
+            self._release_untold(journal)
+
+    def _release_untold(self, journal: PartitionJournal) -> None:
+        """Release what waits, or hold it until our ownership is confirmed again (ADR 22)."""
+        if self._monotonic_s() - journal.confirmed_at > CONFIRMATION_S:
+            if self._confirm_timer is None:
+                self._confirm_timer = self._loop.call_later(
+                    CONFIRM_LOOK_S, self._look_for_confirmation, journal
+                )
+            return
+        self._is_telling = True
+        try:
+            while self._untold:  # a reload empties it
+                self._release(*self._untold.popleft())
+        finally:
+            self._is_telling = False
+
+    def _look_for_confirmation(self, journal: PartitionJournal) -> None:
+        self._confirm_timer = None
+        if journal is self._journal:
+            self._release_untold(journal)
+
+    def _refuse_untold(self) -> None:
+        """Answer what was held when the partition may not be ours any more; nothing is guessed."""
+        order, self._send_order = self._send_order, SendOrder()
+        for _, on_reply in order.drop():
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+        if self._confirm_timer is not None:
+            self._confirm_timer.cancel()
+            self._confirm_timer = None
+        while self._untold:
+            _, on_reply = self._untold.popleft()
+            self._reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
+
+    def _failed(
+        self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
+    ) -> None:
+        """Called by the journal once, when it is dead. Nobody is told a guess (ADR 2)."""
+        journal = self._journal
+        logger.warning(
+            "commit failed, reloading",
+            extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
+        )
+        self._room.note_failure(error)
+        if journal is not None:
+            self._reload(journal, error)
+        else:
+            self._early_error = error
+        for _, on_reply, refusal in parked:
+            self._reply(on_reply, Refused(refusal, "the store did not confirm the commit"))
+
+    # --- reads ----------------------------------------------------------------------------------
+
+    async def _read_and_apply(
+        self, command: Command, on_reply: OnReply | None, needs: Needs, order: SendOrder
+    ) -> None:
+        """Apply a command with what it needs, then what waited for it."""
+        journal, found = self._journal, None
+        try:
+            found = None if journal is None else await journal.read(needs)
+        except Exception as error:  # noqa: BLE001 - logged; a failed read harms nobody else
+            self._troubles.log(self.partition_id, "rows could not be read", error)
+        if found is None:
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
+        elif journal is not self._journal:  # what was read belongs to a former life
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
+        else:
+            self._apply(command, on_reply, found)
+        for each, on_its_reply in order.end(command):
+            self.submit(each, on_its_reply)
+
+    async def _fetch(self, effect: Fetch) -> None:
+        """Page messages in; repeated until it works, since the sub-queue waits for it."""
+        backoff_s = FIRST_BACKOFF_S
+        journal = self._journal
+        while journal is not None and journal is self._journal:
+            try:
+                rows = await journal.read_rows(effect.row_keys)
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._troubles.log(self.partition_id, "paging failed", error)
+                await self._pause(backoff_s)
+                if self._stop_asked.is_set():
+                    return
+                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                continue
+            if journal is self._journal:
+                self.submit(SupplyRows(effect.entity_no, effect.sub_queue, rows))
+            return
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _arm(self, deadline_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(deadline_ms - self.clock(), 0) / 1_000
+        self._timer_ms = deadline_ms
+        self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._state is None or self._stopping:
+            return
+        if self.clock() < self._timer_ms:  # the clock was corrected meanwhile
+            self._arm(self._timer_ms)
+            return
+        self._apply(Tick(), None, None)
+
+    def clock_changed(self) -> None:
+        """Entity time was moved by hand: look at the deadlines again."""
+        if self._timer is not None:
+            self._arm(self._timer_ms)
+
+    async def _keep_up(self, journal: PartitionJournal) -> None:
+        """Sample database time and let the store look after itself while the journal lives."""
+        is_first = True
+        while journal is self._journal:
+            is_behind = False
+            try:
+                self.clock.observe(await journal.sample_clock_ms())
+                if not is_first or not self._room.is_full:  # receivers first
+                    await self._room.look(journal.epoch)
+                is_behind = await journal.upkeep(self.clock())
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                self._troubles.log(self.partition_id, "upkeep failed", error)
+            is_first = False
+            is_hasty = is_behind or self._room.is_full
+            await asyncio.sleep(ROOM_LOOK_S if is_hasty else CLOCK_SAMPLE_S)
+
+    # --- loading --------------------------------------------------------------------------------
+
+    def _reload(self, journal: PartitionJournal, error: Exception | None = None) -> None:
+        """Drop all memory and start again from the tables; `error` is that of a commit."""
+        if journal is not self._journal:
+            return
+        if self._state is not None:
+            self._state.discard()
+        self._state, self._journal = None, None
+        journal.abandon()
+        if self._shipper is not None:
+            self._shipper.drop()
+        self._refuse_untold()
+        self._recovery.failed(error)
+        self.reload_count += 1
+        self.ownership.failed(error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        if self._stopping:
+            return
+        self.status = HostStatus.LOADING
+        self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
+        self._sinks.reset()
+
+    async def _load(self) -> None:
+        """Claim and load the partition, however long it takes."""
+        while not self._stop_asked.is_set():
+            await self._pause(self._recovery.wait_s)
+            if self._stop_asked.is_set():
+                return
+            journal: PartitionJournal | None = None
+            self._early_error = None
+            try:
+                self._recovery.check_interruption()
+                await self.ownership.wait_for_first(self._pause)
+                journal, loaded = await self._open_journal()
+                self.clock.observe(now_ms := await journal.sample_clock_ms())
+                loaded.begin_at(now_ms)
+                await self._room.make(journal.epoch)
+                gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
+                if self._early_error is not None:  # it died while nobody knew it
+                    raise self._early_error
+                state = PartitionState(
+                    partition_id=self.partition_id,
+                    loaded=loaded,
+                    seed=self._new_seed(),
+                    budget=self._budget,
+                    limits=self._limits,
+                    traffic=self.traffic,
+                )
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                if journal is not None:
+                    journal.abandon()  # else its end would be taken for that of the next one
+                self._not_loaded(error)
+                if isinstance(error, Fenced):
+                    await self.ownership.outwait(error, self._pause)
+                continue
+            if self._stop_asked.is_set():
+                await journal.close()
+                return
+            self._enter(journal, state, self._directory.missing(self.partition_id, loaded, gone))
+            return
+
+    async def _open_journal(self) -> tuple[PartitionJournal, LoadedPartition]:
+        return await Journal.open(
+            self._store,
+            self.partition_id,
+            on_committed=self._committed,
+            on_failed=self._failed,
+            on_claimed=self.ownership.claimed,
+            one_by_one=self._recovery.is_one_by_one,
+            counters=self.counters,
+        )
+
+    def _enter(self, journal: PartitionJournal, state: PartitionState, news: list[Command]) -> None:
+        """Go to work on what was loaded, then let waiting commands go."""
+        self._journal, self._state, self._epoch = journal, state, journal.epoch
+        self._recovery.loaded()
+        self._load_trouble = None
+        self.status = HostStatus.ACTIVE
+        self._upkeep = self._tasks.create_task(self._keep_up(journal))
+        logger.info(
+            "partition loaded", extra={"partition": self.partition_id, "epoch": self._epoch}
+        )
+        for command in news:
+            self.submit(command)
+        for command, on_reply in self._take_waiting():
+            self.submit(command, on_reply)
+        self._apply(Tick(), None, None)
+
+    def _not_loaded(self, error: Exception) -> None:
+        """Tell why, and whoever waits that nothing of theirs was applied."""
+        self.ownership.failed(error)
+        self._load_trouble = self._troubles.text(error)
+        if isinstance(error, Fenced):
+            self._recovery.wait_s = 0.0
+        else:
+            self._recovery.failed(None)
+            self._troubles.log(self.partition_id, "partition could not be loaded", error)
+        is_away = isinstance(error, StoreUnavailable)
+        detail = self._load_trouble if is_away else "the store needs attention"
+        self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait so long, or until the host is to stop; say whether to go on."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop_asked.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    def _refuse_waiting(self, reply: Refused) -> None:
+        """Answer whoever waits; consumers stay, they have nobody to repeat them."""
+        for command, on_reply in self._take_waiting():
+            if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
+                self._waiting.add((command, on_reply))
+            else:
+                self._reply(on_reply, reply)
+
+    def _take_waiting(self) -> list[Waiting]:
+        kept, gone = self._waiting.take()
+        for _, on_reply in gone:
+            self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
+        return kept
+
+    def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:
+        """Tell one who waits; what breaks there may not hurt those who come after (ADR 2)."""
+        if on_reply is not None:
+            try:
+                on_reply(reply)
+            except Exception:
+                logger.exception(
+                    "a receiver of a reply broke",
+                    extra={"partition": self.partition_id, "reply": type(reply).__name__},
+                )

@@ -1,0 +1,1 @@
+"""What spans partitions: partitioned entities, placement and transactions."""

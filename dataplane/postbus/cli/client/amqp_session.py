@@ -1,0 +1,597 @@
+"""A small asynchronous AMQP client for `send` and `receive`: our engine, a socket, futures.
+
+One connection and one session. Whatever goes wrong is a `RefusedError` with the bus's own words;
+keys appear in none of them. What is sent counts as sent when the bus has said so, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final, assert_never
+
+from rich.markup import escape
+
+from postbus.amqp.client import ClientConnection, ClientSession
+from postbus.amqp.conditions import SERVER_BUSY, AmqpError
+from postbus.amqp.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveriesAnswered,
+    DeliveriesUpdated,
+    Event,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+    LinkFlowed,
+    OversizeReceived,
+    SaslInitReceived,
+    SessionBegun,
+    SessionEnded,
+    TransferReceived,
+    UnknownDeliveries,
+)
+from postbus.amqp.limits import Limits
+from postbus.amqp.link import IncomingLink, Link, OutgoingLink
+from postbus.amqp.performatives import (
+    SOURCE,
+    Accepted,
+    DeliveryState,
+    Modified,
+    Rejected,
+    Released,
+)
+from postbus.cli.client.connection_strings import Endpoint
+from postbus.cli.failures import ContextError, RefusedError, err
+from postbus.message.codec import (
+    Described,
+    Int,
+    Symbol,
+    Ulong,
+    decode_value,
+    encode_value,
+)
+
+PATIENT_S: Final = 1.0
+"""How long people wait without a word why."""
+
+ANSWER_S: Final = 30.0
+"""How long the bus may take for one answer; it waits itself for a store that is away."""
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+SESSION_TIMEOUT: Final = "com.microsoft:timeout"
+NOISE: Final = re.compile(r" To know more visit \S+ Reference:[^,]+,")
+"""What Service Bus says for clients that parse it; the tracking id is what logs have."""
+
+TAG_BYTES: Final = 8
+MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+"""Above the largest of Premium, 100 MiB."""
+
+
+class BusyError(RefusedError):
+    """The bus cannot do it now; it had no effect and may be tried again."""
+
+
+class NoSessionError(RefusedError):
+    """No session had messages for so long."""
+
+
+class AmqpSession:
+    """An open connection with one session. Get it from `connected`."""
+
+    def __init__(self, engine: ClientConnection, writer: asyncio.StreamWriter) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._attaching: dict[Link, asyncio.Future[None]] = {}
+        self._doors: dict[Link, Sender | Receiver] = {}
+        self._session: ClientSession
+        self.failure: RefusedError | None = None
+        """What ended the connection."""
+        self._is_late_told = False
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Feed the engine until the connection ends."""
+        failure: RefusedError = RefusedError("the bus hung up; what was not confirmed may be lost")
+        try:
+            while data := await reader.read(1 << 18):
+                for event in self._engine.receive_data(data, _now_ms()):
+                    self._take(event)
+                self.flush()
+        except RefusedError as error:
+            failure = error
+        except (OSError, AmqpError) as error:
+            failure = RefusedError(f"the connection broke: {_reason(error)}")
+        finally:
+            self._fail(failure)
+
+    async def tick(self) -> None:
+        """Keep the connection alive."""
+        while True:
+            await asyncio.sleep(self._engine.tick_interval_ms / 1_000)
+            for event in self._engine.tick(_now_ms()):
+                self._take(event)
+            self.flush()
+
+    async def open(self) -> None:
+        """Open the connection and begin the session."""
+        self._engine.start()
+        self.flush()
+        await self.answer_of(self._opened)
+        self._session = self._engine.begin()
+
+    def close(self) -> None:
+        """Close the connection; what waits for an answer gets none."""
+        self._engine.close()
+        self.flush()
+        self._writer.close()
+
+    def flush(self) -> None:
+        """Write what the engine has to say."""
+        if not self._writer.is_closing():
+            self._writer.writelines(self._engine.data_to_send())
+
+    async def drained(self) -> None:
+        """Return when the socket has taken most of what was written."""
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise RefusedError(f"the connection broke: {_reason(error)}") from None
+
+    async def answer_of(self, future: asyncio.Future[Any], *, expected_s: float = 0) -> Any:
+        """Return what the bus answers; raises `RefusedError`, also when it takes too long.
+
+        `expected_s`: how long an answer takes where nothing is wrong.
+        """
+        self.flush()
+        if self.failure is not None:
+            raise self.failure
+        await asyncio.wait({future}, timeout=expected_s + PATIENT_S)
+        if not future.done():
+            self.tell_late(f"the bus has not answered yet: waiting for {ANSWER_S:.0f} s")
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
+        except TimeoutError:
+            raise RefusedError(f"the bus did not answer within {ANSWER_S:.0f} s") from None
+
+    def tell_late(self, why: str) -> None:
+        """Say, once, why nothing seems to happen."""
+        if not self._is_late_told:
+            self._is_late_told = True
+            err.print(f"[yellow]postbus:[/yellow] {escape(why)}")
+
+    # --- links ----------------------------------------------------------------------------------
+
+    async def sender(self, address: str) -> Sender:
+        """Attach a link to send on."""
+        link = self._session.attach_sender(f"to-{address}-{uuid.uuid4()}", address)
+        sender = Sender(self, link)
+        await self._attach(link, sender)
+        return sender
+
+    async def receiver(
+        self, address: str, session_id: str | None = None, *, wait_s: float | None = None
+    ) -> Receiver:
+        """Attach a link to receive on; `session_id` "" takes the next session that has messages.
+
+        `wait_s`: how long to wait for such a session.
+        """
+        source: str | Described = address
+        properties = None
+        if session_id is not None:
+            filters = {Symbol(SESSION_FILTER): session_id or None}
+            source = Described(Ulong(SOURCE), [address, *[None] * 6, filters])
+            if wait_s is not None:
+                properties = {SESSION_TIMEOUT: Ulong(int(wait_s * 1_000))}
+        name = f"from-{address}-{uuid.uuid4()}"
+        link = self._session.attach_receiver(name, source, properties=properties)
+        receiver = Receiver(self, self._session, link)
+        await self._attach(link, receiver, wait_s or 0 if session_id == "" else 0)
+        return receiver
+
+    async def _attach(self, link: Link, door: Sender | Receiver, expected_s: float = 0) -> None:
+        self._doors[link] = door
+        self._attaching[link] = asyncio.get_running_loop().create_future()
+        await self.answer_of(self._attaching[link], expected_s=expected_s)
+
+    async def look(self, address: str) -> None:
+        """Peek, to tell an empty entity from one whose store is away; raises `RefusedError`."""
+        receiver = await self.receiver(f"{address}/$management")
+        receiver.grant(1)
+        sender = await self.sender(f"{address}/$management")
+        wanted = {"from-sequence-number": 1, "message-count": Int(1)}
+        request = [
+            Described(Ulong(0x73), ["look", None, "$management", None, receiver.name]),
+            Described(Ulong(0x74), {"operation": "com.microsoft:peek-message"}),
+            Described(Ulong(0x77), wanted),
+        ]
+        await sender.send(b"".join(map(encode_value, request)))
+        delivery = await receiver.next(ANSWER_S)
+        if delivery is None:
+            raise RefusedError(f"the bus cannot say what {address} holds")
+        code, text = _status_of(delivery.payload)
+        if code >= 500:
+            raise RefusedError(f"the bus cannot say what {address} holds: {NOISE.sub('', text)}")
+
+    async def sign_in(self, audience: str, token: str) -> None:
+        """Show a shared access signature to the bus (CBS)."""
+        receiver = await self.receiver("$cbs")
+        receiver.grant(1)
+        sender = await self.sender("$cbs")
+        properties = {
+            "operation": "put-token",
+            "type": "servicebus.windows.net:sastoken",
+            "name": audience,
+        }
+        request = [
+            Described(Ulong(0x73), ["sign-in", None, "$cbs", None, "cbs"]),
+            Described(Ulong(0x74), properties),
+            Described(Ulong(0x77), token),
+        ]
+        await sender.send(b"".join(map(encode_value, request)))
+        delivery = await receiver.next(ANSWER_S)
+        if delivery is None:
+            raise RefusedError("the bus did not answer the signature")
+        code, text = _status_of(delivery.payload)
+        if code not in {200, 202}:
+            raise RefusedError(f"the bus refuses the signature: {text} ({code})")
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case ConnectionOpened():
+                if not self._opened.done():
+                    self._opened.set_result(None)
+            case LinkAttached(link):
+                self._attached(link)
+            case LinkDetached(link, _, error):
+                self._detached(link, _refusal(error, "the bus detached the link"))
+            case SessionEnded():
+                raise RefusedError("the bus ended the session")
+            case ConnectionClosed(error):
+                raise _refusal(error, "the bus closed the connection")
+            case TransferReceived():
+                self._receiver(event.link).arrived(event)
+            case DeliveriesAnswered(_, first, last, state, _):
+                for door in self._doors.values():
+                    if isinstance(door, Receiver):
+                        door.answered(first, last, state)
+            case DeliveriesUpdated():
+                self._sender(event.link).updated(event)
+            case LinkFlowed(link):
+                self._sender(link).flowed()
+            case LinkDrained(link):
+                self._receiver(link).emptied()
+            case SessionBegun() | SaslInitReceived() | OversizeReceived() | UnknownDeliveries():
+                pass
+            case _:
+                assert_never(event)
+
+    def _sender(self, link: Link) -> Sender:
+        door = self._doors[link]
+        assert isinstance(door, Sender)
+        return door
+
+    def _receiver(self, link: Link) -> Receiver:
+        door = self._doors[link]
+        assert isinstance(door, Receiver)
+        return door
+
+    def _attached(self, link: Link) -> None:
+        """Take an attach; one without its terminus is the first half of a refusal."""
+        terminus = link.source if link.is_incoming else link.target
+        waiting = self._attaching[link]
+        if terminus is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _detached(self, link: Link, failure: RefusedError) -> None:
+        waiting = self._attaching.pop(link, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(failure)
+        self._doors[link].fail(failure)
+
+    def _fail(self, failure: RefusedError) -> None:
+        self.failure = self.failure or failure
+        for waiting in (self._opened, *self._attaching.values()):
+            if not waiting.done():
+                waiting.set_exception(failure)
+                waiting.exception()  # somebody may have given up waiting
+        for door in self._doors.values():
+            door.fail(failure)
+
+
+class Sender:
+    """Sends on one link as its credit allows."""
+
+    def __init__(self, session: AmqpSession, link: OutgoingLink) -> None:
+        self.session = session
+        self._link = link
+        self._number = 0
+        self._waiting: dict[bytes, asyncio.Future[None]] = {}
+        self._has_credit = asyncio.Event()
+        self._failure: RefusedError | None = None
+
+    async def send(self, payload: bytes) -> None:
+        """Send one message and wait until the bus has it."""
+        await self.confirmed(await self.begin(payload))
+
+    async def begin(self, payload: bytes) -> asyncio.Future[None]:
+        """Send one message as soon as there is credit; await the result with `confirmed`."""
+        while self._failure is None and self._link.credit <= 0:
+            self._has_credit.clear()
+            await self.session.answer_of(asyncio.ensure_future(self._has_credit.wait()))
+        if self._failure is not None:
+            raise self._failure
+        self._number += 1
+        tag = self._number.to_bytes(TAG_BYTES, "big")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[tag] = future
+        self._link.send(tag, (payload,), is_settled=False)
+        self.session.flush()
+        await self.session.drained()
+        return future
+
+    async def confirmed(self, future: asyncio.Future[None]) -> None:
+        """Return when the bus has stored a message; raises `RefusedError`."""
+        await self.session.answer_of(future)
+
+    def updated(self, event: DeliveriesUpdated) -> None:
+        """Take the bus's word on deliveries."""
+        for delivery_id, tag in zip(event.delivery_ids, event.tags, strict=True):
+            waiting = self._waiting.pop(tag, None)
+            if not event.is_settled:
+                self._link.settle(delivery_id, delivery_id, event.state or Accepted())
+            if waiting is None or waiting.done():
+                continue
+            match event.state:
+                case Accepted():
+                    waiting.set_result(None)
+                case Rejected(condition, description):
+                    error = AmqpError(condition or "rejected", description or "")
+                    waiting.set_exception(_refusal(error, "the bus refuses the message"))
+                case Released() | Modified():
+                    waiting.set_exception(BusyError("the bus is busy: send the message again"))
+                case _:
+                    waiting.set_exception(RefusedError("the bus did not say what became of it"))
+
+    def flowed(self) -> None:
+        """Take more credit."""
+        if self._link.credit > 0:
+            self._has_credit.set()
+
+    def fail(self, failure: RefusedError) -> None:
+        """End all that waits."""
+        self._failure = self._failure or failure
+        self._has_credit.set()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(failure)
+                waiting.exception()
+        self._waiting.clear()
+
+
+class Receiver:
+    """Receives on one link, peek-lock: a delivery is kept until it is settled."""
+
+    def __init__(self, session: AmqpSession, amqp: ClientSession, link: IncomingLink) -> None:
+        self._session = session
+        self._amqp = amqp
+        self._link = link
+        self._arrived: deque[TransferReceived] = deque()
+        self._news = asyncio.Event()
+        self._answers: dict[int, asyncio.Future[DeliveryState | None]] = {}
+        self._drained = asyncio.Event()
+        self._failure: RefusedError | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the link; answers to requests may be sent to it."""
+        return self._link.name
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that was granted."""
+        source = self._link.source
+        for key, value in ((source.filters if source else None) or {}).items():
+            if str(key) == SESSION_FILTER:
+                found = value.value if isinstance(value, Described) else value
+                return None if found is None else str(found)
+        return None
+
+    @property
+    def credit(self) -> int:
+        """Deliveries that were asked for and have not come."""
+        return self._link.credit
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries that have come and were not taken with `next`."""
+        return len(self._arrived)
+
+    def grant(self, count: int) -> None:
+        """Ask for so many deliveries, all in all."""
+        self._link.grant(count)
+        self._session.flush()
+
+    async def next(self, wait_s: float) -> TransferReceived | None:
+        """Return the next delivery, None when there is none for so long."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while not self._arrived:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._news.wait(), max(remaining_s, 0))
+            except TimeoutError:
+                return None
+        return self._arrived.popleft()
+
+    async def withdraw(self) -> list[TransferReceived]:
+        """Take credit back; return what came in the meantime."""
+        if self._failure is None and self._link.credit > 0:
+            self._drained.clear()
+            self._amqp.drain(self._link)
+            self._session.flush()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), ANSWER_S)
+        left = list(self._arrived)
+        self._arrived.clear()
+        return left
+
+    async def settle(self, delivery_id: int, state: DeliveryState) -> None:
+        """Decide on a delivery and wait until the bus has stored it; raises `RefusedError`."""
+        await self.settled(self.decide(delivery_id, state), state)
+
+    def decide(
+        self, delivery_id: int, state: DeliveryState
+    ) -> asyncio.Future[DeliveryState | None]:
+        """Decide on a delivery; await the result with `settled`. Raises `RefusedError`."""
+        if self._failure is not None:
+            raise self._failure
+        future: asyncio.Future[DeliveryState | None] = asyncio.get_running_loop().create_future()
+        self._answers[delivery_id] = future
+        self._amqp.dispose(delivery_id, delivery_id, state)
+        self._session.flush()
+        return future
+
+    async def settled(
+        self, future: asyncio.Future[DeliveryState | None], state: DeliveryState
+    ) -> None:
+        """Return when the bus has stored a settlement; raises `RefusedError`."""
+        answer = await self._session.answer_of(future)
+        if isinstance(answer, Rejected) and (
+            not isinstance(state, Rejected) or answer.condition is not None
+        ):
+            error = AmqpError(answer.condition or "rejected", answer.description or "")
+            raise _refusal(error, "the bus refuses the settlement")
+
+    def arrived(self, delivery: TransferReceived) -> None:
+        """Take a delivery."""
+        self._arrived.append(delivery)
+        self._news.set()
+
+    def answered(self, first: int, last: int, state: DeliveryState | None) -> None:
+        """Take the bus's word on settlements."""
+        for delivery_id in range(first, last + 1):
+            waiting = self._answers.pop(delivery_id, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(state)
+
+    def emptied(self) -> None:
+        """Take notice that a drain is done."""
+        self._drained.set()
+
+    def fail(self, failure: RefusedError) -> None:
+        """End all that waits."""
+        self._failure = self._failure or failure
+        self._news.set()
+        self._drained.set()
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(failure)
+                waiting.exception()
+        self._answers.clear()
+
+
+# --- connecting ---------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    endpoint: Endpoint, audience: str, ca_file: str | None = None
+) -> AsyncIterator[AmqpSession]:
+    """Connect and sign in for an entity; raises `RefusedError` and `ContextError`."""
+    where = f"{endpoint.host}:{endpoint.port}"
+    trust = _trust(ca_file) if endpoint.is_tls else None
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(endpoint.host, endpoint.port, ssl=trust), ANSWER_S
+        )
+    except ssl.SSLCertVerificationError as error:
+        raise RefusedError(
+            f"the certificate of {where} is not trusted ({error.verify_message}): name its"
+            " authority with postbus context set NAME --ca-file FILE"
+        ) from None
+    except ssl.SSLError as error:
+        raise RefusedError(f"{where} speaks no TLS, or another version: {error.reason}") from None
+    except (TimeoutError, OSError) as error:
+        raise RefusedError(
+            f"no bus answers at {where} ({_reason(error)}): start one with postbus dev, or choose"
+            " another with postbus context use"
+        ) from None
+    session = AmqpSession(_engine(endpoint), writer)
+    tasks = [asyncio.create_task(session.run(reader))]
+    try:
+        await session.open()
+        tasks.append(asyncio.create_task(session.tick()))
+        if endpoint.signature is not None:
+            await session.sign_in(f"amqp://{endpoint.host}/{audience}", endpoint.signature)
+        yield session
+    finally:
+        session.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _engine(endpoint: Endpoint) -> ClientConnection:
+    has_key = endpoint.signature is None
+    return ClientConnection(
+        container_id=f"postbus-cli-{uuid.uuid4()}",
+        limits=Limits(max_message_bytes=MAX_MESSAGE_BYTES),
+        hostname=endpoint.host,
+        mechanism="PLAIN" if has_key else "ANONYMOUS",
+        initial_response=f"\0{endpoint.rule}\0{endpoint.key}".encode() if has_key else None,
+    )
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context()
+        if ca_file is not None:
+            context.load_verify_locations(ca_file)
+        return context
+    except (OSError, ssl.SSLError):
+        raise ContextError(f"CA file {ca_file}: no certificates (PEM) to trust") from None
+
+
+def _refusal(error: AmqpError | None, otherwise: str) -> RefusedError:
+    if error is None:
+        return RefusedError(otherwise)
+    if error.description == "SASL was refused":
+        return RefusedError("the bus refuses the key: check the connection string")
+    text = NOISE.sub("", error.description or otherwise)
+    if error.condition == SESSION_TIMEOUT:
+        return NoSessionError(text)
+    if error.condition == SERVER_BUSY:
+        return BusyError(f"{text} ({error.condition})")
+    return RefusedError(f"{text} ({error.condition})")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def _status_of(payload: bytes) -> tuple[int, str]:
+    at, values = 0, {}
+    while at < len(payload):
+        section, at = decode_value(payload, at)
+        if isinstance(section, Described) and section.descriptor == 0x74:
+            values = section.value
+    code = values.get("status-code", values.get("statusCode", 0))
+    text = values.get("status-description", values.get("statusDescription", ""))
+    return int(code or 0), str(text)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

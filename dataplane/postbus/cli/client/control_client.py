@@ -1,0 +1,177 @@
+"""The client of the control API: one class for all commands.
+
+What goes wrong becomes one sentence that says what to do next; tokens appear in none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+
+from postbus.cli.client.contexts import NO_BUS_HERE, Target
+from postbus.cli.failures import ContextError, RefusedError
+
+ANSWER_S: Final = 90.0
+"""Longer than a bus itself waits for what it was asked to do."""
+
+CONNECT_S: Final = 10.0
+T = TypeVar("T")
+
+
+class NotFoundError(RefusedError):
+    """The bus has no such thing."""
+
+
+class ConflictError(RefusedError):
+    """What is asked for contradicts what is there."""
+
+
+class ControlClient:
+    """An open client; an asynchronous context manager. Every method may raise `RefusedError`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._url = target.control
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> ControlClient:
+        token = self._target.token()
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(ANSWER_S, connect=CONNECT_S),
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            connector=aiohttp.TCPConnector(ssl=self._trust()),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    def _trust(self) -> ssl.SSLContext | bool:
+        path = self._target.context.ca_file
+        if path is None or not self._url.startswith("https:"):
+            return True
+        try:
+            return ssl.create_default_context(cafile=path)
+        except (OSError, ssl.SSLError):
+            raise ContextError(f"CA file {path}: no certificates (PEM) to trust") from None
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    async def get(self, path: str, **query: object) -> Any:
+        """Return what is there. A query value None is left out."""
+        return await self.ask("GET", path, query=query)
+
+    async def put(self, path: str, body: Mapping[str, object], **query: object) -> Any:
+        """Create or change a whole definition; the same one twice changes nothing."""
+        return await self.ask("PUT", path, body, query)
+
+    async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Ask for something to be done."""
+        return await self.ask("POST", path, body or {})
+
+    async def delete(self, path: str, **query: object) -> Any:
+        """Delete what is there."""
+        return await self.ask("DELETE", path, query=query)
+
+    async def all_of(self, path: str, page: int = 500) -> list[dict[str, Any]]:
+        """Return everything of a list, page by page."""
+        found: list[dict[str, Any]] = []
+        skip: int | None = 0
+        while skip is not None:
+            told = await self.get(path, skip=skip, top=page)
+            found += told["items"]
+            skip = told["nextSkip"]
+        return found
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> Any:
+        """Send one request and return the JSON of its answer, None for an empty one."""
+        asked = {
+            name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in (query or {}).items()
+            if value is not None
+        }
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, params=asked
+            ) as response:
+                text = await response.read()
+                told: Any = await response.json() if text else None
+                if response.status < 400:
+                    return told
+                raise self._refusal(response.status, told)
+        except aiohttp.ClientConnectorCertificateError:
+            raise RefusedError(
+                f"the certificate of {self._url} is not trusted: name its authority with"
+                " postbus context set NAME --ca-file FILE"
+            ) from None
+        except aiohttp.ClientConnectorSSLError:
+            raise RefusedError(
+                f"what listens at {self._url} speaks no TLS: its address may begin with http://"
+            ) from None
+        except aiohttp.ClientConnectorError:
+            raise RefusedError(
+                f"no bus answers at {self._url}: start one with postbus dev, or choose another"
+                " with postbus context use"
+            ) from None
+        except TimeoutError:
+            raise RefusedError(
+                f"the bus at {self._url} did not answer within {ANSWER_S:.0f} s"
+            ) from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            hint = "" if self._url.startswith("https:") else "; with TLS its address is https://"
+            raise RefusedError(
+                f"the bus at {self._url} hung up before it answered; what was asked for may have"
+                f" been done{hint}"
+            ) from None
+        except (aiohttp.ClientError, ValueError, TypeError, KeyError):
+            raise RefusedError(
+                f"what listens at {self._url} is no control API of a bus: check the address with"
+                " postbus context show"
+            ) from None
+
+    def _refusal(self, status: int, told: dict[str, Any]) -> RefusedError:
+        message = str(told["detail"] if "detail" in told else told["error"])
+        if status == 404:
+            return NotFoundError(message)
+        if status == 409:
+            return ConflictError(message)
+        if status == 401 and self._target.is_guess:
+            return RefusedError(f"{NO_BUS_HERE}; the one at {self._url} is another")
+        if status == 401 and self._target.context.token_file is None:
+            return RefusedError(
+                f"the bus at {self._url} wants a control token: name the file that holds it with"
+                " postbus context set NAME --token-file FILE"
+            )
+        return RefusedError(message)
+
+
+def part(name: str) -> str:
+    """Return a name as one part of a path; a slash in it stays encoded on its way."""
+    return quote(name, safe="")
+
+
+def run_with(target: Target, work: Callable[[ControlClient], Awaitable[T]]) -> T:
+    """Open a client, do the work, close it."""
+
+    async def run() -> T:
+        async with ControlClient(target) as control:
+            return await work(control)
+
+    return asyncio.run(run())

@@ -1,0 +1,360 @@
+"""Messages by hand over the control API: page by page, chunk by chunk, at a rate.
+
+A call of the API does a bounded part; the loops are here. What was handled is not found again under
+its number, so every loop may be cut short anywhere and begun again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.markup import escape
+
+from postbus.cli.client.control_client import ControlClient, NotFoundError, part
+from postbus.cli.failures import InputError, RefusedError, err
+from postbus.cli.formats.message_json import read_time, shown_time
+from postbus.contract.control_messages import MAX_CHOSEN
+
+if TYPE_CHECKING:
+    from postbus.cli.formats.progress import ProgressBar
+
+PACED_CHUNKS_A_SECOND: Final = 4
+PASSING: Final = {"busy", "not-applied", "unknown"}
+"""Reasons that pass: the partition loads, or nobody knows whether it was done."""
+
+NAMED: Final = 10
+"""Most numbers that a line names."""
+
+ATTEMPTS: Final = 20
+RETRY_S: Final = 0.5
+SUB_QUEUES: Final = {
+    "/$transfer/$deadletterqueue": "transferDeadLetter",
+    "/$deadletterqueue": "deadLetter",
+}
+"""What receivers append to the path of an entity, in lower case -> the API's word."""
+
+PLAIN: Final = (
+    "sequenceNumber",
+    "messageId",
+    "sessionId",
+    "partitionKey",
+    "subject",
+    "contentType",
+    "correlationId",
+    "to",
+    "replyTo",
+    "replyToSessionId",
+    "deliveryCount",
+    "state",
+    "enqueuedSequenceNumber",
+    "deadLetterReason",
+    "deadLetterDescription",
+    "deadLetterSource",
+    "deadLetterDeliveries",
+    "deadLetterLink",
+    "deadLetterClient",
+    "timeToLive",
+)
+RENAMED: Final = {
+    "enqueuedAt": "enqueuedTime",
+    "deadLetteredAt": "deadLetteredTime",
+    "scheduledAt": "scheduledEnqueueTime",
+    "expiresAt": "expiresAt",
+    "sizeInBytes": "sizeBytes",
+}
+"""The API's name of a field -> the one that `receive` prints and `send` takes."""
+
+TIMES: Final = ("enqueuedTime", "deadLetteredTime", "scheduledEnqueueTime", "expiresAt")
+
+
+def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False) -> tuple[str, str]:
+    """Return an entity and the API's word for one of its sub-queues, named by path or options."""
+    for suffix, word in SUB_QUEUES.items():
+        if entity.lower().endswith(suffix):
+            return entity[: -len(suffix)], word
+    if is_transfer:
+        return entity, "transferDeadLetter"
+    return entity, "deadLetter" if is_dead else "main"
+
+
+@dataclass(slots=True)
+class Selection:
+    """Which messages: of a queue or sub-queue, that a filter selects."""
+
+    entity: str
+    sub_queue: str = "main"
+    where: str | None = None
+    session_id: str | None = None
+    state: str | None = None
+    body_contains: str | None = None
+    failed: int = 0
+    away: set[int] = field(default_factory=set)
+    absent: set[str] | None = None
+    total: int | None = None
+    next_number: int | None = None
+    is_topic: bool = False
+
+    def body(self, **more: object) -> dict[str, object]:
+        """Return the request for a page."""
+        said = {
+            "entity": self.entity,
+            "subQueue": self.sub_queue,
+            "where": self.where,
+            "sessionId": self.session_id,
+            "state": self.state,
+            "bodyContains": self.body_contains,
+            **more,
+        }
+        return {key: value for key, value in said.items() if value is not None}
+
+    def summary_body(self, from_number: int) -> dict[str, object]:
+        """Return the request for a page of a summary."""
+        said = {"entity": self.entity, "subQueue": self.sub_queue, "where": self.where}
+        body = {key: value for key, value in said.items() if value is not None}
+        return {**body, "fromNumber": from_number}
+
+    def note(self, page: dict[str, Any]) -> None:
+        """Remember what a page could not look at."""
+        self.failed += int(page["failed"])
+        self.away.update(page["away"])
+        if page["lookedAt"]:
+            found = set(page["absent"])
+            self.absent = found if self.absent is None else self.absent & found
+        self.total = page.get("total")
+        self.next_number = None if page["isEnd"] else page["nextNumber"]
+
+    def tell_more(self, shown: int, command: str) -> None:
+        """Say how many there are, and how to see those that were not shown."""
+        if self.next_number is None or (self.total is not None and shown >= self.total):
+            return
+        options = {"--where": self.where, "--body-contains": self.body_contains}
+        if self.session_id is not None:
+            options["--session"] = self.session_id
+        if self.state is not None:
+            options["--state"] = self.state
+        said = "".join(f" {name} {quote(text)}" for name, text in options.items() if text)
+        of = "" if self.total is None else f" of {counted(self.total, 'message')}"
+        if said and self.total is not None:
+            of = f"; there are {counted(self.total)} in all"
+        err.print(
+            f"{shown} shown{of}; go on with: postbus {command} {quote(self.entity)}{said}"
+            f" --from {self.next_number}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    async def look_for_topic(self, control: ControlClient) -> None:
+        """Notice a topic: where nobody finds messages, they are in its subscriptions."""
+        with contextlib.suppress(RefusedError):
+            self.is_topic = bool(await control.get(f"/v1/topics/{part(self.entity)}"))
+
+    def warn(self) -> None:
+        """Say what could not be looked at."""
+        if self.is_topic:
+            err.print(
+                f"[yellow]postbus:[/yellow] {escape(self.entity)} is a topic: its messages and dead"
+                " letters are in its subscriptions, see postbus get subscriptions"
+                f" {escape(self.entity)}"
+            )
+        if self.absent:
+            names = ", ".join(sorted(self.absent))
+            err.print(
+                f"[yellow]postbus:[/yellow] no message has a property {escape(names)}: filters see"
+                " properties, and fields as sys.Label, never the body; --body-contains does"
+            )
+        if self.failed:
+            err.print(
+                f"[yellow]postbus:[/yellow] for {self.failed} messages the filter could not be"
+                " evaluated; they were not selected"
+            )
+        if self.away:
+            named = ", ".join(map(str, sorted(self.away)))
+            err.print(
+                f"[yellow]postbus:[/yellow] partitions {named} could not be asked; their messages"
+                " are missing"
+            )
+
+
+async def peeked(
+    control: ControlClient, chosen: Selection, *, from_number: int, most: int, body_bytes: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield messages in order of number, as JSON of the command line. `most` 0: all."""
+    left = most
+    while True:
+        asked = chosen.body(
+            fromNumber=from_number,
+            count=min(left, MAX_CHOSEN) if most else MAX_CHOSEN,
+            bodyBytes=body_bytes,
+        )
+        page = await ask(control, "peek", asked)
+        chosen.note(page)
+        for each in page["messages"]:
+            yield shown_message(each)
+        left -= len(page["messages"])
+        from_number = page["nextNumber"]
+        if page["isEnd"] or (most and left <= 0):
+            return
+
+
+async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dict[str, Any]:
+    """Ask for messages; raises `RefusedError`, by name when there is no such entity.
+
+    `InputError` is for a filter that is no SQL: it shows the place.
+    """
+    try:
+        told: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
+    except NotFoundError as error:
+        if str(error) == body.get("to"):
+            raise NotFoundError(
+                f"there is no queue or topic {body['to']} to send to: nothing was sent; see postbus"
+                " get queues"
+            ) from None
+        raise NotFoundError(
+            f"there is no queue or subscription {body['entity']}; subscriptions are"
+            " topic/Subscriptions/name"
+        ) from None
+    except RefusedError:
+        if "where" in body:
+            _check_filter(str(body["where"]))
+        raise
+    return told
+
+
+def _check_filter(text: str) -> None:
+    """Raise `InputError` when the filter is what the bus refused."""
+    from postbus.rules.expressions import refuse_unknown
+    from postbus.rules.grammar import RuleError, parse_filter, pointed
+
+    try:
+        refuse_unknown(parse_filter(text))
+    except RuleError as error:
+        raise InputError(f"--where: {pointed(str(error), text)}") from None
+
+
+def shown_message(view: dict[str, Any]) -> dict[str, Any]:
+    """Return a message of the API as the command line shows it and `send` takes it."""
+    told = {name: view[name] for name in PLAIN if view.get(name) is not None}
+    told |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
+    told |= {name: shown_time(read_time(told[name])) for name in TIMES if name in told}
+    if view.get("applicationProperties"):
+        told["applicationProperties"] = view["applicationProperties"]
+    if view.get("bodyBase64") is not None:
+        told |= _body(view)
+    if view.get("isMalformed"):
+        told["isMalformed"] = True
+    return told
+
+
+def _body(view: dict[str, Any]) -> dict[str, Any]:
+    content = base64.b64decode(view["bodyBase64"])
+    is_cut = int(view["bodyBytes"]) > len(content)
+    try:
+        return {"body": content.decode(errors="ignore" if is_cut else "strict")}
+    except UnicodeDecodeError:
+        return {"bodyBase64": view["bodyBase64"]}
+
+
+# --- handling -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Handled:
+    """What became of messages so far."""
+
+    done: int = 0
+    forwarded: int = 0
+    gone: list[int] = field(default_factory=list)
+    """Numbers that were not found: handled before, or by somebody else."""
+
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+Handle = Callable[[Sequence[int]], Awaitable[dict[str, Any]]]
+
+
+async def handle_all(
+    numbers: Sequence[int], handle: Handle, bar: ProgressBar, result: Handled, rate: float | None
+) -> None:
+    """Handle messages in order; `rate`: at most so many a second. Raises `RefusedError`.
+
+    `result` is kept up to date, so that it is true also when this is cut short.
+    """
+    size = MAX_CHOSEN
+    if rate is not None:
+        size = min(max(int(rate / PACED_CHUNKS_A_SECOND), 1), MAX_CHOSEN)
+    loop = asyncio.get_running_loop()
+    begun, handled = loop.time(), 0
+    for at in range(0, len(numbers), size):
+        chunk = numbers[at : at + size]
+        await _handle_chunk(chunk, handle, result)
+        bar.advance(len(chunk))
+        handled += len(chunk)
+        if rate is not None and handled < len(numbers):
+            await asyncio.sleep(max(begun + handled / rate - loop.time(), 0))
+
+
+async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Handled) -> None:
+    """Handle some; what is refused for the moment is tried again."""
+    for attempt in range(ATTEMPTS):
+        told = await handle(chunk)
+        refused = {int(each["number"]): each for each in told["refused"]}
+        forwarded = told.get("forwarded", ())
+        result.forwarded += len(forwarded)
+        result.done += len(told["numbers" if "numbers" in told else "resent"]) + len(forwarded)
+        passing = [number for number, each in refused.items() if each["reason"] in PASSING]
+        is_last = attempt == ATTEMPTS - 1
+        for number, each in refused.items():
+            if each["reason"] == "message-not-found":
+                result.gone.append(number)
+            elif number not in passing or is_last:
+                result.refused[number] = each["detail"] or each["reason"]
+        if not passing or is_last:
+            return
+        chunk = passing
+        await asyncio.sleep(RETRY_S)
+
+
+async def numbers_of(control: ControlClient, chosen: Selection) -> list[int]:
+    """Return the numbers of all messages that are selected now, in order."""
+    return [
+        int(each["sequenceNumber"])
+        async for each in peeked(control, chosen, from_number=0, most=0, body_bytes=0)
+    ]
+
+
+async def purge_page(
+    control: ControlClient, chosen: Selection, from_number: int, *, dry_run: bool
+) -> dict[str, Any]:
+    """Delete, or count, what is selected in one page."""
+    body = chosen.body(fromNumber=from_number, dryRun=dry_run)
+    page = await ask(control, "purge", body)
+    chosen.note(page)
+    return page
+
+
+def summary(verb: str, result: Handled, total: int) -> str:
+    """Return what was done, in a line."""
+    text = f"{verb} {result.done} of {counted(total)}"
+    text += f"; on their way through the outbox: {result.forwarded}" if result.forwarded else ""
+    if result.gone:
+        named = ", ".join(map(str, result.gone[:NAMED]))
+        more = ", …" if len(result.gone) > NAMED else ""
+        text += f"; not there any more: {len(result.gone)} ({named}{more})"
+    return text + (f"; refused: {len(result.refused)}" if result.refused else "")
+
+
+def counted(count: int, what: str = "message") -> str:
+    """Return a number with what it counts."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def interrupted(verb: str, result: Handled, total: int, error: RefusedError) -> RefusedError:
+    """Return an error that also says what was done before it."""
+    return RefusedError(f"{error}\n{summary(verb, result, total)}; run it again to go on")

@@ -1,0 +1,416 @@
+"""`postbus dlq`: look at dead letters, send them again, changed or not, or delete them.
+
+Chosen by number or by a filter. Each call of the bus is all or nothing for a message, so a run that
+was cut short is simply repeated: what was sent again is not there any more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from postbus.cli.client.contexts import ContextName, Target, find_target
+from postbus.cli.commands.messages import (
+    BODY_BYTES,
+    SHOWN_BYTES,
+    BodyContains,
+    Entity,
+    Transfer,
+    Where,
+    print_messages,
+    tell_refused,
+)
+from postbus.cli.failures import (
+    InputError,
+    RefusedError,
+    err,
+    examples,
+    expected_failures,
+    out,
+)
+from postbus.cli.formats.output import (
+    Format,
+    OutputFormat,
+    Yes,
+    as_json,
+    asks_yes,
+    print_objects,
+    write_line,
+)
+
+if TYPE_CHECKING:
+    from postbus.cli.client.control_client import ControlClient
+    from postbus.cli.client.message_pages import Handled, Selection
+
+LIST: Final = (
+    "postbus dlq list orders",
+    "postbus dlq list orders --where \"DeadLetterReason = 'bad'\" -o json",
+    "postbus dlq list order-events/Subscriptions/large-orders --bodies",
+)
+SUMMARY: Final = (
+    "postbus dlq summary orders",
+    "postbus dlq summary orders --where \"region = 'eu'\" -o json",
+)
+RESEND: Final = (
+    "postbus dlq resend orders 17 18              chosen ones, to where they came from",
+    "postbus dlq resend orders --all --dry-run    only count",
+    "postbus dlq resend orders --all --rate 100   at most a hundred a second",
+    "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
+)
+EDIT: Final = (
+    "postbus dlq edit orders 17 --editor          its body in $EDITOR",
+    "postbus dlq edit orders 17 --body fixed --property amount:int=7",
+    "postbus dlq edit orders 17 --remove-property region --session '' --to repair",
+)
+DELETE: Final = (
+    "postbus dlq delete orders 17",
+    "postbus dlq delete orders --where \"DeadLetterReason = 'TTLExpiredException'\"",
+)
+EPILOG: Final = examples(SUMMARY[0], LIST[0], RESEND[0], RESEND[2], EDIT[1], DELETE[0])
+
+dlq = typer.Typer(
+    help="Look at dead letters, send them again, or delete them.",
+    epilog=EPILOG,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+)
+Numbers = Annotated[list[int] | None, typer.Argument(help="Sequence numbers.", metavar="NUMBER")]
+All = Annotated[bool, typer.Option("--all", help="All dead letters there are now.")]
+Rate = Annotated[
+    float | None, typer.Option("--rate", min=0.01, help="At most so many messages a second.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+To = Annotated[
+    str | None, typer.Option("--to", help="Another queue or topic; else where they came from.")
+]
+FIELDS: Final = {
+    "--id": "messageId",
+    "--session": "sessionId",
+    "--subject": "subject",
+    "--content-type": "contentType",
+    "--correlation-id": "correlationId",
+    "--reply-to": "replyTo",
+}
+
+
+@dlq.command("list", epilog=examples(*LIST))
+def list_letters(
+    entity: Entity,
+    where: Where = None,
+    body_contains: BodyContains = None,
+    from_number: Annotated[int, typer.Option("--from", min=0, help="First number.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most; 0: all.")] = 20,
+    transfer: Transfer = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Whole bodies, up to 1 MiB.")] = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """Show dead letters and why they are; JSON is one line a message."""
+    from postbus.cli.client.control_client import run_with
+    from postbus.cli.client.message_pages import peeked
+
+    with expected_failures():
+        chosen = _selection(entity, where, transfer, body_contains)
+        rows: list[dict[str, Any]] = []
+        body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
+
+        async def work(control: ControlClient) -> None:
+            async for each in peeked(
+                control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
+            ):
+                if output is Format.JSON:
+                    write_line(as_json(each))
+                else:
+                    rows.append(each)
+
+            await chosen.look_for_topic(control)
+
+        run_with(find_target(context), work)
+        if output is not Format.JSON:
+            print_messages(rows, output, is_dead=True, bodies=bodies)
+        if output.is_table:
+            option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
+            chosen.tell_more(len(rows), f"dlq list{option}")
+        chosen.warn()
+
+
+@dlq.command("summary", epilog=examples(*SUMMARY))
+def summarize(
+    entity: Entity,
+    where: Where = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most groups; 0: all.")] = 20,
+    transfer: Transfer = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """Say of what dead letters died: groups of reason and description, the largest first.
+
+    Numbers, ids and addresses in descriptions are left out: * stands for them. Below the table is
+    the command that sends each group again.
+    """
+    from postbus.cli.client.control_client import run_with
+    from postbus.cli.client.message_pages import counted
+    from postbus.cli.commands.dead_letter_summary import COLUMNS, lines_of, summarized
+
+    with expected_failures():
+        chosen = _selection(entity, where, transfer)
+
+        async def work(control: ControlClient) -> list[dict[str, Any]]:
+            found = await summarized(control, chosen)
+            await chosen.look_for_topic(control)
+            return found
+
+        groups = run_with(find_target(context), work)
+        shown = groups[:count] if count else groups
+        print_objects(shown, output, COLUMNS, "no dead letters")
+        if output.is_table and shown:
+            letters = sum(each["count"] for each in groups)
+            out.print(f"{counted(letters, 'dead letter')} in {counted(len(groups), 'group')}")
+            if len(shown) < len(groups):
+                out.print(f"the largest {len(shown)} are shown; --count 0 shows all")
+            for line in lines_of(shown):
+                write_line(line)
+        chosen.warn()
+
+
+@dlq.command(epilog=examples(*RESEND))
+def resend(
+    entity: Entity,
+    numbers: Numbers = None,
+    where: Where = None,
+    body_contains: BodyContains = None,
+    everything: All = False,
+    to: To = None,
+    rate: Rate = None,
+    transfer: Transfer = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    context: ContextName = None,
+) -> None:
+    """Send dead letters again: removed and sent in one step, never twice, never lost."""
+    with expected_failures():
+        work = _Work(find_target(context), entity, where, transfer, "resent", body_contains)
+        work.choose(numbers, everything=everything)
+        question = f"Send {{}} dead letters of {entity} again{f' to {to}' if to else ''}?"
+        body = {"to": to} if to else {}
+        work.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
+
+
+@dlq.command(epilog=examples(*DELETE))
+def delete(
+    entity: Entity,
+    numbers: Numbers = None,
+    where: Where = None,
+    body_contains: BodyContains = None,
+    everything: All = False,
+    rate: Rate = None,
+    transfer: Transfer = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    context: ContextName = None,
+) -> None:
+    """Delete dead letters."""
+    with expected_failures():
+        work = _Work(find_target(context), entity, where, transfer, "deleted", body_contains)
+        work.choose(numbers, everything=everything)
+        question = f"Delete {{}} dead letters of {entity}?"
+        work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
+
+
+@dlq.command(epilog=examples(*EDIT))
+def edit(
+    entity: Entity,
+    number: Annotated[int, typer.Argument(help="Sequence number.")],
+    body: Annotated[str | None, typer.Option("--body", help="Its new body.")] = None,
+    body_file: Annotated[
+        Path | None, typer.Option("--body-file", help="File with its new body; - is stdin.")
+    ] = None,
+    editor: Annotated[
+        bool, typer.Option("--editor", "-e", help="Change its body in $VISUAL or $EDITOR.")
+    ] = False,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=TEXT", help="Also NAME:TYPE=VALUE."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove-property", help="Property to remove.")
+    ] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="'' removes it.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="'' removes it.")] = None,
+    subject: Annotated[str | None, typer.Option("--subject", help="'' removes it.")] = None,
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", help="'' removes it.")
+    ] = None,
+    correlation_id: Annotated[
+        str | None, typer.Option("--correlation-id", help="'' removes it.")
+    ] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="'' removes it.")] = None,
+    to: To = None,
+    transfer: Transfer = False,
+    context: ContextName = None,
+) -> None:
+    """Send one dead letter again with changes; it stays as it is when they are refused."""
+    with expected_failures():
+        given = (message_id, session, subject, content_type, correlation_id, reply_to)
+        named = zip(FIELDS.values(), given, strict=True)
+        changes: dict[str, Any] = {
+            "properties": dict(map(_plain_property, properties or ())),
+            "removedProperties": remove or [],
+        }
+        target = find_target(context)
+        if sum((body is not None, body_file is not None, editor)) > 1:
+            raise typer.BadParameter("give one of --body, --body-file and --editor")
+        content = _new_body(body, body_file)
+        if editor:
+            from postbus.cli.commands.body_editor import edited_body
+
+            content = edited_body(target, _selection(entity, None, transfer), number)
+        if content is not None:
+            import base64
+
+            changes["bodyBase64"] = base64.b64encode(content).decode("ascii")
+        changes = {name: value for name, value in changes.items() if value not in ({}, [])}
+        changes |= {name: value or None for name, value in named if value is not None}
+        if not changes:
+            raise typer.BadParameter("say what to change: --body, --property, --subject, …")
+        work = _Work(target, entity, None, transfer, "resent")
+        work.choose([number], everything=False)
+        request = {"edit": changes, **({"to": to} if to else {})}
+        work.run("resend", request, "", None, dry_run=False, yes=True)
+
+
+# --- work ---------------------------------------------------------------------------------------
+
+
+class _Work:
+    """Messages that were chosen, and what shall become of them."""
+
+    def __init__(
+        self,
+        target: Target,
+        entity: str,
+        where: str | None,
+        is_transfer: bool,
+        verb: str,
+        body_contains: str | None = None,
+    ) -> None:
+        self._target = target
+        self._chosen = _selection(entity, where, is_transfer, body_contains)
+        self._verb = verb
+        self._numbers: list[int] | None = None
+
+    def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
+        """Check that messages are chosen in one way; raises `typer.BadParameter`."""
+        chosen = self._chosen
+        is_filtered = chosen.where is not None or chosen.body_contains is not None
+        if sum([bool(numbers), is_filtered, everything]) != 1:
+            raise typer.BadParameter(
+                "choose messages by their numbers, by --where or --body-contains, or --all"
+            )
+        self._numbers = list(dict.fromkeys(numbers)) if numbers else None
+
+    def run(
+        self,
+        what: str,
+        body: dict[str, Any],
+        question: str,
+        rate: float | None,
+        *,
+        dry_run: bool,
+        yes: bool,
+    ) -> None:
+        """Find the messages, ask, and handle them."""
+        from postbus.cli.client.control_client import run_with
+        from postbus.cli.client.message_pages import Handled, counted, numbers_of, summary
+
+        numbers = self._numbers
+        is_named = numbers is not None
+        if numbers is None:
+            numbers = run_with(self._target, lambda control: numbers_of(control, self._chosen))
+            self._chosen.warn()
+        if dry_run:
+            out.print(f"{counted(len(numbers))} would be {self._verb}")
+            return
+        if not numbers:
+            out.print("no messages")
+            return
+        if not is_named:
+            asks_yes(question.format(len(numbers)), is_sure=yes)
+        result = Handled()
+        chosen = numbers
+        self._handle(what, body, chosen, rate, result)
+        out.print(summary(self._verb, result, len(numbers)), markup=False)
+        if result.refused or (is_named and result.gone):
+            tell_refused(result.refused)
+            raise typer.Exit(1)
+
+    def _handle(
+        self,
+        what: str,
+        body: dict[str, Any],
+        numbers: list[int],
+        rate: float | None,
+        result: Handled,
+    ) -> None:
+        from postbus.cli.client.control_client import run_with
+        from postbus.cli.client.message_pages import ask, handle_all, interrupted, summary
+        from postbus.cli.formats.progress import progress_bar
+
+        async def work(control: ControlClient) -> None:
+            async def handle(some: Any) -> dict[str, Any]:
+                chosen = self._chosen
+                asked = {"entity": chosen.entity, "subQueue": chosen.sub_queue, **body}
+                asked["numbers"] = list(some)
+                return await ask(control, what, asked)
+
+            with progress_bar(self._verb, len(numbers)) as bar:
+                await handle_all(numbers, handle, bar, result, rate)
+
+        try:
+            run_with(self._target, work)
+        except RefusedError as error:
+            if len(numbers) == 1:
+                raise
+            raise interrupted(self._verb, result, len(numbers), error) from None
+        except KeyboardInterrupt:
+            text = summary(self._verb, result, len(numbers))
+            err.print(f"{text}; run it again to go on", markup=False)
+            raise
+
+
+def _selection(
+    entity: str, where: str | None, is_transfer: bool, body_contains: str | None = None
+) -> Selection:
+    from postbus.cli.client.message_pages import Selection, split_path
+
+    path = split_path(entity, is_dead=True, is_transfer=is_transfer)
+    return Selection(*path, where, body_contains=body_contains)
+
+
+def _plain_property(text: str) -> tuple[str, Any]:
+    """Return a property that the API can set: text, numbers, booleans.
+
+    Whole numbers become longs, others doubles, which filters do not tell from narrower ones.
+    """
+    from postbus.cli.formats.message_json import read_property
+    from postbus.message.codec import Char, Symbol, Timestamp
+
+    name, value = read_property(text)
+    if not isinstance(value, Timestamp | Char | Symbol):
+        for plain in (bool, int, float, str):
+            if isinstance(value, plain):
+                return name, plain(value)
+    raise InputError(f"{name}: use text, a number or a boolean")
+
+
+def _new_body(text: str | None, file: Path | None) -> bytes | None:
+    if file is None:
+        return None if text is None else text.encode()
+    if str(file) == "-":
+        return typer.get_binary_stream("stdin").read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None

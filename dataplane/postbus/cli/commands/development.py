@@ -1,0 +1,161 @@
+"""The commands that talk to a running bus over its control API: `clock` and `fault`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from postbus.cli.client.contexts import ContextName, find_target
+from postbus.cli.failures import RefusedError, examples, expected_failures, out
+
+SHORT_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d{1,3})?)s)?")
+
+CODES: Final = """
+[bold]Exit codes[/bold]
+  0 done, 2 usage, 3 settings, 7 no bus answers, or it refuses
+"""
+CLOCK_EPILOG: Final = examples(
+    "postbus dev --clock manual             a bus whose time can be moved",
+    "postbus clock                          what time it is for messages",
+    "postbus clock advance 5m               let five minutes pass at once",
+    "postbus clock advance 1h30m            also 90s, 2h, 7d and ISO 8601: PT90S, P7D",
+    "postbus clock advance 7d --control-port 9470",
+    codes=CODES,
+)
+FAULT_EPILOG: Final = examples(
+    "postbus fault lose-locks orders        as if every lock had run out",
+    "postbus fault store-outage 10s         as if Postgres were away, for real seconds",
+    "postbus fault store-outage 10s --partition 3",
+    codes=CODES,
+)
+
+clock = typer.Typer(
+    help="Show or move the time of messages; `postbus dev --clock manual` lets it be moved.",
+    epilog=CLOCK_EPILOG,
+    rich_markup_mode="rich",
+)
+fault = typer.Typer(
+    help="Make faults in a bus of `postbus dev`, to see what your programs do then.",
+    epilog=FAULT_EPILOG,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+)
+
+
+def read_duration(text: str) -> str:
+    """Return the ISO 8601 form of `90s`, `5m`, `2h`, `7d`, `1h30m`, or of one that has it."""
+    from postbus.contract.entities import format_duration, parse_duration_ms
+
+    short = SHORT_DURATION.fullmatch(text)
+    try:
+        if short is None or not any(short.groups()):
+            return format_duration(parse_duration_ms(text))
+        days, hours, minutes, seconds = short.groups(default="0")
+        return format_duration(parse_duration_ms(f"P{days}DT{hours}H{minutes}M{seconds}S"))
+    except ValueError:
+        raise typer.BadParameter("use 90s, 5m, 2h, 7d, or ISO 8601 such as PT5M") from None
+
+
+ControlPort = Annotated[
+    int | None, typer.Option("--control-port", help="Control port of the bus [9465].")
+]
+Duration = Annotated[
+    str, typer.Argument(parser=read_duration, metavar="DURATION", help="Such as 90s, 5m, 2h, 7d.")
+]
+
+
+# --- clock --------------------------------------------------------------------------------------
+
+
+@clock.callback(invoke_without_command=True)
+def _show(
+    invoked: typer.Context, control_port: ControlPort = None, context: ContextName = None
+) -> None:
+    invoked.obj = control_port, context
+    if invoked.invoked_subcommand is None:
+        with expected_failures():
+            _print_clock(_call("GET", "/v1/clock", None, control_port, context))
+
+
+@clock.command(epilog=CLOCK_EPILOG)
+def advance(
+    invoked: typer.Context,
+    duration: Duration,
+    control_port: ControlPort = None,
+    context: ContextName = None,
+) -> None:
+    """Let time pass at once; what is due by then has happened when the command ends."""
+    with expected_failures():
+        port, named = invoked.obj
+        port = port if control_port is None else control_port
+        body = {"duration": duration}
+        _print_clock(_call("POST", "/v1/clock/advance", body, port, context or named))
+
+
+def _print_clock(told: dict[str, Any]) -> None:
+    from postbus.contract.entities import format_duration
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("[bold]clock[/bold]", told["mode"])
+    table.add_row("[bold]now[/bold]", told["now"])
+    table.add_row("[bold]ahead[/bold]", format_duration(told["offsetMs"]))
+    out.print(table)
+
+
+# --- faults -------------------------------------------------------------------------------------
+
+
+@fault.command("lose-locks", epilog=FAULT_EPILOG)
+def lose_locks(
+    entity: Annotated[str, typer.Argument(help="Name of a queue.")],
+    control_port: ControlPort = None,
+    context: ContextName = None,
+) -> None:
+    """Take all locks of an entity away: its messages are available again."""
+    with expected_failures():
+        told = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port, context)
+        out.print(f"all locks of {escape(told['entity'])} are lost")
+
+
+@fault.command("store-outage", epilog=FAULT_EPILOG)
+def store_outage(
+    duration: Duration,
+    partition: Annotated[
+        int | None, typer.Option("--partition", help="Only this one; else all.")
+    ] = None,
+    control_port: ControlPort = None,
+    context: ContextName = None,
+) -> None:
+    """Let the store be away for a real while; then the bus recovers by itself."""
+    with expected_failures():
+        body = {"duration": duration, "partition": partition}
+        told = _call("POST", "/v1/faults/store-outage", body, control_port, context)
+        which = f"partition {partition}" if partition is not None else "all partitions"
+        out.print(f"the store is away from {which} for {told['duration']}")
+
+
+# --- calling ------------------------------------------------------------------------------------
+
+
+def _call(
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None,
+    control_port: int | None,
+    context: str | None,
+) -> dict[str, Any]:
+    """Return what the bus answers; raises `RefusedError`."""
+    from postbus.cli.client.control_client import ControlClient, run_with
+
+    async def ask(control: ControlClient) -> dict[str, Any]:
+        told: dict[str, Any] = await control.ask(method, path, body)
+        if not isinstance(told, dict):
+            raise RefusedError("what answers is no control API of a bus")
+        return told
+
+    return run_with(find_target(context, control_port=control_port), ask)

@@ -1,0 +1,440 @@
+"""What a bus has: `get`, `describe`, `delete`, `restore` and `status`."""
+
+from __future__ import annotations
+
+import difflib
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from postbus.cli.client.contexts import ContextName, find_target
+from postbus.cli.commands.watching import watched
+from postbus.cli.completion import complete_entities, did_you_mean
+from postbus.cli.failures import RefusedError, examples, expected_failures, out
+from postbus.cli.formats.output import Format, OutputFormat, Yes, asks_yes, print_objects
+
+if TYPE_CHECKING:
+    from postbus.cli.client.control_client import ControlClient
+
+GET_EPILOG: Final = examples(
+    "postbus get queues                       with how many messages they hold",
+    "postbus get queue orders                 only this one",
+    "postbus get queues --watch               again and again, with rates and ages",
+    "postbus get queues -o wide               messages in and out a second, age of the oldest",
+    "postbus get topics -o json",
+    "postbus get subscriptions order-events",
+    "postbus get rules order-events large-orders",
+    "postbus get rules order-events/Subscriptions/large-orders",
+    "postbus get deleted                      what can be restored",
+    "postbus get namespace -o yaml",
+)
+DESCRIBE_EPILOG: Final = examples(
+    "postbus describe orders",
+    "postbus describe order-events/Subscriptions/large-orders -o json",
+)
+DELETE_EPILOG: Final = examples(
+    "postbus delete orders                    asks first",
+    "postbus delete orders --yes --policy DeleteIfEmpty",
+    "postbus delete orders --policy Retain    its messages can be restored",
+    "postbus delete order-events/Subscriptions/everything --yes",
+)
+RESTORE_EPILOG: Final = examples(
+    "postbus get deleted                      what can be restored, with its number",
+    "postbus restore orders                   what was deleted last under this name",
+    "postbus restore 7                        by number",
+)
+STATUS_EPILOG: Final = examples("postbus status", "postbus status --context prod -o json")
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    QUEUES = "queues"
+    TOPICS = "topics"
+    SUBSCRIPTIONS = "subscriptions"
+    RULES = "rules"
+    NAMESPACE = "namespace"
+    DELETED = "deleted"
+
+
+def read_kind(text: str) -> Kind:
+    """Return the kind of a word, one of several or of one: `queues`, `queue`."""
+    known = {**{each.value: each for each in Kind}, **{each.value[:-1]: each for each in Kind}}
+    known["namespace"] = Kind.NAMESPACE
+    if text.lower() in known:
+        return known[text.lower()]
+    near = difflib.get_close_matches(text.lower(), known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise typer.BadParameter(f"use {', '.join(Kind)}{hint}")
+
+
+Entity = Annotated[
+    str,
+    typer.Argument(
+        help="Queue, topic, or topic/Subscriptions/name.", autocompletion=complete_entities
+    ),
+]
+
+
+class Policy(StrEnum):
+    """What happens to the messages of a deleted entity."""
+
+    DELETE = "Delete"
+    DELETE_IF_EMPTY = "DeleteIfEmpty"
+    RETAIN = "Retain"
+
+
+COUNTS: Final = {
+    "active": "activeMessageCount",
+    "deadLetter": "deadLetterMessageCount",
+    "scheduled": "scheduledMessageCount",
+}
+COLUMNS: Final = {
+    "name": "name",
+    "status": "status",
+    "active": "active",
+    "deadLetter": "dead-letter",
+    "scheduled": "scheduled",
+    "sizeInBytes": "bytes",
+}
+
+
+WIDE_COLUMNS: Final = {
+    **COLUMNS,
+    "incomingRate": "in/s",
+    "outgoingRate": "out/s",
+    "oldestAge": "oldest",
+}
+
+
+COUNTED: Final = frozenset({Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS})
+SUBSCRIPTIONS_HINT: Final = "; subscriptions are topic/Subscriptions/name"
+
+
+def get(
+    kind: Annotated[
+        Kind,
+        typer.Argument(
+            parser=read_kind,
+            metavar="KIND",
+            help=f"What to list: {', '.join(Kind)}; one of them too.",
+            autocompletion=lambda: list(Kind),
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only this queue or topic; of subscriptions and rules their topic.",
+            autocompletion=complete_entities,
+        ),
+    ] = None,
+    subscription: Annotated[
+        str | None, typer.Argument(help="Of rules: their subscription.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again every two seconds, with rates.")
+    ] = False,
+    output: OutputFormat = Format.TABLE,
+    context: ContextName = None,
+) -> None:
+    """List what the bus has."""
+    from postbus.cli.client.control_client import run_with
+
+    wanted = {Kind.SUBSCRIPTIONS: 1, Kind.RULES: 2}.get(kind, 0)
+    names = [each for each in (name, subscription) if each is not None]
+    only = names.pop() if kind in {Kind.QUEUES, Kind.TOPICS} and len(names) == 1 else None
+    if watch and (kind not in COUNTED or not output.is_table):
+        raise typer.BadParameter("--watch shows tables of queues, topics and subscriptions")
+    if kind is Kind.RULES and len(names) == 1:
+        names = _topic_and_subscription(names[0])
+    if len(names) != wanted:
+        needs = ["no more than a name", "a topic", "a topic and a subscription"]
+        raise typer.BadParameter(f"{kind.value} needs {needs[wanted]}")
+
+    async def work(control: ControlClient) -> Any:
+        match kind:
+            case Kind.QUEUES | Kind.TOPICS:
+                return await _counted(control, f"/v1/{kind.value}", only)
+            case Kind.SUBSCRIPTIONS:
+                return await _counted(control, f"{_topic(names[0])}/subscriptions")
+            case Kind.RULES:
+                return await _rules(control, *names)
+            case Kind.DELETED:
+                return await _tombstones(control)
+            case Kind.NAMESPACE:
+                told = await control.get("/v1/namespace")
+                if not output.is_table:
+                    return told
+                rules = await control.get("/v1/authorization-rules")
+                return _namespace_row(told, rules["items"])
+
+    with expected_failures():
+        target = find_target(context)
+        if watch:
+            run_with(target, lambda control: watched(lambda: work(control), output))
+        found = run_with(target, work)
+        columns = None
+        if kind in COUNTED:
+            columns = WIDE_COLUMNS if output is Format.WIDE else COLUMNS
+        empty = f"no {kind.value}"
+        if kind is Kind.DELETED:
+            empty = "nothing was deleted that can be restored"
+        print_objects(found, output, columns, empty)
+
+
+def describe(
+    entity: Entity,
+    output: OutputFormat = Format.YAML,
+    context: ContextName = None,
+) -> None:
+    """Show everything about one entity: its definition, its counts, where it is."""
+    from postbus.cli.client.control_client import run_with
+
+    async def work(control: ControlClient) -> dict[str, Any]:
+        path, found = await find_entity(control, entity)
+        runtime = await control.get(f"{path}/runtime")
+        return {**found, "runtime": runtime}
+
+    with expected_failures():
+        print_objects(run_with(find_target(context), work), output)
+
+
+def delete(
+    entity: Entity,
+    policy: Annotated[
+        Policy, typer.Option("--policy", help="What happens to the messages.")
+    ] = Policy.DELETE,
+    yes: Yes = False,
+    context: ContextName = None,
+) -> None:
+    """Delete an entity, on a terminal after asking."""
+    from postbus.cli.client.control_client import run_with
+
+    async def look(control: ControlClient) -> tuple[str, str, int]:
+        path, found = await find_entity(control, entity)
+        runtime = await control.get(f"{path}/runtime")
+        return path, str(found.get("path", found["name"])), int(runtime["messageCount"])
+
+    async def work(control: ControlClient) -> dict[str, Any]:
+        told: dict[str, Any] = await control.delete(path, policy=policy.value)
+        return told
+
+    with expected_failures():
+        target = find_target(context)
+        path, name, count = run_with(target, look)
+        kept = "are kept for a restore" if policy is Policy.RETAIN else "are lost"
+        held = f" and its {count} messages, which {kept}" if count > 1 else ""
+        if count == 1:
+            held = f" and its message, which {kept.replace('are', 'is', 1)}"
+        asks_yes(f"Delete {name}{held}?", is_sure=yes)
+        told = run_with(target, work)
+        text = f"deleted {name}"
+        if told["restorable"]:
+            text += f"; postbus restore {told['entityId']} brings it back"
+        out.print(text, markup=False)
+
+
+def restore(
+    entity: Annotated[str, typer.Argument(help="Its number, or the name it had.")],
+    context: ContextName = None,
+) -> None:
+    """Bring a deleted entity back that was retained, with its messages."""
+    from postbus.cli.client.control_client import run_with
+
+    async def work(control: ControlClient) -> tuple[str, int]:
+        found = [
+            each
+            for each in await _tombstones(control)
+            if entity in {str(each["entityId"]), each["name"]}
+            or entity.lower() == each["name"].lower()
+        ]
+        if not found:
+            raise RefusedError(
+                f"nothing that can be restored is called {entity}: see postbus get deleted"
+            )
+        number = int(found[-1]["entityId"])
+        await control.post(f"/v1/deleted/{number}/restore")
+        return str(found[-1]["name"]), number
+
+    with expected_failures():
+        name, number = run_with(find_target(context), work)
+        out.print(f"restored {name} ({number})", markup=False)
+
+
+def status(output: OutputFormat = Format.TABLE, context: ContextName = None) -> None:
+    """Show how the broker and its partitions are; exits with 1 when something is wrong."""
+    from postbus.cli.client.control_client import run_with
+
+    async def work(control: ControlClient) -> dict[str, Any]:
+        told: dict[str, Any] = await control.get("/v1/status")
+        return told
+
+    with expected_failures():
+        told = run_with(find_target(context), work)
+        if not output.is_table:
+            print_objects(told, output)
+        else:
+            _print_status(told)
+        if told["troubles"] or not told["isReady"]:
+            raise typer.Exit(1)
+
+
+def _print_status(told: dict[str, Any]) -> None:
+    partitions = told["partitions"]
+    in_use = [each for each in partitions if each["status"] == "active"]
+    shown = {
+        "bus": told["namespace"],
+        "broker": f"{told['broker']} ({told['programVersion']})",
+        "ready": "yes" if told["isReady"] else "no",
+        "catalog": f"version {told['version']}",
+        "partitions": f"{len(in_use)} of {len(partitions)} in use",
+    }
+    for at, trouble in enumerate(told["troubles"], 1):
+        shown[f"trouble {at}"] = trouble
+    print_objects(shown, Format.TABLE)
+
+
+def _namespace_row(told: dict[str, Any], rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is known of a namespace, each thing short enough for a line."""
+    said = told["properties"]
+    shown = (f"{each['name']} ({', '.join(each['rights'])})" for each in rules)
+    return {
+        "name": told["name"],
+        "sku": said["sku"]["name"],
+        "partitions": told["partitionCount"],
+        "catalog": f"version {told['version']}",
+        "minimumTlsVersion": said["minimumTlsVersion"],
+        "disableLocalAuth": "yes" if said["disableLocalAuth"] else "no",
+        "authorizationRules": ", ".join(shown),
+    }
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+def _topic_and_subscription(path: str) -> list[str]:
+    from postbus.contract.entities import is_subscription_path, topic_of
+
+    return [topic_of(path), path.rpartition("/")[2]] if is_subscription_path(path) else [path]
+
+
+def _topic(name: str) -> str:
+    from postbus.cli.client.control_client import part
+
+    return f"/v1/topics/{part(name)}"
+
+
+async def find_entity(control: ControlClient, name: str) -> tuple[str, dict[str, Any]]:
+    """Return where an entity is in the control API and what is told of it."""
+    from postbus.cli.client.control_client import NotFoundError, part
+    from postbus.contract.entities import is_subscription_path, topic_of
+
+    if is_subscription_path(name):
+        path = f"{_topic(topic_of(name))}/subscriptions/{part(name.rpartition('/')[2])}"
+        return path, await control.get(path)
+    path = f"/v1/queues/{part(name)}"
+    try:
+        return path, await control.get(path)
+    except NotFoundError:
+        path = _topic(name)
+    try:
+        return path, await control.get(path)
+    except NotFoundError:
+        hint = await did_you_mean(control, name)
+        raise NotFoundError(
+            f"there is no queue or topic {name}{hint or SUBSCRIPTIONS_HINT}"
+        ) from None
+
+
+async def _counted(
+    control: ControlClient, path: str, only: str | None = None
+) -> list[dict[str, Any]]:
+    """Return entities with their counts, one row each; `only`: the one of a name."""
+    from postbus.cli.client.control_client import NotFoundError, part
+
+    if only is None:
+        found = await control.all_of(path)
+    else:
+        try:
+            found = [await control.get(f"{path}/{part(only)}")]
+        except NotFoundError as error:
+            raise NotFoundError(f"{error}{await did_you_mean(control, only)}") from None
+    rows = []
+    for each in found:
+        runtime = await control.get(f"{path}/{part(each['name'])}/runtime")
+        details = runtime["countDetails"]
+        rows.append(
+            {
+                "name": each["name"],
+                "status": each["properties"]["status"],
+                **{name: details[key] for name, key in COUNTS.items()},
+                "sizeInBytes": runtime["sizeInBytes"],
+                **traffic_of(runtime),
+                "entityId": each["entityId"],
+                "properties": each["properties"],
+            }
+        )
+    return rows
+
+
+def traffic_of(runtime: dict[str, Any]) -> dict[str, Any]:
+    """Return what goes through an entity as people read it; an older bus tells nothing of it."""
+    rates = runtime.get("rates") or {}
+    age_s = runtime.get("oldestMessageAgeSeconds")
+    return {
+        "incomingRate": rate(rates.get("incoming")),
+        "outgoingRate": rate(rates.get("outgoing")),
+        "oldestAge": None if age_s is None else age(age_s),
+    }
+
+
+def rate(per_second: float | None) -> str | None:
+    """Return messages a second, with a digit behind the point where that says something."""
+    if per_second is None:
+        return None
+    text = f"{per_second:.1f}" if per_second < 100 else f"{per_second:.0f}"
+    return text.removesuffix(".0")
+
+
+def age(seconds: float) -> str:
+    """Return how long something has waited in its greatest unit: 12s, 3m, 5h, 2d."""
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+async def _rules(control: ControlClient, topic: str, subscription: str) -> list[dict[str, Any]]:
+    from postbus.cli.client.control_client import part
+
+    path = f"{_topic(topic)}/subscriptions/{part(subscription)}/rules"
+    rows = []
+    for each in await control.all_of(path):
+        said = each["properties"]
+        selects = said.get("sqlFilter") or {}
+        rows.append(
+            {
+                "name": each["name"],
+                "filter": selects.get("sqlExpression") or _sparse(said.get("correlationFilter")),
+                "action": (said.get("action") or {}).get("sqlExpression"),
+            }
+        )
+    return rows
+
+
+def _sparse(said: dict[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (said or {}).items() if value not in (None, {})}
+
+
+async def _tombstones(control: ControlClient) -> list[dict[str, Any]]:
+    """Return what can be restored, oldest first."""
+    told = await control.get("/v1/tombstones")
+    return [
+        {
+            name: each[name]
+            for name in ("entityId", "kind", "name", "reason", "deletedAt", "restorableUntil")
+        }
+        for each in told["items"]
+        if each["restorableUntil"] is not None
+    ]

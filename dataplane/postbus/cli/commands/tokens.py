@@ -1,0 +1,56 @@
+"""`postbus token`: the value of an `Authorization` header, for curl and whatever speaks HTTP.
+
+Made here from the connection string; nobody is asked. The key is not in it and cannot be found
+from it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final
+from urllib.parse import quote_plus
+
+import typer
+
+from postbus.cli.client.contexts import ConnectionString, ContextName, find_target
+from postbus.cli.commands.development import read_duration
+from postbus.cli.failures import ContextError, examples, expected_failures
+
+EPILOG: Final = examples(
+    "postbus token                                      for everything the key may do, for 1 hour",
+    "postbus token orders --expires 5m                  for one entity, for five minutes",
+    'curl -H "Authorization: $(postbus token)" -d hi localhost:5300/jobs/messages',
+)
+
+
+def token(
+    entity: Annotated[
+        str | None, typer.Argument(help="Queue, topic or subscription; else all of the key's.")
+    ] = None,
+    expires: Annotated[
+        str, typer.Option("--expires", parser=read_duration, metavar="DURATION", help="Valid for.")
+    ] = "PT1H",
+    connection_string: ConnectionString = None,
+    context: ContextName = None,
+) -> None:
+    """Print a shared access signature for the header Authorization."""
+    from postbus.cli.client.connection_strings import read_connection_string
+    from postbus.contract.entities import parse_duration_ms
+
+    with expected_failures():
+        target = find_target(context, connection_string=connection_string)
+        endpoint = read_connection_string(target.connection_string())
+        if endpoint.rule is None or endpoint.key is None:
+            raise ContextError("the connection string has a signature: use that one, it has no key")
+        resource = f"http://{endpoint.host}/{(entity or endpoint.entity or '').strip('/')}"
+        expires_s = int(time.time()) + parse_duration_ms(expires) // 1_000
+        typer.echo(signature_of(resource, endpoint.rule, endpoint.key, expires_s))
+
+
+def signature_of(resource: str, rule: str, key: str, expires_s: int) -> str:
+    """Return a token for a URI and all below it."""
+    from postbus.broker.access.authz import SAS_PREFIX, sign
+
+    encoded = quote_plus(resource)
+    signature = quote_plus(sign(encoded, str(expires_s), key))
+    return f"{SAS_PREFIX}sr={encoded}&sig={signature}&se={expires_s}&skn={quote_plus(rule)}"

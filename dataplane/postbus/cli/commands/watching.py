@@ -1,0 +1,51 @@
+"""`get --watch`: the same table again and again, with rates and how fast dead letters grow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any, Final
+
+from postbus.cli.failures import out
+from postbus.cli.formats.output import Format, print_objects
+
+PAUSE_S: Final = 2.0
+COLUMNS: Final = {
+    "name": "name",
+    "status": "status",
+    "active": "active",
+    "incomingRate": "in/s",
+    "outgoingRate": "out/s",
+    "oldestAge": "oldest",
+    "deadLetter": "dead",
+    "deadLetterRate": "dead/s",
+}
+
+
+async def watched(
+    look: Callable[[], Awaitable[list[dict[str, Any]]]],
+    output: Format,
+    pause_s: float = PAUSE_S,
+) -> None:
+    """Show what `look` finds until interrupted; changes are since the look before."""
+    before: dict[str, dict[str, Any]] = {}
+    looked_s = 0.0
+    while True:
+        found, now_s = await look(), time.monotonic()
+        rows = [with_change(each, before.get(each["name"]), now_s - looked_s) for each in found]
+        before, looked_s = {each["name"]: each for each in found}, now_s
+        if out.is_terminal:
+            out.clear()
+        out.print(f"{datetime.now().astimezone():%H:%M:%S}", markup=False)
+        print_objects(rows, output, COLUMNS, "nothing is there")
+        await asyncio.sleep(pause_s)
+
+
+def with_change(
+    row: dict[str, Any], before: dict[str, Any] | None, seconds: float
+) -> dict[str, Any]:
+    """Return a row with how the number of dead letters changed in a second."""
+    change = 0.0 if before is None else (row["deadLetter"] - before["deadLetter"]) / seconds
+    return {**row, "deadLetterRate": f"{change:+.1f}" if abs(change) >= 0.05 else "0"}

@@ -1,0 +1,1 @@
+"""What commands read and print: manifests, messages, tables."""

@@ -1,0 +1,1 @@
+"""Running a bus in this process, for `dev` and `serve`."""

@@ -1,0 +1,45 @@
+"""What SIGHUP does to a running bus: manifests and Secrets are read again.
+
+`running` starts it with the bus. A mistake in the manifests is logged and changes nothing; a signal
+that comes while the bus starts, while manifests are read, or after whatever failed, is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from postbus.assembly.bus import Bus, BusError
+from postbus.manifests.reader import BusDefinition
+from postbus.manifests.yaml_documents import ManifestError
+from postbus.process.data_directory import DataDirectoryError
+from postbus.process.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+
+class Rereading:
+    """Reads the manifests of one bus again whenever that is asked for."""
+
+    def __init__(self, read: Callable[[], BusDefinition]) -> None:
+        self._read = read
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Have them read soon; a handler of signals may call it."""
+        self._asked.set()
+
+    async def follow(self, bus: Bus) -> None:
+        """Do it for a bus that runs, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            try:
+                await bus.redefine(await asyncio.to_thread(self._read))
+            except (ManifestError, SettingsError, BusError, DataDirectoryError, OSError) as error:
+                logger.error("manifests were not read again", extra={"why": str(error)})
+            except Exception:  # a supervised boundary: the next signal is followed all the same
+                logger.exception("manifests were not read again")
+            else:
+                logger.info("manifests were read again")

@@ -1,0 +1,101 @@
+"""What `serve` does about another process of its name before it starts: `--take-over`, `--no-wait`.
+
+Without either it starts as a stand-by. Asked are those that beat in the first database, where every
+broker claims partition 0; before the data directory is locked, since the other may hold it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import asyncpg
+
+from postbus.assembly.bus import STOP_S
+from postbus.assembly.store_trouble import explain_store_error
+from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.cli.failures import Exit, fail
+from postbus.process.settings import Settings
+from postbus.store.beats import ANSWER_S
+from postbus.store.belonging import refuse_another_bus
+from postbus.store.errors import StoreError, StoreUnavailable
+from postbus.store.incarnation import Broker, this_process
+from postbus.store.postgres import Store
+from postbus.store.rivals import Rivals
+
+logger = logging.getLogger(__name__)
+
+HEARING_S: Final = ANSWER_S
+"""What a request may take to be heard: the next beat, which a slow database delays."""
+
+
+class Meeting(Enum):
+    """What to do about another process that lives."""
+
+    WAIT = "wait"
+    TAKE_OVER = "take over"
+    REFUSE = "refuse"
+
+
+async def meet_rivals(
+    settings: Settings, namespace: str, meeting: Meeting, on_step: Callable[[str], None]
+) -> None:
+    """Let others of our name end, or end this command; one that goes on is waited for later.
+
+    A store that is away is waited for where others are asked to end: they are not heard without it.
+    """
+    ours = Broker(settings.broker_name, this_process())
+    try:
+        store = Store(settings.store_dsns[0], unsafe=settings.is_unsafe, broker=ours)
+        try:
+            if meeting is Meeting.TAKE_OVER:
+                await _outwait(store, on_step)
+            await store.open()
+            await refuse_another_bus(store, namespace)
+            rivals = Rivals(store, ours)
+            if meeting is Meeting.REFUSE:
+                await _refuse(rivals)
+            else:
+                # Our grace period stands for theirs: they have the same settings.
+                await _ask(rivals, HEARING_S + settings.grace_s + STOP_S, on_step)
+        finally:
+            await store.close()
+    except (StoreError, asyncpg.PostgresError, OSError, ValueError) as error:
+        fail(explain_store_error(error), Exit.STORE)
+
+
+async def _outwait(store: Store, on_step: Callable[[str], None]) -> None:
+    """Return when the store answers."""
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            return await store.open()
+        except StoreUnavailable:
+            on_step(f"waiting for the store: {store.outage.text}")
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+
+
+async def _refuse(rivals: Rivals) -> None:
+    living = await rivals.living()
+    if living:
+        fail(
+            f"{living[0]}, has this store: stop it, take over from it with --take-over, or start"
+            " without --no-wait to wait for it",
+            Exit.STORE,
+        )
+
+
+async def _ask(rivals: Rivals, limit_s: float, on_step: Callable[[str], None]) -> None:
+    asked = await rivals.ask_to_end()
+    for rival in asked:
+        logger.warning("another process is asked to end", extra={"broker": str(rival)})
+        on_step(f"waiting for {rival} to end")
+    for rival in await rivals.outwait(asked, limit_s):
+        logger.warning(
+            "a process that was asked to end goes on, perhaps of an earlier version",
+            extra={"broker": str(rival), "asked_s": limit_s},
+        )

@@ -1,0 +1,318 @@
+"""Runs a bus in this process until a signal comes, for `dev` and `serve`.
+
+Imported when a bus is to run, never for help: the bus takes most of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from rich.markup import escape
+from rich.table import Table
+
+from postbus.assembly.bus import Bus, BusError
+from postbus.broker.partition.clock import ClockMode
+from postbus.cli.failures import Exit, err, fail, out
+from postbus.cli.formats.emulator_config import EMULATOR_KEYS
+from postbus.cli.formats.output import print_table
+from postbus.cli.serving.rereading import Rereading
+from postbus.cli.serving.rivals import Meeting, meet_rivals
+from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
+from postbus.edge.access.unauthenticated import MAX_CONNECTIONS
+from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
+from postbus.process.allocator import keep_memory
+from postbus.process.announcement import announced_as
+from postbus.process.data_directory import DataDirectory
+from postbus.process.descriptors import allow_descriptors
+from postbus.process.exposure import exposures
+from postbus.process.garbage import collect_forever
+from postbus.process.service_manager import MORE_TIME, notify
+from postbus.process.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
+from postbus.process.telemetry import configure_logging
+
+logger = logging.getLogger(__name__)
+
+SPARE_DESCRIPTORS: Final = 1_000
+"""Files and connections to Postgres, beside clients."""
+
+STANDING_LOOK_S: Final = 1.0
+"""How often it is looked whether a stand-by took over; nothing but this process is asked."""
+
+DEFAULT_BUS: Final = BusDefinition(
+    "local-bus",
+    NamespaceProperties(),
+    (RuleDefinition(ROOT_RULE_NAME, frozenset(Right), None),),
+    (QueueDefinition("queue.1", QueueProperties(), ()),),
+)
+"""Without manifests: the queue that examples for the official emulator use."""
+
+
+def local_bus(host: str) -> BusDefinition:
+    """Return the bus of `postbus dev` without manifests.
+
+    Where only this machine reaches it, it has the public key of the official emulator too: programs
+    that were written for that connect as they are.
+    """
+    if not is_loopback(host):
+        return DEFAULT_BUS
+    (root,) = DEFAULT_BUS.rules
+    return replace(DEFAULT_BUS, rules=(replace(root, keys=EMULATOR_KEYS),))
+
+
+def key_remarks(definition: BusDefinition) -> list[str]:
+    """Return what to say about keys that everybody knows."""
+    if all(
+        rule.keys is None or rule.keys.primary != EMULATOR_KEYS.primary for rule in definition.rules
+    ):
+        return []
+    return ["SAS_KEY_VALUE, the public key of Microsoft's emulator, opens this bus"]
+
+
+def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
+    """Let a second bus on this machine have other ports where nobody chose one.
+
+    Also return what to tell about that once the bus has them.
+
+    Not the plain port: connection strings are made for it. When that is taken, the command ends
+    here, before a Postgres is started for nothing.
+    """
+    if settings.listens_plain and settings.port and not _is_free(settings.host, settings.port):
+        fail(
+            f"port {settings.port} on {settings.host} is in use, perhaps by another bus: stop it,"
+            " or choose another port with --port; 0 takes any free one",
+            Exit.MACHINE,
+        )
+    changes: dict[str, int] = {}
+    remarks = []
+    for name, host in (
+        ("tls_port", settings.host),
+        ("http_port", settings.host),
+        ("metrics_port", settings.metrics_host),
+        ("control_port", settings.control_host),
+    ):
+        port = getattr(settings, name)
+        chosen = [getattr(settings, each) for each in settings.model_fields_set]
+        if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
+            continue
+        remarks.append(f"port {port} is taken, using another as {name}")
+        changes[name] = 0
+    return settings.model_copy(update=changes), remarks
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port)):
+            return True
+    except OSError:
+        return False
+
+
+def run_bus(
+    settings: Settings,
+    read: Callable[[], BusDefinition],
+    *,
+    is_embedded: bool,
+    dev_clock: ClockMode | None = None,
+    is_quiet: bool = False,
+    remarks: Sequence[str] = (),
+    found_as: Path | None = None,
+    meeting: Meeting = Meeting.WAIT,
+) -> None:
+    """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
+
+    `read` gives what the bus shall be, at the start and when SIGHUP asks for it again. `dev_clock`:
+    the bus is for development; show connection strings, which hold a key. `is_quiet`: log warnings
+    only, since what is printed says the rest. `remarks` are told when the doors are open.
+    `found_as`: commands that look into this data directory find the bus too. `meeting`: what to do
+    about another process of the broker's name.
+    """
+    definition = read()
+    keep_memory()
+    configure_logging(settings.log_format, "warning" if is_quiet else settings.log_level)
+    allow_descriptors(MAX_CONNECTIONS + SPARE_DESCRIPTORS)
+    for remark in unknown_variables():
+        logger.warning("unknown setting", extra={"remark": remark})
+    for remark in exposures(settings, default_ssl_mode()):
+        logger.warning("laid open", extra={"remark": remark})
+    if meeting is not Meeting.WAIT:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _progress() as step:
+            runner.run(meet_rivals(settings, definition.name, meeting, _with_time(step)))
+    with DataDirectory(settings.data) as data:
+        end = End()
+        bus = Bus(
+            settings,
+            definition,
+            data,
+            is_embedded=is_embedded,
+            dev_clock=dev_clock,
+            on_asked=end.hand_over,
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                is_dev = dev_clock is not None
+                said = [*remarks, *key_remarks(definition)] if is_dev else []
+                runner.run(
+                    _run_until_end(bus, data, read, end, settings.grace_s, is_dev, said, found_as)
+                )
+            except BusError as error:
+                fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
+    if end.asked_by is not None:
+        fail(f"ended because another process takes over: {end.asked_by}", Exit.REPLACED)
+
+
+class End:
+    """Whether the bus shall end, and why: a signal, or another process of its name asks for it."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.asked_by: str | None = None
+        self._is_signalled = False
+
+    def signal(self) -> bool:
+        """Note a signal; say whether it is one more, so that clients are not waited for."""
+        is_one_more, self._is_signalled = self._is_signalled, True
+        self.is_asked.set()
+        return is_one_more
+
+    def hand_over(self, asked_by: str) -> None:
+        self.asked_by = asked_by
+        self.is_asked.set()
+
+
+async def _run_until_end(
+    bus: Bus,
+    data: DataDirectory,
+    read: Callable[[], BusDefinition],
+    end: End,
+    grace_s: float,
+    is_dev: bool,
+    remarks: Sequence[str],
+    found_as: Path | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        nonlocal grace_s
+        if end.signal():
+            grace_s = 0.0
+            bus.cut_short()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    rereading = Rereading(read)
+    # A terminal that closes takes the bus that runs in it along.
+    is_in_terminal = is_dev and sys.stdin.isatty()
+    loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
+    beside: list[asyncio.Task[None]] = []
+    stopping = asyncio.ensure_future(end.is_asked.wait())
+    try:
+        with _progress() as step:
+            is_started = await _unless(stopping, bus.start(_with_time(step)))
+        if is_started:
+            beside.append(asyncio.create_task(rereading.follow(bus)))
+            data.announce(bus.announcement())
+            with announced_as(found_as, bus.announcement()) if found_as else nullcontext():
+                for remark in remarks:
+                    err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
+                announce(bus, with_keys=is_dev)
+                beside.append(asyncio.create_task(tell_standing(bus)))
+                beside.append(asyncio.create_task(collect_forever()))
+                await _unless(stopping, bus.wait())
+    finally:
+        stopping.cancel()
+        notify("STOPPING=1")
+        for each in beside:
+            each.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        with _progress() as step:
+            step("stopping")
+            await bus.stop(grace_s)
+
+
+async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]) -> bool:
+    """Await work unless a signal comes first; whether the work was done."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return False
+
+
+def _with_time(step: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what tells a step of a start, and asks the service manager to be patient."""
+
+    def say(text: str) -> None:
+        step(text)
+        notify(MORE_TIME)
+
+    return say
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Yield what tells a step: a spinner on a terminal, else log lines and systemd's status.
+
+    Behind a colon a step may say why it lasts; that alone is no line of the log.
+    """
+    if not err.is_terminal:
+        logged = ""
+
+        def say(step: str) -> None:
+            nonlocal logged
+            notify(f"STATUS={step}")
+            if (what := step.partition(": ")[0]) != logged:
+                logger.info("step", extra={"step": what})
+                logged = what
+
+        yield say
+        return
+    with err.status("starting") as status:
+        yield lambda step: status.update(f"{escape(step)} …")
+
+
+def announce(bus: Bus, *, with_keys: bool) -> None:
+    """Print how to reach the bus."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in bus.summary():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
+    print_table(table)
+    for title, connection_string in bus.connection_strings() if with_keys else []:
+        out.print(f"\n[bold]connection string[/bold] {escape(title)}:")
+        out.print(escape(connection_string))
+    if bus.authority_file is not None:
+        out.print(
+            "\nTLS clients trust this file (connection_verify=…, SSL_CERT_FILE=…):\n"
+            + escape(str(bus.authority_file))
+        )
+
+
+async def tell_standing(bus: Bus) -> None:
+    """Print a line that scripts may wait for, and tell systemd: ready, or a stand-by, and for whom.
+
+    systemd has started a stand-by all the same: it does what it is there for.
+    """
+    was_ready: bool | None = None
+    while True:
+        held_by = bus.readiness.held_by
+        if (is_ready := held_by is None) != was_ready:
+            was_ready = is_ready
+            standing = "ready" if is_ready else f"stand-by, the bus is {held_by}"
+            colour = "green" if is_ready else "yellow"
+            word, comma, more = standing.partition(",")
+            out.print(f"\n[{colour}]{word}[/{colour}]{comma}{escape(more)}; Ctrl-C stops the bus")
+            sys.stdout.flush()
+            notify("READY=1", f"STATUS={standing}")
+        await asyncio.sleep(STANDING_LOOK_S)

@@ -1,0 +1,1 @@
+"""Models of what can be defined and asked for; anything may import them."""

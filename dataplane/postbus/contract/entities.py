@@ -1,0 +1,627 @@
+"""Entity properties, limits and defaults: all that every other package may import.
+
+Field aliases are the ones of the manifests (camelCase of Service Bus's names); inside, durations
+are integer milliseconds. A model refuses what no tier allows; `checks` refuses what the
+tier or the rest of the namespace does not. What is known but not built yet is refused by name,
+never ignored.
+Source: the quota and property tables of Azure Service Bus.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from postbus.contract.rule_values import PropertyValue
+
+T = TypeVar("T")
+
+MAX_DURATION_MS: Final = 922_337_203_685_477  # .NET TimeSpan.MaxValue: "never"
+DAY_MS: Final = 86_400_000
+DURATION: Final = re.compile(
+    r"^P(?:(\d{1,8})D)?(?:T(?:(\d{1,4})H)?(?:(\d{1,5})M)?(?:(\d{1,7}(?:\.\d{1,7})?)S)?)?$"
+)
+ROOT_RULE_NAME: Final = "RootManageSharedAccessKey"  # what Azure calls a namespace's first rule
+
+
+class EntityStatus(Enum):
+    """What an entity accepts. Source: Service Bus EntityStatus."""
+
+    ACTIVE = "Active"
+    DISABLED = "Disabled"
+    SEND_DISABLED = "SendDisabled"
+    RECEIVE_DISABLED = "ReceiveDisabled"
+
+
+class Sku(Enum):
+    """Tier of a namespace: it selects limits and the number of partitions."""
+
+    BASIC = "Basic"
+    STANDARD = "Standard"
+    PREMIUM = "Premium"
+
+
+class Right(Enum):
+    """What a rule's key may do. `Manage` implies the other two."""
+
+    LISTEN = "Listen"
+    SEND = "Send"
+    MANAGE = "Manage"
+
+
+STANDARD_SIZES_MB: Final = (1024, 2048, 3072, 4096, 5120)
+PREMIUM_SIZES_MB: Final = (*STANDARD_SIZES_MB, 10_240, 20_480, 40_960, 81_920)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceLimits:
+    """What a tier allows. Sizes in bytes. Source: the quota page of Azure Service Bus."""
+
+    partition_count: int
+    max_message_bytes: int
+    max_batch_bytes: int
+    max_default_ttl_ms: int
+    max_header_bytes: int = 65_536
+    max_id_chars: int = 128
+    max_delete_count: int = 500
+    default_message_size_kb: int = 256
+    is_message_size_settable: bool = False
+    sizes_mb: tuple[int, ...] = STANDARD_SIZES_MB
+    max_session_state_bytes: int = 256 * 1024
+    max_entity_count: int = 10_000
+    """Queues and topics together. Premium's thousand a messaging unit is not enforced: the units
+    are only information here."""
+
+    max_partitioned_count: int | None = 100
+    """None: there it is the namespace that is partitioned, with everything in it, or not."""
+
+    max_subscription_count: int = 2_000
+    max_sql_rule_count: int = 2_000
+    max_correlation_rule_count: int = 100_000
+    """Subscriptions and rules are counted for each topic."""
+
+    max_connections: int = 5_000
+    """Of all doors together. Premium's thousand a messaging unit is not enforced either."""
+
+    is_basic: bool = False
+    """No topics, sessions, duplicate detection, forwarding, transactions, deletion when idle."""
+
+    @property
+    def is_wholly_partitioned(self) -> bool:
+        """Whether every entity is partitioned, whatever its definition says."""
+        return self.max_partitioned_count is None and self.partition_count > 1
+
+    def size_factor(self, *, is_partitioned: bool) -> int:
+        """Return how often an entity has the size that its definition says.
+
+        In Standard each part of a partitioned one has all of it: 5 GB are 80 GB. Where the
+        namespace is partitioned as a whole the parts share it. Source: Azure's page on partitioned
+        entities.
+        """
+        is_each = is_partitioned and self.max_partitioned_count is not None
+        return self.partition_count if is_each else 1
+
+
+LIMITS: Final = {
+    Sku.BASIC: NamespaceLimits(
+        16, 256 * 1024, 256 * 1024, 14 * DAY_MS, max_connections=1_000, is_basic=True
+    ),
+    Sku.STANDARD: NamespaceLimits(16, 256 * 1024, 256 * 1024, MAX_DURATION_MS),
+    Sku.PREMIUM: NamespaceLimits(
+        1,
+        100 * 1024 * 1024,
+        1024 * 1024,
+        MAX_DURATION_MS,
+        max_delete_count=4_000,
+        default_message_size_kb=1024,
+        is_message_size_settable=True,
+        sizes_mb=PREMIUM_SIZES_MB,
+        max_session_state_bytes=1024 * 1024,
+        max_partitioned_count=None,
+    ),
+}
+
+
+# --- durations ----------------------------------------------------------------------------------
+
+
+def parse_duration_ms(value: object) -> int:
+    """Return milliseconds of an ISO 8601 duration such as `PT1M`; integers pass as they are."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = DURATION.match(value) if isinstance(value, str) else None
+    if match is None or not any(match.groups()) or str(value).endswith("T"):
+        raise ValueError("use an ISO 8601 duration such as PT30S, PT5M or P14D")
+    days, hours, minutes, seconds = match.groups(default="0")
+    whole_ms = (int(days) * 86_400 + int(hours) * 3_600 + int(minutes) * 60) * 1_000
+    return min(whole_ms + round(float(seconds) * 1_000), MAX_DURATION_MS)
+
+
+def format_duration(value_ms: int) -> str:
+    """Return the ISO 8601 form that `parse_duration_ms` reads back."""
+    if value_ms >= MAX_DURATION_MS:
+        return "P10675199DT2H48M5.4775807S"
+    days, rest = divmod(value_ms, 86_400_000)
+    hours, rest = divmod(rest, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    time = f"{hours}H" * bool(hours) + f"{minutes}M" * bool(minutes)
+    if rest or not (days or time):
+        time += f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "S"
+    return f"P{days}D" * bool(days) + ("" if days else "P") + (f"T{time}" if time else "")
+
+
+def _read_duration(value: object, info: ValidationInfo) -> int:
+    """Read a field; in JSON, thus in manifests, a bare number has no unit and is refused."""
+    if info.mode == "json" and not isinstance(value, str):
+        raise ValueError("use an ISO 8601 duration such as PT30S, PT5M or P14D")
+    return parse_duration_ms(value)
+
+
+def _duration_between(least_ms: int, most_ms: int) -> AfterValidator:
+    """Check a range and say it in the notation of the field."""
+
+    def check(value_ms: int) -> int:
+        if not least_ms <= value_ms <= most_ms:
+            least, most = format_duration(least_ms), format_duration(most_ms)
+            if most_ms == MAX_DURATION_MS:
+                raise ValueError(f"must be at least {least}")
+            raise ValueError(f"must be between {least} and {most}")
+        return value_ms
+
+    return AfterValidator(check)
+
+
+DurationMs = Annotated[
+    int,
+    BeforeValidator(_read_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(
+        {"type": "string", "pattern": DURATION.pattern, "description": "ISO 8601, such as PT1M"}
+    ),
+]
+
+
+# --- names --------------------------------------------------------------------------------------
+
+ENTITY_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/~-]{0,258}[A-Za-z0-9])?")
+NAMESPACE_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{4,48}[A-Za-z0-9]")
+RULE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,254}[A-Za-z0-9])?")
+SUBSCRIPTION_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
+FILTER_NAME: Final = re.compile(r"\$Default|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
+
+
+def check_entity_name(name: str) -> str:
+    """Return the name of a queue or topic, or raise ValueError. Names ignore case when compared."""
+    if ENTITY_NAME.fullmatch(name) is None or "//" in name or "/subscriptions/" in name.lower():
+        raise ValueError(
+            "the name of a queue or topic has 1 to 260 letters, digits and . - _ / ~, begins and"
+            " ends with a letter or digit, has no empty part and does not look like that of a"
+            " subscription"
+        )
+    return name
+
+
+def is_subscription_path(path: str) -> bool:
+    """Say whether a path has the shape `topic/Subscriptions/name`."""
+    return path.lower().rpartition("/")[0].endswith("/subscriptions")
+
+
+def topic_of(path: str) -> str:
+    """Return the topic's part of the path of a subscription."""
+    return path.rpartition("/")[0].rpartition("/")[0]
+
+
+def subscription_name(path: str) -> str:
+    """Return the name a subscription has below its topic."""
+    return path.rpartition("/")[2]
+
+
+def subscription_path(topic: str, subscription: str) -> str:
+    """Return the path by which a subscription is addressed and catalogued."""
+    return f"{topic}/Subscriptions/{subscription}"
+
+
+def check_subscription_name(name: str) -> str:
+    """Return the name of a subscription, or raise ValueError."""
+    if SUBSCRIPTION_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a subscription's name has 1 to 50 letters, digits and . - _, and begins and ends"
+            " with a letter or digit"
+        )
+    return name
+
+
+def check_filter_name(name: str) -> str:
+    """Return the name of a subscription's rule, or raise ValueError."""
+    if FILTER_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a rule's name has 1 to 50 letters, digits and . - _, begins and ends with a letter"
+            " or digit, or is $Default"
+        )
+    return name
+
+
+def check_namespace_name(name: str) -> str:
+    """Return the name of a bus namespace, or raise ValueError."""
+    if NAMESPACE_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a namespace's name has 6 to 50 letters, digits and hyphens, begins with a letter and"
+            " does not end with a hyphen"
+        )
+    return name
+
+
+LEAST_KEY_CHARS: Final = 20
+"""Of a key that somebody chooses. Our choice: what people make up is shorter; of random base64 this
+is 120 bits."""
+
+PUBLIC_KEY: Final = "SAS_KEY_VALUE"
+"""The key that everybody knows, of Microsoft's emulator and our examples: for loopback only."""
+
+
+def check_rule_name(name: str) -> str:
+    """Return the name of an authorization rule, or raise ValueError."""
+    if RULE_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a rule's name has 1 to 256 letters, digits and . - _, and begins and ends with a"
+            " letter or digit"
+        )
+    return name
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def not_yet(allowed: object, feature: str) -> AfterValidator:
+    """Refuse any other value: honest until the feature exists."""
+
+    def check(value: T) -> T:
+        if value is not None and value != allowed:
+            raise ValueError(f"{feature} not available yet: leave the field out")
+        return value
+
+    return AfterValidator(check)
+
+
+class Model(BaseModel):
+    """Settings of all models here: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class AuthorizationRule(Model):
+    """A named key pair and what it may do, for a namespace or one entity."""
+
+    name: Annotated[str, AfterValidator(check_rule_name)]
+    rights: frozenset[Right] = Field(min_length=1)
+    secret_name: str | None = Field(None, alias="secretName", min_length=1, max_length=253)
+
+    @property
+    def effective_rights(self) -> frozenset[Right]:
+        """Rights with what they imply."""
+        return frozenset(Right) if Right.MANAGE in self.rights else self.rights
+
+
+def _unique_names(rules: tuple[AuthorizationRule, ...]) -> tuple[AuthorizationRule, ...]:
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"the rule {name} is named twice")
+    return rules
+
+
+Rules = Annotated[
+    tuple[AuthorizationRule, ...], Field(max_length=12), AfterValidator(_unique_names)
+]
+
+
+class SkuProperties(Model):
+    """`tier` repeats `name` as in Azure's templates; `capacity` is kept for information."""
+
+    name: Sku = Sku.STANDARD
+    tier: Sku | None = None
+    capacity: Literal[1, 2, 4, 8, 16] | None = None
+
+    @field_validator("tier")
+    @classmethod
+    def _tier_equals_name(cls, value: Sku | None, info: ValidationInfo) -> Sku | None:
+        if value is not None and value != info.data.get("name", value):
+            raise ValueError("must equal the sku's name")
+        return value
+
+    @field_validator("capacity")
+    @classmethod
+    def _capacity_is_premium(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("name", Sku.PREMIUM) is not Sku.PREMIUM:
+            raise ValueError("only Premium has a capacity")
+        return value
+
+
+class NamespaceProperties(Model):
+    """What a bus namespace is told to be."""
+
+    sku: SkuProperties = SkuProperties()
+    premium_messaging_partitions: Literal[1, 2, 4, 8] | None = Field(
+        None, alias="premiumMessagingPartitions"
+    )
+    minimum_tls_version: Literal["1.2", "1.3"] = Field("1.2", alias="minimumTlsVersion")
+    disable_local_auth: Annotated[bool, not_yet(False, "signing in without a key is")] = Field(
+        False, alias="disableLocalAuth"
+    )
+    zone_redundant: Annotated[bool, not_yet(False, "zone redundancy is")] = Field(
+        False, alias="zoneRedundant"
+    )
+    public_network_access: Literal["Enabled", "Disabled"] = Field(
+        "Enabled", alias="publicNetworkAccess"
+    )
+    alternate_name: Annotated[str | None, not_yet(None, "an alternate name is")] = Field(
+        None, alias="alternateName"
+    )
+    tags: dict[str, str] = Field(default_factory=dict)
+    authorization_rules: Rules = Field((), alias="authorizationRules")
+
+    @field_validator("premium_messaging_partitions")
+    @classmethod
+    def _partitions_are_premium(cls, value: int | None, info: ValidationInfo) -> int | None:
+        sku = info.data.get("sku")
+        if value is not None and sku is not None and sku.name is not Sku.PREMIUM:
+            raise ValueError("only Premium chooses its partitions; Basic and Standard have 16")
+        return value
+
+    @property
+    def limits(self) -> NamespaceLimits:
+        """What the namespace's tier allows, with the partitions it was given."""
+        limits = LIMITS[self.sku.name]
+        return replace(
+            limits, partition_count=self.premium_messaging_partitions or limits.partition_count
+        )
+
+
+EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]
+UserMetadata = Annotated[str, StringConstraints(max_length=1_024)]
+"""A note of the owner's. It is kept and given back; nothing here reads it."""
+
+LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
+TtlDuration = Annotated[DurationMs, _duration_between(1_000, MAX_DURATION_MS)]
+DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
+IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
+Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]
+"""How long settled messages are kept. Our choice: the store looks every ten seconds for what is too
+old, so less than a minute would promise what it does not keep; 90 days is the longest that Azure
+keeps a log (Event Hubs), and what is kept counts in no quota."""
+
+
+class QueueFields(Model):
+    """What Service Bus's templates say of a queue; defaults are Service Bus's."""
+
+    status: EntityStatus = EntityStatus.ACTIVE
+    lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
+    max_delivery_count: int = Field(10, alias="maxDeliveryCount", ge=1, le=2_147_483_647)
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
+    dead_lettering_on_message_expiration: bool = Field(
+        False, alias="deadLetteringOnMessageExpiration"
+    )
+    max_size_in_megabytes: int = Field(1024, alias="maxSizeInMegabytes", ge=1024, le=81_920)
+    max_message_size_in_kilobytes: int = Field(
+        256, alias="maxMessageSizeInKilobytes", ge=256, le=102_400
+    )
+    enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
+    """Accepted for the sake of templates; the store groups operations in any case."""
+
+    duplicate_detection_history_time_window_ms: DetectionWindow = Field(
+        600_000, alias="duplicateDetectionHistoryTimeWindow"
+    )
+    requires_session: bool = Field(False, alias="requiresSession")
+    requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
+    enable_partitioning: bool = Field(False, alias="enablePartitioning")
+    enable_express: bool = Field(False, alias="enableExpress")
+    """Accepted for the sake of clients; each message is stored before it is accepted."""
+
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    forward_to: EntityPath | None = Field(None, alias="forwardTo")
+    forward_dead_lettered_messages_to: EntityPath | None = Field(
+        None, alias="forwardDeadLetteredMessagesTo"
+    )
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
+
+
+class QueueProperties(QueueFields):
+    """What a queue is told to be. `history_retention_ms` None: what is settled is deleted."""
+
+    history_retention_ms: Retention | None = Field(None, alias="historyRetention")
+
+
+# --- topics, subscriptions, rules -----------------------------------------------------------------
+
+
+class TopicProperties(Model):
+    """What a topic is told to be; fields mean what they mean for a queue."""
+
+    status: EntityStatus = EntityStatus.ACTIVE
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
+    max_size_in_megabytes: int = Field(1024, alias="maxSizeInMegabytes", ge=1024, le=81_920)
+    max_message_size_in_kilobytes: int = Field(
+        256, alias="maxMessageSizeInKilobytes", ge=256, le=102_400
+    )
+    requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
+    duplicate_detection_history_time_window_ms: DetectionWindow = Field(
+        600_000, alias="duplicateDetectionHistoryTimeWindow"
+    )
+    enable_partitioning: bool = Field(False, alias="enablePartitioning")
+    enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
+    enable_express: bool = Field(False, alias="enableExpress")
+    support_ordering: bool = Field(True, alias="supportOrdering")
+    """Accepted for the sake of templates; every subscription keeps the order of its topic."""
+
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
+
+
+class SubscriptionFields(Model):
+    """What Service Bus's templates say of a subscription; size and partitioning are its topic's."""
+
+    status: EntityStatus = EntityStatus.ACTIVE
+    lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
+    max_delivery_count: int = Field(10, alias="maxDeliveryCount", ge=1, le=2_147_483_647)
+    default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
+    dead_lettering_on_message_expiration: bool = Field(
+        False, alias="deadLetteringOnMessageExpiration"
+    )
+    dead_lettering_on_filter_evaluation_exceptions: bool = Field(
+        True, alias="deadLetteringOnFilterEvaluationExceptions"
+    )
+    requires_session: bool = Field(False, alias="requiresSession")
+    enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
+    auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
+    forward_to: EntityPath | None = Field(None, alias="forwardTo")
+    forward_dead_lettered_messages_to: EntityPath | None = Field(
+        None, alias="forwardDeadLetteredMessagesTo"
+    )
+    user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
+
+
+class SubscriptionProperties(SubscriptionFields):
+    """What a subscription is told to be. `history_retention_ms` as for a queue."""
+
+    history_retention_ms: Retention | None = Field(None, alias="historyRetention")
+
+
+SqlText = Annotated[str, StringConstraints(min_length=1, max_length=1_024)]
+
+
+class SqlFilter(Model):
+    """Selects messages by an expression. The level is kept for clients and means nothing.
+
+    `parameters` are what `@name` stands for in the expression, under its name with or without `@`.
+    """
+
+    sql_expression: SqlText = Field(alias="sqlExpression")
+    compatibility_level: int = Field(20, alias="compatibilityLevel")
+    parameters: dict[str, PropertyValue] = Field(default_factory=dict)
+
+
+class CorrelationFilter(Model):
+    """Selects messages whose named fields equal these; at least one is set."""
+
+    content_type: str | None = Field(None, alias="contentType")
+    correlation_id: str | None = Field(None, alias="correlationId")
+    label: str | None = None
+    message_id: str | None = Field(None, alias="messageId")
+    reply_to: str | None = Field(None, alias="replyTo")
+    reply_to_session_id: str | None = Field(None, alias="replyToSessionId")
+    session_id: str | None = Field(None, alias="sessionId")
+    to: str | None = None
+    properties: dict[str, PropertyValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _selects_something(self) -> CorrelationFilter:
+        if not self.properties and not any(
+            getattr(self, name) is not None
+            for name in type(self).model_fields
+            if name != "properties"
+        ):
+            raise ValueError("a correlation filter names at least one field or property")
+        return self
+
+
+class SqlAction(Model):
+    """Changes a copy of the message that its rule selected. `parameters` as of a filter."""
+
+    sql_expression: SqlText = Field(alias="sqlExpression")
+    compatibility_level: int = Field(20, alias="compatibilityLevel")
+    parameters: dict[str, PropertyValue] = Field(default_factory=dict)
+
+
+FIXED_FILTERS: Final = {"TrueFilter": "1=1", "FalseFilter": "1=0"}
+"""Types of filters that say the same of every message -> the SQL that does."""
+
+
+class RuleProperties(Model):
+    """A named filter, and an action or none.
+
+    `filter_type` says what `sql_filter` does not: whether it was made as a true or a false filter,
+    whose SQL need not be given. The other types are known by the filter and become None.
+    """
+
+    name: Annotated[str, AfterValidator(check_filter_name)]
+    filter_type: Literal["SqlFilter", "CorrelationFilter", "TrueFilter", "FalseFilter"] | None = (
+        Field(None, alias="filterType")
+    )
+    sql_filter: SqlFilter | None = Field(None, alias="sqlFilter")
+    correlation_filter: CorrelationFilter | None = Field(None, alias="correlationFilter")
+    action: SqlAction | None = None
+
+    @model_validator(mode="after")
+    def _has_one_filter(self) -> RuleProperties:
+        fixed = FIXED_FILTERS.get(self.filter_type or "")
+        if fixed is not None:
+            given = self.sql_filter
+            is_other = given is not None and (given.sql_expression != fixed or given.parameters)
+            if is_other or self.correlation_filter is not None:
+                raise ValueError(f"a {self.filter_type} has no other filter than {fixed}")
+            object.__setattr__(self, "sql_filter", SqlFilter(sql_expression=fixed))
+            return self
+        kinds = [
+            kind
+            for kind, given in (
+                ("SqlFilter", self.sql_filter),
+                ("CorrelationFilter", self.correlation_filter),
+            )
+            if given is not None
+        ]
+        if len(kinds) != 1 or self.filter_type not in (None, kinds[0]):
+            raise ValueError("a rule has either a sqlFilter or a correlationFilter")
+        object.__setattr__(self, "filter_type", None)
+        return self
+
+    @cached_property
+    def text(self) -> str:
+        """The rule as JSON, as it is stored; a rule does not change, so it is made once."""
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> RuleProperties:
+        """Return a copy; its text is its own."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("text", None)
+        return copied
+
+
+DEFAULT_RULE: Final = RuleProperties(name="$Default", filter_type="TrueFilter")
+"""What a subscription begins with when no rules are given."""
+
+EntityProperties: TypeAlias = QueueProperties | TopicProperties | SubscriptionProperties
+
+
+class EntityKind(Enum):
+    """What the catalog holds; the value is its column."""
+
+    QUEUE = "queue"
+    TOPIC = "topic"
+    SUBSCRIPTION = "subscription"
+
+
+PROPERTIES_OF: Final[dict[EntityKind, type[EntityProperties]]] = {
+    EntityKind.QUEUE: QueueProperties,
+    EntityKind.TOPIC: TopicProperties,
+    EntityKind.SUBSCRIPTION: SubscriptionProperties,
+}

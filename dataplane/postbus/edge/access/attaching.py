@@ -1,0 +1,35 @@
+"""What may be sent to and received from at all: the same answer at every door."""
+
+from __future__ import annotations
+
+from postbus.broker.router import Address
+from postbus.contract.entities import EntityKind, EntityStatus
+from postbus.entity.commands import Refusal, Refused, SubQueue
+
+
+def attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
+    """Return why nothing may be sent to or received from what an address names."""
+    refused = target_refusal(address) if is_sender else None
+    if refused is not None:
+        return refused
+    is_own = address.sub_queue is SubQueue.TRANSFER_DEAD_LETTER
+    if not is_sender and address.kind is EntityKind.TOPIC and not is_own:
+        return Refused(Refusal.NOT_ALLOWED, "Receive from a subscription of the topic.")
+    match address.properties.status:
+        case EntityStatus.ACTIVE:
+            return None
+        case EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED)
+        case EntityStatus.SEND_DISABLED:
+            return Refused(Refusal.SEND_DISABLED) if is_sender else None
+        case EntityStatus.RECEIVE_DISABLED:
+            return None if is_sender else Refused(Refusal.RECEIVE_DISABLED)
+
+
+def target_refusal(address: Address) -> Refused | None:
+    """Return why nothing can ever be sent to what an address names."""
+    if address.sub_queue is not SubQueue.ACTIVE:
+        return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
+    if address.kind is EntityKind.SUBSCRIPTION:
+        return Refused(Refusal.NOT_ALLOWED, "Send to the topic of a subscription.")
+    return None

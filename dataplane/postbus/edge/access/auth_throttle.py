@@ -1,0 +1,194 @@
+"""Who guesses keys: refused tokens and passwords by source address, and how long they wait.
+
+All doors share one `Suspicion`. What is refused waits the longer the more was refused. While some
+refusals of an address wait for their answers, further keys from there are not even looked at: who
+hangs up instead of waiting gains nothing. So a good key may have to queue at an address where
+somebody guesses; a key that its connection has shown before never does. The log hears of it once in
+a while, not each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from ipaddress import IPv6Address, ip_address
+from typing import Final, TypeVar
+
+from postbus.broker.access.authz import TokenRefused
+from postbus.edge.access.bursts import Bursts, is_power_of_ten
+from postbus.edge.access.shares import Limit, Shares
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FREE_REFUSALS: Final = 3
+"""Refusals of a burst that are answered at once: somebody mistyped a key."""
+
+FIRST_DELAY_S: Final = 0.1
+"""How long the next answer waits; each further one twice as long."""
+
+MAX_DELAY_S: Final = 5.0
+"""Our choice: far below what SDKs wait for a token."""
+
+MAX_UNANSWERED: Final = 8
+"""Refusals of an address that may wait for their answers while further keys are looked at. With the
+longest delay that is 1.6 keys a second, some 115 in the first minute."""
+
+MAX_QUEUED: Final = 16
+"""Keys of an address that may wait until they are looked at: ten seconds, half of what a client
+without a key may stay."""
+
+ALL_QUEUED: Final = 1_024
+"""The same of all addresses. Our choice: each holds a token and its connection."""
+
+SUBNET_BITS: Final = 64
+"""What one client has of IPv6 addresses."""
+
+
+class TooManyChecks(Exception):
+    """Too many keys of an address wait already; nobody has looked at this one."""
+
+
+@dataclass(slots=True)
+class _Guessed:
+    """An address with refusals that wait for their answers."""
+
+    unanswered: int = 0
+    queued: deque[Callable[[], None]] = field(default_factory=deque)
+
+
+class Suspicion:
+    """Counts refusals and lets keys wait. Time is real and only passes."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`call_later` is that of the running event loop if not said."""
+        self.now_s = now_s
+        self.call_later = call_later or _call_later
+        self._refusals = Bursts()
+        self._guessed: dict[str, _Guessed] = {}
+        self.queued = Shares(Limit(ALL_QUEUED))
+        """Keys that wait until they are looked at, by address."""
+        self.sent_away_count = 0
+        """Keys that nobody looked at, as too many waited."""
+
+    @property
+    def is_alert(self) -> bool:
+        """Whether some refusal waits for its answer, so that keys may have to queue."""
+        return bool(self._guessed)
+
+    def admit(self, address: str | None, check: Callable[[], None]) -> None:
+        """Call `check` now, or when fewer refusals of the address wait for their answers.
+
+        It is called once and looks whether its client is still there. Raises `TooManyChecks`.
+        """
+        source = source_of(address) if self._guessed else ""
+        guessed = self._guessed.get(source)
+        if guessed is None or guessed.unanswered < MAX_UNANSWERED:
+            check()
+        elif len(guessed.queued) < MAX_QUEUED and self.queued.take(source, 1):
+            guessed.queued.append(check)
+        else:
+            self.sent_away_count += 1
+            raise TooManyChecks
+
+    async def judge(
+        self, address: str | None, door: str, check: Callable[[], T], *, is_known: bool = False
+    ) -> T:
+        """Return what `check` returns, in its turn; raises its `TokenRefused`, when it is time.
+
+        `is_known`: the key is one that the connection has shown before. Raises `TooManyChecks`.
+        """
+        judged: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def refused(error: Exception) -> None:
+            if not judged.done():
+                judged.set_exception(error)
+
+        def look() -> None:
+            if judged.done():  # the client is gone
+                return
+            try:
+                judged.set_result(check())
+            except TokenRefused as error:
+                self.refuse(address, door, str(error), partial(refused, error))
+            except Exception as error:  # noqa: BLE001 - whoever waits for it handles it
+                refused(error)
+
+        if is_known:
+            look()
+        else:
+            self.admit(address, look)
+        return await judged
+
+    def refuse(self, address: str | None, door: str, why: str, answer: Callable[[], None]) -> None:
+        """Count a refused key; `answer` is called now or later."""
+        delay_s = self.note_refused(address, door, why)
+        if not delay_s:
+            answer()
+            return
+        source = source_of(address)
+        self._guessed.setdefault(source, _Guessed()).unanswered += 1
+
+        def answer_late() -> None:
+            answer()
+            self._go_on(source)
+
+        self.call_later(delay_s, answer_late)
+
+    def note_refused(self, address: str | None, door: str, why: str) -> float:
+        """Count a refusal and return for how many seconds its answer has to wait."""
+        source = source_of(address)
+        count = self._refusals.note(source, self.now_s())
+        _tell(source, door, why, count)
+        over = count - FREE_REFUSALS
+        if over <= 0:
+            return 0.0
+        return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(over - 1, 30))
+
+    def _go_on(self, source: str) -> None:
+        """A refusal was answered: look at the keys that wait, until enough of them are refused."""
+        guessed = self._guessed[source]
+        guessed.unanswered -= 1
+        while guessed.queued and guessed.unanswered < MAX_UNANSWERED:
+            self.queued.give_back(source, 1)
+            guessed.queued.popleft()()
+        if not guessed.unanswered:
+            del self._guessed[source]
+
+
+def source_of(address: str | None) -> str:
+    """Return what counts as one client: an IPv4 address, or a network of IPv6."""
+    try:
+        found = ip_address(address or "")
+    except ValueError:
+        return address or "unknown"
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    shift = found.max_prefixlen - SUBNET_BITS
+    return f"{IPv6Address(int(found) >> shift << shift)}/{SUBNET_BITS}"
+
+
+def _tell(source: str, door: str, why: str, count: int) -> None:
+    """Log the first refusal of a burst, then each time there are ten times as many."""
+    if count == 1:
+        logger.warning("key refused", extra={"address": source, "door": door, "why": why})
+    elif is_power_of_ten(count):
+        logger.warning(
+            "keys are being guessed", extra={"address": source, "door": door, "refused": count}
+        )
+
+
+def _call_later(delay_s: float, callback: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(delay_s, callback)

@@ -1,0 +1,147 @@
+"""What protects the broker from its clients: bounds on bytes taken in, and a bound on errors.
+
+Doors of all connections share one `Intake`. Each key has its share of it: whoever is at its limit
+waits or is refused as busy, the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+from postbus.edge.access.shares import Limit, Shares
+
+INTAKE_BYTES: Final = 64 << 20
+"""Bytes of unanswered messages, beside unfinished ones, within which credit is given. Our choice: a
+second of sends of a busy bus."""
+
+INTAKE_HARD_BYTES: Final = 256 << 20
+"""The same within which sends are not refused as busy (ADR 25)."""
+
+UNFINISHED_BYTES: Final = 64 << 20
+"""Bytes of AMQP deliveries whose last frame is still to come; more where messages are larger."""
+
+UNFINISHED_MESSAGES: Final = 4
+"""Largest messages that may be unfinished at a time, whatever their size."""
+
+WAITING_BYTES: Final = 128 << 20
+"""Bytes of messages that may wait in open transactions. Clients may leave them open for minutes,
+and no send shall wait for that."""
+
+LINKS_BYTES: Final = 256 << 20
+"""What attached links keep: more than 100,000 of them with usual names."""
+
+READING_BYTES: Final = 128 << 20
+"""Bytes of HTTP bodies that have come so far. Our choice, as all of these."""
+
+P = ParamSpec("P")
+D = TypeVar("D", bound="CalledBack")
+
+
+class Breakable(Protocol):
+    """A connection that can be ended for an error of ours."""
+
+    def broke(self) -> None: ...
+
+
+class CalledBack(Protocol):
+    """A door that partitions call back."""
+
+    @property
+    def connection(self) -> Breakable: ...
+
+
+class WaitingDoor(Protocol):
+    """A door that waits for room."""
+
+    def replenish(self) -> None: ...
+
+
+def guarded(method: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:
+    """Let an error in a callback end the connection, not the partition that called back."""
+
+    def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
+            self.connection.broke()
+
+    return call
+
+
+class Intake:
+    """Bytes of messages on the way from all sockets to their commits, for each account."""
+
+    def __init__(
+        self,
+        soft_bytes: int = INTAKE_BYTES,
+        hard_bytes: int = INTAKE_HARD_BYTES,
+        unfinished_bytes: int = UNFINISHED_BYTES,
+    ) -> None:
+        self.unfinished = Shares(Limit(unfinished_bytes))
+        """Of AMQP deliveries; these bytes are in `unanswered` too."""
+        self.unanswered = Shares(Limit(hard_bytes + unfinished_bytes))
+        self.waiting = Shares(Limit(WAITING_BYTES))
+        """In open transactions."""
+        self.reading = Shares(Limit(READING_BYTES))
+        """Of HTTP bodies."""
+        self.links = Shares(Limit(LINKS_BYTES))
+        """Of attached links, and not on the way: what they keep."""
+        self._credit = Limit(soft_bytes + unfinished_bytes)
+        self._held: dict[str, dict[WaitingDoor, None]] = {}
+
+    @classmethod
+    def within(cls, max_message_bytes: int) -> Intake:
+        """Return an intake that has room for some messages of the largest size."""
+        return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
+
+    @property
+    def used_bytes(self) -> int:
+        """What all accounts have on the way."""
+        return self.unanswered.used
+
+    def is_over(self, account: str) -> bool:
+        """Say whether further credit of an account must wait."""
+        used = self.unanswered.used
+        if used <= self._credit.calm:
+            return False
+        return not self._credit.allows(self.unanswered.of(account), used)
+
+    def is_full(self, account: str) -> bool:
+        """Say whether sends of an account must be refused."""
+        unanswered = self.unanswered
+        if unanswered.used < unanswered.limit.calm or unanswered.has_room(account, 1):
+            return False
+        unanswered.refused_count += 1
+        return True
+
+    def refusals(self) -> dict[str, int]:
+        """Return how often a share was used up, by what it is of."""
+        return {
+            "reading": self.reading.refused_count,
+            "unanswered": self.unanswered.refused_count,
+            "unfinished": self.unfinished.refused_count,
+            "transactions": self.waiting.refused_count,
+            "links": self.links.refused_count,
+        }
+
+    def take(self, account: str, size_bytes: int) -> None:
+        self.unanswered.add(account, size_bytes)
+
+    def give_back(self, account: str, size_bytes: int) -> None:
+        """Count what was answered; doors of the account that waited for room get credit again."""
+        self.unanswered.give_back(account, size_bytes)
+        if self._held and account in self._held and not self.is_over(account):
+            for door in self._held.pop(account):
+                door.replenish()
+
+    def hold(self, account: str, door: WaitingDoor) -> None:
+        """Let a door wait until its account has room."""
+        self._held.setdefault(account, {})[door] = None
+
+    def forget(self, account: str, door: WaitingDoor) -> None:
+        held = self._held.get(account)
+        if held is not None:
+            held.pop(door, None)
+            if not held:
+                del self._held[account]

@@ -1,0 +1,261 @@
+"""Connections that have not shown a key: how many there may be, who gives way, what the log hears.
+
+A client is a stranger from its dial until its first good key, over whatever door. Strangers are
+bounded, all together and of one address, and give way when there is no room: so that nobody
+without a key keeps clients out that have one. Those who dial at once from behind one router are
+strangers for milliseconds; only who takes long is asked to leave.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from postbus.broker.access.authz import Grant, is_signed_with
+from postbus.edge.access.auth_throttle import source_of
+from postbus.edge.access.bursts import QUIET_S, Bursts, is_power_of_ten
+from postbus.edge.access.refusal_sums import SUMMED, RefusalSums
+from postbus.edge.access.shares import UNKNOWN, Limit, Shares
+from postbus.entity.commands import Refusal
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 5_000
+"""Connections of a namespace, whatever they speak; the quota of Service Bus."""
+
+MAX_STRANGERS: Final = 2_000
+"""Our choice: less than half of all connections; at 256 KiB of heap each they hold 512 MiB."""
+
+MAX_STRANGERS_OF_ADDRESS: Final = 1_000
+"""Our choice: all clients behind one router or balancer may come back at once, and half of the
+strangers are left to others."""
+
+PATIENCE_S: Final = 5.0
+"""How long a stranger may take for its key when others of its address wait. Our choice: TLS, SASL
+and a token are some ten round trips."""
+
+MAX_LOGGED_CHARS: Final = 300
+"""What the log hears at most of a path that a client asked for; names of entities are shorter."""
+
+TOLD_REFUSALS: Final = 10
+"""Refusals of an address without a key that are logged one by one, until a quiet minute."""
+
+TOLD_REFUSALS_A_SECOND: Final = 40
+"""Refusals with keys that are logged one by one in a second, of one key half of them. Our choice:
+a person can read no more, and a client that does something wrong does it again."""
+
+CONNECTIONS_OF_KEY: Final = 0.8
+"""Part of all connections that one key may have while others have none."""
+
+_NONE: Final = OrderedDict["Stranger", None]()
+
+
+class Stranger:
+    """One connection before its first good key. Whoever has the connection holds it."""
+
+    __slots__ = ("_cut", "_holder", "_key", "_registry", "account", "since_s", "source")
+
+    def __init__(self, registry: Strangers, source: str, since_s: float) -> None:
+        self._registry = registry
+        self._holder: object = None
+        self._cut: Callable[[], None] = _nothing
+        self.source = source
+        self.since_s = since_s
+        self.account = UNKNOWN
+        """Who answers for what the connection uses."""
+        self._key = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the client has shown a good key."""
+        return self.account is not UNKNOWN
+
+    def hold(self, holder: object, cut: Callable[[], None]) -> None:
+        """Take the connection over; `cut` ends it at once."""
+        self._holder = holder
+        self._cut = cut
+
+    def release(self, holder: object) -> None:
+        """The connection is gone, unless another has taken it over."""
+        if holder is self._holder:
+            self._holder, self._cut = None, _nothing
+            self._registry.remove(self)
+            if self.is_known:
+                self._registry.of_keys.give_back(self.account, 1)
+
+    def show_key(self, grant: Grant) -> bool:
+        """Be a stranger no longer, unless the key has too many connections: say which.
+
+        The first key of a connection counts.
+        """
+        if not self.is_known:
+            if not self._registry.of_keys.take(grant.account, 1):
+                self._registry.note_crowd(grant.account)
+                return False
+            self.account = grant.account
+            self._key = grant.key
+            self._registry.remove(self)
+        return True
+
+    def has_signed(self, token: str) -> bool:
+        """Say whether a token is signed with the key that was shown: then nobody guesses."""
+        return bool(self._key) and is_signed_with(token, self._key)
+
+    def cut(self) -> None:
+        """End the connection."""
+        self._registry.remove(self)
+        self._cut()
+
+    def is_refusal_told(self, refusal: Refusal | None = None, entity: str = "") -> bool:
+        """Say whether the log hears of a refusal by itself; it hears of sums in any case.
+
+        `refusal`: what it is, where it is one of the broker's.
+        """
+        if refusal in SUMMED:
+            return self._registry.sums.is_told(refusal, entity)
+        if self.is_known:
+            return self._registry.note_refusal_of_key(self.account)
+        return self._registry.note_refusal(self.source)
+
+
+class Strangers:
+    """All strangers of a bus. Time is real and only passes."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        most: int = MAX_STRANGERS,
+        most_of_address: int = MAX_STRANGERS_OF_ADDRESS,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.now_s = now_s
+        self.of_keys = Shares(Limit(max_connections, CONNECTIONS_OF_KEY))
+        """Connections that have shown a key, by account."""
+        self._most = most
+        self._most_of_address = most_of_address
+        self._all: OrderedDict[Stranger, None] = OrderedDict()  # the oldest first
+        self._by_source: dict[str, OrderedDict[Stranger, None]] = {}  # as well
+        self._crowded_s: float | None = None
+        self._refusals = Bursts()
+        self._crowds = Bursts()
+        self._second = 0
+        self._told = Shares(Limit(TOLD_REFUSALS_A_SECOND))  # in that second
+        self._untold = Bursts()
+        self.sums = RefusalSums()
+        """Refusals whose cause is the broker's own."""
+        self.cut_count = 0
+        """Strangers that had to give way so far."""
+
+    @classmethod
+    def within(cls, max_connections: int) -> Strangers:
+        """Return strangers that have no more than their part of all connections."""
+        return cls(
+            most=min(MAX_STRANGERS, max_connections * 2 // 5),
+            most_of_address=min(MAX_STRANGERS_OF_ADDRESS, max_connections // 5),
+            max_connections=max_connections,
+        )
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def admit(self, address: str | None, *, is_full: bool) -> Stranger | None:
+        """Return a new stranger, None when it must be turned away; another may have to go for it.
+
+        `is_full`: there is no room unless a stranger leaves.
+        """
+        source, now_s = source_of(address), self.now_s()
+        own = self._by_source.get(source, _NONE)
+        if is_full or len(self._all) >= self._most:
+            crowd = max(self._by_source.values(), key=len, default=_NONE)
+            leaving = self._overdue(self._all, now_s)
+            if leaving is None and len(crowd) > len(own) + 1:
+                leaving = next(iter(crowd))
+        elif len(own) >= self._most_of_address:
+            crowd, leaving = own, self._overdue(own, now_s)
+        else:
+            return self._add(source, now_s)
+        if crowd:
+            self._tell_crowded(next(iter(crowd)).source, len(crowd), now_s)
+        if leaving is None:
+            return None
+        self.cut_count += 1
+        leaving.cut()
+        return self._add(source, now_s)
+
+    def remove(self, stranger: Stranger) -> None:
+        """Forget a stranger; may be called twice."""
+        if self._all.pop(stranger, True):
+            return
+        found = self._by_source[stranger.source]
+        del found[stranger]
+        if not found:
+            del self._by_source[stranger.source]
+
+    def note_refusal(self, source: str) -> bool:
+        """Count a refusal and say whether it is logged by itself; else the log hears of sums."""
+        count = self._refusals.note(source, self.now_s())
+        if count > TOLD_REFUSALS and is_power_of_ten(count):
+            logger.warning(
+                "much is refused to a client without a key",
+                extra={"address": source, "refused": count},
+            )
+        return count <= TOLD_REFUSALS
+
+    def note_refusal_of_key(self, account: str) -> bool:
+        """Do the same for a client with a key, by what was logged within a second."""
+        now_s = self.now_s()
+        second = int(now_s)
+        if second != self._second:
+            self._second = second
+            self._told.clear()
+        if self._told.take(account, 1):
+            return True
+        count = self._untold.note(account, now_s)
+        if is_power_of_ten(count):
+            logger.warning(
+                "much is refused to a key", extra={"rule": account, "refused_more": count}
+            )
+        return False
+
+    def refusals_of_keys(self) -> dict[str, int]:
+        """Return how often a share was used up, by what it is of."""
+        return {
+            "connections": self.of_keys.refused_count,
+            "log_lines": self._told.refused_count,
+        }
+
+    def note_crowd(self, account: str) -> None:
+        """Log that a key has too many connections, in sums."""
+        count = self._crowds.note(account, self.now_s())
+        if is_power_of_ten(count):
+            extra = {"rule": account, "connections": self.of_keys.of(account), "refused": count}
+            logger.warning("too many connections with one key", extra=extra)
+
+    def _add(self, source: str, now_s: float) -> Stranger:
+        stranger = Stranger(self, source, now_s)
+        self._all[stranger] = None
+        self._by_source.setdefault(source, OrderedDict())[stranger] = None
+        return stranger
+
+    @staticmethod
+    def _overdue(found: Iterable[Stranger], now_s: float) -> Stranger | None:
+        """Return the oldest of strangers when it had its time."""
+        oldest = next(iter(found), None)
+        return oldest if oldest and now_s - oldest.since_s >= PATIENCE_S else None
+
+    def _tell_crowded(self, source: str, count: int, now_s: float) -> None:
+        """Log the first of a burst that lasts until there was room for a minute."""
+        if self._crowded_s is None or now_s - self._crowded_s >= QUIET_S:
+            logger.warning(
+                "too many connections without a key",
+                extra={"address": source, "connections": count, "all": len(self._all)},
+            )
+        self._crowded_s = now_s
+
+
+def _nothing() -> None:
+    """Cut what nobody holds yet."""

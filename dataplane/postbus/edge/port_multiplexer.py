@@ -1,0 +1,283 @@
+"""Ports that clients dial: accepts sockets, tells TLS from plain and AMQP from HTTP, hands over.
+
+What a client speaks is told by its first bytes, so that one port serves every SDK. Until that is
+known a connection is an arrival and has little time; all connections together are limited. Must
+never look at more than it needs to choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+from postbus.edge.access.unauthenticated import MAX_CONNECTIONS, Stranger, Strangers
+from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.web.http_listener import MAX_HEAD_BYTES
+from postbus.edge.web.http_server import HttpDoor
+
+logger = logging.getLogger(__name__)
+
+ARRIVAL_S: Final = 10.0
+"""How long a client may take for its TLS handshake, and again until its first bytes or the head of
+its first HTTP request are here."""
+
+SHUTDOWN_S: Final = 5.0
+"""How long a client may take to end TLS."""
+
+NO_DESCRIPTORS_S: Final = 1.0
+"""Pause when the process has no file descriptor left; clients wait in the backlog."""
+
+BACKLOG: Final = 1_024
+TLS_HANDSHAKE: Final = b"\x16"
+AMQP: Final = b"AMQP"
+END_OF_HEAD: Final = b"\r\n\r\n"
+
+
+class FrontDoor:
+    """Listens on any number of ports for one broker. Close it before the doors behind it."""
+
+    def __init__(
+        self,
+        amqp: AmqpListener,
+        http: HttpDoor,
+        tasks: asyncio.TaskGroup,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        strangers: Strangers | None = None,
+    ) -> None:
+        self.amqp = amqp
+        self.http = http
+        self._tasks = tasks
+        self._max_connections = max_connections
+        self.strangers = Strangers() if strangers is None else strangers
+        self._arrivals: set[Arrival] = set()
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self.refused_count = 0
+        """Clients turned away because there were too many."""
+
+        self.failed_count = 0
+        """Clients whose TLS handshake failed, or that did not say in time what they speak."""
+
+        self._was_full = False
+
+    async def listen(
+        self, host: str, port: int, *, is_plain: bool = True, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen and return the port, which is chosen for 0; raises `OSError`.
+
+        With both `is_plain` and a context the first byte of each client decides.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        bound: list[socket.socket] = []
+        try:
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                listening = socket.create_server(
+                    (address[0], port, *address[2:]), family=family, backlog=BACKLOG
+                )
+                bound.append(listening)
+                listening.setblocking(False)
+                port = int(listening.getsockname()[1])
+        except OSError:
+            for listening in bound:
+                listening.close()
+            raise
+        for listening in bound:
+            self._sockets.append(listening)
+            task = self._tasks.create_task(self._accept(listening, is_plain, tls), name="accept")
+            self._accepting.append(task)
+        return port
+
+    @property
+    def connection_count(self) -> int:
+        """Return how many clients are connected to all ports."""
+        return len(self._arrivals) + self.amqp.connection_count + self.http.connection_count
+
+    async def close(self) -> None:
+        """Listen no longer; who has not said anything yet is cut off."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._accepting.clear()
+        for listening in self._sockets:
+            listening.close()
+        self._sockets.clear()
+        for arrival in list(self._arrivals):
+            arrival.abort()
+
+    # --- accepting ------------------------------------------------------------------------------
+
+    async def _accept(
+        self, listening: socket.socket, is_plain: bool, tls: ssl.SSLContext | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, address = await loop.sock_accept(listening)
+            except ConnectionAbortedError:  # the client is gone already
+                await asyncio.sleep(0)
+                continue
+            except OSError as error:  # no descriptor left
+                logger.warning("cannot accept", extra={"why": str(error)})
+                await asyncio.sleep(NO_DESCRIPTORS_S)
+                continue
+            self._take(client, address[0], is_plain, tls)
+            del client  # or it is held until the next one comes
+            await asyncio.sleep(0)  # a flood of clients must not keep the others waiting
+
+    def _take(
+        self, client: socket.socket, address: str, is_plain: bool, tls: ssl.SSLContext | None
+    ) -> None:
+        """Let a client arrive, or turn it away."""
+        stranger = self._admit(address)
+        if stranger is None:
+            self.refused_count += 1
+            client.close()
+            return
+        arrival = Arrival(self, client, stranger)
+        self._arrivals.add(arrival)
+        arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
+
+    def _admit(self, address: str) -> Stranger | None:
+        """Return a client as a stranger, None when it must be turned away.
+
+        The log hears once of a door that is full, until there is room.
+        """
+        is_full = self.connection_count >= self._max_connections
+        stranger = self.strangers.admit(address, is_full=is_full)
+        if is_full and stranger is None and not self._was_full:
+            logger.warning("too many connections", extra={"limit": self._max_connections})
+        self._was_full = is_full
+        return stranger
+
+    def forget(self, arrival: Arrival) -> None:
+        """An arrival is gone, or handed over."""
+        self._arrivals.discard(arrival)
+
+
+class Arrival(asyncio.BufferedProtocol):
+    """A client of which nobody knows yet what it speaks."""
+
+    def __init__(self, door: FrontDoor, client: socket.socket, stranger: Stranger) -> None:
+        self._door = door
+        self._stranger = stranger
+        stranger.hold(self, self.abort)
+        self._client: socket.socket | None = client
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._first = b""
+        self._patience: asyncio.TimerHandle | None = None
+
+    async def welcome(self, is_plain: bool, tls: ssl.SSLContext | None) -> None:
+        """Make the transport: plain, or TLS after its handshake."""
+        client = self._client
+        assert client is not None
+        try:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_plain and tls is not None and not await _begins_with_tls(self._loop, client):
+                tls = None
+            self._client = None  # from here on the transport's
+            limits = {"ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": SHUTDOWN_S}
+            await self._loop.connect_accepted_socket(
+                lambda: self, client, ssl=tls, **(limits if tls is not None else {})
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is one too
+            logger.debug("no connection", extra={"why": str(error) or type(error).__name__})
+            self._door.failed_count += 1
+            self._leave()
+        except asyncio.CancelledError:
+            self._leave()
+            raise
+        except Exception:  # a supervised boundary: one client less, not the bus
+            logger.exception("an arrival broke")
+            self._leave()
+            if self._transport is None:
+                client.close()
+
+    def abort(self) -> None:
+        """Cut the connection off."""
+        self._forget()
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def _forget(self) -> None:
+        self._door.forget(self)
+        self._stranger.release(self)
+
+    def _leave(self) -> None:
+        self._forget()
+        if self._client is not None:
+            self._client.close()
+
+    # --- called by the event loop ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._patience = self._loop.call_later(ARRIVAL_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._door.failed_count += 1
+        self.abort()
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._door.amqp.read_buffer
+
+    def buffer_updated(self, size_bytes: int) -> None:
+        self._first += self._door.amqp.read_buffer[:size_bytes]
+        is_http = speaks_http(self._first)
+        if is_http is not None:
+            self._hand_over(self._door.http.welcome if is_http else self._door.amqp.welcome)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        self._forget()
+        self._transport = self.task = None
+
+    def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes, Stranger], None]) -> None:
+        assert self._transport is not None
+        assert self._patience is not None
+        self._patience.cancel()
+        self._door.forget(self)
+        transport, self._transport, self.task = self._transport, None, None
+        welcome(transport, self._first, self._stranger)
+
+
+def speaks_http(first: bytes) -> bool | None:
+    """Say what begins with these bytes: True HTTP with a whole head, False AMQP, None unknown yet.
+
+    Who begins with neither is answered by AMQP, as its specification wants (2.2).
+    """
+    if first[: len(AMQP)] == AMQP[: len(first)]:
+        return False if len(first) >= len(AMQP) else None
+    if not b"A" <= first[:1] <= b"Z":
+        return False
+    return True if END_OF_HEAD in first or len(first) > MAX_HEAD_BYTES else None
+
+
+async def _begins_with_tls(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bool:
+    """Look at the first byte and leave it there; raises OSError or TimeoutError."""
+    client.setblocking(False)
+    async with asyncio.timeout(ARRIVAL_S):
+        while True:
+            try:
+                return client.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE
+            except BlockingIOError:
+                await _readable(loop, client)
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, client: socket.socket) -> None:
+    is_readable = asyncio.Event()
+    loop.add_reader(client, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(client)

@@ -1,0 +1,313 @@
+"""HTTP of the data ports: what a request is about, limits of what it may cost, and its errors.
+
+`port_multiplexer` hands connections over. The door decides who answers (administration, runtime,
+WebSocket, health) and never looks into what they say. A handler refuses with `HttpRefused`;
+whatever else it raises is an error of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from postbus.broker.access.own_names import OwnNames
+from postbus.edge.access.unauthenticated import Stranger
+from postbus.edge.web.authorization import STRANGER, HttpRefused, error_answer
+from postbus.edge.web.http_listener import MAX_HEAD_BYTES, PROTOCOL_LOG, HttpConnection
+
+logger = logging.getLogger(__name__)
+
+MAX_LINE_BYTES: Final = 16 << 10
+MAX_FIELD_BYTES: Final = 64 << 10
+"""A header. A custom property may have 32 KiB, BrokerProperties all the rest."""
+
+MAX_FIELDS: Final = 128
+
+BODY_S: Final = 60.0
+"""How long a body may take to come."""
+
+STRANGER_S: Final = 20.0
+"""How long a connection may be without a key; the same over AMQP."""
+
+QUIET_S: Final = 75.0
+"""How long a connection may be without a request, or a later head take to come. Pools of clients
+try a connection that was quiet for a minute."""
+
+LINGER_S: Final = 2.0
+"""How long the rest of a body that nobody read is awaited, so that the client sees the answer."""
+
+NAMES_SETTING: Final = "POSTBUS_TLS_NAMES"
+WEBSOCKET_PATH: Final = "/$servicebus/websocket"
+MESSAGES: Final = re.compile(r"/messages(/head|/[^/]+/[^/]+)?/?$", re.IGNORECASE)
+CLOSE: Final = {"Connection": "close"}
+ADMINISTRATION: Final = "administration"
+RUNTIME: Final = "runtime"
+WEBSOCKET: Final = "websocket"
+HEALTH: Final = "health"
+HEALTHY: Final = {"status": "healthy", "message": "Service is healthy."}
+UNHEALTHY: Final = {
+    "status": "unhealthy",
+    "message": "Service is starting or stopping, or its store does not answer.",
+}
+
+
+class HttpHandler(Protocol):
+    """What answers requests of one kind."""
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer; raises `HttpRefused`."""
+        ...
+
+
+async def _always() -> bool:
+    return True
+
+
+class _Server(web.Server):
+    """Knows of each connection who came."""
+
+    strangers: dict[web.RequestHandler, Stranger]
+    patience: dict[web.RequestHandler, asyncio.TimerHandle]
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        **limits: Any,
+    ) -> None:
+        # a receive that waits ends with its client
+        super().__init__(handler, handler_cancellation=True)
+        self._limits = limits
+        self.strangers = {}
+        self.patience = {}
+
+    def __call__(self) -> HttpConnection:
+        return HttpConnection(self, loop=asyncio.get_running_loop(), **self._limits)
+
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
+        super().connection_lost(handler, exc)
+        stranger = self.strangers.pop(handler, None)
+        if stranger is not None:
+            stranger.release(handler)
+        patience = self.patience.pop(handler, None)
+        if patience is not None:
+            patience.cancel()
+
+
+class HttpDoor:
+    """All HTTP clients of this broker."""
+
+    def __init__(
+        self,
+        namespace: str,
+        *,
+        administration: HttpHandler | None = None,
+        runtime: HttpHandler | None = None,
+        websocket: HttpHandler | None = None,
+        is_healthy: Callable[[], Awaitable[bool]] = _always,
+        names: OwnNames | None = None,
+    ) -> None:
+        """A handler that is None answers 404. Call it with a running loop.
+
+        `names`: on loopback, what requests and the pages they come from may call the bus; a browser
+        of this machine asks for others too.
+        """
+        self._names = names
+        self._namespace = namespace
+        self._handlers = {
+            ADMINISTRATION: administration,
+            RUNTIME: runtime,
+            WEBSOCKET: websocket,
+        }
+        self._is_healthy = is_healthy
+        self.accepted_count = 0
+        self.answers: Counter[tuple[str, int]] = Counter()
+        """What was answered: (API, status) -> how often."""
+        self._server = _Server(
+            self._handle,
+            access_log=None,
+            logger=PROTOCOL_LOG,
+            keepalive_timeout=QUIET_S,
+            lingering_time=LINGER_S,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            max_headers=MAX_FIELDS,
+            auto_decompress=False,
+        )
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.connections)
+
+    def welcome(self, transport: asyncio.Transport, first: bytes, stranger: Stranger) -> None:
+        """Take over a connection that began with `first`."""
+        self.accepted_count += 1
+        protocol = self._server()
+        self._server.strangers[protocol] = stranger
+        stranger.hold(protocol, transport.abort)
+        protocol.is_stranger = lambda: not stranger.is_known
+        loop = asyncio.get_running_loop()
+        self._server.patience[protocol] = loop.call_later(STRANGER_S, self._leave, protocol)
+        transport.pause_reading()  # the loop changes the way it reads with the next start
+        transport.set_protocol(protocol)
+        transport.resume_reading()
+        protocol.connection_made(transport)
+        protocol.data_received(first)
+
+    def _leave(self, protocol: HttpConnection) -> None:
+        """Hang up on a client that had its time and has shown no key."""
+        if protocol.is_stranger():
+            protocol.leave()
+
+    async def stop(self, grace_s: float) -> None:
+        """Answer what is under way for at most `grace_s`, then hang up."""
+        self._server.pre_shutdown()
+        await self._server.shutdown(grace_s)
+
+    def abort(self) -> None:
+        """Cut all connections."""
+        for connection in self._server.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (stranger := self._server.strangers.get(request.protocol)) is not None:
+            request[STRANGER] = stranger
+        api = _api_of(request)
+        answer = await self._answer_or_refuse(api, request)
+        self.answers[api, answer.status] += 1
+        return answer
+
+    async def _answer_or_refuse(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            _check_head(request)
+            if self._names is not None:
+                _check_origin(request, self._names)
+            return await self._answer(api, request)
+        except HttpRefused as error:
+            refused = error.with_traceback(None)  # it refers to this frame, which refers to it
+        except web.HTTPException as error:  # aiohttp's own, of a body that cannot be read
+            refused = HttpRefused(error.status, error.reason)
+        except ConnectionError:
+            return web.Response()  # the client is gone
+        except Exception:
+            logger.exception("a request broke", extra={"method": request.method})
+            refused = HttpRefused(500, "This is an error of Postbus; please report it.")
+        stranger = request.get(STRANGER)
+        is_told = stranger is None or stranger.is_refusal_told(refused.refusal, request.path)
+        answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
+        if refused.headers.items() >= CLOSE.items():
+            answer.force_close()
+        return answer
+
+    async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
+        if api == HEALTH:
+            return await self._tell_health()
+        handler = self._handlers[api]
+        if handler is None:
+            text = (
+                f"Nothing answers {request.method} {request.path} here. Use AMQP, or GET /health."
+            )
+            raise HttpRefused(404, text)
+        return await handler.handle(request)
+
+    async def _tell_health(self) -> web.Response:
+        is_healthy = await self._is_healthy()
+        return web.Response(
+            text=json.dumps(HEALTHY if is_healthy else UNHEALTHY),
+            status=200 if is_healthy else 503,
+            content_type="application/json",
+        )
+
+
+def _api_of(request: web.BaseRequest) -> str:
+    """Return what a request is about."""
+    path = request.path
+    if path.lower().rstrip("/") == WEBSOCKET_PATH:
+        return WEBSOCKET
+    if path == "/health" and "Authorization" not in request.headers:
+        return HEALTH
+    return RUNTIME if _is_about_messages(request) else ADMINISTRATION
+
+
+async def read_limited(
+    request: web.BaseRequest,
+    max_bytes: int,
+    too_large_status: int = 413,
+    count: Callable[[int], None] = lambda _: None,
+) -> bytes:
+    """Return the body; raises `HttpRefused` above `max_bytes`, and 408 when it takes too long.
+
+    `count` is told how many bytes have come, each time some have, and may raise too.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity").lower()
+    if encoding != "identity":
+        raise HttpRefused(415, f"Send the body as it is: the encoding {encoding} is not taken.")
+    too_large = HttpRefused(too_large_status, f"The body is larger than {max_bytes} bytes.")
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    parts: list[bytes] = []
+    size_bytes = 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            while part := await request.content.readany():
+                size_bytes += len(part)
+                if size_bytes > max_bytes:
+                    raise too_large
+                count(len(part))
+                parts.append(part)
+    except TimeoutError:
+        raise HttpRefused(408, f"The body was not here after {BODY_S:.0f} seconds.") from None
+    return b"".join(parts)
+
+
+def _check_head(request: web.BaseRequest) -> None:
+    """Raise `HttpRefused` for heads that are too large or that others may read in another way."""
+    codings = ",".join(request.headers.getall("Transfer-Encoding", []))
+    if request.version < (1, 0) or (codings and request.version < (1, 1)):
+        raise HttpRefused(400, "Speak HTTP/1.1; a body in chunks needs it.", CLOSE)
+    if codings and codings.strip().lower() != "chunked":
+        raise HttpRefused(501, "Of transfer encodings only chunked is known.", CLOSE)
+    size_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    if size_bytes + len(request.raw_path) > MAX_HEAD_BYTES:
+        raise HttpRefused(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes together.")
+
+
+def _check_origin(request: web.BaseRequest, names: OwnNames) -> None:
+    """Raise `HttpRefused` for what a page of another host sends, or one whose name came here.
+
+    A page may open a WebSocket anywhere, and its browser says whose page it is; a name that its
+    owner lets point to loopback (DNS rebinding) makes the bus part of the page.
+    """
+    host = request.headers.get("Host")
+    if host is not None and not names.include(host):
+        text = f"This bus is not called {host}: dial localhost, or add the name to {NAMES_SETTING}."
+        raise HttpRefused(403, text, CLOSE)
+    for origin in request.headers.getall("Origin", []):
+        if not names.include(origin.partition("://")[2]):
+            text = f"Pages of {origin} may not use this bus; {NAMES_SETTING} adds a host."
+            raise HttpRefused(403, text, CLOSE)
+
+
+def _is_about_messages(request: web.BaseRequest) -> bool:
+    """Say whether a request is for messages of an entity, not for its definition.
+
+    `PUT /orders/messages` makes an entity of that name: only a POST sends. A message id may hold
+    slashes, percent-encoded: the path is looked at as it came.
+    """
+    found = MESSAGES.search(request.raw_path.partition("?")[0])
+    if found is None or found.start() == 0 or request.method == "GET":
+        return False
+    return bool(found[1]) or request.method == "POST"

@@ -1,0 +1,1 @@
+"""One queue: its messages in order, locks, expiry, schedules and duplicate detection."""

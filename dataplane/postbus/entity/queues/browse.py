@@ -1,0 +1,433 @@
+"""Reading and taking messages out of their order: peek, deferred ones by number, batch delete.
+
+What is not in memory is asked for through `Needs`. Memory decides what exists: a row that is found
+but not known is deleted by an outcome under way; a key without a row is not committed yet.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from heapq import heapify, nsmallest
+from itertools import chain, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from postbus.entity.commands import (
+    DeferredReceived,
+    DeleteMessages,
+    Delivery,
+    MessagesDeleted,
+    MessageState,
+    Peek,
+    Peeked,
+    PeekedMessage,
+    ReceiveDeferred,
+    ReceiveMode,
+    Refusal,
+    Refused,
+    StoredRow,
+)
+from postbus.entity.outcomes import Found, Needs, RecordAcquired, Settling
+from postbus.entity.queues import expiry, locks, paging
+from postbus.entity.queues.queued import QueuedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+SCAN_KEYS = 1_000
+"""Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
+
+PEEK_READ_FACTOR = 4
+"""A peek reads so much more than fits into its reply, in case the first messages are small ones."""
+
+row_key_of = attrgetter("row_key")
+
+Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
+"""(number, row key, state, the message if it is an object)."""
+
+
+# --- peek -----------------------------------------------------------------------------------------
+
+
+def peek(
+    sub: SubQueueState,
+    scheduled: ScheduledMessages,
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """List messages of any state by number. Nothing is removed, nothing computed."""
+    if not sub.is_main and command.state is not MessageState.DEFERRED:
+        return _peek_kept(sub, command, found)
+    if sub.sessions is not None:
+        return sub.sessions.peek(scheduled, command, found)
+    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    entries = entries_from(sub, command.from_sequence, limit, command.state)
+    if sub.is_main:
+        entries += scheduled_entries(scheduled, command.from_sequence, limit, command.state)
+    entries.sort(key=number_of_entry)
+    return peeked(sub, entries[:limit], command, found)
+
+
+def peeked(
+    sub: SubQueueState,
+    entries: list[Entry],
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """Make the reply of what is to be listed, in order of number."""
+    absent = [entry[1] for entry in entries if entry[3] is None or entry[3].envelope is None]
+    if absent and found is None:
+        return Needs(row_keys=absent)
+    rows = {row.row_key: row for row in found or ()}
+    messages: list[PeekedMessage] = []
+    total_bytes = 0
+    for sequence, row_key, state, message in entries:
+        if message is not None and message.envelope is not None:
+            peeked = PeekedMessage(
+                sequence, message.enqueued_ms, message.failures, state, message.envelope
+            )
+        else:
+            row = rows.get(row_key)
+            if row is None:
+                if not messages and isinstance(found, Found) and row_key not in found.row_keys:
+                    return Needs(row_keys=absent)  # all that was read left meanwhile
+                break  # not committed yet; what follows must not overtake it
+            count = sub.attempts.get(row_key, row.delivery_count)
+            if message is not None:
+                count = message.failures
+            envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+            peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope, row.death)
+        total_bytes += peeked.envelope.size_bytes
+        if messages and total_bytes > command.max_bytes:
+            break
+        messages.append(peeked)
+    return Peeked(messages)
+
+
+def entries_from(
+    sub: SubQueueState, from_sequence: int, limit: int, state: MessageState | None = None
+) -> list[Entry]:
+    """Return at least the first `limit` messages of the main queue, in no order.
+
+    `state` None is any. Deferred ones alone may be asked for in every sub-queue.
+    """
+    entries: list[Entry] = []
+    if state is None or state is MessageState.ACTIVE:
+        entries += _in_order_from(sub, from_sequence, limit)
+    if state is not MessageState.SCHEDULED:
+        unordered = (entry for entry in _out_of_order(sub) if entry[0] >= from_sequence)
+        wanted = (entry for entry in unordered if state is None or entry[2] is state)
+        entries += nsmallest(limit, wanted, key=number_of_entry)
+        if state is not MessageState.ACTIVE:
+            entries += _deferred_from(sub, from_sequence, limit)
+    return entries
+
+
+def _in_order_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
+    active = MessageState.ACTIVE
+    first_key = sub.numbering.key_from(from_sequence)
+    entries: list[Entry] = []
+    for source in (sub.ready, sub.tail):
+        start = bisect_left(source, first_key, key=row_key_of)
+        entries += [
+            (message.sequence, message.row_key, active, message)
+            for message in islice(source, start, start + limit)
+        ]
+    start = bisect_left(sub.backlog, first_key, sub.backlog_head)
+    number_of = sub.numbering.number_of
+    entries += [(number_of(key), key, active, None) for key in sub.backlog[start : start + limit]]
+    return entries
+
+
+def _out_of_order(sub: SubQueueState) -> Iterator[Entry]:
+    active, deferred = MessageState.ACTIVE, MessageState.DEFERRED
+    for message in objects_out_of_order(sub):
+        state = deferred if message.is_deferred else active
+        yield message.sequence, message.row_key, state, message
+
+
+def _deferred_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[Entry]:
+    """Return the first `limit` deferred messages; there may be a million, in no order."""
+    deferred = sub.deferred
+    first = nsmallest(limit, [number for number in deferred if number >= from_sequence])
+    return [(number, deferred[number], MessageState.DEFERRED, None) for number in first]
+
+
+def scheduled_entries(
+    scheduled: ScheduledMessages,
+    from_sequence: int,
+    limit: int,
+    state: MessageState | None = None,
+) -> list[Entry]:
+    """Return the first `limit` scheduled messages in order of number, none of another state."""
+    if state is not None and state is not MessageState.SCHEDULED:
+        return []
+    return [
+        (sequence, row_key, MessageState.SCHEDULED, None)
+        for sequence, row_key in islice(scheduled.from_number(from_sequence), limit)
+    ]
+
+
+def number_of_entry(entry: Entry) -> int:
+    return entry[0]
+
+
+def objects_out_of_order(sub: SubQueueState) -> Iterator[QueuedMessage]:
+    return chain((message for _, message in sub.returned), sub.locks.values(), sub.doomed.values())
+
+
+def _peek_kept(
+    sub: SubQueueState, command: Peek, found: Sequence[StoredRow] | None
+) -> Peeked | Needs:
+    """Peek where the number is kept beside the row: the tables have the order."""
+    if command.state is MessageState.SCHEDULED:
+        return Peeked([])
+    entity_no = sub.entity.entity_no
+    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    if found is None:
+        return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
+    objects = {
+        message.row_key: message
+        for message in chain(sub.ready, sub.tail, objects_out_of_order(sub))
+    }
+    messages: list[PeekedMessage] = []
+    total_bytes = 0
+    for row in found:
+        message = objects.get(row.row_key)
+        assert row.sequence is not None
+        is_deferred = sub.deferred.get(row.sequence) == row.row_key
+        if message is None and not is_deferred and not _is_in_backlog(sub, row.row_key):
+            continue
+        if message is not None:
+            is_deferred = message.is_deferred
+        if is_deferred and command.state is MessageState.ACTIVE:
+            continue
+        envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
+        total_bytes += envelope.size_bytes
+        if messages and total_bytes > command.max_bytes:
+            break
+        count = sub.attempts.get(row.row_key, row.delivery_count)
+        if message is not None:
+            count = message.failures
+        state = MessageState.DEFERRED if is_deferred else MessageState.ACTIVE
+        messages.append(
+            PeekedMessage(row.sequence, row.enqueued_ms, count, state, envelope, row.death)
+        )
+    if not messages and found and found[-1].sequence is not None:  # none of these is here any more
+        return Needs(numbers=[(entity_no, sub.kind, found[-1].sequence + 1, limit)])
+    return Peeked(messages)
+
+
+def _is_in_backlog(sub: SubQueueState, row_key: int) -> bool:
+    position = bisect_left(sub.backlog, row_key, sub.backlog_head)
+    return position < len(sub.backlog) and sub.backlog[position] == row_key
+
+
+# --- deferred messages ----------------------------------------------------------------------------
+
+
+def receive_deferred(
+    sub: SubQueueState, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+) -> DeferredReceived | Refused | Needs:
+    """Hand out deferred messages by number, all or none. Expired ones expire now."""
+    if sub.sessions is not None:
+        return sub.sessions.receive_deferred(command, found)
+    row_keys: list[int] = []
+    for sequence in dict.fromkeys(command.sequence_numbers):
+        row_key = sub.deferred.get(sequence)
+        if row_key is None:
+            return Refused(
+                Refusal.MESSAGE_NOT_FOUND, f"no deferred message has the number {sequence}"
+            )
+        row_keys.append(row_key)
+    if paging.readable(sub, len(row_keys)) < len(row_keys):
+        return Refused(
+            Refusal.ARGUMENT_OUT_OF_RANGE, "so many large messages must be asked for in parts"
+        )
+    if found is None and row_keys:
+        return Needs(row_keys=row_keys)
+    rows = {row.row_key: row for row in found or ()}
+    if not all(row_key in rows for row_key in row_keys):
+        return Refused(Refusal.MESSAGE_NOT_FOUND, "a message is gone")
+    size_bytes = sum([row.envelope.size_bytes for row in rows.values()])
+    if size_bytes > paging.READ_BYTES and len(row_keys) > 1:
+        return Refused(
+            Refusal.ARGUMENT_OUT_OF_RANGE,
+            f"the messages have {size_bytes} bytes, one answer has room for {paging.READ_BYTES}:"
+            " ask for fewer at a time",
+        )
+    messages = [
+        _from_deferred(sub, sequence, rows[row_key])
+        for sequence, row_key in zip(dict.fromkeys(command.sequence_numbers), row_keys, strict=True)
+    ]
+    expired = [message for message in messages if expiry.is_expired(sub, message)]
+    for message in expired:
+        _take_deferred(sub, message)
+        expiry.expire(sub, message)
+    if expired:
+        return Refused(Refusal.MESSAGE_NOT_FOUND, "a deferred message has expired")
+    for message in messages:
+        _take_deferred(sub, message)
+    if command.mode is ReceiveMode.RECEIVE_AND_DELETE:
+        deliveries = [_delivery(sub, message, b"", 0) for message in messages]
+        for message in messages:
+            sub.remove(message, Settling.RECEIVED)
+        return DeferredReceived(deliveries)
+    return DeferredReceived(_lock_deferred(sub, messages))
+
+
+def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
+    envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
+    section = sub.deferred_sections.get(row.row_key)
+    if section is not None:  # the row may not show the patch yet
+        envelope = locks.with_properties(envelope, section)
+    message = QueuedMessage(row.row_key, sequence, row.enqueued_ms, envelope)
+    message.is_deferred = True
+    message.failures = sub.attempts.get(row.row_key, row.delivery_count)
+    message.recorded = message.failures
+    return message
+
+
+def _take_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
+    assert message.envelope is not None
+    del sub.deferred[message.sequence]
+    sub.attempts.pop(message.row_key, None)
+    sub.deferred_sections.pop(message.row_key, None)
+    sub.turn.window.add(1, message.envelope.size_bytes)
+
+
+def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[Delivery]:
+    turn = sub.turn
+    until_ms = sub.session_until_ms or turn.now_ms + sub.entity.lock_duration_ms
+    row_keys: list[int] = []
+    attempts: list[int] = []
+    deliveries: list[Delivery] = []
+    for message in messages:
+        token = turn.random.randbytes(8) + turn.token_suffix
+        deliveries.append(_delivery(sub, message, token, until_ms))
+        message.token = token
+        message.locked_until_ms = until_ms
+        sub.locks[token] = message
+        if sub.is_main:
+            message.recorded = message.failures + 1
+            row_keys.append(message.row_key)
+            attempts.append(message.recorded)
+    if row_keys:
+        turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+    if messages:
+        locks.watch(sub, until_ms)
+    if turn.window.is_over:
+        sub.shed()
+    return deliveries
+
+
+def _delivery(sub: SubQueueState, message: QueuedMessage, token: bytes, until_ms: int) -> Delivery:
+    envelope = message.envelope
+    assert envelope is not None
+    ttl_ms = envelope.ttl_ms
+    if sub.is_main:
+        ttl_ms = expiry.effective_ttl_ms(sub.entity, ttl_ms)
+    return Delivery(
+        token,
+        until_ms,
+        message.sequence,
+        message.enqueued_ms,
+        message.failures,
+        ttl_ms,
+        envelope,
+    )
+
+
+# --- batch delete ---------------------------------------------------------------------------------
+
+
+def delete_messages(
+    sub: SubQueueState, command: DeleteMessages, found: Sequence[StoredRow] | None
+) -> MessagesDeleted | Needs:
+    """Delete the oldest messages that are neither locked nor deferred."""
+    if sub.sessions is not None:
+        return sub.sessions.delete_messages(command, found)
+    limit = min(command.limit, sub.turn.limits.max_delete_count)
+    bound_ms = bound_of(command, sub.turn)
+    in_front = sum(
+        message.enqueued_ms <= bound_ms
+        for message in chain((message for _, message in sub.returned), sub.ready)
+    )
+    scan = array("q")
+    if in_front < limit:
+        head = sub.backlog_head
+        scan = sub.backlog[head : head + paging.readable(sub, limit - in_front + SCAN_KEYS)]
+    if scan and found is None:
+        return Needs(row_keys=list(scan))
+    deleted = 0
+    kept_returned: list[tuple[int, QueuedMessage]] = []
+    for row_key, message in sorted(sub.returned, key=lambda pair: pair[0]):
+        if deleted < limit and message.enqueued_ms <= bound_ms:
+            sub.stubs.pop(row_key, None)
+            sub.remove(message, Settling.PURGED)
+            deleted += 1
+        else:
+            kept_returned.append((row_key, message))
+    heapify(kept_returned)
+    sub.returned = kept_returned
+    sub.ready, count = _delete_loaded(sub, sub.ready, limit - deleted, bound_ms)
+    deleted += count
+    if scan:
+        deleted += _delete_paged(sub, scan, found or (), limit - deleted, bound_ms)
+    if deleted < limit and sub.backlog_head == len(sub.backlog):
+        sub.tail, count = _delete_loaded(sub, sub.tail, limit - deleted, bound_ms)
+        deleted += count
+    sub.promote_tail()
+    return MessagesDeleted(deleted)
+
+
+def bound_of(command: DeleteMessages, turn: Turn) -> int:
+    """Return when the last message was enqueued that may be deleted."""
+    bound_ms = command.enqueued_before_ms
+    return turn.now_ms if bound_ms is None else bound_ms
+
+
+def _delete_loaded(
+    sub: SubQueueState, messages: deque[QueuedMessage], limit: int, bound_ms: int
+) -> tuple[deque[QueuedMessage], int]:
+    kept: deque[QueuedMessage] = deque()
+    deleted = 0
+    for message in messages:
+        if deleted < limit and message.enqueued_ms <= bound_ms:
+            sub.remove(message, Settling.PURGED)
+            deleted += 1
+        else:
+            kept.append(message)
+    return kept, deleted
+
+
+def _delete_paged(
+    sub: SubQueueState,
+    scan: array[int],
+    found: Sequence[StoredRow],
+    limit: int,
+    bound_ms: int,
+) -> int:
+    """Delete messages of which only the key is in memory; rows not committed yet stay."""
+    rows = {row.row_key: row for row in found}
+    kept = array("q")
+    deleted = 0
+    for row_key in scan:
+        row = rows.get(row_key)
+        if row is None or deleted == limit or row.enqueued_ms > bound_ms:
+            kept.append(row_key)
+            continue
+        deleted += 1
+        sub.settle_row(row_key, row.enqueued_ms, Settling.PURGED)
+        sub.attempts.pop(row_key, None)
+        sub.live -= 1
+        sub.entity.shrink(row.envelope.size_bytes)
+    head = sub.backlog_head
+    sub.backlog[head : head + len(scan)] = kept
+    return deleted

@@ -1,0 +1,146 @@
+"""Messages that leave by rule: expired, out of deliveries, or dead-lettered.
+
+Expiry is lazy (S71, S75): callers ask when a message is acquired or returned, by the definition of
+that moment. Its default counts for messages without a time to live of their own (S105).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity.commands import Death, Receiver, SubQueue
+from postbus.entity.outcomes import MoveMessage, Settling
+from postbus.entity.queues.queued import QueuedMessage
+from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
+
+if TYPE_CHECKING:
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+REASON: Final = DEAD_LETTER_REASON
+DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
+SYSTEM_PROPERTY_BYTES: Final = 2 * 4_096 * 4 + 256
+"""Room for reason and description on top of what a sender may use: two texts of 4,096 characters
+of at most four bytes, and their names."""
+
+EXPIRED: Final[dict[str, object]] = {
+    REASON: "TTLExpiredException",
+    DESCRIPTION: "The message expired and was dead lettered.",
+}
+HEADER_TOO_LARGE: Final[dict[str, object]] = {
+    REASON: "HeaderSizeExceeded",
+    DESCRIPTION: "The size quota for this stream has been exceeded.",
+}
+"""Source: the table of system reasons in Azure's page on dead-letter queues (S259, S261)."""
+
+
+def effective_ttl_ms(entity: QueueState, own_ttl_ms: int | None) -> int | None:
+    """Return the message's time to live, fixed when it was sent, else the entity's (S105).
+
+    None is never.
+    """
+    return entity.default_ttl_ms if own_ttl_ms is None else own_ttl_ms
+
+
+def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Say whether a message of the main queue has passed its time."""
+    if not sub.is_main:
+        return False
+    ttl_ms = effective_ttl_ms(sub.entity, message.own_ttl_ms)
+    return ttl_ms is not None and message.enqueued_ms + ttl_ms <= sub.turn.now_ms
+
+
+def expire(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Drop or dead-letter an expired message that is in no place of the order any more."""
+    if not sub.entity.dead_letters_expired:
+        sub.remove(message, Settling.EXPIRED)
+        sub.entity.traffic.expired += 1
+    else:
+        dead_letter(sub, message, EXPIRED)
+
+
+def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Dead-letter a message whose last allowed delivery failed."""
+    text = f"Message could not be consumed after {sub.entity.max_delivery_count} delivery attempts."
+    properties: dict[str, object] = {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text}
+    death = Death(sub.turn.now_ms, message.failures, receiver_of(message))
+    dead_letter(sub, message, properties, death)
+
+
+def receiver_of(message: QueuedMessage) -> Receiver | None:
+    """Return who got a message last, None where nobody is known in this life of the partition."""
+    receiver: Receiver | None = getattr(message, "receiver", None)
+    return receiver
+
+
+def dead_letter(
+    sub: SubQueueState,
+    message: QueuedMessage,
+    properties: dict[str, object],
+    death: Death | None = None,
+) -> None:
+    """Move a message that is in no place of the order to the dead-letter queue.
+
+    `death` None: nobody had it.
+
+    A stub waits in `doomed` until its row is read, because the reason is merged into the row's
+    application properties; `paging.settle_doomed` then goes on.
+    """
+    envelope = message.envelope
+    if envelope is None:
+        sub.doomed[message.row_key] = message
+        sub.turn.resumed[sub.fetch_doomed] = None
+        return
+    section = envelope.application_properties
+    if properties:
+        section = merged(sub.turn, section, properties)
+    death = death or Death(sub.turn.now_ms, message.failures)
+    move(sub, message, section, death, properties.get(REASON))
+
+
+def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
+    """Return application properties with what says why a message is a dead letter."""
+    limit_bytes = turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
+    try:
+        return merge_properties(section, properties, limit_bytes)
+    except ValueError:  # a sender's broken map must not keep its message from leaving
+        return merge_properties(b"", properties, limit_bytes)
+
+
+def move(
+    sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death, reason: object
+) -> None:
+    """Move a loaded message with its new application properties to the dead-letter queue.
+
+    Where the entity has a history the row stays there and a copy moves.
+    """
+    assert message.envelope is not None
+    entity = sub.entity
+    entity.traffic.died(reason)
+    if entity.keeps_settled:
+        sub.turn.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
+    if entity.forward_dead_letters_to is not None:
+        sub.turn.outbox.move(sub, message, entity.forward_dead_letters_to, section)
+        return
+    target = entity.sub_queue(SubQueue.DEAD_LETTER)
+    new_row_key, _ = target.numbering.take_one(sub.turn)
+    sub.turn.outcome.mutations.append(
+        MoveMessage(
+            message.row_key,
+            new_row_key,
+            entity.entity_no,
+            SubQueue.DEAD_LETTER,
+            message.sequence,
+            message.failures,
+            None,
+            section,
+            entity.keeps_settled,
+            death,
+        )
+    )
+    grown_bytes = len(section) - len(message.envelope.application_properties)
+    kept_bytes = message.envelope.size_bytes
+    sub.forget(message)
+    entity.size_bytes += kept_bytes + grown_bytes
+    target.append_key(new_row_key)

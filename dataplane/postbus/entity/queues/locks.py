@@ -1,0 +1,446 @@
+"""Settlement, renewal and expiry of message locks.
+
+`SubQueueState.locks` maps token to message in the order the locks expire: every new or renewed lock
+lasts the same time and goes to the end. Only a shorter lock duration breaks that order; until the
+last longer lock is gone (`unsorted_until_ms`) expiry then looks at all of them.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from postbus.entity.commands import (
+    Death,
+    Disposition,
+    LocksRenewed,
+    Refusal,
+    Refused,
+    RenewLocks,
+    Settle,
+    Settled,
+    StoredRow,
+)
+from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired, Settling
+from postbus.entity.queues import expiry, paging
+from postbus.entity.queues.queued import QueuedMessage
+from postbus.message.codec import DecodeError
+from postbus.message.envelope import Envelope
+from postbus.message.patch import PropertiesTooLarge, merge_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+REASON_CHARS: Final = 4_096
+"""Longest reason or description. Source: Azure's page on dead-letter queues."""
+
+
+class SettlePlan(NamedTuple):
+    """What a settlement sets, and the merged application properties of each token."""
+
+    changes: dict[str, object]
+    sections: dict[bytes, bytes]
+
+
+def settle(
+    sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
+) -> Settled | Refused | Needs:
+    """Settle a vector of tokens; the reply names those not held any more."""
+    if sub.sessions is not None:
+        return sub.sessions.settle(command, found)
+    if command.disposition is Disposition.COMPLETE:
+        return complete(sub, command.lock_tokens)
+    plan = prepare(sub, command, found)
+    if isinstance(plan, Refused | Needs):
+        return plan
+    return carry_out(sub, command, plan)
+
+
+def prepare(
+    sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
+) -> SettlePlan | Refused | Needs:
+    """Plan what a settlement that does not complete will write; settle nothing yet (ADR 21)."""
+    if command.disposition is Disposition.DEAD_LETTER and not sub.is_main:
+        return Refused(Refusal.NOT_ALLOWED, "a message of a dead-letter queue stays there")
+    changes = _changes(command)
+    if isinstance(changes, Refused):
+        return changes
+    needs_envelope = bool(changes) or command.disposition is Disposition.DEAD_LETTER
+    if needs_envelope and not _load_locked(sub, command.lock_tokens, found):
+        return Needs(row_keys=_stub_keys(sub, command.lock_tokens))
+    if not changes:
+        return SettlePlan(changes, {})
+    sections = _merge_all(sub, command, changes)
+    return sections if isinstance(sections, Refused) else SettlePlan(changes, sections)
+
+
+def carry_out(sub: SubQueueState, command: Settle, plan: SettlePlan) -> Settled:
+    """Settle as planned; what is not held any more is named."""
+    changes, sections = plan
+    lost: list[int] = []
+    for index, token in enumerate(command.lock_tokens):
+        message = _unlock(sub, token)
+        if message is None:
+            lost.append(index)
+        else:
+            _settle_one(sub, message, command.disposition, changes, sections.get(token))
+    if sub.waiting:
+        sub.pump()
+    if sub.turn.window.is_over:
+        paging.shed(sub)
+    return Settled(lost or None)
+
+
+def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
+    """Settle as consumed; the reply names those not held any more."""
+    turn = sub.turn
+    now_ms = turn.now_ms
+    keeps = sub.entity.keeps_settled
+    gone: list[int] = [] if keeps else turn.outcome.deletes
+    pop = sub.locks.pop
+    lost: list[int] | None = None
+    size_bytes = stub_bytes = stubs = 0
+    for index, token in enumerate(tokens):
+        message = pop(token, None)
+        if message is None or message.locked_until_ms <= now_ms:
+            if lost is None:
+                lost = []
+            lost.append(index)
+            if message is not None:
+                _expire_one(sub, message)
+            continue
+        message.token = None
+        gone.append(message.row_key)
+        envelope = message.envelope
+        if envelope is None:
+            stubs += 1
+            stub_bytes += message.size_bytes
+        else:
+            size_bytes += envelope.size_bytes
+            if envelope.shared is not None:
+                turn.window.unshare(envelope.shared)
+    if keeps and gone:
+        turn.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
+    count = len(tokens) - (0 if lost is None else len(lost))
+    sub.live -= count
+    if sub.is_main:
+        sub.entity.traffic.completed += count
+    sub.entity.shrink(size_bytes + stub_bytes)
+    turn.window.remove(count - stubs, size_bytes)
+    if sub.waiting:
+        sub.pump()
+    return Settled(lost)
+
+
+def _settle_one(
+    sub: SubQueueState,
+    message: QueuedMessage,
+    disposition: Disposition,
+    changes: dict[str, object],
+    section: bytes | None,
+) -> None:
+    if section is None and changes and disposition is not Disposition.DEAD_LETTER:
+        expiry.dead_letter(sub, message, expiry.HEADER_TOO_LARGE, _death(sub, message))
+    elif disposition is Disposition.DEAD_LETTER:
+        assert message.envelope is not None
+        old = message.envelope.application_properties
+        section = old if section is None else section
+        expiry.move(sub, message, section, _death(sub, message), changes.get(expiry.REASON))
+    elif disposition is Disposition.DEFER:
+        _defer(sub, message, section)
+    else:
+        if section is not None:
+            _replace_properties(sub, message, section)
+        if disposition is Disposition.RELEASE:
+            stays = _give_back(sub, message)
+        else:
+            stays = _fail(sub, message)
+        if stays and section is not None:
+            sub.turn.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
+
+
+def _death(sub: SubQueueState, message: QueuedMessage) -> Death:
+    """Return the death of a message by the hand of who held it: this delivery counts."""
+    return Death(sub.turn.now_ms, message.failures + 1, expiry.receiver_of(message))
+
+
+def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
+    """Take the lock of a token away; None when it is not held, or not any more."""
+    message = sub.locks.pop(token, None)
+    if message is None:
+        return None
+    if message.locked_until_ms <= sub.turn.now_ms:
+        _expire_one(sub, message)
+        return None
+    message.token = None
+    return message
+
+
+# --- what becomes of a message whose lock is gone -------------------------------------------------
+
+
+def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
+    message.token = None
+    _fail(sub, message)
+
+
+def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Count a failed delivery; say whether the message stays in its sub-queue.
+
+    A dead letter keeps the count it died with: there nothing raises it, and nobody is limited.
+    """
+    if not sub.is_main:
+        return _give_back(sub, message)
+    message.failures += 1
+    if message.failures >= sub.entity.max_delivery_count:
+        expiry.exhaust(sub, message)
+        return False
+    return put_back(sub, message)
+
+
+def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Return a message as if it had not been delivered; the attempt is taken back (ADR 19)."""
+    if message.recorded > message.failures:
+        sub.turn.record(message, message.failures)
+    return put_back(sub, message)
+
+
+def put_back(sub: SubQueueState, message: QueuedMessage) -> bool:
+    """Return a message that nobody holds; say whether it stays in its sub-queue."""
+    if message.is_deferred:
+        _park_deferred(sub, message)
+    elif expiry.is_expired(sub, message):
+        expiry.expire(sub, message)
+        return False
+    else:
+        sub.put_back(message)
+    return True
+
+
+def _defer(sub: SubQueueState, message: QueuedMessage, section: bytes | None) -> None:
+    if section is not None:
+        _replace_properties(sub, message, section)
+    if section is not None or not message.is_deferred:
+        sub.turn.outcome.mutations.append(PatchMessage(message.row_key, True, None, section))
+    message.is_deferred = True
+    _park_deferred(sub, message)
+    if section is not None:
+        sub.deferred_sections[message.row_key] = section
+
+
+def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Keep only number and key of a deferred message, with its count in the tables.
+
+    The count is kept even when it is 0: the row may show an attempt that was taken back since.
+    """
+    sub.turn.record(message, message.failures)
+    sub.attempts[message.row_key] = message.failures
+    if message.envelope is not None:
+        paging.unload(sub, message)
+    sub.deferred[message.sequence] = message.row_key
+
+
+# --- changed properties ---------------------------------------------------------------------------
+
+
+def _changes(command: Settle) -> dict[str, object] | Refused:
+    """Return the application properties a settlement sets."""
+    if command.disposition is not Disposition.DEAD_LETTER:
+        return {} if command.disposition is Disposition.RELEASE else command.properties or {}
+    changes = dict(command.properties or {})
+    for name, text in (
+        (expiry.REASON, command.reason),
+        (expiry.DESCRIPTION, command.description),
+    ):
+        if text is not None:
+            if len(text) > REASON_CHARS:
+                return Refused(
+                    Refusal.ARGUMENT_OUT_OF_RANGE, f"{name} is longer than 4096 characters"
+                )
+            changes[name] = text
+    return changes
+
+
+def _merge_all(
+    sub: SubQueueState, command: Settle, changes: dict[str, object]
+) -> dict[bytes, bytes] | Refused:
+    """Merge before anything is settled: the command is refused whole or not at all (ADR 21).
+
+    A message that cannot hold what abandoning or deferring sets is left out: it is dead-lettered.
+    One that is a dead letter already keeps its reason: that command is refused.
+    """
+    own = command.properties or {}
+    texts: dict[str, object] = {}
+    if command.disposition is Disposition.DEAD_LETTER:
+        given = {expiry.REASON: command.reason, expiry.DESCRIPTION: command.description}
+        texts = {name: changes[name] for name, text in given.items() if text is not None}
+    limit_bytes = sub.turn.limits.max_header_bytes
+    sections: dict[bytes, bytes] = {}
+    for token in command.lock_tokens:
+        message = sub.locks.get(token)
+        if message is None or message.envelope is None:
+            continue
+        section = message.envelope.application_properties
+        try:
+            if own:
+                section = merge_properties(section, own, limit_bytes)
+            if texts:
+                room_bytes = limit_bytes + expiry.SYSTEM_PROPERTY_BYTES
+                section = merge_properties(section, texts, room_bytes)
+            sections[token] = section
+        except PropertiesTooLarge as error:
+            if command.disposition is Disposition.DEAD_LETTER or not sub.is_main:
+                return Refused(Refusal.PROPERTIES_TOO_LARGE, str(error))
+        except (DecodeError, TypeError) as error:
+            return Refused(Refusal.MESSAGE_MALFORMED, str(error))
+    return sections
+
+
+def _load_locked(
+    sub: SubQueueState, tokens: list[bytes], found: Sequence[StoredRow] | None
+) -> bool:
+    """Load the locked stubs among `tokens` from what was found; say whether none is left."""
+    rows = {row.row_key: row for row in found or ()}
+    missing = False
+    for token in tokens:
+        message = sub.locks.get(token)
+        if message is not None and message.envelope is None:
+            row = rows.get(message.row_key)
+            if row is None:
+                missing = True
+            else:
+                paging.load(sub, message, row)
+    return not missing
+
+
+def _stub_keys(sub: SubQueueState, tokens: list[bytes]) -> list[int]:
+    held = (sub.locks.get(token) for token in tokens)
+    return [message.row_key for message in held if message is not None and not message.envelope]
+
+
+def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: bytes) -> None:
+    old = message.envelope
+    assert old is not None
+    grown_bytes = len(section) - len(old.application_properties)
+    message.envelope = with_properties(old, section)
+    sub.turn.note_change(message.row_key, section)
+    sub.entity.size_bytes += grown_bytes
+    sub.turn.window.add(0, grown_bytes)
+
+
+def with_properties(envelope: Envelope, section: bytes) -> Envelope:
+    """Copy an envelope with other application properties; its size follows."""
+    fields = {name: getattr(envelope, name) for name in Envelope.__slots__}
+    fields["application_properties"] = section
+    fields["size_bytes"] += len(section) - len(envelope.application_properties)
+    return Envelope(**fields)
+
+
+def as_changed(turn: Turn, row_key: int, envelope: Envelope) -> Envelope:
+    """Return what was read of a row, with the change of its properties that it may not show."""
+    section = turn.changed_section(row_key)
+    return envelope if section is None else with_properties(envelope, section)
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def watch(sub: SubQueueState, until_ms: int) -> None:
+    """Make sure a Tick comes when a lock may expire; in a lane the session's lock sees to it."""
+    if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
+        sub.lock_timer_ms = until_ms
+        sub.turn.set_timer(until_ms, sub.expire_locks)
+
+
+def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
+    """Extend all locks or none."""
+    if sub.sessions is not None:
+        return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
+    now_ms = sub.turn.now_ms
+    held = sub.locks
+    for token in command.lock_tokens:
+        message = held.get(token)
+        if message is None or message.locked_until_ms <= now_ms:
+            return Refused(Refusal.LOCK_LOST)
+    until_ms = now_ms + sub.entity.lock_duration_ms
+    for token in command.lock_tokens:
+        message = held.pop(token)
+        message.locked_until_ms = until_ms
+        held[token] = message
+    if command.lock_tokens:
+        watch(sub, until_ms)
+    return LocksRenewed([until_ms] * len(command.lock_tokens))
+
+
+def lose_all(sub: SubQueueState) -> None:
+    """Let every lock run out at this moment; what one turn does not allow follows in the next."""
+    if sub.sessions is not None:
+        sub.sessions.lose_all()
+        return
+    now_ms = sub.turn.now_ms
+    for message in sub.locks.values():
+        message.locked_until_ms = now_ms
+    if sub.locks:
+        sub.lock_timer_ms = now_ms
+        expire(sub)
+
+
+def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
+    """Take every lock of a session's lane away: as failed deliveries, or as none (ADR 19)."""
+    held = list(sub.locks.values())
+    sub.locks.clear()
+    if is_failed:
+        for message in held:
+            _expire_one(sub, message)
+        return
+    row_keys: list[int] = []
+    attempts: list[int] = []
+    for message in held:
+        message.token = None
+        if message.recorded > message.failures:
+            message.recorded = message.failures
+            row_keys.append(message.row_key)
+            attempts.append(message.failures)
+        put_back(sub, message)
+    if row_keys:
+        sub.turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+
+
+def expire_first(sub: SubQueueState, count: int) -> None:
+    """Take the first locks of a session's lane away, as failed deliveries."""
+    for token in list(islice(sub.locks, count)):
+        _expire_one(sub, sub.locks.pop(token))
+
+
+def expire(sub: SubQueueState) -> None:
+    """Take expired locks away, as many as one turn allows, and look at what remains."""
+    turn = sub.turn
+    now_ms = turn.now_ms
+    if sub.lock_timer_ms is None or sub.lock_timer_ms > now_ms:
+        return  # an earlier timer did this one's work
+    sub.lock_timer_ms = None
+    is_sorted = now_ms >= sub.unsorted_until_ms
+    expired: list[bytes] = []
+    next_ms: int | None = None
+    for token, message in sub.locks.items():
+        until_ms = message.locked_until_ms
+        if until_ms <= now_ms:
+            if len(expired) == turn.allowance:
+                sub.lock_timer_ms = now_ms
+                turn.resumed[sub.expire_locks] = None
+                break
+            expired.append(token)
+        elif next_ms is None or until_ms < next_ms:
+            next_ms = until_ms
+            if is_sorted:
+                break
+    turn.allowance -= len(expired)
+    for token in expired:
+        _expire_one(sub, sub.locks.pop(token))
+    if next_ms is not None:
+        watch(sub, next_ms)
+    if expired:
+        sub.pump()

@@ -1,0 +1,338 @@
+"""What a sub-queue holds loaded and what only as keys: the window under the byte budget (ADR 16).
+
+Loading is an effect `Fetch`, answered with `SupplyRows`; it is done in the order of commits, so it
+may name rows that are not committed yet. Unloading forgets objects and keeps keys. A sub-queue with
+a waiting receiver may always load one message, else a message above the budget would never leave.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity.commands import StoredRow
+from postbus.entity.queues import expiry, locks
+from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
+from postbus.message.envelope import Envelope
+
+if TYPE_CHECKING:
+    from postbus.entity.queues.sub_queue import SubQueueState
+
+FETCH_KEYS: Final = 1_000
+"""Rows read at a time; measured with Postgres 15: 3 ms, and larger reads gain nothing."""
+
+READ_BYTES: Final = 32 * 1024 * 1024
+"""What is read at a time, about: rows come with their bodies. What does not fit comes with the next
+read, peek or drain, or is deleted by the next command. Our choice."""
+
+LOW_WATER: Final = 500
+"""Below so many loaded messages more are fetched: a read takes about as long as handing these out.
+Our choice: half a fetch."""
+
+
+def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
+    """Load what waiting receivers take at once and what has room; keep keys of the rest."""
+    window = sub.turn.window
+    is_paged = sub.backlog_count > 0
+    demand = 0
+    if sub.waiting and not is_paged and not sub.returned:
+        demand = sum(consumer.limit - consumer.delivered for consumer in sub.waiting)
+        demand -= len(sub.ready)
+    room_bytes = window.room_bytes(is_wanted=bool(sub.waiting))
+    target = sub.tail if is_paged else sub.ready
+    for index, message in enumerate(arrived):
+        size_bytes = message.weight_bytes
+        cost = size_bytes + MESSAGE_OVERHEAD_BYTES
+        if demand <= 0 and (cost > room_bytes or window.count >= WINDOW_MESSAGES):
+            evict_tail(sub)
+            sub.backlog.extend(message.row_key for message in arrived[index:])
+            return
+        target.append(message)
+        window.add(1, size_bytes)
+        if message.envelope is not None and message.envelope.shared is not None:
+            window.share(message.envelope.shared)
+        room_bytes -= cost
+        demand -= 1
+
+
+# --- unloading ------------------------------------------------------------------------------------
+
+
+def unload(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Drop a message's envelope: it becomes a stub."""
+    envelope = message.envelope
+    assert envelope is not None
+    message.size_bytes = envelope.size_bytes
+    message.ttl_ms = envelope.ttl_ms
+    message.envelope = None
+    if envelope.shared is not None:
+        sub.turn.window.unshare(envelope.shared)
+    sub.turn.window.remove(1, envelope.size_bytes)
+
+
+def evict_tail(sub: SubQueueState) -> None:
+    """Keep only the keys of what is newer than the backlog."""
+    if sub.tail:
+        sub.backlog.extend(_forgotten(sub, sub.tail))
+        sub.tail.clear()
+
+
+def evict_ready(sub: SubQueueState) -> None:
+    """Keep only the keys of the ready messages, in front of the backlog."""
+    if sub.ready:
+        keys = array("q", _forgotten(sub, sub.ready))
+        sub.ready.clear()
+        keys.extend(sub.backlog[sub.backlog_head :])
+        sub.backlog = keys
+        sub.backlog_head = 0
+
+
+def _forgotten(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> list[int]:
+    row_keys: list[int] = []
+    size_bytes = 0
+    for message in messages:
+        assert message.envelope is not None
+        size_bytes += message.envelope.size_bytes
+        if message.envelope.shared is not None:
+            sub.turn.window.unshare(message.envelope.shared)
+        row_keys.append(message.row_key)
+        if message.failures:
+            sub.attempts[message.row_key] = message.failures
+    sub.turn.window.remove(len(row_keys), size_bytes)
+    return row_keys
+
+
+def shed(sub: SubQueueState) -> None:
+    """Unload messages of this sub-queue, the least useful first, until the budget holds."""
+    window = sub.turn.window
+    if window.is_over:
+        evict_tail(sub)
+    if window.is_over:
+        _unload_locked(sub)
+    if window.is_over:
+        evict_ready(sub)
+    if window.is_over:
+        for row_key, message in sub.returned:
+            if message.envelope is not None:
+                unload(sub, message)
+                sub.stubs[row_key] = message
+
+
+def _unload_locked(sub: SubQueueState) -> None:
+    window = sub.turn.window
+    for message in reversed(sub.locks.values()):  # the newest are those still loaded
+        if message.envelope is not None:
+            unload(sub, message)
+            if not window.is_over:
+                return
+
+
+def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
+    """Make room for receivers that wait here: unload what nobody waits for in this partition."""
+    evict_tail(sub)
+    for message in sub.locks.values():
+        if message.envelope is not None:
+            unload(sub, message)
+    for other in sub.turn.sub_queues:
+        other.make_room(wanted_bytes)
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def fetch_if_low(sub: SubQueueState) -> None:
+    """Ask for rows when few messages are loaded and somebody receives."""
+    if sub.fetch_keys is not None or not sub.consumers:
+        return
+    if sub.stubs or (sub.backlog_head < len(sub.backlog) and len(sub.ready) < sub.low_water):
+        fetch(sub)
+
+
+def fetch(sub: SubQueueState) -> None:
+    """Ask for the rows wanted next, unless a fetch is open."""
+    if sub.fetch_keys is None:
+        sub.ask()
+
+
+def readable(sub: SubQueueState, count: int, most_bytes: int = READ_BYTES) -> int:
+    """Return how many of `count` messages of the usual size may be read at a time, at least one."""
+    return min(count, max(min(most_bytes, READ_BYTES) // (sub.entity.average_bytes or 1), 1))
+
+
+def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
+    """Return the keys of at most `limit` rows to be read next."""
+    row_keys = sorted(sub.doomed)[:limit]
+    if sub.consumers:
+        if sub.stubs:
+            row_keys += sorted(sub.stubs)[: limit - len(row_keys)]
+            if _affordable(sub, len(row_keys)) < len(row_keys):
+                evict_ready(sub)  # what returned comes first
+        count = min(limit - len(row_keys), sub.backlog_count)
+        if count:
+            count = min(count, _affordable(sub, count))
+            if count <= 0 and not row_keys and sub.waiting and not sub.ready:
+                count = 1
+            head = sub.backlog_head
+            row_keys += sub.backlog[head : head + max(count, 0)]
+    return row_keys
+
+
+def _affordable(sub: SubQueueState, count: int) -> int:
+    """Return how many messages of the usual size have room, after making some if need be."""
+    window = sub.turn.window
+    is_wanted = bool(sub.waiting)
+    cost = sub.entity.average_bytes + MESSAGE_OVERHEAD_BYTES
+    room_bytes = window.room_bytes(is_wanted=is_wanted)
+    if is_wanted and room_bytes < cost * count:
+        _relieve(sub, cost * count)
+        room_bytes = window.room_bytes(is_wanted=True)
+    return room_bytes // cost
+
+
+def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
+    """Return the keys that must be loaded before the next `wanted` messages can be handed out.
+
+    Not more than may be read at a time.
+    """
+    row_keys: list[int] = []
+    for row_key, message in sorted(sub.returned, key=lambda pair: pair[0])[:wanted]:
+        if message.envelope is None:
+            row_keys.append(row_key)
+    wanted -= len(sub.returned) + len(sub.ready)
+    if wanted > 0:
+        row_keys += sub.backlog[sub.backlog_head : sub.backlog_head + wanted]
+    return row_keys[: readable(sub, FETCH_KEYS)]
+
+
+def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
+    """Take the rows of a fetch and hand out as much as receivers want.
+
+    The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
+    """
+    if sub.sessions is not None:
+        sub.sessions.supply(rows)
+        return
+    by_key = {row.row_key: row for row in rows}
+    for row_key in sub.fetch_keys or ():
+        if row_key not in by_key:
+            assert not _holds_key(sub, row_key), f"row {row_key} of a live message is not stored"
+    for row_key in [row_key for row_key in by_key if row_key in sub.doomed]:
+        doomed = sub.doomed.pop(row_key)
+        load(sub, doomed, by_key.pop(row_key))
+        settle_doomed(sub, doomed)
+    hand_out(sub, deque(by_key.values()))
+    sub.fetch_keys = None
+    if sub.waiting:
+        fetch_if_low(sub)
+    if sub.doomed:
+        fetch(sub)
+    if sub.turn.window.is_over:
+        shed(sub)
+
+
+def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
+    """Load rows and pump in turn: handing out makes room for what did not fit before."""
+    while True:
+        count = _take_rows(sub, rows)
+        sub.pump()
+        if not (rows and count and sub.waiting):
+            return
+
+
+def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
+    """Load, in key order, rows that are wanted, are still here and have room; return how many."""
+    window = sub.turn.window
+    is_wanted = bool(sub.waiting)
+    count = 0
+    while rows:
+        row = rows[0]
+        row_key = row.row_key
+        stub = sub.stubs.get(row_key)
+        is_next = sub.backlog_head < len(sub.backlog) and sub.backlog[sub.backlog_head] == row_key
+        if stub is not None or is_next:
+            cost = row.envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
+            if window.room_bytes(is_wanted=is_wanted) < cost and not _is_first(sub, row_key):
+                break
+            count += 1
+            if stub is not None:
+                del sub.stubs[row_key]
+                load(sub, stub, row)
+            else:
+                sub.backlog_head += 1
+                envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+                sub.ready.append(from_row(sub, row, envelope))
+                window.add(1, envelope.size_bytes)
+        rows.popleft()
+    _trim_backlog(sub)
+    return count
+
+
+def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
+    """Give a stub the envelope of its row."""
+    reload(sub, stub, row.envelope)
+
+
+def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
+    """Give a message its envelope back if it was unloaded."""
+    if message.envelope is None:
+        message.envelope = envelope = locks.as_changed(sub.turn, message.row_key, envelope)
+        sub.turn.window.add(1, envelope.size_bytes)
+        if envelope.shared is not None:
+            sub.turn.window.share(envelope.shared)
+        sub.entity.size_bytes += envelope.size_bytes - message.size_bytes
+
+
+def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:
+    """Go on with what had to leave by rule when it was not loaded, as things are now."""
+    if message.failures >= sub.entity.max_delivery_count:
+        expiry.exhaust(sub, message)
+    else:
+        locks.put_back(sub, message)
+
+
+def from_row(sub: SubQueueState, row: StoredRow, envelope: Envelope) -> QueuedMessage:
+    """Make a message of its row and what that holds as it is now.
+
+    The attempts in memory are newer than the row's count.
+    """
+    row_key = row.row_key
+    if sub.is_main:
+        sequence = sub.numbering.number_of(row_key)
+    else:
+        assert row.sequence is not None
+        sequence = row.sequence
+    message = QueuedMessage(row_key, sequence, row.enqueued_ms, envelope)
+    message.failures = sub.attempts.pop(row_key, row.delivery_count)
+    message.recorded = message.failures
+    return message
+
+
+def _is_first(sub: SubQueueState, row_key: int) -> bool:
+    """Say whether receivers wait for exactly this message: it is loaded whatever the budget."""
+    if not sub.waiting:
+        return False
+    if sub.returned:
+        return sub.returned[0][0] == row_key
+    return not sub.ready
+
+
+def _holds_key(sub: SubQueueState, row_key: int) -> bool:
+    if row_key in sub.stubs or row_key in sub.doomed:
+        return True
+    position = bisect_left(sub.backlog, row_key, sub.backlog_head)
+    return position < len(sub.backlog) and sub.backlog[position] == row_key
+
+
+def _trim_backlog(sub: SubQueueState) -> None:
+    """Free the used front of the array; promote the tail when nothing lies before it."""
+    if sub.backlog_head == len(sub.backlog):
+        sub.backlog = array("q")
+        sub.backlog_head = 0
+        sub.promote_tail()
+    elif sub.backlog_head > len(sub.backlog) // 2:
+        del sub.backlog[: sub.backlog_head]
+        sub.backlog_head = 0

@@ -1,0 +1,437 @@
+"""One queue of a partition: its definition, what it refuses, and its sub-queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from postbus.contract.entities import (
+    MAX_DURATION_MS,
+    EntityProperties,
+    EntityStatus,
+    SubscriptionProperties,
+    TopicProperties,
+)
+from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
+from postbus.entity.outcomes import Needs, RecordSize
+from postbus.entity.queues.dedup import SeenIds
+from postbus.entity.queues.scheduled import ScheduledMessages
+from postbus.entity.queues.sub_queue import SubQueueState
+from postbus.entity.sessions.session_state import SessionQueue
+from postbus.entity.transfer import forwarding
+from postbus.message.envelope import Envelope
+from postbus.message.patch import TWO_KEYS, check_properties
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.topics.topic_state import TopicState
+    from postbus.entity.turn import Turn
+
+SESSION_ID_MISSING: Final = Refused(
+    Refusal.SESSION_REQUIRED, "A message sent to it needs a session id."
+)
+NOT_SENT_TO: Final = Refused(
+    Refusal.NOT_ALLOWED, "messages of a subscription are sent to its topic"
+)
+QUOTA_EXCEEDED: Final = Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached its maximum size")
+
+
+def properties_refusal(envelope: Envelope) -> Refused | None:
+    """Say what is wrong with the properties of a message, or None."""
+    complaint = check_properties(envelope)
+    if complaint is None:
+        return None
+    if complaint is TWO_KEYS:  # what SDKs show as an invalid operation (S172, S230)
+        return Refused(Refusal.NOT_ALLOWED, complaint)
+    return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
+
+
+class QueueState:
+    """A queue, or a subscription of `topic`. The hot path reads copies of some properties.
+
+    `seen` is set where duplicates are detected. `share` divides the size limit of an entity that
+    lies in so many partitions.
+    """
+
+    __slots__ = (
+        "_subs",
+        "accessed_ms",
+        "active",
+        "dead_letters_expired",
+        "default_ttl_ms",
+        "entity_no",
+        "forward_dead_letters_to",
+        "forward_to",
+        "keeps_settled",
+        "lock_duration_ms",
+        "max_delivery_count",
+        "max_message_bytes",
+        "max_size_bytes",
+        "name",
+        "outbound",
+        "properties",
+        "scheduled",
+        "seen",
+        "share",
+        "size_bytes",
+        "state_bytes",
+        "topic",
+        "traffic",
+        "turn",
+    )
+
+    dead_letters_expired: bool
+    default_ttl_ms: int | None
+    forward_dead_letters_to: str | None
+    forward_to: str | None
+    keeps_settled: bool
+    lock_duration_ms: int
+    max_delivery_count: int
+    max_message_bytes: int
+    max_size_bytes: int
+
+    def __init__(
+        self,
+        entity_no: int,
+        name: str,
+        properties: EntityProperties,
+        turn: Turn,
+        next_sequence: int,
+        size_bytes: int = 0,
+        *,
+        topic: TopicState | None = None,
+        share: int = 1,
+    ) -> None:
+        self.entity_no = entity_no
+        self.name = name
+        self.turn = turn
+        self.size_bytes = size_bytes
+        self.state_bytes = 0  # what the states of its sessions count
+        self.topic = topic
+        self.traffic = turn.traffic_of(entity_no)
+        self.share = share
+        self.seen: SeenIds | None = None
+        self.outbound = 0  # messages of this entity that wait in the outbox
+        self.accessed_ms = 0  # when somebody sent or received last, as far as this life knows
+        self._define(properties)
+        self.active: SubQueueState
+        if not isinstance(properties, TopicProperties) and properties.requires_session:
+            self.active = SessionQueue(self, turn, next_sequence)
+        else:
+            self.active = SubQueueState(self, SubQueue.ACTIVE, turn, next_sequence)
+        self._subs = {SubQueue.ACTIVE: self.active}
+        self.scheduled = ScheduledMessages(self.active, turn)
+        if self.forward_to is not None:
+            forwarding.watch(self.active)
+
+    def _define(self, properties: EntityProperties) -> None:
+        assert not isinstance(properties, TopicProperties)
+        self._define_sending(properties)
+        self.lock_duration_ms = properties.lock_duration_ms
+        self.max_delivery_count = properties.max_delivery_count
+        self.dead_letters_expired = properties.dead_lettering_on_message_expiration
+        self.keeps_settled = properties.history_retention_ms is not None
+        is_open = properties.status in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
+        self.forward_to = properties.forward_to if is_open else None
+        self.forward_dead_letters_to = (
+            properties.forward_dead_lettered_messages_to if is_open else None
+        )
+
+    def _define_sending(self, properties: EntityProperties) -> None:
+        """Set what a queue and a topic have in common; a subscription has its topic's limits."""
+        limits = self.turn.limits
+        self.properties = properties
+        ttl_ms = min(properties.default_message_ttl_ms, limits.max_default_ttl_ms)
+        if self.topic is not None:
+            ttl_ms = min(ttl_ms, self.topic.default_ttl_ms or MAX_DURATION_MS)
+        self.default_ttl_ms = None if ttl_ms >= MAX_DURATION_MS else ttl_ms
+        if self.topic is not None:
+            self.max_size_bytes = self.topic.max_size_bytes
+            self.max_message_bytes = self.topic.max_message_bytes
+        if isinstance(properties, SubscriptionProperties):
+            return
+        self.max_size_bytes = properties.max_size_in_megabytes * 1024 * 1024 // self.share
+        self.max_message_bytes = min(
+            properties.max_message_size_in_kilobytes * 1024, limits.max_message_bytes
+        )
+        if not properties.requires_duplicate_detection:
+            if self.seen is not None:
+                self.seen.clear()
+            self.seen = None
+        elif self.seen is None:
+            window_ms = properties.duplicate_detection_history_time_window_ms
+            self.seen = SeenIds(self.entity_no, self.turn, window_ms)
+        else:
+            self.seen.window_ms = properties.duplicate_detection_history_time_window_ms
+
+    def redefine(self, properties: EntityProperties) -> list[int]:
+        """Replace the definition; messages and locks stay. Return the receivers it ended."""
+        assert not isinstance(properties, TopicProperties)
+        if properties.lock_duration_ms < self.lock_duration_ms:
+            longest_ms = self.turn.now_ms + self.lock_duration_ms
+            for sub in self._subs.values():
+                sub.unsorted_until_ms = max(sub.unsorted_until_ms, longest_ms)
+        self._define(properties)
+        ended: list[int] = []
+        for sub in self.sub_queues():  # what a session gives back may be the first dead letter
+            refusal = self.receive_refusal(sub.kind)
+            if refusal is not None:
+                ended += sub.end_consumers(refusal.refusal)
+            forwarding.watch(sub)
+        return ended
+
+    # --- sub-queues -------------------------------------------------------------------------------
+
+    def sub_queue(self, kind: SubQueue) -> SubQueueState:
+        """Return a sub-queue, made at first use: most entities never need the others."""
+        sub = self._subs.get(kind)
+        if sub is None:
+            assert kind in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER)
+            sub = self._subs[kind] = SubQueueState(self, kind, self.turn)
+            if self.forward_dead_letters_to is not None:
+                forwarding.watch(sub)
+        return sub
+
+    def sub_queues(self) -> list[SubQueueState]:
+        return list(self._subs.values())
+
+    def live_count(self, kind: SubQueue) -> int:
+        sub = self._subs.get(kind)
+        return 0 if sub is None else sub.live
+
+    @property
+    def message_count(self) -> int:
+        """Live messages of all sub-queues."""
+        return sum(sub.live for sub in self._subs.values()) + len(self.scheduled) + self.outbound
+
+    @property
+    def average_bytes(self) -> int:
+        """Size of the usual message, a guess where rows have not been read."""
+        count = self.message_count
+        return self.size_bytes // count if count else 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
+        return (self.size_bytes if self.message_count else 0) + self.state_bytes
+
+    def shrink(self, size_bytes: int) -> None:
+        """Subtract what left; after a load sizes are estimates and must not fall below zero."""
+        self.size_bytes -= size_bytes
+        if self.size_bytes < 0:
+            self.size_bytes = 0
+
+    def recorded_size(self) -> RecordSize:
+        """Return a checkpoint of size and count (ADR 37)."""
+        return RecordSize(self.entity_no, self.size_bytes, self.message_count)
+
+    def end_consumers(self, refusal: Refusal) -> list[int]:
+        """Remove all receivers; return their ids."""
+        return [
+            consumer_id for sub in self.sub_queues() for consumer_id in sub.end_consumers(refusal)
+        ]
+
+    # --- refusals ---------------------------------------------------------------------------------
+
+    def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
+        """Say why nothing may be received from a sub-queue, or None."""
+        status = self.properties.status
+        if status is EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED, self.name)
+        if status is EntityStatus.RECEIVE_DISABLED:
+            return Refused(Refusal.RECEIVE_DISABLED, self.name)
+        target = forwarding.target_of(self, kind)
+        if target is not None:
+            return Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
+        return None
+
+    def send_refusal(self, *, is_resent: bool = False) -> Refused | None:
+        """Say why nothing may be sent, or None."""
+        status = self.properties.status
+        if status is EntityStatus.DISABLED:
+            return Refused(Refusal.ENTITY_DISABLED, self.name)
+        if status is EntityStatus.SEND_DISABLED:
+            return Refused(Refusal.SEND_DISABLED, self.name)
+        return None if self.topic is None or is_resent else NOT_SENT_TO
+
+    def _size_refusal(self, envelope: Envelope) -> Refused | None:
+        size_bytes = envelope.size_bytes
+        if size_bytes <= self.max_message_bytes:
+            return None
+        return Refused(
+            Refusal.MESSAGE_TOO_LARGE,
+            f"the message has {size_bytes} bytes, {self.max_message_bytes} are allowed",
+        )
+
+    def _message_refusal(self, envelope: Envelope, pending_bytes: int) -> Refused | None:
+        refused = self._size_refusal(envelope)
+        if refused is not None:
+            return refused
+        refused = properties_refusal(envelope)
+        if refused is not None:
+            return refused
+        if envelope.session_id is None and self.active.sessions is not None:
+            return SESSION_ID_MISSING
+        return None if self._has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
+
+    def _has_room(self, wanted_bytes: int) -> bool:
+        """Say whether the limit allows so much more; that of a subscription is its topic's."""
+        if self.turn.is_checked:
+            return True
+        if self.topic is not None:
+            return self.topic.has_room(wanted_bytes)
+        return self.size_bytes + self.state_bytes + wanted_bytes <= self.max_size_bytes
+
+    def keep_state(self, grown_bytes: int) -> bool:
+        """Count what the states of sessions grow or shrink by; False when there is no room."""
+        if not self.message_count:
+            self.size_bytes = 0
+        if grown_bytes > 0:
+            if not self._has_room(grown_bytes):
+                return False
+            if self.topic is not None:
+                self.topic.take_room(grown_bytes)
+        self.state_bytes += grown_bytes
+        return True
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def check(
+        self, command: Enqueue, pending_bytes: int, found: Sequence[StoredRow] | None
+    ) -> Refused | Needs | None:
+        """Say why not all of it could be stored behind `pending_bytes` more; changes nothing."""
+        if self.seen is not None and not command.is_resent:
+            screened = self.seen.screen(command.messages, found)
+            if isinstance(screened, Needs):
+                return screened
+        if not self.message_count:
+            self.size_bytes = 0
+        refused = self.send_refusal(is_resent=command.is_resent)
+        for envelope in command.messages:
+            refused = refused or self._message_refusal(envelope, pending_bytes)
+            pending_bytes += envelope.size_bytes
+        return refused
+
+    def enqueue(
+        self, command: Enqueue, found: Sequence[StoredRow] | None = None
+    ) -> Enqueued | Refused | Needs:
+        """Check, then store. The usual burst (nothing refused, nothing scheduled) goes at once."""
+        refused = self.send_refusal(is_resent=command.is_resent)
+        if refused is not None:
+            return refused
+        messages = command.messages
+        if self.default_ttl_ms is not None:
+            self._lower_ttls(messages, self.default_ttl_ms)
+        digests: list[bytes | None] | None = None
+        if self.seen is not None and not command.is_resent:
+            screened = self.seen.screen(messages, found)
+            if isinstance(screened, Needs):
+                return screened
+            digests = screened.digests
+            if not screened.is_new or self.seen.refusal(len(digests)) is not None:
+                return self._enqueue_each(command, digests, found)
+        max_bytes = self.max_message_bytes
+        total_bytes = 0
+        check = check_properties
+        for envelope in messages:
+            size_bytes = envelope.size_bytes
+            if size_bytes > max_bytes or envelope.scheduled_ms is not None or check(envelope):
+                return self._enqueue_each(command, digests, found)
+            total_bytes += size_bytes
+        if self.size_bytes + self.state_bytes + total_bytes > self.max_size_bytes:
+            return self._enqueue_each(command, digests, found)
+        if self.active.sessions is not None and None in [m.session_id for m in messages]:
+            return self._enqueue_each(command, digests, found)
+        if not messages:
+            return Enqueued([])
+        if self.seen is not None and digests is not None:
+            self.seen.record([digest for digest in digests if digest is not None])
+        return Enqueued(self.take(messages, total_bytes))
+
+    def reserve(self, count: int) -> Enqueued | Refused:
+        """Reserve numbers for messages that are scheduled later."""
+        refused = self.send_refusal()
+        numbering, turn = self.active.numbering, self.turn
+        return refused or Enqueued([numbering.take_one(turn)[1] for _ in range(count)])
+
+    def take(
+        self,
+        envelopes: list[Envelope],
+        total_bytes: int,
+        *,
+        is_shared: bool = False,
+        enqueued_ms: int | None = None,
+    ) -> list[int]:
+        """Store messages that passed all checks, or forward them; return their numbers."""
+        self.traffic.accepted += len(envelopes)
+        if self.forward_to is not None and not forwarding.has_backlog(self.active):
+            return self.turn.outbox.send(self, envelopes, self.forward_to)
+        return self.active.append(
+            envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms
+        )
+
+    @staticmethod
+    def _lower_ttls(messages: list[Envelope], most_ms: int) -> None:
+        """Let no message have a longer time to live of its own than the default of this moment.
+
+        What is stored then stays as it is when the default changes (S95, S106).
+        """
+        for envelope in messages:
+            if envelope.ttl_ms is not None and envelope.ttl_ms > most_ms:
+                envelope.ttl_ms = most_ms
+
+    def _enqueue_each(
+        self,
+        command: Enqueue,
+        digests: list[bytes | None] | None,
+        found: Sequence[StoredRow] | None,
+    ) -> Enqueued | Refused:
+        """Check all, then store those that pass; with `is_atomic` one refusal refuses all (ADR 21).
+
+        Duplicates count as accepted; a scheduled one gets a number that names nothing (ADR 26).
+        """
+        messages = command.messages
+        if not self.message_count:
+            self.size_bytes = 0  # whatever remained was the error of an estimate
+        refusals: dict[int, Refused] = {}
+        duplicates: set[int] = set()
+        accepted: dict[bytes | None, None] = {}
+        seen = self.seen
+        pending_bytes = 0
+        for index, envelope in enumerate(messages):
+            digest = None if digests is None else digests[index]
+            is_known = seen is not None and digest is not None and seen.is_seen(digest, found)
+            if is_known or digest in accepted:
+                duplicates.add(index)
+                continue
+            refused = self._message_refusal(envelope, pending_bytes)
+            is_counted = digest is not None and not self.turn.is_checked
+            if refused is None and seen is not None and is_counted:
+                refused = seen.refusal(len(accepted) + 1)
+            if refused is None:
+                pending_bytes += envelope.size_bytes
+                if digest is not None:
+                    accepted[digest] = None
+            elif command.is_atomic:
+                return refused
+            else:
+                refusals[index] = refused
+        if seen is not None:
+            seen.record([digest for digest in accepted if digest is not None])
+        reserved = command.numbers
+        numbers = reserved or [0] * len(messages)
+        now_ms = self.turn.now_ms
+        for index, envelope in enumerate(messages):
+            is_due = envelope.scheduled_ms is None or envelope.scheduled_ms <= now_ms
+            if index in refusals:
+                continue
+            if index in duplicates:
+                if not is_due and reserved is None:
+                    numbers[index] = self.active.numbering.take_one(self.turn)[1]
+            elif reserved is not None:
+                self.scheduled.add(envelope, reserved[index])
+            elif is_due:
+                (numbers[index],) = self.take([envelope], envelope.size_bytes)
+            else:
+                numbers[index] = self.scheduled.add(envelope)
+        return Enqueued(numbers, refusals or None)

@@ -1,0 +1,85 @@
+"""A message and a receiver as a sub-queue knows them: plain slotted objects of the hot path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from postbus.entity.commands import Delivery, ReceiveMode, Receiver
+from postbus.message.envelope import Envelope
+
+if TYPE_CHECKING:
+    from postbus.entity.queues.sub_queue import SubQueueState
+
+
+class QueuedMessage:
+    """One message in the ready window, returned, or locked.
+
+    `envelope` is None while only the row holds it (a stub); `size_bytes` and `ttl_ms` are set from
+    then on. `failures` counts failed deliveries, `recorded` the attempts the tables know (ADR 19).
+    `token` is None unless locked; `locked_until_ms` means something only with a token. `receiver`
+    is who got it last, there once it was delivered.
+    """
+
+    __slots__ = (
+        "enqueued_ms",
+        "envelope",
+        "failures",
+        "is_deferred",
+        "locked_until_ms",
+        "receiver",
+        "recorded",
+        "row_key",
+        "sequence",
+        "size_bytes",
+        "token",
+        "ttl_ms",
+    )
+
+    locked_until_ms: int
+    receiver: Receiver | None
+    size_bytes: int
+    ttl_ms: int | None
+
+    def __init__(
+        self, row_key: int, sequence: int, enqueued_ms: int, envelope: Envelope | None
+    ) -> None:
+        self.row_key = row_key
+        self.sequence = sequence
+        self.enqueued_ms = enqueued_ms
+        self.envelope = envelope
+        self.failures = 0
+        self.recorded = 0
+        self.token: bytes | None = None
+        self.is_deferred = False
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the message, loaded or not."""
+        return self.size_bytes if self.envelope is None else self.envelope.size_bytes
+
+    @property
+    def own_ttl_ms(self) -> int | None:
+        """The sender's time to live, loaded or not."""
+        return self.ttl_ms if self.envelope is None else self.envelope.ttl_ms
+
+
+class Consumer:
+    """A receiver of one sub-queue. `limit` and `delivered` count since it was added (ADR 24)."""
+
+    __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode", "receiver")
+
+    is_forwarder: ClassVar[bool] = False
+
+    def __init__(
+        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.mode = mode
+        self.receiver = receiver
+        self.limit = 0
+        self.delivered = 0
+        self.is_waiting = False
+
+    def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
+        """Take messages for good."""
+        return sub.delete(batch)

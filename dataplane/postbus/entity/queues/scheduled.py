@@ -1,0 +1,284 @@
+"""Scheduled messages of one entity: known by number and due time only, their rows stay stored.
+
+A scheduled message takes the entity's next number, which names it for cancelling and peeking until
+it is activated. Then it moves behind the active messages under a fresh key and number, enqueued at
+its scheduled time (ADR 17).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from postbus.entity.commands import Cancelled, Refusal, Refused, StoredRow, SubQueue
+from postbus.entity.numbering import Numbering
+from postbus.entity.outcomes import Fetch, InsertMessage, MoveMessage, PutDue
+from postbus.message.envelope import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+
+PUBLISH_COPIES: Final = 10_000
+"""Copies of due messages made at a time, about. Our choice: what a commit takes 100 ms for."""
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+"""Read of due messages at a time, about; they are held only until they are moved. Our choice."""
+
+
+class _Due(NamedTuple):
+    due_ms: int
+    row_key: int
+    sequence: int
+    size_bytes: int | None  # unknown after a load
+
+
+class ScheduledMessages:
+    """See the module's docstring. `active` is where messages go when they are due.
+
+    In a topic they are handed to `publish` with the time they were due; it returns the number of
+    copies made, and the row is deleted.
+    """
+
+    __slots__ = (
+        "_active",
+        "_by_time",
+        "_due",
+        "_fetched",
+        "_numbering",
+        "_numbers",
+        "_publish",
+        "_timer_ms",
+        "_turn",
+    )
+
+    def __init__(
+        self,
+        active: SubQueueState,
+        turn: Turn,
+        publish: Callable[[Envelope, int], int] | None = None,
+    ) -> None:
+        self._active = active
+        self._publish = publish
+        self._turn = turn
+        self._numbering = Numbering(active.entity, SubQueue.SCHEDULED, 0)
+        self._due: dict[int, _Due] = {}
+        self._by_time: list[_Due] = []
+        self._fetched: list[_Due] = []  # due, their rows are being read
+        self._numbers = array("q")  # every number ever scheduled, rising; gone ones are skipped
+        self._timer_ms: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._due
+
+    def load(self, rows: Iterable[PutDue]) -> None:
+        """Take over the due rows of an earlier life."""
+        for row in sorted(rows, key=lambda row: row.sequence):
+            due = _Due(row.due_ms, row.row_key, row.sequence, None)
+            self._due[row.sequence] = due
+            self._by_time.append(due)
+            self._numbers.append(row.sequence)
+        heapify(self._by_time)
+        self._watch()
+
+    def clear(self) -> None:
+        """Forget everything: the entity is dropped."""
+        self._due.clear()
+        self._by_time.clear()
+        self._fetched.clear()
+        self._timer_ms = None
+
+    def row_keys(self) -> list[int]:
+        return [due.row_key for due in self._due.values()]
+
+    def from_number(self, sequence: int) -> Iterator[tuple[int, int]]:
+        """Yield (number, row key) in rising order, from a number upward."""
+        numbers = self._numbers
+        for index in range(bisect_left(numbers, sequence), len(numbers)):
+            due = self._due.get(numbers[index])
+            if due is not None:
+                yield due.sequence, due.row_key
+
+    def add(self, envelope: Envelope, reserved: int | None = None) -> int:
+        """Store a message to be activated at its scheduled time; return its number."""
+        turn = self._turn
+        assert envelope.scheduled_ms is not None
+        sequence = reserved
+        if sequence is None:
+            _, sequence = self._active.numbering.take_one(turn)
+        row_key, _ = self._numbering.take_one(turn)
+        due = _Due(envelope.scheduled_ms, row_key, sequence, envelope.size_bytes)
+        outcome = turn.outcome
+        outcome.inserts.append(InsertMessage(row_key, turn.now_ms, envelope))
+        outcome.mutations.append(
+            PutDue(row_key, self._active.entity.entity_no, due.due_ms, sequence)
+        )
+        self._due[sequence] = due
+        insort(self._numbers, sequence)  # at the end, unless the number was reserved long ago
+        heappush(self._by_time, due)
+        self._active.entity.size_bytes += envelope.size_bytes
+        self._active.entity.traffic.accepted += 1
+        self._watch()
+        return sequence
+
+    def cancel(self, numbers: list[int]) -> Cancelled | Refused:
+        """Delete all of them or none."""
+        wanted = dict.fromkeys(numbers)
+        for sequence in wanted:
+            if sequence not in self._due:
+                return Refused(
+                    Refusal.MESSAGE_NOT_FOUND, f"no scheduled message has the number {sequence}"
+                )
+        outcome = self._turn.outcome
+        entity = self._active.entity
+        average_bytes = entity.average_bytes
+        for sequence in wanted:
+            due = self._due.pop(sequence)
+            outcome.deletes.append(due.row_key)
+            if due.row_key >= self._turn.first_key:
+                outcome.touches_uncommitted = True
+            entity.shrink(average_bytes if due.size_bytes is None else due.size_bytes)
+        self._trim()
+        return Cancelled()
+
+    def activate(self) -> None:
+        """Move what is due behind the active messages, as many as one turn allows."""
+        turn = self._turn
+        by_time, due_rows, active = self._by_time, self._due, self._active
+        if self._timer_ms is None or self._timer_ms > turn.now_ms:
+            return
+        self._timer_ms = None
+        if self._publish is not None or (
+            active.sessions is not None and active.entity.forward_to is None
+        ):
+            self._fetch_due()
+            return
+        while by_time and by_time[0].due_ms <= turn.now_ms and turn.allowance > 0:
+            due = heappop(by_time)
+            if due_rows.get(due.sequence) is not due:
+                continue  # cancelled
+            turn.allowance -= 1
+            self._activate(due)
+        self._trim()
+        self._watch()
+
+    def _activate(self, due: _Due) -> None:
+        entity = self._active.entity
+        if entity.forward_to is None:
+            self._active.append_key(self._move(due))
+            return
+        size_bytes = entity.average_bytes if due.size_bytes is None else due.size_bytes
+        del self._due[due.sequence]
+        self._turn.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
+
+    def _move(self, due: _Due) -> int:
+        """Give a due message its place among the active ones; return its key there."""
+        turn, active = self._turn, self._active
+        del self._due[due.sequence]
+        row_key, sequence = active.numbering.take_one(turn)
+        turn.outcome.mutations.append(
+            MoveMessage(
+                due.row_key,
+                row_key,
+                active.entity.entity_no,
+                SubQueue.ACTIVE,
+                sequence,
+                0,
+                due.due_ms,
+                None,
+            )
+        )
+        return row_key
+
+    def _fetch_due(self) -> None:
+        """Read rows that are due, which say of what session they are; one read at a time."""
+        turn, by_time = self._turn, self._by_time
+        if self._fetched:
+            return
+        room_bytes = FETCH_BYTES
+        while (
+            by_time
+            and by_time[0].due_ms <= turn.now_ms
+            and turn.allowance > 0
+            and (room_bytes > 0 or not self._fetched)
+        ):
+            due = heappop(by_time)
+            if self._due.get(due.sequence) is due:
+                turn.allowance -= 1
+                room_bytes -= due.size_bytes or self._active.entity.average_bytes
+                self._fetched.append(due)
+        if self._fetched:
+            row_keys = sorted(due.row_key for due in self._fetched)
+            entity_no = self._active.entity.entity_no
+            turn.outcome.effects.append(Fetch(entity_no, SubQueue.SCHEDULED, row_keys))
+        else:
+            self._watch()
+
+    def supply(self, rows: Iterable[StoredRow]) -> None:
+        """Activate the messages whose rows were read, unless they were cancelled meanwhile."""
+        by_key = {row.row_key: row for row in rows}
+        fetched = self._fetched
+        self._fetched = []
+        if self._publish is not None:
+            self._publish_all(fetched, by_key)
+            return
+        sessions = self._active.sessions
+        assert sessions is not None
+        for due in fetched:
+            if self._due.get(due.sequence) is due:
+                session_id = by_key[due.row_key].envelope.session_id
+                assert session_id is not None
+                if self._active.entity.forward_to is None:
+                    sessions.take_key(session_id, self._move(due))
+                else:
+                    self._activate(due)
+        self._trim()
+        self._watch()
+
+    def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
+        """Publish what was read, as much as one turn allows; the rest is read again."""
+        assert self._publish is not None
+        outcome, entity = self._turn.outcome, self._active.entity
+        copies = 0
+        for due in fetched:
+            if self._due.get(due.sequence) is not due:
+                continue
+            if copies >= PUBLISH_COPIES:
+                heappush(self._by_time, due)
+                continue
+            envelope = rows[due.row_key].envelope
+            copies += self._publish(envelope, due.due_ms)
+            del self._due[due.sequence]
+            outcome.deletes.append(due.row_key)
+            entity.shrink(envelope.size_bytes if due.size_bytes is None else due.size_bytes)
+        self._trim()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Make sure a Tick comes when the next message is due."""
+        if not self._by_time:
+            return
+        due_ms = self._by_time[0].due_ms
+        if self._timer_ms is not None and self._timer_ms <= due_ms:
+            return
+        self._timer_ms = due_ms
+        if due_ms <= self._turn.now_ms:  # more than one turn allows
+            self._turn.resumed[self.activate] = None
+        else:
+            self._turn.set_timer(due_ms, self.activate)
+
+    def _trim(self) -> None:
+        """Forget gone numbers and cancelled entries once they are the larger half."""
+        if len(self._numbers) > 2 * len(self._due) + 64:
+            self._numbers = array("q", [n for n in self._numbers if n in self._due])
+        if len(self._by_time) > 2 * len(self._due) + 64:
+            self._by_time = list(self._due.values())
+            heapify(self._by_time)

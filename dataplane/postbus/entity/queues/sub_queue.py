@@ -1,0 +1,571 @@
+"""One sub-queue: the order of its messages, its receivers, and what they are handed.
+
+Messages lie, in key order, in four places: `returned` (had a lock before), `ready` (loaded),
+`backlog` (keys only) and `tail` (loaded, newer than the backlog). Locked and deferred ones are in
+none of them. Every key of one place is lower than every key of the next, therefore the lowest
+available message is always found at a front. Paging lives in `paging`, settlement in `locks`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from heapq import heappop, heappush
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from postbus.entity.commands import (
+    Delivery,
+    ReceiveMode,
+    Receiver,
+    Refusal,
+    StoredRow,
+    SubQueue,
+)
+from postbus.entity.numbering import Numbering
+from postbus.entity.outcomes import (
+    Deliver,
+    EndConsumer,
+    Fetch,
+    InsertMessage,
+    Needs,
+    RecordAcquired,
+    Settling,
+)
+from postbus.entity.queues import expiry, hints, locks, paging
+from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.turn import MAINTENANCE_LIMIT
+from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
+from postbus.message.envelope import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.sessions.session_state import SessionQueue
+    from postbus.entity.turn import Turn
+
+FAIR_CHUNK: Final = 32
+"""Most messages one receiver gets before the next has its turn. Our choice: small against usual
+credits (100 to 1,000), large enough for one frame burst."""
+
+_new = tuple.__new__
+
+
+class SubQueueState:
+    """See the module's docstring. `is_main` is False for the dead-letter kinds: there nothing
+    expires, deliveries are not limited, and only abandoning counts.
+
+    `sessions` is set where the messages are divided into lanes, one for each session;
+    `session_until_ms` in such a lane: when the session's lock ends, and every lock in it; else 0.
+    """
+
+    __slots__ = (
+        "attempts",
+        "backlog",
+        "backlog_head",
+        "consumers",
+        "deferred",
+        "deferred_sections",
+        "doomed",
+        "entity",
+        "fetch_keys",
+        "hinted",
+        "is_main",
+        "kind",
+        "live",
+        "lock_timer_ms",
+        "locks",
+        "numbering",
+        "ready",
+        "returned",
+        "session_until_ms",
+        "sessions",
+        "stubs",
+        "tail",
+        "turn",
+        "unsorted_until_ms",
+        "waiting",
+    )
+
+    low_water: ClassVar[int] = paging.LOW_WATER
+
+    def __init__(
+        self, entity: QueueState, kind: SubQueue, turn: Turn, next_sequence: int = 0
+    ) -> None:
+        self._make_empty(entity, kind, turn)
+        self.numbering = Numbering(entity, kind, next_sequence)
+        self.live = 0
+        self.deferred_sections: dict[int, bytes] = {}
+        self.attempts: dict[int, int] = {}
+        turn.sub_queues[self] = None
+
+    def _make_empty(self, entity: QueueState, kind: SubQueue, turn: Turn) -> None:
+        """Set what each lane of a session entity has for itself as well."""
+        self.entity = entity
+        self.kind = kind
+        self.turn = turn
+        self.is_main = kind is SubQueue.ACTIVE
+        self.sessions: SessionQueue | None = None
+        self.session_until_ms = 0
+        self.ready: deque[QueuedMessage] = deque()
+        self.tail: deque[QueuedMessage] = deque()
+        self.backlog = array("q")
+        self.backlog_head = 0
+        self.returned: list[tuple[int, QueuedMessage]] = []
+        self.stubs: dict[int, QueuedMessage] = {}
+        self.doomed: dict[int, QueuedMessage] = {}
+        self.fetch_keys: list[int] | None = None
+        self.locks: dict[bytes, QueuedMessage] = {}
+        self.lock_timer_ms: int | None = None
+        self.unsorted_until_ms = 0
+        self.deferred: dict[int, int] = {}
+        self.consumers: dict[int, Consumer] = {}
+        self.waiting: deque[Consumer] = deque()
+        self.hinted: dict[int, Consumer] | None = None
+
+    def load(self, row_keys: array[int], deferred: dict[int, int]) -> None:
+        """Take over the rows of an earlier life; `deferred` maps row key to number."""
+        self.live = len(row_keys)
+        if deferred:
+            row_keys = array("q", (key for key in row_keys if key not in deferred))
+        self.backlog = row_keys
+        self.deferred = {number: key for key, number in deferred.items()}
+
+    @property
+    def backlog_count(self) -> int:
+        return len(self.backlog) - self.backlog_head
+
+    @property
+    def locked_count(self) -> int:
+        """How many messages are locked; in a session entity those of all its lanes."""
+        lanes = () if self.sessions is None else self.sessions.held
+        return len(self.locks) + sum(len(lane.locks) for lane in lanes)
+
+    # --- arrivals ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        envelopes: list[Envelope],
+        total_bytes: int,
+        *,
+        is_shared: bool = False,
+        enqueued_ms: int | None = None,
+    ) -> list[int]:
+        """Store new messages behind all others; return their sequence numbers.
+
+        `is_shared`: bodies may be `Envelope.shared` with the copies of other sub-queues.
+        `enqueued_ms` None is now.
+        """
+        turn = self.turn
+        now_ms = turn.now_ms
+        if enqueued_ms is not None and enqueued_ms < now_ms:
+            turn.backdated_ms, now_ms = now_ms, enqueued_ms
+        inserts = turn.outcome.inserts
+        count = len(envelopes)
+        self.live += count
+        self.entity.size_bytes += total_bytes
+        runs = self.numbering.take(count, turn)
+        if len(runs) == 1:
+            key, offset, _ = runs[0]
+            inserts += [
+                _new(InsertMessage, (row_key, now_ms, envelope))
+                for row_key, envelope in enumerate(envelopes, key)
+            ]
+            arrived = [
+                QueuedMessage(row_key, row_key + offset, now_ms, envelope)
+                for row_key, envelope in enumerate(envelopes, key)
+            ]
+            numbers = list(range(key + offset, key + offset + count))
+        else:
+            numbers, arrived = self._append_runs(runs, envelopes, now_ms)
+        if self.sessions is not None:
+            self.sessions.distribute(envelopes, arrived, total_bytes)
+            return numbers
+        needed_bytes = total_bytes + count * MESSAGE_OVERHEAD_BYTES
+        if is_shared:
+            needed_bytes -= _held_bytes(envelopes)
+        window = turn.window
+        if (
+            window.room_bytes(is_wanted=bool(self.waiting)) >= needed_bytes
+            and window.count + count <= WINDOW_MESSAGES
+        ):
+            target = self.tail if self.backlog_head < len(self.backlog) else self.ready
+            target.extend(arrived)
+            window.add(count, total_bytes)
+            if is_shared:
+                for envelope in envelopes:
+                    if envelope.shared is not None:
+                        window.share(envelope.shared)
+        else:
+            paging.append_short_of_room(self, arrived)
+        if self.waiting or self.hinted:
+            self.pump()
+        return numbers
+
+    def _append_runs(
+        self, runs: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
+    ) -> tuple[list[int], list[QueuedMessage]]:
+        inserts = self.turn.outcome.inserts
+        numbers: list[int] = []
+        arrived: list[QueuedMessage] = []
+        rest = iter(envelopes)
+        for key, offset, length in runs:
+            for row_key in range(key, key + length):
+                envelope = next(rest)
+                numbers.append(row_key + offset)
+                inserts.append(InsertMessage(row_key, now_ms, envelope))
+                arrived.append(QueuedMessage(row_key, row_key + offset, now_ms, envelope))
+        return numbers, arrived
+
+    def append_key(self, row_key: int) -> None:
+        """Take a message that was moved here; its row is read when somebody wants it."""
+        paging.evict_tail(self)
+        self.backlog.append(row_key)
+        self.live += 1
+        if self.waiting or self.hinted:
+            self.turn.resumed[self.pump] = None
+
+    def put_back(self, message: QueuedMessage) -> None:
+        """Return a message to its place by key."""
+        heappush(self.returned, (message.row_key, message))
+        if self.hinted:
+            self.turn.resumed[self.pump] = None
+        if message.envelope is None:
+            self.stubs[message.row_key] = message
+
+    # --- receivers --------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        self.consumers[consumer.consumer_id] = consumer
+
+    def remove_consumer(self, consumer_id: int) -> None:
+        consumer = self.consumers.pop(consumer_id)
+        if consumer.is_waiting:
+            self.waiting.remove(consumer)
+            consumer.is_waiting = False
+        if self.hinted:
+            self.hinted.pop(consumer_id, None)
+
+    def end_consumers(self, refusal: Refusal) -> list[int]:
+        """Remove all receivers and tell them; return their ids."""
+        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
+        effects = self.turn.outcome.effects
+        for consumer_id in ended:
+            effects.append(EndConsumer(consumer_id, refusal))
+        self.consumers.clear()
+        self.waiting.clear()
+        self.hinted = None
+        return ended
+
+    def set_demand(
+        self,
+        consumer: Consumer,
+        limit: int,
+        *,
+        is_drain: bool,
+        found: Sequence[StoredRow] | None,
+    ) -> Needs | None:
+        """Hand out up to `limit`; with `is_drain` the limit then falls to what was delivered.
+
+        A drain looks into the backlog first: "nothing there" must be true.
+        """
+        if is_drain and found is None:
+            absent = paging.absent_keys(self, limit - consumer.delivered)
+            if absent:
+                return Needs(row_keys=absent)
+        consumer.limit = limit
+        self._note_demand(consumer)
+        if consumer.is_waiting:
+            paging.hand_out(self, deque(found or ()))
+        if is_drain and consumer.limit > consumer.delivered:
+            consumer.limit = consumer.delivered
+            self._note_demand(consumer)
+        return None
+
+    def _note_demand(self, consumer: Consumer) -> None:
+        is_waiting = consumer.limit > consumer.delivered
+        if is_waiting is not consumer.is_waiting:
+            consumer.is_waiting = is_waiting
+            if is_waiting:
+                self.waiting.append(consumer)
+            else:
+                self.waiting.remove(consumer)
+
+    # --- handing out ------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Hand available messages to waiting receivers, in turn and in small equal chunks.
+
+        Expired messages met on the way are removed; they count into the limit of one turn, and
+        what is left over goes on in the next Tick.
+        """
+        waiting = self.waiting
+        if not waiting:
+            if self.hinted:
+                hints.tell(self)
+            return
+        available = len(self.ready) + len(self.returned)
+        if available:
+            share = available
+            if len(waiting) > 1:
+                share = min(available // len(waiting) or 1, FAIR_CHUNK)
+            left = MAINTENANCE_LIMIT
+            bursts: dict[int, Deliver] = {}
+            while waiting and left > 0:
+                consumer = waiting[0]
+                batch = self._take(min(share, consumer.limit - consumer.delivered, left))
+                if not batch:
+                    break
+                left -= len(batch)
+                if consumer.mode is ReceiveMode.PEEK_LOCK:
+                    deliveries = self._lock(batch, consumer.receiver)
+                else:
+                    deliveries = consumer.take(self, batch)
+                self._hand_over(consumer, deliveries, bursts)
+            if left <= 0 and waiting:
+                self.turn.resumed[self.pump] = None
+        paging.fetch_if_low(self)
+        if self.hinted:
+            hints.tell(self)
+        if self.turn.window.is_over:
+            paging.shed(self)
+
+    def _hand_over(
+        self, consumer: Consumer, deliveries: list[Delivery], bursts: dict[int, Deliver]
+    ) -> None:
+        if not deliveries:
+            return
+        consumer_id = consumer.consumer_id
+        consumer.delivered += len(deliveries)
+        if self.is_main:
+            self.entity.traffic.delivered += len(deliveries)
+        burst = bursts.get(consumer_id)
+        if burst is None:
+            bursts[consumer_id] = burst = Deliver(
+                consumer_id, self.entity.entity_no, self.kind, deliveries
+            )
+            self.turn.outcome.effects.append(burst)
+        else:
+            burst.deliveries += deliveries
+        if consumer.delivered >= consumer.limit:
+            consumer.is_waiting = False
+            self.waiting.popleft()
+        else:
+            self.waiting.rotate(-1)
+
+    def _take(self, count: int) -> list[QueuedMessage]:
+        """Remove up to `count` loaded messages from the front; stop before a stub."""
+        returned, ready = self.returned, self.ready
+        batch: list[QueuedMessage] = []
+        while returned and len(batch) < count:
+            if returned[0][1].envelope is None:
+                return batch
+            batch.append(heappop(returned)[1])
+        count -= len(batch)
+        if count >= len(ready):
+            batch += ready
+            ready.clear()
+        else:
+            take = ready.popleft
+            batch += [take() for _ in range(count)]
+        return batch
+
+    def _lock(self, batch: list[QueuedMessage], receiver: Receiver | None) -> list[Delivery]:
+        """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
+        turn, entity, held, is_main = self.turn, self.entity, self.locks, self.is_main
+        now_ms = turn.now_ms
+        first_key = turn.first_key
+        suffix = turn.token_suffix
+        default_ttl_ms = entity.default_ttl_ms if is_main else None
+        until_ms = self.session_until_ms or now_ms + entity.lock_duration_ms
+        random_bytes = turn.random.randbytes(8 * len(batch))
+        position = 0
+        deliveries: list[Delivery] = []
+        row_keys: list[int] = []
+        attempts: list[int] = []
+        for message in batch:
+            envelope = message.envelope
+            assert envelope is not None
+            failures = message.failures
+            ttl_ms = envelope.ttl_ms
+            if ttl_ms is None:
+                ttl_ms = default_ttl_ms
+            if is_main:
+                if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
+                    expiry.expire(self, message)
+                    continue
+                if failures or message.row_key < first_key:
+                    if failures >= entity.max_delivery_count:
+                        expiry.exhaust(self, message)
+                        continue
+                    message.recorded = failures + 1
+                    row_keys.append(message.row_key)
+                    attempts.append(failures + 1)
+            token = random_bytes[position : position + 8] + suffix
+            position += 8
+            message.token = token
+            message.receiver = receiver
+            message.locked_until_ms = until_ms
+            held[token] = message
+            deliveries.append(
+                _new(
+                    Delivery,
+                    (
+                        token,
+                        until_ms,
+                        message.sequence,
+                        message.enqueued_ms,
+                        failures,
+                        ttl_ms,
+                        envelope,
+                    ),
+                )
+            )
+        if row_keys:
+            turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+        if is_main and len(row_keys) < len(deliveries):
+            turn.outstanding.append((now_ms, batch))
+        if deliveries:
+            locks.watch(self, until_ms)
+        return deliveries
+
+    def delete(self, batch: list[QueuedMessage]) -> list[Delivery]:
+        """Take a batch for good: the delete commits before the transfer leaves (S25)."""
+        now_ms = self.turn.now_ms
+        deliveries: list[Delivery] = []
+        for message in batch:
+            envelope = message.envelope
+            assert envelope is not None
+            ttl_ms = envelope.ttl_ms
+            if self.is_main:
+                ttl_ms = expiry.effective_ttl_ms(self.entity, ttl_ms)
+                if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
+                    expiry.expire(self, message)
+                    continue
+                if message.failures >= self.entity.max_delivery_count:
+                    expiry.exhaust(self, message)
+                    continue
+            self.remove(message, Settling.RECEIVED)
+            self.entity.traffic.completed += self.is_main
+            deliveries.append(
+                Delivery(
+                    b"",
+                    0,
+                    message.sequence,
+                    message.enqueued_ms,
+                    message.failures,
+                    ttl_ms,
+                    envelope,
+                )
+            )
+        return deliveries
+
+    # --- called back ---------------------------------------------------------------------------
+
+    def expire_locks(self) -> None:
+        locks.expire(self)
+
+    def fetch_doomed(self) -> None:
+        paging.fetch(self)
+
+    def shed(self) -> None:
+        paging.shed(self)
+
+    def make_room(self, wanted_bytes: int) -> None:
+        """Unload what no receiver waits for, unless there is so much room already."""
+        if (
+            not self.waiting
+            and (self.ready or self.tail)
+            and self.turn.window.room_bytes(is_wanted=True) < wanted_bytes
+        ):
+            paging.evict_tail(self)
+            paging.evict_ready(self)
+
+    def ask(self) -> None:
+        """Have the host read the rows wanted next; `fetch_keys` is set until they come."""
+        row_keys = paging.keys_wanted(self, paging.readable(self, paging.FETCH_KEYS))
+        if row_keys:
+            self.fetch_keys = row_keys
+            self.turn.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
+
+    def promote_tail(self) -> None:
+        """Make the newest loaded messages ready when nothing lies before them."""
+        if self.tail and self.backlog_head == len(self.backlog):
+            self.ready += self.tail
+            self.tail.clear()
+
+    def clear(self) -> None:
+        """Drop all memory of a sub-queue whose entity is dropped."""
+        window = self.turn.window
+        loaded = [message for _, message in self.returned]
+        loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
+        for message in loaded:
+            message.token = None
+            if message.envelope is not None:
+                if message.envelope.shared is not None:
+                    window.unshare(message.envelope.shared)
+                window.remove(1, message.envelope.size_bytes)
+        for collection in (self.ready, self.tail, self.returned, self.locks, self.doomed):
+            collection.clear()
+        self.stubs.clear()
+        self.lock_timer_ms = None
+        self.turn.sub_queues.pop(self, None)
+
+    def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:
+        """Yield messages with attempts the tables do not know, and the attempts."""
+        if self.is_main:
+            for message in self.locks.values():
+                if message.recorded <= message.failures:
+                    yield message, message.failures + 1
+        for message in chain((message for _, message in self.returned), self.doomed.values()):
+            if message.recorded < message.failures:
+                yield message, message.failures
+
+    def row_keys(self) -> array[int]:
+        """Return the keys of all messages that are in this sub-queue."""
+        keys = self.backlog[self.backlog_head :]
+        keys.extend(row_key for row_key, _ in self.returned)
+        for messages in (self.ready, self.tail, self.locks.values(), self.doomed.values()):
+            keys.extend(message.row_key for message in messages)
+        keys.extend(self.deferred.values())
+        return keys
+
+    # --- leaving ----------------------------------------------------------------------------------
+
+    def remove(self, message: QueuedMessage, how: Settling) -> None:
+        """Settle a message that is in no place of the order any more."""
+        self.settle_row(message.row_key, message.enqueued_ms, how)
+        self.forget(message)
+
+    def settle_row(
+        self, row_key: int, enqueued_ms: int, how: Settling, *, is_stored: bool = False
+    ) -> None:
+        """Delete a row, or keep it where the entity has a history (ADR 18).
+
+        `is_stored`: it was read, and so the commit that made it is over.
+        """
+        turn = self.turn
+        if self.entity.keeps_settled:
+            turn.settle(self.entity.entity_no, [row_key], how)
+            return
+        outcome = turn.outcome
+        outcome.deletes.append(row_key)
+        if not is_stored and turn.may_be_uncommitted(row_key, enqueued_ms):
+            outcome.touches_uncommitted = True
+
+    def forget(self, message: QueuedMessage) -> None:
+        """Drop a message from the accounts: its row is settled or moved by this outcome."""
+        size_bytes = message.weight_bytes
+        if message.envelope is not None:
+            if message.envelope.shared is not None:
+                self.turn.window.unshare(message.envelope.shared)
+            self.turn.window.remove(1, size_bytes)
+        self.live -= 1
+        self.entity.shrink(size_bytes)
+
+
+def _held_bytes(envelopes: list[Envelope]) -> int:
+    """Return the bytes of bodies that are loaded for another sub-queue already."""
+    bodies = (envelope.shared for envelope in envelopes)
+    return sum(body.size_bytes for body in bodies if body is not None and body.holders)

@@ -1,0 +1,1 @@
+"""Message sessions of one queue."""

@@ -1,0 +1,205 @@
+"""Peek, batch delete and listing over the sessions of an entity.
+
+The first messages of all sessions together are those of the sessions with the lowest keys: only
+these are looked at closely.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import replace
+from heapq import nsmallest
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from postbus.entity.commands import (
+    DeleteMessages,
+    ListSessions,
+    MessagesDeleted,
+    MessageState,
+    Peek,
+    Peeked,
+    SessionsListed,
+    StoredRow,
+)
+from postbus.entity.outcomes import Needs
+from postbus.entity.queues import browse, paging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.sessions.session_queue import SessionLane
+    from postbus.entity.sessions.session_state import SessionQueue
+
+
+# --- peek -----------------------------------------------------------------------------------------
+
+
+def peek(
+    queue: SessionQueue,
+    scheduled: ScheduledMessages,
+    command: Peek,
+    found: Sequence[StoredRow] | None,
+) -> Peeked | Needs:
+    """List messages of one session or of all by number, scheduled ones only of all."""
+    start = command.from_sequence
+    most_bytes = browse.PEEK_READ_FACTOR * command.max_bytes
+    limit = paging.readable(queue, command.limit, most_bytes)
+    if command.session_id is not None:
+        entries = _entries_of(queue, command.session_id, command, limit)
+    else:
+        entries = browse.scheduled_entries(scheduled, start, limit, command.state)
+        for session_id in _first_sessions(queue, command, limit):
+            entries += _entries_of(queue, session_id, command, limit)
+    entries.sort(key=browse.number_of_entry)
+    return browse.peeked(queue, entries[:limit], command, found)
+
+
+def _first_sessions(queue: SessionQueue, command: Peek, limit: int) -> set[bytes]:
+    """Return the sessions among which the first `limit` messages of the wanted state are."""
+    state = command.state
+    sessions: set[bytes] = set()
+    if state is MessageState.SCHEDULED:
+        return sessions
+    if state is not MessageState.ACTIVE:
+        sessions.update(queue.dormant_deferred)
+    if state is MessageState.DEFERRED:
+        sessions.update(name for name, lane in queue.lanes.items() if lane.deferred or lane.locks)
+        return sessions
+    first_key = queue.numbering.key_from(command.from_sequence)
+    heads = [
+        (keys[bisect_left(keys, first_key)], session_id)
+        for session_id, keys in queue.dormant.items()
+        if keys and keys[-1] >= first_key
+    ]
+    for session_id, lane in queue.lanes.items():
+        head = _head(lane, first_key, has_deferred=state is None)
+        if head is not None:
+            heads.append((head, session_id))
+    sessions.update(session_id for _, session_id in nsmallest(limit, heads))
+    return sessions
+
+
+def _head(lane: SessionLane, first_key: int, *, has_deferred: bool) -> int | None:
+    """Return the lowest key of a lane that is not below `first_key`, deferred ones or not."""
+    heads: list[int] = []
+    ready = lane.ready
+    if ready and ready[-1].row_key >= first_key:
+        heads.append(ready[bisect_left(ready, first_key, key=browse.row_key_of)].row_key)
+    at = bisect_left(lane.backlog, first_key, lane.backlog_head)
+    if at < len(lane.backlog):
+        heads.append(lane.backlog[at])
+    if lane.locks or lane.returned or lane.deferred or lane.doomed:
+        others = chain(
+            (
+                message.row_key
+                for message in browse.objects_out_of_order(lane)
+                if has_deferred or not message.is_deferred
+            ),
+            lane.deferred.values() if has_deferred else (),
+        )
+        heads += [row_key for row_key in others if row_key >= first_key]
+    return min(heads, default=None)
+
+
+def _entries_of(
+    queue: SessionQueue, session_id: bytes, command: Peek, limit: int
+) -> list[browse.Entry]:
+    from_sequence, state = command.from_sequence, command.state
+    lane = queue.lanes.get(session_id)
+    if lane is not None:
+        return browse.entries_from(lane, from_sequence, limit, state)
+    if session_id not in queue.dormant:
+        return []
+    lane = queue.wake(session_id)
+    entries = browse.entries_from(lane, from_sequence, limit, state)
+    queue.rest(lane)
+    return entries
+
+
+# --- batch delete ---------------------------------------------------------------------------------
+
+
+def delete_messages(
+    queue: SessionQueue, command: DeleteMessages, found: Sequence[StoredRow] | None
+) -> MessagesDeleted | Needs:
+    """Delete the oldest messages of a session, or of all, that are neither locked nor deferred."""
+    if command.session_id is not None:
+        return _delete_in(queue, command.session_id, command, found)
+    limit = min(command.limit, queue.turn.limits.max_delete_count)
+    oldest = _oldest(queue, paging.readable(queue, limit + browse.SCAN_KEYS))
+    absent = [row_key for row_key, _, enqueued_ms in oldest if enqueued_ms is None]
+    if absent and found is None:
+        return Needs(row_keys=absent)
+    times = {row.row_key: row.enqueued_ms for row in found or ()}
+    counts: Counter[bytes] = Counter()
+    bound_ms = browse.bound_of(command, queue.turn)
+    for row_key, session_id, enqueued_ms in oldest:
+        time_ms = times.get(row_key) if enqueued_ms is None else enqueued_ms
+        if time_ms is not None and time_ms <= bound_ms:
+            counts[session_id] += 1
+            limit -= 1
+            if not limit:
+                break
+    deleted = 0
+    for session_id, count in counts.items():
+        part = _delete_in(queue, session_id, replace(command, limit=count), found or ())
+        assert isinstance(part, MessagesDeleted)
+        deleted += part.count
+    return MessagesDeleted(deleted)
+
+
+def _delete_in(
+    queue: SessionQueue,
+    session_id: bytes,
+    command: DeleteMessages,
+    found: Sequence[StoredRow] | None,
+) -> MessagesDeleted | Needs:
+    lane = queue.lanes.get(session_id)
+    if lane is None:
+        if session_id not in queue.dormant:
+            return MessagesDeleted(0)
+        lane = queue.wake(session_id)
+    reply = browse.delete_messages(lane, command, found)
+    if lane.holder is None:
+        queue.rest(lane)
+    return reply
+
+
+def _oldest(queue: SessionQueue, limit: int) -> list[tuple[int, bytes, int | None]]:
+    """Return the first available messages. Shape: (row key, session, enqueued time if loaded)."""
+    entries: list[tuple[int, bytes, int | None]] = []
+    for session_id, lane in queue.lanes.items():
+        loaded = [message for _, message in sorted(lane.returned, key=lambda pair: pair[0])]
+        loaded += lane.ready
+        entries += [(each.row_key, session_id, each.enqueued_ms) for each in loaded[:limit]]
+        entries += _paged(lane, limit - len(loaded))
+    heads = nsmallest(limit, ((keys[0], name) for name, keys in queue.dormant.items() if keys))
+    for _, session_id in heads:
+        entries += [(key, session_id, None) for key in queue.dormant[session_id][:limit]]
+    return nsmallest(limit, entries, key=lambda entry: entry[0])
+
+
+def _paged(lane: SessionLane, limit: int) -> list[tuple[int, bytes, int | None]]:
+    keys = lane.backlog[lane.backlog_head : lane.backlog_head + max(limit, 0)]
+    return [(key, lane.session_id, None) for key in keys]
+
+
+# --- listing --------------------------------------------------------------------------------------
+
+
+def list_sessions(queue: SessionQueue, command: ListSessions) -> SessionsListed:
+    """List sessions with messages or a state, or those whose state changed after a time."""
+    stored = queue.values.stored
+    names: set[bytes]
+    if command.updated_after_ms is not None:
+        after_ms = command.updated_after_ms
+        names = {name for name, state in stored.items() if state.changed_ms > after_ms}
+    else:
+        names = set(stored)
+        names.update(queue.dormant)
+        names.update(name for name, lane in queue.lanes.items() if not lane.is_empty)
+    end = command.skip + command.top
+    return SessionsListed(nsmallest(end, names)[command.skip :])

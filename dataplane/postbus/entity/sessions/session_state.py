@@ -1,0 +1,412 @@
+"""The sessions of an entity that requires them: who holds which one, and until when.
+
+`SessionQueue` stands where other entities have one sub-queue of active messages. It grants sessions
+to receivers, one holder each, lets their locks expire, and passes on what concerns one session to
+its lane. Where messages lie is the matter of `by_session`; reading over all sessions lies in
+`session_browse`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+
+from postbus.contract.entities import MAX_DURATION_MS
+from postbus.entity.commands import (
+    AcceptSession,
+    CompleteSessions,
+    DeferredReceived,
+    DeleteMessages,
+    GetSessionState,
+    ListSessions,
+    MessagesDeleted,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Refusal,
+    Refused,
+    RenewSession,
+    Reply,
+    SessionRenewed,
+    SetSessionState,
+    Settle,
+    Settled,
+    StoredRow,
+)
+from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
+from postbus.entity.queues import browse, locks, paging
+from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.sessions import session_browse
+from postbus.entity.sessions.by_session import SessionPlaces
+from postbus.entity.sessions.session_queue import SessionConsumer, SessionLane
+from postbus.entity.turn import DONE, MAINTENANCE_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.turn import Turn
+    from postbus.message.envelope import Envelope
+
+SessionCommand: TypeAlias = (
+    AcceptSession | RenewSession | GetSessionState | SetSessionState | ListSessions
+)
+
+HELD: Final = Refused(Refusal.SESSION_CANNOT_BE_LOCKED, "another receiver holds the session")
+LOST: Final = Refused(Refusal.SESSION_LOCK_LOST, "the receiver does not hold the session")
+
+
+class SessionQueue(SessionPlaces):
+    """See the module's docstring. `waiters` ask for the next session, in order."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self, entity: QueueState, turn: Turn, next_sequence: int) -> None:
+        super().__init__(entity, turn, next_sequence)
+        self.sessions = self
+        self.waiters: OrderedDict[int, SessionConsumer] = OrderedDict()
+
+    def distribute(
+        self, envelopes: list[Envelope], arrived: list[QueuedMessage], total_bytes: int
+    ) -> None:
+        """Take new messages, hand out to holders and grant what became available."""
+        super().distribute(envelopes, arrived, total_bytes)
+        if self.waiters:
+            self._serve()
+
+    def take_key(self, session_id: bytes, row_key: int) -> None:
+        """Take a message that was moved here; its row is read when somebody wants it."""
+        super().take_key(session_id, row_key)
+        if self.waiters:
+            self.turn.resumed[self._serve] = None
+
+    # --- granting ---------------------------------------------------------------------------------
+
+    def apply(self, command: SessionCommand, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        """Do what concerns a session itself."""
+        if isinstance(command, AcceptSession):
+            return self.accept(command)
+        if isinstance(command, ListSessions):
+            return session_browse.list_sessions(self, command)
+        lane = self.held_lane(command.session_id, command.consumer_id)
+        if lane is None:
+            return LOST
+        match command:
+            case RenewSession():
+                return self._renew(lane)
+            case GetSessionState():
+                return self.values.get(command.session_id, found)
+            case SetSessionState():
+                reply = self.values.set(command.session_id, command.state)
+                if self.turn.window.is_over:
+                    for sub in self.turn.sub_queues:
+                        sub.make_room(0)
+                    lane.shed()
+                return reply
+            case _:
+                assert_never(command)
+
+    def accept(self, command: AcceptSession) -> Reply:
+        """Grant a named session or refuse it at once; grant the next one now or later."""
+        turn = self.turn
+        session_id = command.session_id
+        if command.consumer_id in turn.consumers:
+            return Refused(Refusal.NOT_ALLOWED, "a receiver holds one session")
+        if session_id is not None and _is_long(session_id, turn.limits.max_id_chars):
+            return Refused(Refusal.ARGUMENT_OUT_OF_RANGE, "the session id is too long")
+        lane: SessionLane | None
+        if session_id is None:
+            lane = self._next_in_line()
+        else:
+            lane = self.lanes.get(session_id)
+            if lane is not None and lane.holder is not None:
+                if lane.session_until_ms > turn.now_ms:
+                    return HELD
+                self.expire(lane)
+                lane = self.lanes.get(session_id)
+                if lane is not None and lane.holder is not None:
+                    return HELD  # it went to one who waited, or has much to return
+            if lane is None:
+                lane = self.wake(session_id)
+            if lane.is_queued:  # its entry in the line is in vain now
+                lane.is_queued = False
+                self._note_orphan()
+        consumer = SessionConsumer(command.consumer_id, command.mode, command.receiver)
+        self.consumers[command.consumer_id] = consumer
+        if lane is None:
+            turn.consumers[command.consumer_id] = (self, consumer)
+            self.waiters[command.consumer_id] = consumer
+        else:
+            self._grant(lane, consumer)
+        return DONE
+
+    def _next_in_line(self) -> SessionLane | None:
+        """Take the first session that nobody holds and that has something to hand out."""
+        line = self.line
+        while line:
+            session_id = line.popleft()
+            lane = self.lanes.get(session_id)
+            if lane is None:
+                if not self.dormant.get(session_id):
+                    self._orphans = max(self._orphans - 1, 0)
+                    continue
+                lane = self.wake(session_id)
+                lane.is_queued = False
+                return lane
+            lane.is_queued = False
+            if lane.holder is None and lane.is_available:
+                return lane
+        return None
+
+    def _grant(self, lane: SessionLane, consumer: SessionConsumer) -> None:
+        turn = self.turn
+        if lane in self.idle:
+            self._leave_idle(lane)
+        until_ms = turn.now_ms + self.entity.lock_duration_ms
+        if consumer.is_forwarder:
+            lane.hold(consumer, MAX_DURATION_MS)
+            self.held[lane] = None
+        else:
+            lane.hold(consumer, until_ms)
+            turn.consumers[consumer.consumer_id] = (lane, consumer)
+            self.held[lane] = None
+            if self.lock_timer_ms is None or until_ms < self.lock_timer_ms:
+                locks.watch(self, until_ms)
+            granted = SessionGranted(consumer.consumer_id, lane.session_id, until_ms)
+            turn.outcome.effects.append(granted)
+        if lane.waiting:
+            lane.pump()
+        elif lane.backlog or lane.stubs:
+            paging.fetch_if_low(lane)
+
+    def wait_for_session(self, consumer: SessionConsumer) -> None:
+        """Grant the next available session, later."""
+        self.consumers[consumer.consumer_id] = consumer
+        self.waiters[consumer.consumer_id] = consumer
+        self.turn.resumed[self._serve] = None
+
+    def _serve(self) -> None:
+        """Grant available sessions to those who wait for one, first come first served."""
+        while self.waiters:
+            lane = self._next_in_line()
+            if lane is None:
+                return
+            _, consumer = self.waiters.popitem(last=False)
+            self._grant(lane, consumer)
+
+    def held_lane(self, session_id: bytes, consumer_id: int | None = None) -> SessionLane | None:
+        """Return the lane of a session that is held, by this receiver if one is named."""
+        lane = self.lanes.get(session_id)
+        if lane is None or lane.holder is None:
+            return None
+        if lane.session_until_ms <= self.turn.now_ms:
+            self.expire(lane)
+            return None
+        if consumer_id is not None and lane.holder.consumer_id != consumer_id:
+            return None
+        return lane
+
+    def _renew(self, lane: SessionLane) -> SessionRenewed:
+        until_ms = self.turn.now_ms + self.entity.lock_duration_ms
+        lane.renew(until_ms)
+        del self.held[lane]
+        self.held[lane] = None
+        locks.watch(self, until_ms)
+        return SessionRenewed(until_ms)
+
+    # --- giving back ------------------------------------------------------------------------------
+
+    def release(self, lane: SessionLane, *, is_failed: bool) -> None:
+        """Take a session from its holder; what it had returns, as failed or as never delivered."""
+        del self.held[lane]
+        lane.free()
+        if lane.locks:
+            locks.return_all(lane, is_failed=is_failed)
+        self.rest(lane)
+        if self.waiters:
+            self._serve()
+
+    def expire(self, lane: SessionLane) -> None:
+        """End the holder whose lock has run out.
+
+        With more locked messages than one turn may touch (ADR 20) some return now, and the session
+        stays as it is, neither used nor granted, until Ticks have returned the others.
+        """
+        turn = self.turn
+        consumer = lane.holder
+        assert consumer is not None
+        if len(lane.locks) > MAINTENANCE_LIMIT:
+            locks.expire_first(lane, turn.allowance)
+            turn.allowance = 0
+            self.lock_timer_ms = turn.now_ms
+            turn.resumed[self.expire_locks] = None
+            return
+        turn.allowance = max(turn.allowance - 1 - len(lane.locks), 0)
+        consumer_id = consumer.consumer_id
+        del self.consumers[consumer_id]
+        turn.consumers.pop(consumer_id, None)
+        turn.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
+        self.release(lane, is_failed=True)
+
+    def expire_locks(self) -> None:
+        """Take sessions whose lock has run out until the turn's allowance is used."""
+        turn = self.turn
+        now_ms = turn.now_ms
+        if self.lock_timer_ms is None or self.lock_timer_ms > now_ms:
+            return  # an earlier timer did this one's work
+        self.lock_timer_ms = None
+        is_sorted = now_ms >= self.unsorted_until_ms
+        expired: list[SessionLane] = []
+        next_ms: int | None = None
+        left = turn.allowance
+        for lane in self.held:
+            until_ms = lane.session_until_ms
+            if until_ms <= now_ms:
+                if left <= 0:
+                    self.lock_timer_ms = now_ms
+                    turn.resumed[self.expire_locks] = None
+                    break
+                left -= 1 + len(lane.locks)
+                expired.append(lane)
+            elif until_ms != MAX_DURATION_MS and (next_ms is None or until_ms < next_ms):
+                next_ms = until_ms
+                if is_sorted:
+                    break
+        if next_ms is not None:
+            locks.watch(self, next_ms)
+        for lane in expired:
+            self.expire(lane)
+
+    def lose_all(self) -> None:
+        """Let the lock of every session run out at this moment."""
+        now_ms = self.turn.now_ms
+        for lane in self.held:
+            if lane.session_until_ms != MAX_DURATION_MS:
+                lane.session_until_ms = now_ms
+        if self.held:
+            self.lock_timer_ms = now_ms
+            self.expire_locks()
+
+    # --- receivers --------------------------------------------------------------------------------
+
+    def remove_consumer(self, consumer_id: int) -> None:
+        """Withdraw a receiver that waits, or free the session it holds."""
+        consumer = self.consumers[consumer_id]
+        assert isinstance(consumer, SessionConsumer)
+        if consumer.lane is not None:
+            consumer.lane.remove_consumer(consumer_id)
+        else:
+            del self.consumers[consumer_id]
+            self.waiters.pop(consumer_id, None)
+
+    def end_consumers(self, refusal: Refusal) -> list[int]:
+        self.waiters.clear()
+        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
+        for consumer_id in ended:
+            self.turn.outcome.effects.append(EndConsumer(consumer_id, refusal))
+        self.consumers.clear()
+        for lane in list(self.held):
+            self.release(lane, is_failed=False)
+        return ended
+
+    def set_demand(
+        self,
+        consumer: Consumer,
+        limit: int,
+        *,
+        is_drain: bool,
+        found: Sequence[StoredRow] | None,
+    ) -> Needs | None:
+        """Note what a receiver that waits for a session will take of it."""
+        del found
+        consumer.limit = 0 if is_drain else limit
+        return None
+
+    # --- settlement -------------------------------------------------------------------------------
+
+    def settle(
+        self, command: Settle, found: Sequence[StoredRow] | None
+    ) -> Settled | Refused | Needs:
+        """Settle in the lane that is named; all tokens are lost when nobody holds the session."""
+        if command.session_id is None:
+            return self._settle_anywhere(command, found)
+        lane = self.held_lane(command.session_id)
+        if lane is None:
+            return Settled(list(range(len(command.lock_tokens))) or None)
+        return locks.settle(lane, command, found)
+
+    def complete(self, command: CompleteSessions) -> Settled:
+        """Complete in each lane that is named; the tokens of one that nobody holds are lost."""
+        turn = self.turn
+        keeps = self.entity.keeps_settled
+        gone: list[int] = [] if keeps else turn.outcome.deletes
+        lost: list[int] = []
+        pumped: list[SessionLane] = []
+        start = count = size_bytes = 0
+        for session_id, tokens in command.parts:
+            lane = self.held_lane(session_id)
+            if lane is None:
+                lost += range(start, start + len(tokens))
+            elif len(tokens) == 1 and (message := lane.take_locked(tokens[0])) is not None:
+                assert message.envelope is not None
+                gone.append(message.row_key)
+                size_bytes += message.envelope.size_bytes
+                count += 1
+                if lane.waiting and (lane.is_available or lane.stubs):
+                    pumped.append(lane)
+            else:
+                lost += [start + index for index in locks.complete(lane, tokens).lost or ()]
+            start += len(tokens)
+        if keeps and gone:
+            turn.settle(self.entity.entity_no, gone, Settling.COMPLETED)
+        if count:
+            self.live -= count
+            self.entity.traffic.completed += count
+            self.entity.shrink(size_bytes)
+            turn.window.remove(count, size_bytes)
+        for lane in pumped:
+            lane.pump()
+        return Settled(lost or None)
+
+    def _settle_anywhere(
+        self, command: Settle, found: Sequence[StoredRow] | None
+    ) -> Settled | Refused | Needs:
+        """Find the session by the tokens, which is slow; they must be of one session."""
+        tokens = set(command.lock_tokens)
+        lanes = [lane for lane in self.held if not tokens.isdisjoint(lane.locks.keys() & tokens)]
+        if len(lanes) > 1:
+            return Refused(Refusal.SESSION_REQUIRED, "the messages are of several sessions")
+        if not lanes or self.held_lane(lanes[0].session_id) is None:
+            return Settled(list(range(len(command.lock_tokens))) or None)
+        return locks.settle(lanes[0], command, found)
+
+    def receive_deferred(
+        self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+    ) -> DeferredReceived | Refused | Needs:
+        """Hand out deferred messages of a session to its holder."""
+        if command.session_id is None or command.consumer_id is None:
+            return Refused(Refusal.SESSION_REQUIRED, self.entity.name)
+        lane = self.held_lane(command.session_id, command.consumer_id)
+        if lane is None:
+            return LOST
+        return browse.receive_deferred(lane, command, found)
+
+    # --- reading over sessions --------------------------------------------------------------------
+
+    def peek(
+        self,
+        scheduled: ScheduledMessages,
+        command: Peek,
+        found: Sequence[StoredRow] | None,
+    ) -> Peeked | Needs:
+        return session_browse.peek(self, scheduled, command, found)
+
+    def delete_messages(
+        self, command: DeleteMessages, found: Sequence[StoredRow] | None
+    ) -> MessagesDeleted | Needs:
+        return session_browse.delete_messages(self, command, found)
+
+
+def _is_long(session_id: bytes, most_chars: int) -> bool:
+    return len(session_id) > most_chars and len(session_id.decode(errors="replace")) > most_chars

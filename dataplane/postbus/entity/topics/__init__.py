@@ -1,0 +1,1 @@
+"""Topics: routing a message to copies in subscriptions."""

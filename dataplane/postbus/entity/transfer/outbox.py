@@ -1,0 +1,495 @@
+"""What leaves a partition: forwarded messages, forwarded dead letters, what is sent via an entity.
+
+Each moves into the outbox in the commit that takes it from its entity, under a number that rises
+(its row key). For each target at most one `Ship` is open, and what it names stays until `Shipped`
+tells its fate, so that a hop happens exactly once: after a reload everything is offered again in
+the same order, and the target skips what it has. What the target refuses for good goes to the
+transfer dead-letter queue of its source. A target is bound by name, whatever its case.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from postbus.entity.commands import Death, Refusal, Refused, Shipped, StoredRow, SubQueue
+from postbus.entity.numbering import Numbering
+from postbus.entity.outcomes import InsertMessage, MoveMessage, Needs, PutOutbound, RecordSize, Ship
+from postbus.entity.queues import expiry, locks
+from postbus.entity.queues.queued import QueuedMessage
+from postbus.message.envelope import Envelope
+from postbus.message.patch import merge_properties
+
+if TYPE_CHECKING:
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.turn import Turn
+
+OUTBOX_NO: Final = 0
+"""The entity number under which the rows of a partition's outbox lie."""
+
+SHIP_MESSAGES: Final = 64
+SHIP_BYTES: Final = 1 << 20
+"""Most messages and bytes of one `Ship`. Our choice: a burst that costs the target one commit."""
+
+LOADED_MESSAGES: Final = 256
+LOADED_BYTES: Final = 1 << 20
+"""What a partition keeps of messages not offered yet, on top of the window; other rows are read by
+the shipper."""
+
+DEAD: Final = 1
+RESENT: Final = 2
+"""Marks of a message in a lane: it was dead-lettered before; it was sent again by hand."""
+
+RETRY_MS: Final = 1_000
+"""Time until a target is tried again that decided nothing. Our choice."""
+
+_TRANSFER_REASONS: Final[dict[Refusal, tuple[str, str | None] | None]] = {
+    Refusal.HOPS_EXCEEDED: ("MaxTransferHopCountExceeded", None),
+    Refusal.ENTITY_NOT_FOUND: (
+        "MessagingEntityNotFound",
+        "The entity the message was to be transferred to does not exist.",
+    ),
+    Refusal.ENTITY_DISABLED: (
+        "MessagingEntityDisabled",
+        "The entity the message was to be transferred to is disabled.",
+    ),
+    Refusal.SEND_DISABLED: (
+        "MessagingEntityDisabled",
+        "The entity the message was to be transferred to is disabled for sending.",
+    ),
+    Refusal.QUOTA_EXCEEDED: (
+        "QuotaExceeded",
+        "The entity the message was to be transferred to has reached its maximum size.",
+    ),
+    Refusal.MESSAGE_TOO_LARGE: (
+        "MessageSizeExceeded",
+        "The message is larger than its transfer destination allows.",
+    ),
+    Refusal.PROPERTIES_TOO_LARGE: (
+        "HeaderSizeExceeded",
+        "The size quota for this stream has been exceeded.",
+    ),
+    Refusal.SESSION_REQUIRED: (
+        "Session id is null.",
+        "Session enabled entity doesn't allow a message whose session identifier is null.",
+    ),
+    Refusal.PUBLISH_TOO_LARGE: ("PublishTooLarge", "The message has too many copies."),
+    Refusal.RECEIVE_DISABLED: ("TransferFailed", None),
+    Refusal.MESSAGE_MALFORMED: ("TransferFailed", None),
+    Refusal.ARGUMENT_OUT_OF_RANGE: ("TransferFailed", None),
+    Refusal.LOCK_LOST: ("TransferFailed", None),
+    Refusal.SESSION_LOCK_LOST: ("TransferFailed", None),
+    Refusal.SESSION_CANNOT_BE_LOCKED: ("TransferFailed", None),
+    Refusal.SESSION_NOT_SUPPORTED: ("TransferFailed", None),
+    Refusal.ALREADY_EXISTS: ("TransferFailed", None),
+    Refusal.MESSAGE_NOT_FOUND: ("TransferFailed", None),
+    Refusal.MESSAGE_LOCKED: ("TransferFailed", None),
+    Refusal.NOT_ALLOWED: ("TransferFailed", None),
+    Refusal.CONFLICT: ("TransferFailed", None),
+    Refusal.NOT_EMPTY: ("TransferFailed", None),
+    Refusal.STORE_FULL: None,
+    Refusal.NOT_APPLIED: None,
+    Refusal.UNKNOWN: None,
+    Refusal.BUSY: None,
+}
+"""Refusal of the target -> reason and description in the transfer dead-letter queue; None: the
+message is offered again. The name for the hop limit is Azure's (S263), the others are ours."""
+
+
+class _Lane:
+    """The messages for one target, as parallel arrays; the first `open_count` are on their way."""
+
+    __slots__ = (
+        "head",
+        "marks",
+        "numbers",
+        "open_count",
+        "retry_ms",
+        "sequences",
+        "sizes",
+        "sources",
+        "target",
+    )
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.numbers = array("q")
+        self.sources = array("q")
+        self.sequences = array("q")
+        self.sizes = array("q")  # 0: an earlier life took it in, its size is not accounted for
+        self.marks = bytearray()
+        self.head = 0
+        self.open_count = 0
+        self.retry_ms = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers) - self.head
+
+    def add(self, put: PutOutbound, size_bytes: int) -> None:
+        self.numbers.append(put.row_key)
+        self.sources.append(put.source_no)
+        self.sequences.append(put.sequence)
+        self.sizes.append(size_bytes)
+        self.marks.append(DEAD * put.is_dead_letter | RESENT * put.is_resent)
+
+    def close(self, kept: list[int]) -> None:
+        """Remove what was open except the entries at these indexes, which stay first."""
+        end = write = self.head + self.open_count
+        for index in reversed(kept):
+            write -= 1
+            for column in (self.numbers, self.sources, self.sequences, self.sizes, self.marks):
+                column[write] = column[index]
+        self.head = write
+        self.open_count = 0
+        assert write <= end
+        if self.head > len(self.numbers) // 2:
+            self._cut(range(self.head, len(self.numbers)))
+
+    def remove(self, source_no: int) -> list[int]:
+        """Forget the messages of a source that are not on their way; return their numbers."""
+        first = self.head + self.open_count
+        gone = [
+            self.numbers[index]
+            for index in range(first, len(self.numbers))
+            if self.sources[index] == source_no
+        ]
+        if gone:
+            self._cut(
+                [
+                    index
+                    for index in range(self.head, len(self.numbers))
+                    if index < first or self.sources[index] != source_no
+                ]
+            )
+        return gone
+
+    def _cut(self, indexes: Sequence[int]) -> None:
+        self.numbers = array("q", (self.numbers[index] for index in indexes))
+        self.sources = array("q", (self.sources[index] for index in indexes))
+        self.sequences = array("q", (self.sequences[index] for index in indexes))
+        self.sizes = array("q", (self.sizes[index] for index in indexes))
+        self.marks = bytearray(self.marks[index] for index in indexes)
+        self.head = 0
+
+
+class Outbox:
+    """See the module's docstring. `unoffered` holds targets to look at when the turn ends."""
+
+    __slots__ = (
+        "_entities",
+        "_lanes",
+        "_loaded",
+        "_loaded_bytes",
+        "_numbering",
+        "_turn",
+        "unoffered",
+    )
+
+    entity_no = OUTBOX_NO
+
+    def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
+        self._turn = turn
+        self._entities = entities
+        self._numbering = Numbering(self, SubQueue.OUTBOX, 0)
+        self._lanes: dict[str, _Lane] = {}
+        self._loaded: dict[int, Envelope] = {}
+        self._loaded_bytes = 0
+        self.unoffered: dict[_Lane, None] = {}
+
+    def load(self, rows: Sequence[PutOutbound]) -> array[int]:
+        """Take over the rows of an earlier life; return those whose source is gone."""
+        orphans = array("q")
+        for row in rows:
+            entity = self._entities.get(row.source_no)
+            if entity is None:
+                orphans.append(row.row_key)
+            else:
+                entity.outbound += 1
+                self._lane(row.target).add(row, 0)
+        if self._lanes:
+            self._turn.resumed[self._offer_all] = None
+        return orphans
+
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self._lanes.values())
+
+    def recorded_size(self) -> RecordSize:
+        raise AssertionError("the outbox has no size of its own")
+
+    # --- coming in --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        entity: QueueState,
+        envelopes: list[Envelope],
+        target: str,
+        resent: list[int] | None = None,
+    ) -> list[int]:
+        """Take new messages of an entity; return the sequence numbers they have there.
+
+        `resent`: the numbers of messages that are sent again by hand; they keep them.
+        """
+        turn = self._turn
+        inserts = turn.outcome.inserts
+        numbers: list[int] = []
+        for index, envelope in enumerate(envelopes):
+            if resent is None:
+                _, sequence = entity.active.numbering.take_one(turn)
+            else:
+                sequence = resent[index]
+            row_key, _ = self._numbering.take_one(turn)
+            inserts.append(InsertMessage(row_key, turn.now_ms, envelope))
+            put = PutOutbound(
+                row_key, entity.entity_no, target, sequence, False, resent is not None
+            )
+            entity.size_bytes += envelope.size_bytes
+            self._put(entity, put, envelope.size_bytes, envelope)
+            numbers.append(sequence)
+        return numbers
+
+    def move(
+        self, sub: SubQueueState, message: QueuedMessage, target: str, section: bytes | None = None
+    ) -> None:
+        """Take a loaded message that is in no place of its sub-queue's order.
+
+        `section` replaces its application properties: it is being dead-lettered, and stays behind
+        as well where its entity has a history.
+        """
+        envelope = message.envelope
+        assert envelope is not None
+        entity = sub.entity
+        if section is not None:
+            envelope = locks.with_properties(envelope, section)
+        row_key = self._move_row(
+            message.row_key,
+            message.sequence,
+            message.failures,
+            None,
+            section,
+            keeps_source=entity.keeps_settled and section is not None,
+        )
+        sub.forget(message)
+        entity.size_bytes += envelope.size_bytes
+        is_dead_letter = section is not None or not sub.is_main
+        put = PutOutbound(row_key, entity.entity_no, target, message.sequence, is_dead_letter)
+        self._put(entity, put, envelope.size_bytes, envelope)
+
+    def take_due(
+        self, entity: QueueState, row_key: int, sequence: int, due_ms: int, size_bytes: int
+    ) -> None:
+        """Take a scheduled message whose time has come; the entity accounts for it already."""
+        assert entity.forward_to is not None
+        new_key = self._move_row(row_key, sequence, 0, due_ms, None)
+        put = PutOutbound(new_key, entity.entity_no, entity.forward_to, sequence, False)
+        self._put(entity, put, size_bytes, None)
+
+    def _move_row(
+        self,
+        row_key: int,
+        sequence: int,
+        count: int,
+        enqueued_ms: int | None,
+        section: bytes | None,
+        *,
+        keeps_source: bool = False,
+    ) -> int:
+        new_key, _ = self._numbering.take_one(self._turn)
+        self._turn.outcome.mutations.append(
+            MoveMessage(
+                row_key,
+                new_key,
+                OUTBOX_NO,
+                SubQueue.OUTBOX,
+                sequence,
+                count,
+                enqueued_ms,
+                section,
+                keeps_source,
+            )
+        )
+        return new_key
+
+    def _put(
+        self, entity: QueueState, put: PutOutbound, size_bytes: int, envelope: Envelope | None
+    ) -> None:
+        self._turn.outcome.mutations.append(put)
+        entity.outbound += 1
+        lane = self._lane(put.target)
+        lane.add(put, size_bytes)
+        self.unoffered[lane] = None
+        if (
+            envelope is not None
+            and len(self._loaded) < LOADED_MESSAGES
+            and self._loaded_bytes + size_bytes <= LOADED_BYTES
+        ):
+            self._loaded[put.row_key] = envelope
+            self._loaded_bytes += size_bytes
+
+    def _lane(self, target: str) -> _Lane:
+        key = target.strip("/").lower()
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(target)
+        return lane
+
+    # --- going out --------------------------------------------------------------------------------
+
+    def offer(self) -> None:
+        """Open a `Ship` for each target that has none and for which something came."""
+        lanes, self.unoffered = self.unoffered, {}
+        for lane in lanes:
+            if not lane.open_count and len(lane) and lane.retry_ms <= self._turn.now_ms:
+                self._open(lane)
+
+    def _offer_all(self) -> None:
+        self.unoffered.update(dict.fromkeys(self._lanes.values()))
+
+    def _open(self, lane: _Lane) -> None:
+        numbers: list[int] = []
+        envelopes: list[Envelope | None] = []
+        sources: list[bytes | None] = []
+        resent: list[int] = []
+        total_bytes = 0
+        for index in range(lane.head, min(lane.head + SHIP_MESSAGES, len(lane.numbers))):
+            entity = self._entities.get(lane.sources[index])
+            size_bytes = lane.sizes[index] or (0 if entity is None else entity.average_bytes)
+            if numbers and total_bytes + size_bytes > SHIP_BYTES:
+                break
+            total_bytes += size_bytes
+            number = lane.numbers[index]
+            numbers.append(number)
+            envelopes.append(self._unload(number))
+            if lane.marks[index] & RESENT:
+                resent.append(number)
+            is_named = lane.marks[index] & DEAD and entity is not None
+            sources.append(entity.name.encode() if is_named and entity is not None else None)
+        lane.open_count = len(numbers)
+        self._turn.outcome.effects.append(
+            Ship(lane.target, numbers, envelopes, sources, frozenset(resent))
+        )
+
+    def _unload(self, number: int) -> Envelope | None:
+        envelope = self._loaded.pop(number, None)
+        if envelope is not None:
+            self._loaded_bytes -= envelope.size_bytes
+        return envelope
+
+    def _retry(self) -> None:
+        for lane in self._lanes.values():
+            if not lane.open_count and len(lane):
+                self.unoffered[lane] = None
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def shipped(self, command: Shipped, found: Sequence[StoredRow] | None) -> Needs | None:
+        """Delete what arrived, keep what was refused for good, offer the rest and what follows."""
+        turn = self._turn
+        lane = self._lane(command.target)
+        indexes = range(lane.head, lane.head + lane.open_count)
+        rows = {row.row_key: row for row in found or ()}
+        if found is None:
+            wanted = [
+                lane.numbers[index] for index in indexes if self._needs_row(lane, index, command)
+            ]
+            if wanted:
+                return Needs(row_keys=wanted)
+        arrived = set(command.arrived)
+        kept: list[int] = []
+        for index in indexes:
+            number = lane.numbers[index]
+            refused = command.refused.get(number)
+            entity = self._entities.get(lane.sources[index])
+            if number in arrived or entity is None:
+                turn.outcome.deletes.append(number)
+                if entity is not None:
+                    entity.outbound -= 1
+                    entity.shrink(lane.sizes[index])
+            elif refused is None or _TRANSFER_REASONS[refused.refusal] is None:
+                kept.append(index)
+            else:
+                self._bury(lane, index, entity, refused, rows.get(number))
+        if kept and len(kept) == lane.open_count:
+            lane.retry_ms = turn.now_ms + RETRY_MS
+            turn.set_timer(lane.retry_ms, self._retry)
+        lane.close(kept)
+        if len(lane):
+            self.unoffered[lane] = None
+        else:
+            del self._lanes[command.target.strip("/").lower()]
+        return None
+
+    def _needs_row(self, lane: _Lane, index: int, command: Shipped) -> bool:
+        """Say whether the reason must be merged into the properties of a message."""
+        refused = command.refused.get(lane.numbers[index])
+        return (
+            refused is not None
+            and _TRANSFER_REASONS[refused.refusal] is not None
+            and not lane.marks[index] & DEAD
+            and lane.sources[index] in self._entities
+        )
+
+    def _bury(
+        self,
+        lane: _Lane,
+        index: int,
+        entity: QueueState,
+        refused: Refused,
+        row: StoredRow | None,
+    ) -> None:
+        """Move to the transfer dead-letter queue. A dead letter keeps the reason it has (S263)."""
+        turn = self._turn
+        size_bytes = lane.sizes[index]
+        section: bytes | None = None
+        if not lane.marks[index] & DEAD:
+            assert row is not None, f"row {lane.numbers[index]} of the outbox is not stored"
+            section = _with_reason(row.envelope.application_properties, refused, turn)
+            grown_bytes = len(section) - len(row.envelope.application_properties)
+            size_bytes = row.envelope.size_bytes + grown_bytes
+        sub = entity.sub_queue(SubQueue.TRANSFER_DEAD_LETTER)
+        new_key, _ = sub.numbering.take_one(turn)
+        turn.outcome.mutations.append(
+            MoveMessage(
+                lane.numbers[index],
+                new_key,
+                entity.entity_no,
+                SubQueue.TRANSFER_DEAD_LETTER,
+                lane.sequences[index],
+                0,
+                None,
+                section,
+                death=Death(turn.now_ms),
+            )
+        )
+        entity.outbound -= 1
+        entity.size_bytes += size_bytes - lane.sizes[index]
+        sub.append_key(new_key)
+
+    # --- the source is gone -----------------------------------------------------------------------
+
+    def drop(self, entity_no: int) -> array[int]:
+        """Forget the messages of a dropped entity; return the rows to delete.
+
+        What is on its way goes when its fate is known.
+        """
+        row_keys = array("q")
+        for lane in self._lanes.values():
+            row_keys.extend(lane.remove(entity_no))
+        for number in row_keys:
+            self._unload(number)
+        return row_keys
+
+
+def _with_reason(section: bytes, refused: Refused, turn: Turn) -> bytes:
+    texts = _TRANSFER_REASONS[refused.refusal]
+    assert texts is not None
+    reason, description = texts
+    if reason == "TransferFailed":
+        description = refused.detail or None
+    changes: dict[str, object] = {expiry.REASON: reason, expiry.DESCRIPTION: description}
+    limit_bytes = turn.limits.max_header_bytes + expiry.SYSTEM_PROPERTY_BYTES
+    try:
+        return merge_properties(section, changes, limit_bytes)
+    except ValueError:  # a broken map must not keep the message in the outbox for ever
+        return merge_properties(b"", changes, limit_bytes)

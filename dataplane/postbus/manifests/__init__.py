@@ -1,0 +1,1 @@
+"""Manifests in YAML, read into definitions."""

@@ -1,0 +1,1 @@
+"""The process around a bus: settings, logs, metrics, embedded Postgres, data directory."""

@@ -1,0 +1,71 @@
+"""What the settings of a process lay open: files of keys, and the way to Postgres.
+
+Looked at once, at the start. Others who may change a file of keys hold the bus, so that is refused;
+what they may only read is remarked, since Kubernetes mounts its Secrets so.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from postbus.process.settings import Settings, SettingsError, is_loopback
+
+KEY_FILES: Final = ("tls_key_file", "sealing_key_file", "control_token_file")
+VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
+
+
+def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
+    """Return a remark for each thing that others may read; raises `SettingsError`.
+
+    `default_ssl_mode`: what Postgres clients take where an address says nothing (PGSSLMODE).
+    """
+    remarks = []
+    for name in KEY_FILES:
+        file: Path | None = getattr(settings, name)
+        if file is not None and (remark := _look_at(name, file)):
+            remarks.append(remark)
+    for number, dsn in enumerate(settings.store_dsns, 1):
+        hosts = _unverified_hosts(dsn, default_ssl_mode)
+        if hosts:
+            which = f" {number}" if len(settings.store_dsns) > 1 else ""
+            remarks.append(
+                f"database{which} on {', '.join(hosts)} is reached without verified TLS: whoever is"
+                " on the way reads and changes messages; add ?sslmode=verify-full and sslrootcert"
+            )
+    return remarks
+
+
+def _look_at(name: str, file: Path) -> str:
+    """Return a remark about a file of keys, "" when only its owner has it."""
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError:
+        return ""  # whoever needs it says so
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingsError(f"{name}: others may change {file}: chmod 600 {file}")
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        return f"{name}: others may read {file}: chmod 600 {file}"
+    return ""
+
+
+def _unverified_hosts(dsn: str, default_ssl_mode: str) -> list[str]:
+    """Return the hosts of an address over a network whose certificate nobody looks at."""
+    try:
+        parts = urlsplit(dsn)
+        query = parse_qs(parts.query)
+    except ValueError:
+        return []  # whoever needs it says so
+    if query.get("sslmode", [default_ssl_mode])[-1] in VERIFIED:
+        return []
+    named = parts.netloc.rpartition("@")[2].split(",") + query.get("host", [])
+    hosts = [_without_port(each) for each in named]
+    return [host for host in hosts if host and not host.startswith("/") and not is_loopback(host)]
+
+
+def _without_port(authority: str) -> str:
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0]
+    return authority.replace("%2F", "/").replace("%2f", "/").partition(":")[0]

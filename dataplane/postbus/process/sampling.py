@@ -1,0 +1,176 @@
+"""What metrics tell of a running bus: the one place that looks into all its parts for numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from postbus import __version__
+from postbus.broker.catalog.directory import Directory
+from postbus.broker.partition.activity import oldest_age_ms
+from postbus.broker.partition.clock import EntityClock
+from postbus.broker.partition.host import Host
+from postbus.broker.partition.ownership import HostStatus
+from postbus.entity.window import WindowBudget
+from postbus.process.metrics import (
+    FLOWS,
+    MAX_ENTITY_LABELS,
+    BusSample,
+    CommitSample,
+    EntitySample,
+    PartitionSample,
+    StoreSample,
+    summed,
+)
+from postbus.store.catalog import CatalogEntry
+from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
+from postbus.store.postgres import Store
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""How long a scrape waits for the ages of messages; less than Prometheus waits for it."""
+
+READS_AT_ONCE: Final = 8
+AT_ONCE: Final = 100
+"""Entities looked at in one go: a millisecond or two."""
+
+
+class Sampler:
+    """Reads stores, hosts and directory when somebody scrapes. `prepare` first, then `sample`.
+
+    There is something to tell from the first second on: `directory` is set when it was read.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        stores: Sequence[Store],
+        clock: EntityClock,
+        budget: WindowBudget,
+        add_doors: Callable[[BusSample], None],
+    ) -> None:
+        """`add_doors` completes a sample by what doors count."""
+        self.directory: Directory | None = None
+        self._hosts = hosts
+        self._stores = stores
+        self._clock = clock
+        self._budget = budget
+        self._add_doors = add_doors
+        self._oldest: dict[tuple[int, int], int] = {}
+        self._entities: list[EntitySample] = []
+
+    def sample(self) -> BusSample:
+        """Return what metrics tell; entities as of the last `prepare`."""
+        sample = BusSample(
+            __version__,
+            now_ms=self._clock(),
+            window_bytes=self._budget.used_bytes,
+            window_limit_bytes=self._budget.limit_bytes,
+        )
+        self._add_doors(sample)
+        sample.stores = [
+            StoreSample(number, store.where, store.is_open and not store.outage.is_on)
+            for number, store in enumerate(self._stores, 1)
+        ]
+        sample.partitions = [
+            PartitionSample(
+                host.partition_id,
+                host.status.value,
+                host.reload_count,
+                host.ownership.fence_count,
+                host.queued_bytes,
+                host.is_full,
+                _commits(host.counters),
+                host.ownership.round_trip_s,
+            )
+            for host in self._hosts
+            if host.status is not HostStatus.UNCLAIMED
+        ]
+        sample.entities = self._entities
+        return sample
+
+    async def prepare(self) -> None:
+        """Look at all entities, a few at a time: clients have their turn in between."""
+        await self._look_for_oldest()
+        found: list[EntitySample] = []
+        for number, entry in enumerate(self._entries(), 1):
+            sample = self._entity(entry)
+            if sample is not None:
+                found.append(sample)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._entities = found
+
+    async def _look_for_oldest(self) -> None:
+        """Learn how old the oldest messages are; what cannot be learned in time is left out."""
+        self._oldest = {}
+        room = asyncio.Semaphore(READS_AT_ONCE)
+        looks = [
+            asyncio.ensure_future(self._look(room, host, entry.entity_no))
+            for entry in self._labelled()
+            for host in self._loaded(entry)
+        ]
+        if looks:
+            _, late = await asyncio.wait(looks, timeout=LOOK_S)
+            for look in late:
+                look.cancel()
+
+    async def _look(self, room: asyncio.Semaphore, host: Host, entity_no: int) -> None:
+        age_ms = await oldest_age_ms(host, entity_no, room)
+        if age_ms is not None:
+            # As the clock of the sample would tell it: each database has its own.
+            self._oldest[host.partition_id, entity_no] = self._clock() - age_ms
+
+    def _labelled(self) -> list[CatalogEntry]:
+        """Return the entities that have labels of their own, about."""
+        return self._entries()[: 3 * MAX_ENTITY_LABELS]
+
+    def _entries(self) -> list[CatalogEntry]:
+        return [] if self.directory is None else self.directory.entries()
+
+    def _loaded(self, entry: CatalogEntry) -> list[Host]:
+        assert self.directory is not None
+        hosts = (self._hosts[home] for home in self.directory.homes_of(entry))
+        return [host for host in hosts if host.is_loaded]
+
+    def _entity(self, entry: CatalogEntry) -> EntitySample | None:
+        """Return one entity, the parts of a partitioned one summed; None if nothing is loaded."""
+        parts = [part for host in self._loaded(entry) if (part := self._part(entry, host))]
+        return summed(entry.kind.value, entry.name, parts) if parts else None
+
+    def _part(self, entry: CatalogEntry, host: Host) -> EntitySample | None:
+        entity_no = entry.entity_no
+        counts, traffic = host.counts(entity_no), host.traffic.get(entity_no)
+        if counts is None or host.state is None:
+            return None
+        return EntitySample(
+            entry.kind.value,
+            entry.name,
+            {
+                "active": counts.active,
+                "locked": host.state.locked_count(entity_no),
+                "scheduled": counts.scheduled,
+                "dead_letter": counts.dead_letter,
+                "transfer": counts.transfer,
+                "transfer_dead_letter": counts.transfer_dead_letter,
+            },
+            counts.size_bytes,
+            {} if traffic is None else {flow: getattr(traffic, flow) for flow in FLOWS},
+            self._oldest.get((host.partition_id, entity_no)) if counts.active else None,
+            {} if traffic is None else dict(traffic.deaths),
+        )
+
+
+def _commits(counters: StoreCounters) -> CommitSample:
+    bounds = [*COMMIT_BOUNDS_S, float("inf")]
+    return CommitSample(
+        list(zip(bounds, accumulate(counters.commit_counts), strict=True)),
+        counters.commit_seconds,
+        counters.written_rows,
+        counters.reads,
+        counters.read_rows,
+    )

@@ -1,0 +1,1 @@
+"""The language of subscription rules: SQL and correlation filters, and actions."""

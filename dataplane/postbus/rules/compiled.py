@@ -1,0 +1,237 @@
+"""Rules of subscriptions, ready to be asked: whether a message fits and what to make of it.
+
+A rule without an action passes the message on as it was published. `routing` asks the rules of a
+whole topic; manifests and management check a text with `check_rule` before they keep it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from postbus.contract.entities import CorrelationFilter, RuleProperties
+from postbus.contract.rule_values import Identifier, Moment, Octets, RuleValue, Span
+from postbus.message.codec import (
+    TIME_SPAN,
+    DecodeError,
+    Described,
+    Symbol,
+    Timestamp,
+    Value,
+)
+from postbus.message.described_times import offset_ms, span_ticks
+from postbus.message.envelope import Envelope
+from postbus.message.fields import Field, MessageFields
+from postbus.rules.actions import Act, compile_action
+from postbus.rules.expressions import (
+    Test,
+    always,
+    compile_test,
+    never,
+    refuse_unstored,
+    unknown,
+)
+from postbus.rules.grammar import (
+    Assign,
+    RuleError,
+    Values,
+    node_count,
+    parse_action,
+    parse_filter,
+)
+from postbus.rules.steps import FIELD_STEPS, NODE_STEPS
+from postbus.rules.values import KINDS, EvaluationError, Kind, seconds_of
+
+__all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
+
+Criteria: TypeAlias = dict[Field | str, Hashable]
+"""What a correlation filter asks for: field or name of an application property -> `correlated`."""
+
+MAX_RULE_BYTES: Final = 65_536
+"""Largest rule as JSON. Our choice."""
+
+CORRELATION_FIELDS: Final = {
+    "content_type": Field.CONTENT_TYPE,
+    "correlation_id": Field.CORRELATION_ID,
+    "label": Field.SUBJECT,
+    "message_id": Field.MESSAGE_ID,
+    "reply_to": Field.REPLY_TO,
+    "reply_to_session_id": Field.REPLY_TO_GROUP_ID,
+    "session_id": Field.GROUP_ID,
+    "to": Field.TO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule with its filter and action as functions.
+
+    `criteria` is what a correlation filter asks for, None of a SQL filter. `steps`: what asking
+    it takes, whatever the message.
+    """
+
+    properties: RuleProperties
+    criteria: Criteria | None = field(repr=False)
+    test: Test = field(repr=False)
+    action: Act | None = field(repr=False)
+    steps: int = 0
+
+    @property
+    def is_always(self) -> bool:
+        """Whether the filter takes every message without looking at it."""
+        return self.test is always
+
+    @property
+    def is_never(self) -> bool:
+        """Whether the filter takes no message at all."""
+        return self.test is never or self.test is unknown
+
+    def matches(self, fields: MessageFields) -> bool:
+        """Say whether the filter selects a message. Raises `EvaluationError`."""
+        try:
+            return self.test(fields) is True
+        except DecodeError as error:
+            raise malformed(error) from error
+
+    def act(self, fields: MessageFields) -> Envelope:
+        """Return what becomes of a selected message. Raises `EvaluationError`."""
+        return fields.envelope if self.action is None else self.action(fields)
+
+
+def malformed(error: DecodeError) -> EvaluationError:
+    """Return what a filter says of a message that it cannot read."""
+    return EvaluationError(f"The properties are malformed: {error}.")
+
+
+def compile_rule(properties: RuleProperties, source: random.Random | None = None) -> CompiledRule:
+    """Make a rule ready to be asked; raises `RuleError`.
+
+    `source` is what newid() draws from; without one its ids are the same in every process.
+    """
+    source = random.Random(0) if source is None else source
+    action = None
+    if properties.action is not None:
+        values = _sql_values(properties.action.parameters)
+        statements = parse_action(properties.action.sql_expression, values)
+        refuse_unstored(tuple(each.value for each in statements if isinstance(each, Assign)))
+        action = compile_action(properties.name, statements, source)
+    if properties.correlation_filter is not None:
+        criteria = correlation_criteria(properties.correlation_filter)
+        steps = FIELD_STEPS * len(criteria)
+        return CompiledRule(properties, criteria, _correlation_test(criteria), action, steps)
+    assert properties.sql_filter is not None
+    given = properties.sql_filter
+    condition = parse_filter(given.sql_expression, _sql_values(given.parameters))
+    refuse_unstored(condition)
+    test = compile_test(condition, source)
+    return CompiledRule(properties, None, test, action, NODE_STEPS * node_count(condition))
+
+
+def _sql_values(parameters: Mapping[str, RuleValue]) -> Values:
+    """Return what parameters stand for in SQL, where a duration is a number of seconds."""
+    return {name: _sql_value(value) for name, value in parameters.items()}
+
+
+def _sql_value(value: RuleValue) -> Value:
+    return seconds_of(value.ticks) if isinstance(value, Span) else amqp_value(value)
+
+
+def check_rule(properties: RuleProperties) -> None:
+    """Raise `RuleError` when the text of a filter or an action is not valid or cannot be kept."""
+    size_bytes = len(properties.text.encode())
+    if size_bytes > MAX_RULE_BYTES:
+        raise RuleError(
+            f"the rule has {size_bytes} bytes as JSON, {MAX_RULE_BYTES} are allowed: shorten its"
+            " parameters or the texts of its correlation filter"
+        )
+    compile_rule(properties)
+    if any("\0" in text for text in _texts(properties)):
+        raise RuleError("a rule cannot hold the character NUL")
+
+
+def _texts(properties: RuleProperties) -> Iterator[str]:
+    """Return what a client can put into a rule as text; the store's JSON has no NUL."""
+    for given in (properties.sql_filter, properties.action):
+        if given is not None:
+            yield given.sql_expression
+            yield from given.parameters
+            yield from (value for value in given.parameters.values() if isinstance(value, str))
+    correlation = properties.correlation_filter
+    if correlation is not None:
+        yield from correlation.properties
+        named = (getattr(correlation, name) for name in CORRELATION_FIELDS)
+        for value in (*named, *correlation.properties.values()):
+            if isinstance(value, str):
+                yield value
+
+
+# --- correlation filters --------------------------------------------------------------------------
+
+
+def correlation_criteria(given: CorrelationFilter) -> Criteria:
+    """Return what a correlation filter asks for; names of properties are exact."""
+    criteria: Criteria = {}
+    for name, place in CORRELATION_FIELDS.items():
+        text = getattr(given, name)
+        if text is not None:
+            criteria[place] = text
+    for name, value in given.properties.items():
+        criteria[name] = correlated(amqp_value(value))
+    return criteria
+
+
+def amqp_value(value: RuleValue) -> Value:
+    """Return what a client would send to be equal to a value."""
+    match value:
+        case Moment(at_ms=at_ms):
+            return Timestamp(at_ms)
+        case Span(ticks=ticks):
+            return Described(Symbol(TIME_SPAN), ticks)
+        case Identifier(id=value_id):
+            return value_id
+        case Octets(octets=octets):
+            return octets
+    return value
+
+
+def correlated(value: Value) -> Hashable:
+    """Return what a value is compared by: equal for equal numbers of any width.
+
+    A boolean or a timestamp equals no number, a uuid equals its text; compounds equal nothing but
+    the times and durations that .NET and Java send in types of their own.
+    """
+    if value.__class__ is str:
+        text: str = value
+        return text
+    match KINDS.get(value.__class__):
+        case Kind.NUMBER | Kind.TEXT | Kind.OCTETS:
+            found: Hashable = value
+            return found
+        case Kind.ID:
+            return str(value)
+        case None:
+            return _correlated_ticks(value) if isinstance(value, Described) else None
+        case kind:
+            return (kind, int(value))
+
+
+def _correlated_ticks(value: Described) -> Hashable:
+    """Return what a TimeSpan or a DateTimeOffset is compared by, None for all else."""
+    ticks, at_ms = span_ticks(value), offset_ms(value)
+    if ticks is not None:
+        return (TIME_SPAN, ticks)
+    return None if at_ms is None else (Kind.TIME, at_ms)
+
+
+def _correlation_test(criteria: Criteria) -> Callable[[MessageFields], bool]:
+    fields_asked = [(place, asked) for place, asked in criteria.items() if isinstance(place, Field)]
+    names_asked = [(name, asked) for name, asked in criteria.items() if not isinstance(name, Field)]
+
+    def test(fields: MessageFields) -> bool:
+        if any(correlated(fields.system[place]) != asked for place, asked in fields_asked):
+            return False
+        return all(correlated(fields.application.get(name)) == asked for name, asked in names_asked)
+
+    return test

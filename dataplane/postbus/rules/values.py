@@ -1,0 +1,359 @@
+"""What the values of a message mean in SQL: kinds, comparison, arithmetic, texts, conversion.
+
+None is both NULL and unknown. Numbers compare by value whatever their AMQP width; a boolean or a
+timestamp is no number. A text beside a timestamp or a uuid is read as one (ISO 8601; UTC when it
+names no zone), because there is no other way to write them. Values of different kinds do not
+compare: the result is unknown. What Service Bus counts as a TimeSpan is a number of seconds.
+Source: "SQL filter syntax" of Azure Service Bus; where it is silent the choice is ours.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+
+from postbus.contract.rule_values import TICKS_A_SECOND
+from postbus.message.codec import (
+    Byte,
+    Char,
+    Described,
+    Float,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    Ubyte,
+    Uint,
+    Ulong,
+    Ushort,
+    Value,
+)
+from postbus.message.described_times import offset_ms, span_ticks
+
+MAX_TEXT_CHARS: Final = 32 * 1024
+"""Longest text that adding may give: the limit of one property, which it would have to fit."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MIN_LONG: Final = -(2**63)
+_MAX_LONG: Final = 2**63 - 1
+_MAX_FLOAT32: Final = 3.4028234663852886e38
+
+
+class EvaluationError(Exception):
+    """A filter or action cannot be evaluated for a message.
+
+    `name` is the exception of Service Bus that dead-lettering names; the text describes it.
+    """
+
+    def __init__(self, text: str, name: str = "FilterException") -> None:
+        super().__init__(text)
+        self.name = name
+
+
+class Kind(Enum):
+    """What compares with each other. A value of no kind compares with nothing."""
+
+    NUMBER = "number"
+    TEXT = "text"
+    BOOLEAN = "boolean"
+    TIME = "timestamp"
+    ID = "uuid"
+    OCTETS = "binary"
+
+
+INTEGERS: Final[dict[type[int], tuple[int, int]]] = {
+    int: (_MIN_LONG, _MAX_LONG),
+    Ubyte: (0, 2**8 - 1),
+    Ushort: (0, 2**16 - 1),
+    Uint: (0, 2**32 - 1),
+    Ulong: (0, 2**64 - 1),
+    Byte: (-(2**7), 2**7 - 1),
+    Short: (-(2**15), 2**15 - 1),
+    Int: (-(2**31), 2**31 - 1),
+}
+"""The least and the greatest that each class of integers can hold."""
+
+NUMBERS: Final[frozenset[type[Any]]] = frozenset({*INTEGERS, float, Float})
+
+KINDS: Final[dict[type, Kind]] = {
+    **dict.fromkeys(NUMBERS, Kind.NUMBER),
+    **dict.fromkeys((str, Char, Symbol), Kind.TEXT),
+    bool: Kind.BOOLEAN,
+    Timestamp: Kind.TIME,
+    uuid.UUID: Kind.ID,
+    bytes: Kind.OCTETS,
+}
+
+Compare = Callable[[Any, Any], bool]
+
+COMPARISONS: Final[dict[str, Compare]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def compare(operation: Compare, left: Value, right: Value) -> bool | None:
+    """Compare two values; None when it is unknown."""
+    if left is None or right is None:
+        return None
+    left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
+    if left_kind is None or right_kind is None:
+        left, right = _plain_time(left), _plain_time(right)
+        left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
+    if left_kind is not right_kind:
+        if left_kind is Kind.TEXT:
+            left = _read_as(right_kind, left)
+        elif right_kind is Kind.TEXT:
+            right = _read_as(left_kind, right)
+        else:
+            return None
+        return None if left is None or right is None else operation(left, right)
+    return None if left_kind is None else operation(left, right)
+
+
+# --- times and durations of .NET ------------------------------------------------------------------
+
+
+def seconds_of(ticks: int) -> int | float:
+    """Return what a duration is in SQL."""
+    whole, rest = divmod(ticks, TICKS_A_SECOND)
+    return ticks / TICKS_A_SECOND if rest else whole
+
+
+def _plain_time(value: Value) -> Value:
+    """Return a duration or a time of .NET as what it compares as, anything else as it is."""
+    if value.__class__ is not Described:
+        return value
+    ticks, at_ms = span_ticks(value), offset_ms(value)
+    if ticks is not None:
+        return seconds_of(ticks)
+    return value if at_ms is None else Timestamp(at_ms)
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def _read_as(kind: Kind | None, text: str) -> Value:
+    """Read a text beside a value of another kind; None when it is not one."""
+    if kind is Kind.TIME:
+        return timestamp_of(text)
+    return uuid_of(text) if kind is Kind.ID else None
+
+
+MAX_READ_CHARS: Final = 100
+"""No text of a time or a uuid is longer, braces and prefixes included."""
+
+
+def timestamp_of(text: str) -> Timestamp | None:
+    """Read an ISO 8601 time, None when it is none."""
+    if len(text) > MAX_READ_CHARS:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return Timestamp((moment - _EPOCH) // timedelta(milliseconds=1))
+
+
+def uuid_of(text: str) -> uuid.UUID | None:
+    if len(text) > MAX_READ_CHARS:
+        return None
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+def text_of(value: Value) -> str:
+    """Return a value as text, as .NET writes it without a culture. Raises `EvaluationError`."""
+    match KINDS.get(value.__class__):
+        case Kind.TEXT:
+            return str(value)
+        case Kind.NUMBER:
+            is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+            return str(int(value)) if is_whole else repr(value + 0)
+        case Kind.BOOLEAN | Kind.ID:
+            return str(value)
+        case Kind.TIME:
+            try:
+                moment = _EPOCH + timedelta(milliseconds=value)
+            except OverflowError:
+                raise EvaluationError("a timestamp is out of the range of dates") from None
+            return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    raise EvaluationError(f"a value of type {kind_name(value)} has no text")
+
+
+def kind_name(value: Value) -> str:
+    kind = KINDS.get(value.__class__)
+    return type(value).__name__ if kind is None else kind.value
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+def calculate(sign: str, left: Value, right: Value) -> Value:
+    """Return `left sign right`: 64-bit integers, doubles, joined texts, shifted timestamps.
+
+    Integers divide towards zero and must not overflow; doubles may become infinite. Dividing by
+    zero is an error for both. A text plus anything joins their texts. Raises `EvaluationError`.
+    """
+    if left is None or right is None:
+        return None
+    kinds = (KINDS.get(left.__class__), KINDS.get(right.__class__))
+    if kinds == (Kind.NUMBER, Kind.NUMBER):
+        return _checked(_NUMERIC[sign](left, right))
+    if sign == "+" and Kind.TEXT in kinds:
+        joined = text_of(left) + text_of(right)
+        if len(joined) > MAX_TEXT_CHARS:
+            raise EvaluationError(f"a text grew over {MAX_TEXT_CHARS} characters")
+        return joined
+    if sign == "-" and kinds == (Kind.TIME, Kind.TIME):
+        return (left - right) / 1000
+    if sign in "+-" and kinds == (Kind.TIME, Kind.NUMBER):
+        shift_ms = right * 1000
+        if not math.isfinite(shift_ms):
+            raise EvaluationError(_OVERFLOW)
+        shifted = left + round(shift_ms) if sign == "+" else left - round(shift_ms)
+        return Timestamp(_checked(shifted))
+    raise EvaluationError(
+        f"the operator {sign} takes no operands of types {kind_name(left)} and {kind_name(right)}"
+    )
+
+
+def negative(value: Value) -> Value:
+    """Return `-value`. Raises `EvaluationError`."""
+    if value is None:
+        return None
+    if value.__class__ not in NUMBERS:
+        raise EvaluationError(f"the operator - takes no operand of type {kind_name(value)}")
+    return _checked(-value)
+
+
+def positive(value: Value) -> Value:
+    """Return `+value`. Raises `EvaluationError`."""
+    if value is not None and value.__class__ not in NUMBERS:
+        raise EvaluationError(f"the operator + takes no operand of type {kind_name(value)}")
+    return value
+
+
+_OVERFLOW: Final = "Arithmetic operation resulted in an overflow."
+_ZERO: Final = "Attempted to divide by zero."
+
+
+def _checked(result: Value) -> Value:
+    if isinstance(result, int) and not _MIN_LONG <= result <= _MAX_LONG:
+        raise EvaluationError(_OVERFLOW)
+    return result
+
+
+def _divide(left: Any, right: Any) -> Value:
+    if right == 0:
+        raise EvaluationError(_ZERO)
+    if isinstance(left, float) or isinstance(right, float):
+        return left / right
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+def _remainder(left: Any, right: Any) -> Value:
+    if right == 0:
+        raise EvaluationError(_ZERO)
+    if isinstance(left, float) or isinstance(right, float):
+        return math.nan if math.isinf(left) else math.fmod(left, right)
+    rest = abs(left) % abs(right)
+    return rest if left >= 0 else -rest
+
+
+_NUMERIC: Final[dict[str, Callable[[Any, Any], Value]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+    "%": _remainder,
+}
+
+
+# --- conversion -----------------------------------------------------------------------------------
+
+
+def convert(value: Value, model: Value) -> Value:
+    """Return `value` with the type of `model` when nothing is lost by it, else as it is.
+
+    A text becomes a number, a boolean, a timestamp or a uuid when it reads as one, and every value
+    that has a text becomes one.
+    """
+    wanted: type[Any] = model.__class__
+    if value is None or model is None or value.__class__ is wanted:
+        return value
+    converted: Value = None
+    if wanted in INTEGERS:
+        converted = _integer(value, wanted)
+    elif wanted in (float, Float):
+        converted = _float(value, wanted)
+    elif wanted in (str, Symbol, Char):
+        converted = _text(value, wanted)
+    elif KINDS.get(value.__class__) is Kind.TEXT:
+        if wanted is bool:
+            short = value[:MAX_READ_CHARS].strip().lower()
+            converted = {"true": True, "false": False}.get(short)
+        else:
+            converted = _read_as(KINDS.get(wanted), value)
+    return value if converted is None else converted
+
+
+def _integer(value: Value, wanted: type[int]) -> Value:
+    number = _number(value)
+    if number is None or (isinstance(number, float) and not number.is_integer()):
+        return None
+    least, greatest = INTEGERS[wanted]
+    return wanted(number) if least <= number <= greatest else None
+
+
+def _float(value: Value, wanted: type) -> Value:
+    number = _number(value)
+    if number is None or (wanted is Float and abs(number) > _MAX_FLOAT32):
+        return None
+    return wanted(number)
+
+
+def _number(value: Value) -> int | float | None:
+    """Return a number, or what a text says that is one; None for anything else."""
+    kind = KINDS.get(value.__class__)
+    if kind is Kind.NUMBER:
+        found: int | float = value + 0
+        return found
+    if kind is not Kind.TEXT or not value.isascii() or "_" in value or len(value) > 64:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _text(value: Value, wanted: type) -> Value:
+    try:
+        text = text_of(value)
+    except EvaluationError:
+        return None
+    if wanted is Symbol:
+        return Symbol(text) if text.isascii() else text
+    if wanted is Char:
+        return Char(text) if len(text) == 1 else text
+    return text

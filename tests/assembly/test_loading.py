@@ -1,0 +1,59 @@
+"""What a start looks for before the first client comes, and what stands in its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from postbus.assembly.loading import load_partitions
+from postbus.broker.partition.host import Host
+from postbus.entity.commands import Command, Done, Reply, Tick
+from postbus.store.stores import Stores
+from tests.store.driving import connected, wait_until
+
+
+class Asked:
+    """Stands where the host of a partition is: remembers what it is asked."""
+
+    partition_id = 0
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+
+    async def call(self, command: Command) -> Reply:
+        self.commands.append(command)
+        return Done()
+
+
+@pytest.fixture
+async def stores(database: str) -> AsyncIterator[Stores]:
+    made = Stores([database])
+    await made.first.create_partition(0)
+    yield made
+    await made.close()
+
+
+async def test_a_partition_that_cannot_be_asked_is_asked_again(
+    stores: Stores, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server fails in a way nobody foresaw: the bus goes on."""
+    host = Asked()
+    async with connected(database) as look:
+        await look.execute("insert into seen values (1, 0, 0, '')")
+        await look.execute("alter table seen rename to unseen")
+        async with asyncio.TaskGroup() as tasks:
+            loading = tasks.create_task(
+                load_partitions([cast(Host, host)], stores, set(), tasks), name="start"
+            )
+
+            async def is_told() -> bool:
+                return "it is not known whether" in caplog.text
+
+            await wait_until(is_told)
+            assert not host.commands
+            await look.execute("alter table unseen rename to seen")
+            await loading
+    assert host.commands == [Tick()]

@@ -1,0 +1,192 @@
+"""The namespace itself: what can be changed while it runs, and what counts after a start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from postbus.broker.administration import DeletePolicy, PutMode
+from postbus.broker.catalog.directory import DirectoryRefusal
+from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.catalog.preconditions import NotWritten
+from postbus.contract.entities import DAY_MS, QueueProperties
+from postbus.contract.namespace import NamespaceDefinition
+from postbus.entity.commands import Refusal
+from postbus.store.catalog import CatalogStore
+from postbus.store.catalog_change import CatalogFence
+from postbus.store.errors import StoreUnavailable
+from postbus.store.namespace import NamespaceStore
+from postbus.store.postgres import Store
+from tests.broker.administration_rig import administered, refusal_of
+from tests.broker.owner import directory_of
+
+pytestmark = pytest.mark.slow
+
+
+def told(**fields: Any) -> NamespaceDefinition:
+    return NamespaceDefinition.model_validate(fields)
+
+
+async def started(
+    store: Store, declared: NamespaceDefinition, namespaces: NamespaceStore | None = None
+) -> Namespace:
+    """Return the namespace as a start of the broker finds it."""
+    directory = directory_of(CatalogStore(store), 4)
+    await directory.load()
+    made = Namespace("bus", declared, namespaces or NamespaceStore(store), directory)
+    await made.load()
+    directory.catalog.on_read.append(made.load)
+    return made
+
+
+async def refused_by(work: Any) -> Refusal:
+    with pytest.raises(DirectoryRefusal) as caught:
+        await work
+    return caught.value.refused.refusal
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+async def test_a_change_is_told_once_and_survives_a_start(store: Store) -> None:
+    namespace = await started(store, told())
+    heard: list[str] = []
+    namespace.on_change.append(lambda changed: heard.append(changed.minimum_tls_version))
+    before = namespace._directory.version
+    wanted = told(minimumTlsVersion="1.3", tags={"team": "shop"}, softDelete={"retention": "P3D"})
+    version = await namespace.put(wanted)
+    assert version == before + 1
+    assert await namespace.put(wanted) == version  # it is so already
+    assert heard == ["1.3"]
+    again = (await started(store, told())).definition
+    assert (again.minimum_tls_version, again.tags) == ("1.3", {"team": "shop"})
+    assert again.soft_delete.retention_ms == 3 * DAY_MS
+    assert (await started(store, told()))._directory.version == version
+
+
+async def test_what_is_not_said_gets_its_default_but_for_what_is_for_life(store: Store) -> None:
+    declared = told(sku={"name": "Premium"}, premiumMessagingPartitions=2)
+    namespace = await started(store, declared)
+    await namespace.put(told(tags={"a": "b"}, minimumTlsVersion="1.3"))
+    await namespace.put(told(tags={"a": "c"}))
+    assert namespace.definition == told(
+        sku={"name": "Premium"}, premiumMessagingPartitions=2, tags={"a": "c"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sku.name", {"sku": {"name": "Basic"}}),
+        (
+            "premiumMessagingPartitions",
+            {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 2},
+        ),
+        ("authorizationRules", {"authorizationRules": [{"name": "a", "rights": ["Send"]}]}),
+    ],
+)
+async def test_what_is_for_life_is_refused_by_name(
+    store: Store, field: str, value: dict[str, Any]
+) -> None:
+    namespace = await started(store, told())
+    with pytest.raises(DirectoryRefusal, match=field) as caught:
+        await namespace.put(told(minimumTlsVersion="1.3", **value))
+    assert caught.value.refused.refusal is Refusal.NOT_ALLOWED
+    assert namespace.definition == told()
+    assert (await started(store, told())).definition == told()
+
+
+async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> None:
+    namespace = await started(store, told())
+    version = await namespace.put(told(tags={"a": "1"}), namespace._directory.version)
+    await namespace._directory.put_queue("q", QueueProperties())
+    assert await refused_by(namespace.put(told(), version)) is Refusal.CONFLICT
+    assert namespace.definition.tags == {"a": "1"}
+
+
+# --- starts -------------------------------------------------------------------------------------
+
+
+async def test_what_a_manifest_says_wins_at_a_start_and_the_rest_stays_as_it_was_put(
+    store: Store,
+) -> None:
+    namespace = await started(store, told(minimumTlsVersion="1.3", tags={"from": "manifest"}))
+    await namespace.put(told(tags={"from": "put"}, softDelete={"retention": "P3D"}))
+    assert namespace.definition.minimum_tls_version == "1.2"
+    again = await started(store, told(minimumTlsVersion="1.3"))
+    assert again.definition.minimum_tls_version == "1.3"
+    assert again.definition.tags == {"from": "put"}
+    assert again.definition.soft_delete.retention_ms == 3 * DAY_MS
+    silent = await started(store, told())
+    assert silent.definition.minimum_tls_version == "1.2"
+
+
+async def test_a_tier_that_a_manifest_changed_is_not_changed_back(store: Store) -> None:
+    namespace = await started(store, told(sku={"name": "Premium"}))
+    await namespace.put(told(sku={"name": "Premium", "capacity": 4}))
+    assert namespace.definition.sku.capacity == 4
+    bare = NamespaceDefinition(sku=told(sku={"name": "Premium"}).sku)
+    bare.__pydantic_fields_set__.discard("sku")
+    assert (await started(store, bare)).definition.sku.capacity == 4
+    assert (await started(store, told(sku={"name": "Premium"}))).definition.sku.capacity is None
+    assert (await started(store, told())).definition.sku == told().sku
+
+
+# --- a store that fails -------------------------------------------------------------------------
+
+
+class LossyNamespaces(NamespaceStore):
+    """The real table; the answer to a write, or the write itself, is lost when asked for."""
+
+    loses = ""
+    failing_loads = 0
+
+    async def load(self) -> NamespaceDefinition | None:
+        if self.failing_loads:
+            self.failing_loads -= 1
+            raise StoreUnavailable
+        return await super().load()
+
+    async def put(self, definition: NamespaceDefinition, fence: CatalogFence) -> int:
+        if self.loses == "write":
+            raise StoreUnavailable
+        version = await super().put(definition, fence)
+        if self.loses == "answer":
+            raise StoreUnavailable
+        return version
+
+
+@pytest.mark.parametrize("loses", ["answer", "write"])
+async def test_a_write_whose_fate_is_unknown_is_looked_up(store: Store, loses: str) -> None:
+    namespaces = LossyNamespaces(store)
+    namespace = await started(store, told(), namespaces)
+    before = namespace._directory.version
+    namespaces.loses, namespaces.failing_loads = loses, 1
+    wanted = told(minimumTlsVersion="1.3")
+    if loses == "answer":
+        assert await namespace.put(wanted) == before + 1
+        assert namespace.definition == wanted
+    else:
+        with pytest.raises(NotWritten):
+            await namespace.put(wanted)
+        assert namespace.definition == told()
+        assert namespace._directory.version == before
+
+
+# --- what it is used for ------------------------------------------------------------------------
+
+
+async def test_the_retention_of_what_is_deleted_from_now_on(store: Store) -> None:
+    async with administered(store) as (administration, _):
+        for name, days in (("a", 7), ("b", 3)):
+            await administration.put_namespace(told(softDelete={"retention": f"P{days}D"}))
+            await administration.put_queue(name, QueueProperties(), mode=PutMode.CREATE)
+            await administration.delete(name, policy=DeletePolicy.RETAIN)
+        kept = await administration.tombstones(0)
+        days_kept = [
+            round(((each.restorable_until_ms or 0) - each.deleted_ms) / DAY_MS) for each in kept
+        ]
+        assert days_kept == [7, 3]
+        basic = administration.put_namespace(told(sku={"name": "Basic"}))
+        assert await refusal_of(basic) is Refusal.NOT_ALLOWED

@@ -1,0 +1,305 @@
+"""`postbus context`, how commands find their bus, and what a terminal is offered to complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from postbus.cli.client.connection_strings import read_connection_string
+from postbus.cli.client.contexts import ContextFile, config_folder
+from postbus.cli.failures import ContextError
+from postbus.process.announcement import FILE_NAME, Announcement, read_announcement
+from postbus.process.data_directory import DataDirectory
+from tests.cli.command_line import CommandLine, folder_with_bus
+from tests.dev_bus import LIMIT_S
+
+KEY = "c2VjcmV0LXNlY3JldA=="
+DEVELOPMENT = "UseDevelopmentEmulator=true"
+SECRET_STRING = f"Endpoint=sb://bus.example.org;SharedAccessKeyName=app;SharedAccessKey={KEY}"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> CommandLine:
+    return CommandLine(tmp_path)
+
+
+# --- connection strings -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "is_tls"),
+    [
+        ("Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=a=b=", "h", 5671, True),
+        ("endpoint=sb://h:99/;sharedaccesskeyname=n;sharedaccesskey=a=b=;", "h", 99, True),
+        (
+            f"Endpoint=sb://h;SharedAccessKeyName=n;SharedAccessKey=a=b=;{DEVELOPMENT}",
+            "h",
+            5672,
+            False,
+        ),
+    ],
+)
+def test_connection_string_says_where_and_who(
+    text: str, host: str, port: int, is_tls: bool
+) -> None:
+    found = read_connection_string(text)
+    assert (found.host, found.port, found.is_tls) == (host, port, is_tls)
+    assert (found.rule, found.key) == ("n", "a=b=")
+    assert "a=b=" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "secret",
+        "Endpoint=sb://h",
+        "Endpoint=sb://h;SharedAccessKeyName=n",
+        "Endpoint=http://h;SharedAccessKeyName=n;SharedAccessKey=secret",
+        "Endpoint=sb://h:many;SharedAccessKeyName=n;SharedAccessKey=secret",
+        "Endpoint=sb://h;Endpoint=sb://i;SharedAccessKeyName=n;SharedAccessKey=secret",
+    ],
+)
+def test_what_is_no_connection_string_is_refused_without_repeating_it(text: str) -> None:
+    with pytest.raises(ContextError) as refused:
+        read_connection_string(text)
+    assert "secret" not in str(refused.value)
+
+
+# --- the stored contexts ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_contexts_are_stored_for_their_owner_chosen_and_forgotten(user: CommandLine) -> None:
+    string_file = user.folder / "prod.txt"
+    string_file.write_text(SECRET_STRING)
+    token_file = user.folder / "token"
+    token_file.write_text("t" * 30)
+    user.ok(
+        "context", "set", "prod", "--control", "https://bus.example.org:9465/",
+        "--token-file", "token", "--connection-string-file", "prod.txt",
+    )  # fmt: skip
+    user.ok("context", "use", "prod")
+    shown = user.json("context", "show")
+    assert shown == {
+        "name": "prod",
+        "origin": "context prod",
+        "control": "https://bus.example.org:9465",
+        "tokenFile": str(token_file),
+        "caFile": None,
+        "amqp": str(string_file),
+    }
+    user.ok("context", "set", "prod", "--token-file", "")
+    listed = {each["name"]: each for each in user.json("context", "list")}
+    assert [name for name, each in listed.items() if each["current"]] == ["prod"]
+    assert listed["prod"]["tokenFile"] is None
+    assert listed["prod"]["amqp"] == str(string_file)
+    path = user.folder / "config" / "postbus" / "contexts.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    user.ok("context", "delete", "prod")
+    assert [each["name"] for each in user.json("context", "list")] == ["default"]
+    assert string_file.exists()
+
+
+@pytest.mark.slow
+def test_key_given_on_standard_input_is_stored_and_never_shown(user: CommandLine) -> None:
+    said = user.ok(
+        "context", "set", "prod", "--connection-string-file", "-", stdin=SECRET_STRING + "\n"
+    )
+    for output in ("table", "json", "yaml"):
+        said += user.ok("context", "show", "prod", "-o", output)
+        said += user.ok("context", "list", "-o", output)
+    assert KEY not in said
+    assert "SharedAccessKey=***" in said
+    path = user.folder / "config" / "postbus" / "contexts.json"
+    assert json.loads(path.read_text())["contexts"]["prod"]["connection_string"] == SECRET_STRING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("use", "nobody"), 3, "there is no context nobody; there are default"),
+        (("show", "nobody"), 3, "there is no context nobody"),
+        (("delete", "default"), 3, "there is no context default"),
+        (("set", "default"), 2, "default is taken"),
+        (("set", "a b"), 2, "letters, digits"),
+        (("set", "x", "--control", "bus:9465"), 2, "use http://host:port or https://host:port"),
+        (("set", "x", "--control", "https://a:b@bus"), 2, "use http://host:port"),
+        (("set", "x", "--token-file", "absent"), 4, "absent: there is no such file"),
+    ],
+)
+def test_bad_input_is_refused(
+    user: CommandLine, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    user.fails("context", *arguments, code=code, says=says)
+
+
+@pytest.mark.slow
+def test_connection_string_that_is_none_is_not_stored_and_not_repeated(user: CommandLine) -> None:
+    said = user.fails(
+        "context", "set", "x", "--connection-string-file", "-",
+        code=3, says="no connection string: Endpoint=", stdin="geheim",
+    )  # fmt: skip
+    assert "geheim" not in said
+    assert not (user.folder / "config").exists()
+
+
+def test_damaged_file_is_named(tmp_path: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert ContextFile.load(environ).contexts == {}
+    path = config_folder(environ) / "contexts.json"
+    path.parent.mkdir()
+    for text in ("{", "[]", '{"contexts": {"a": 1}}', '{"contexts": {"a": {"control": 1}}}'):
+        path.write_text(text)
+        with pytest.raises(ContextError, match=r"contexts\.json: is damaged: mend or remove it"):
+            ContextFile.load(environ)
+
+
+def test_relative_configuration_folder_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source: XDG Base Directory Specification, "all paths must be absolute"."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    expected = Path("/home/somebody/.config/postbus")
+    assert config_folder({"XDG_CONFIG_HOME": "here"}) == config_folder({}) == expected
+
+
+# --- the bus of a folder ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[CommandLine]:
+    """Run a bus in a folder until the module's tests are done."""
+    with folder_with_bus("--clock", "manual") as user:
+        yield user
+
+
+@pytest.mark.slow
+def test_bus_of_this_folder_is_found_by_itself(here: CommandLine) -> None:
+    path = here.folder / ".postbus" / FILE_NAME
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    announced = read_announcement(path.parent)
+    assert announced is not None
+    assert announced.bus == "local-bus"
+    assert here.json("context", "show")["control"] == announced.control
+    assert here.ok("clock", "advance", "1s").split()[-1] == "PT1S"
+    assert here.ok("send", "queue.1", "found") == "sent 1 message to queue.1\n"
+    assert here.lines("receive", "queue.1")[0]["body"] == "found"
+    elsewhere = CommandLine(here.folder / "config")
+    elsewhere.folder.mkdir(exist_ok=True)
+    data = str(here.folder / ".postbus")
+    assert elsewhere.json("context", "show")["origin"] == "the bus at http://127.0.0.1:9465"
+    elsewhere.fails(
+        "send", "queue.1", "x", code=3, says="no bus of postbus dev runs in this folder"
+    )
+    assert "manual" in elsewhere.ok("clock", POSTBUS_DATA=data)
+    assert elsewhere.ok("send", "queue.1", "x", POSTBUS_DATA=data)
+    assert here.lines("receive", "queue.1")[0]["body"] == "x"
+
+
+@pytest.mark.slow
+def test_named_context_goes_before_the_bus_of_this_folder(here: CommandLine) -> None:
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        where = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        here.ok("context", "set", "away", "--control", where)
+        says = f"no bus answers at {where}: start one with postbus dev, or choose another"
+        here.fails("clock", "--context", "away", code=7, says=says)
+        here.fails("clock", code=7, says=says, POSTBUS_CONTEXT="away")
+        here.fails("send", "queue.1", "x", "-C", "away", code=3, says="no connection string for")
+        here.ok("context", "use", "away")
+        here.fails("clock", code=7, says=says)
+        here.ok("clock", "-C", "default")
+        here.ok("context", "use", "default")
+        here.ok("context", "delete", "away")
+
+
+def test_announcement_goes_with_the_bus_also_when_it_was_killed(tmp_path: Path) -> None:
+    said = Announcement("bus", os.getpid(), "http://localhost:1", SECRET_STRING)
+    assert KEY not in repr(said)
+    data = DataDirectory(tmp_path)
+    with data:
+        data.announce(said)
+        assert read_announcement(tmp_path) == said
+    assert read_announcement(tmp_path) is None
+    (tmp_path / FILE_NAME).write_text(said.text())  # left by a kill
+    with data:
+        assert read_announcement(tmp_path) is None
+    (tmp_path / FILE_NAME).write_text("{}")
+    assert read_announcement(tmp_path) is None
+
+
+# --- help and completion ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["list", "show", "use", "set", "delete"])
+def test_help_shows_examples_and_exit_codes(user: CommandLine, command: str) -> None:
+    shown = user.ok("context", command, "--help")
+    assert f"postbus context {command}" in shown
+    assert "Exit codes" in shown
+
+
+def complete(user: CommandLine, line: str) -> list[str]:
+    """Return what bash is offered behind a line."""
+    words = line.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-m", "postbus"],
+        env={
+            **user.environment(),
+            "_POSTBUS_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(words) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+        cwd=user.folder,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+def test_shell_completes_commands_options_and_contexts(user: CommandLine) -> None:
+    assert {"send", "receive", "context", "dev"} <= set(complete(user, "postbus "))
+    assert complete(user, "postbus con") == ["connections", "connection-string", "context"]
+    assert "--schedule" in complete(user, "postbus send --sch")
+    user.ok("context", "set", "prod")
+    assert complete(user, "postbus context use pr") == ["prod"]
+    assert complete(user, "postbus clock --context ") == ["default", "prod"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_of_each_shell(user: CommandLine, shell: str) -> None:
+    done = user.run(_POSTBUS_COMPLETE=f"source_{shell}")
+    assert re.search(r"complete|compdef", done.stdout), done
+    assert "postbus" in done.stdout
+
+
+@pytest.mark.slow
+def test_help_loads_nothing_that_takes_long() -> None:
+    """Each of these takes from a tenth of a second to most of one."""
+    heavy = {"aiohttp", "asyncpg", "lark", "pydantic", "uvloop", "yaml", "postbus.assembly.bus"}
+    program = "import sys, postbus.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+        env=CommandLine(Path("/")).environment(),
+    )
+    loaded = set(done.stdout.split())
+    assert "postbus.cli.main" in loaded
+    assert loaded & heavy == set()

@@ -1,0 +1,74 @@
+"""An outage of the store is not an empty queue: commands tell the two apart, and name the store."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from postbus.broker.partition.trouble import SUMMARY_S, Troubles
+from postbus.store.errors import StoreMisconfigured, StoreUnavailable
+from tests.cli.command_line import CommandLine, folder_with_bus
+
+AWAY = r"the store at \S+postgres\S* is away: the store is away because a test asked for it"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[CommandLine]:
+    with folder_with_bus() as user:
+        yield user
+
+
+@pytest.mark.slow
+def test_empty_is_one_and_an_outage_is_seven(here: CommandLine) -> None:
+    receive = ("receive", "queue.1", "--wait", "0.2")
+    assert here.run(*receive).returncode == 1
+    here.ok("fault", "store-outage", "4s")
+    here.fails(*receive, code=7, says=AWAY)
+    done = here.run("send", "queue.1", "late")  # it is tried until the store is back
+    assert (done.returncode, done.stdout) == (0, "sent 1 message to queue.1\n")
+    assert re.search(r"postbus: .*(has not answered yet|trying again)", done.stderr)
+    assert here.lines("receive", "queue.1")[0]["body"] == "late"
+    assert here.run("receive", "queue.1", "--count", "0", "--wait", "0.2").returncode == 1
+
+
+@pytest.mark.slow
+def test_status_and_lists_name_the_store_that_is_away(here: CommandLine) -> None:
+    here.ok("fault", "store-outage", "10s")
+    here.fails("peek", "queue.1", code=7, says=AWAY)
+    assert re.search(AWAY, here.run("status").stdout)
+    here.fails("get", "queues", code=7, says=AWAY)
+
+
+def test_an_outage_is_told_once_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    now = 1_000.0
+    troubles = Troubles("db.example.org:5432", lambda: now)
+    refused = StoreUnavailable("ConnectionRefusedError: [Errno 111]\nDETAIL: more")
+
+    def told() -> list[logging.LogRecord]:
+        found = list(caplog.records)
+        caplog.clear()
+        return found
+
+    for partition in range(16):
+        troubles.log(partition, "partition could not be loaded", refused)
+    (first,) = told()
+    text = "the store at db.example.org:5432 is away: ConnectionRefusedError: [Errno 111]"
+    assert (first.levelno, vars(first)["error"]) == (logging.WARNING, text)
+    for _ in range(12):
+        now += 5
+        troubles.log(0, "partition could not be loaded", refused)
+    (summary,) = told()
+    assert (vars(summary)["failures"], vars(summary)["since_s"]) == (27, SUMMARY_S)
+    troubles.log(0, "partition could not be loaded", StoreMisconfigured("no such"))
+    assert [each.levelno for each in told()] == [logging.ERROR]
+    troubles.log(1, "partition could not be loaded", StoreMisconfigured("no such"))
+    assert not told()  # nobody mends it so soon
+    troubles.log(1, "partition could not be loaded", StoreMisconfigured("another"))
+    assert [each.levelno for each in told()] == [logging.ERROR]
+    now += SUMMARY_S
+    troubles.log(0, "partition could not be loaded", refused)
+    (again,) = told()
+    assert "failures" not in vars(again)

@@ -1,0 +1,98 @@
+"""The guide of the control API, tried: its commands run as written, its tables are true."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from postbus.contract.control import Applied, ProblemType
+from postbus.edge.control.routes import ROUTES
+from postbus.process.settings import Settings
+from tests.dev_bus import LIMIT_S, ROOT, DevBus, running_dev_bus
+
+pytestmark = pytest.mark.slow
+
+GUIDE = ROOT / "docs" / "guides" / "control-api.md"
+FENCE = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def dev_bus() -> Iterator[DevBus]:
+    with running_dev_bus() as bus:
+        yield bus
+
+
+def command_output(bus: DevBus, folder: Path) -> list[str]:
+    """Run all commands of the guide in one shell; return what each block printed."""
+    (folder / ".postbus").mkdir()
+    (folder / ".postbus" / "control.token").write_text(bus.token, encoding="ascii")
+    port = Settings.model_fields["control_port"].default
+    mark = "\n--- next ---\n"
+    blocks = FENCE.findall(GUIDE.read_text(encoding="utf-8"))
+    script = f"printf '{mark}'\n".join(blocks).replace(
+        f"127.0.0.1:{port}", urlsplit(bus.control).netloc
+    )
+    done = subprocess.run(
+        ["bash", "-eu", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+        cwd=folder,
+    )
+    return done.stdout.split(mark)
+
+
+def answers(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def test_commands_do_what_the_guide_says(dev_bus: DevBus, tmp_path: Path) -> None:
+    document, status, queue, topic, *rest = command_output(dev_bus, tmp_path)
+    namespace, keys, rotated, connected, restored, history, messages, audit, *rest = rest
+    fenced, forgotten = rest
+    assert json.loads(namespace)["entityId"] == 0
+    assert document.startswith('{\n "components"')
+    assert answers(status)[0]["program"] == "postbus"
+    (put,) = answers(queue)
+    assert (put["created"], len(put["appliedHash"])) == (True, 64)
+    made, subscribed, counted = answers(topic)
+    assert (made["created"], subscribed["created"], counted["messageCount"]) == (True, True, 0)
+    rule, told = answers(keys)
+    assert (rule["primaryKey"], told["rights"]) == (None, ["Listen", "Send"])
+    assert min(len(told["primaryKey"]), len(told["secondaryKey"])) == 44
+    (back,) = answers(rotated)
+    assert back["updatedAt"] > told["updatedAt"]
+    assert isinstance(answers(connected)[0]["items"], list)
+    (back,) = answers(restored)
+    assert back["entityId"] == put["entityId"]
+    changes, tombstones = answers(history)
+    assert changes["items"][-1]["name"] == "orders"
+    assert tombstones["items"] == []
+    peeked, purged = answers(messages)
+    assert (peeked["messages"], purged["deleted"]) == ([], 0)
+    lines, of_orders = answers(audit)
+    assert lines["items"][0]["verb"] == "restore"
+    assert {each["entity"] for each in of_orders["items"]} == {"orders"}
+    assert answers(fenced)[0]["created"] is False
+    assert answers(forgotten)[0]["highestCallerEpoch"] == 0
+
+
+def test_tables_name_what_there_is() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    fields = {field.alias or name for name, field in Applied.model_fields.items()}
+    table = text.partition("| field of the answer |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert set(rows) == fields
+    kinds = {each.value.rpartition(":")[2] for each in ProblemType} - {"blank"}
+    assert all(f"`{kind}`" in text for kind in kinds), kinds
+    paths = {re.sub(r"{\w+}", "{name}", route.path) for route in ROUTES}
+    named = re.findall(r"`(/v1/[^`…?]+)[`?]", text)
+    assert set(named) <= paths, set(named) - paths

@@ -1,0 +1,237 @@
+"""Shares of the event loop: who takes long turns pauses, while others are there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from struct import pack
+from time import monotonic_ns
+
+import pytest
+
+from postbus.broker.access.authz import KeyRule
+from postbus.edge.access.loop_time import COSTLY_NS, NOBODY, OTHERS_NS, SIGNING_IN_NS, LoopTime
+from tests.edge.access.test_accounts import dial, poster
+from tests.edge.access.two_keys import p99_s, sender_of
+from tests.edge.amqp.test_links import wait_until
+from tests.edge.bus_thread import RULES, BusThread
+from tests.edge.raw_client import DISPOSITION, RawClient, Uint, described, frame
+
+ROOT, TENANT = RULES[0], RULES[1]
+MS = 1_000_000
+
+
+class Clock:
+    now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Machine:
+    """A loop whose turns take what a test says."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.time = LoopTime(self.clock)
+
+    def turn(self, account: str, took_ms: int, cpu_ms: int | None = None) -> None:
+        began_ns = self.clock.now_ns
+        self.clock.now_ns += took_ms * MS
+        self.time.note(account, began_ns, (took_ms if cpu_ms is None else cpu_ms) * MS)
+
+    def may(self, account: str) -> bool:
+        return self.time.admit(account, 9_000, lambda: None)
+
+
+@pytest.fixture
+async def machine() -> Machine:
+    """Return a loop in which two accounts had a turn."""
+    found = Machine()
+    found.turn("others", 1)
+    found.turn("own", 1)
+    return found
+
+
+async def test_short_turns_never_wait(machine: Machine) -> None:
+    for _ in range(9):
+        machine.turn("own", 3)
+        assert machine.may("own")
+        assert not machine.time.is_costly("own")
+
+
+async def test_who_is_alone_never_waits() -> None:
+    machine = Machine()
+    for _ in range(9):
+        machine.turn("own", 30)
+        assert machine.may("own")
+
+
+async def test_a_long_turn_is_followed_by_a_pause_as_long(machine: Machine) -> None:
+    machine.turn("own", 30)
+    assert machine.time.is_costly("own")
+    assert machine.may("others")
+    machine.clock.now_ns += 29 * MS
+    assert not machine.may("own")
+
+
+async def test_who_was_costly_has_short_turns_for_a_while(machine: Machine) -> None:
+    machine.turn("own", 30)
+    machine.clock.now_ns += 31 * MS
+    assert machine.may("own")
+    assert machine.time.is_costly("own")
+    machine.clock.now_ns += COSTLY_NS
+    assert not machine.time.is_costly("own")
+
+
+async def test_a_short_turn_on_a_busy_machine_is_not_its_fault(machine: Machine) -> None:
+    machine.turn("own", 500, cpu_ms=3)
+    assert machine.may("own")
+    machine.turn("own", 50, cpu_ms=4)
+    machine.clock.now_ns += 49 * MS  # others waited for 50
+    assert not machine.may("own")
+
+
+async def test_who_waits_for_turns_of_others_is_still_there(machine: Machine) -> None:
+    for _ in range(300):
+        machine.turn("own", 40)
+    assert not machine.may("own")
+
+
+async def test_who_has_had_no_turn_for_long_is_not_waited_for(machine: Machine) -> None:
+    machine.clock.now_ns += OTHERS_NS + 9 * MS
+    machine.turn("own", 30)
+    assert machine.may("own")
+    machine.time.saw("others")
+    machine.turn("own", 30)
+    assert not machine.may("own")
+
+
+async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
+    machine = Machine()
+    machine.turn("others", 1)
+    machine.clock.now_ns += OTHERS_NS + 9 * MS
+    machine.turn("own", 30)
+    assert machine.may("own")
+
+
+async def test_who_signs_in_is_not_waited_for_long() -> None:
+    machine = Machine()
+    machine.turn(f"{NOBODY}127.0.0.1", 1)
+    machine.turn("own", 30)
+    assert machine.time.is_costly("own")
+    machine.clock.now_ns += SIGNING_IN_NS + COSTLY_NS
+    for _ in range(9):
+        machine.turn("own", 30)
+        assert machine.may("own")
+
+
+async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
+    machine = Machine()
+    stranger = f"{NOBODY}192.0.2.1"
+    machine.turn(stranger, 30)
+    assert machine.may(stranger)
+    machine.turn("own", 1)
+    machine.turn(stranger, 30)
+    assert not machine.may(stranger)
+    assert machine.may("own")
+
+
+async def test_turns_that_wait_come_one_after_the_other() -> None:
+    time = LoopTime()
+    done: list[int] = []
+    over = asyncio.Event()
+
+    def turn_of(number: int) -> Callable[[], None]:
+        def turn() -> None:
+            began_ns = monotonic_ns()
+            while monotonic_ns() < began_ns + 5 * MS:
+                pass
+            time.note("own", began_ns, 5 * MS)
+            done.append(number)
+            if number == 9:
+                over.set()
+            if number == 4:
+                raise OSError
+
+        return turn
+
+    time.saw("others")
+    time.note("own", monotonic_ns(), 5 * MS)
+    turn_of(0)()
+    for number in range(1, 10):
+        assert not time.admit("own", 9_000, turn_of(number))
+    assert time.admit("others", 9_000, turn_of(99))
+    began_ns = monotonic_ns()
+    await asyncio.wait_for(over.wait(), 10)
+    assert done == list(range(10))
+    assert monotonic_ns() - began_ns > 9 * 8 * MS  # turns and pauses
+
+
+async def test_small_reads_go_first_but_not_for_ever() -> None:
+    time = LoopTime()
+    done: list[str] = []
+    over = asyncio.Event()
+
+    def turn_of(name: str) -> Callable[[], None]:
+        def turn() -> None:
+            done.append(name)
+            if len(done) == 12:
+                over.set()
+
+        return turn
+
+    time.saw("others")
+    time.note("own", monotonic_ns() - 5 * MS, 5 * MS)
+    for _ in range(2):
+        assert not time.admit("own", 1_025, turn_of("large"))
+    for _ in range(10):
+        assert not time.admit("own", 1_024, turn_of("small"))
+    await asyncio.wait_for(over.wait(), 10)
+    assert done == [*["small"] * 8, "large", "small", "small", "large"]
+
+
+def connect(bus: BusThread, rule: KeyRule) -> RawClient:
+    return RawClient(bus.port, rule.name, rule.keys.primary)
+
+
+@pytest.mark.slow
+def test_who_asks_over_http_is_there_too(bus: BusThread, queue: str) -> None:
+    with connect(bus, TENANT), dial(bus) as client:
+        poster(bus, client, queue, 10)()
+        assert bus.listener.loop_time.last == ROOT.name
+
+
+@pytest.mark.slow
+def test_frames_that_do_nothing_leave_half_of_the_loop(bus: BusThread, queue: str) -> None:
+    """64 KiB of them take 40 ms: without pauses each send waits for those of all connections."""
+    flood = frame(DISPOSITION, True, Uint(0), Uint(2**31 - 1), True, described(0x24, [])) * 4_000
+
+    def pump(client: RawClient) -> None:
+        with suppress(OSError):  # it is closed at the end
+            while True:
+                client.socket.sendall(flood)
+
+    with connect(bus, ROOT) as other, ExitStack() as clients:
+        send = sender_of(other, queue)
+        pumping = [clients.enter_context(connect(bus, TENANT)) for _ in range(100)]
+        threads = [threading.Thread(target=pump, args=(each,)) for each in pumping]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(bus, lambda: bus.listener.loop_time.is_costly(TENANT.name))
+            assert p99_s(send) < 0.5  # many seconds without, on a busy machine
+        finally:
+            for each in pumping:  # and what was sent already is dropped
+                each.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+                each.socket.shutdown(socket.SHUT_RD)
+                each.socket.close()
+            for thread in threads:
+                thread.join()
+            for _ in range(3):  # who pauses does not see at once that its client is gone
+                with suppress(TimeoutError):
+                    wait_until(bus, lambda: not bus.front.strangers.of_keys.of(TENANT.name))
+                    break

@@ -1,0 +1,449 @@
+"""Definitions over the control API: a real bus, a real store, plain HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from postbus.contract.control import SubscriptionDefinition, applied_hash
+from postbus.contract.entities import QueueProperties, SubscriptionProperties
+from postbus.process.embedded import EmbeddedPostgres
+from tests.conftest import TEMPLATE, dsn_of, make_database
+from tests.edge.control.control_bus import WAIT_S, Caller, ControlledBus, controlled_bus, path_of
+
+pytestmark = pytest.mark.slow
+
+NAMES = (f"entity-{number}" for number in itertools.count(1))
+SQL_RULE = {"name": "big", "sqlFilter": {"sqlExpression": "size > 10"}}
+RED_RULE = {"name": "red", "correlationFilter": {"properties": {"colour": "red"}}}
+
+
+@pytest.fixture(scope="module")
+def running(
+    postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlledBus]:
+    make_database(postgres_server, "control_entities", template=TEMPLATE)
+    folder = tmp_path_factory.mktemp("control")
+    with controlled_bus(dsn_of(postgres_server, "control_entities"), folder) as bus:
+        yield bus
+
+
+@pytest.fixture
+def api(running: ControlledBus) -> Caller:
+    return running.caller
+
+
+@pytest.fixture
+def name() -> str:
+    return next(NAMES)
+
+
+# --- queues and topics --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["queues", "topics"])
+def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, kind: str) -> None:
+    path = path_of(kind, name)
+    created = api.put(path, {"defaultMessageTimeToLive": "PT1H"})
+    assert (created.status, created.body["created"]) == (201, True)
+    assert created.headers["ETag"] == f'"{created.body["version"]}"'
+    assert set(created.body["acknowledged"]) == {str(number) for number in range(16)}
+    home = min(created.body["acknowledged"].values())
+    assert home >= created.body["version"]
+    again = api.put(path, {"defaultMessageTimeToLive": "PT60M"})
+    same = ("entityId", "appliedHash", "version")
+    assert (again.status, again.body["created"]) == (200, False)
+    assert [again.body[each] for each in same] == [created.body[each] for each in same]
+    changed = api.put(path, {"defaultMessageTimeToLive": "PT2H"})
+    assert changed.status == 200
+    assert changed.body["entityId"] == created.body["entityId"]
+    assert changed.body["version"] > created.body["version"]
+    assert changed.body["appliedHash"] != created.body["appliedHash"]
+    told = api.get(path)
+    assert told.status == 200
+    assert told.headers["ETag"] == f'"{changed.body["version"]}"'
+    assert told.body["properties"]["defaultMessageTimeToLive"] == "PT2H"
+    assert told.body["appliedHash"] == changed.body["appliedHash"]
+    back = api.put(path, told.body["properties"])
+    assert (back.status, back.body["version"]) == (200, changed.body["version"])
+    whole = api.put(path, {})  # a whole definition: what is not said has its default
+    assert api.get(path).body["properties"]["defaultMessageTimeToLive"].startswith("P10675199D")
+    assert whole.body["appliedHash"] not in {
+        created.body["appliedHash"],
+        changed.body["appliedHash"],
+    }
+
+
+def test_what_is_hardly_meant_is_told_with_the_entity(api: Caller, name: str) -> None:
+    path = path_of("queues", name)
+    api.put(path, {})
+    assert api.get(path).body["warnings"] == []
+    assert api.put(path, {"forwardTo": name.upper()}).status == 200
+    assert api.get(path).body["properties"]["forwardTo"] == name.upper()
+    (warning,) = api.get(path).body["warnings"]
+    assert warning.startswith("forwardTo: messages go in a circle")
+    api.put(path, {})
+
+
+def test_hash_is_that_of_the_definition_in_any_process(api: Caller, name: str) -> None:
+    body = {"lockDuration": "PT90S", "maxDeliveryCount": 3}
+    put = api.put(path_of("queues", name), body)
+    known = QueueProperties.model_validate_json(json.dumps(body))
+    assert put.body["appliedHash"] == applied_hash(known)
+    assert applied_hash(known) == "f" * 64 or len(applied_hash(known)) == 64
+    other = api.put(path_of("queues", next(NAMES)), {**body, "lockDuration": "PT1M30S"})
+    assert other.body["appliedHash"] == put.body["appliedHash"]
+
+
+def test_hash_of_a_subscription_ignores_the_order_of_its_rules() -> None:
+    rules = [SQL_RULE, RED_RULE]
+    hashes = {
+        applied_hash(SubscriptionDefinition.model_validate({"rules": ordered}))
+        for ordered in (rules, rules[::-1])
+    }
+    assert len(hashes) == 1
+    split = SubscriptionDefinition.model_validate({"rules": rules})
+    assert split.rules is not None
+    assert applied_hash(SubscriptionProperties(), split.rules) in hashes
+    assert applied_hash(SubscriptionProperties()) not in hashes
+
+
+def test_names_keep_their_case_and_slashes(api: Caller, name: str) -> None:
+    path = path_of("queues", f"Shop/{name}/Orders")
+    assert "%2F" in path
+    assert api.put(path, {}).status == 201
+    assert api.put(path.lower().replace("%2f", "%2F"), {}).status == 200
+    assert api.get(path.lower().replace("%2f", "%2f")).body["name"] == f"Shop/{name}/Orders"
+    assert api.get(f"/v1/queues/Shop/{name}/Orders").status == 404
+    assert api.get(path_of("queues", f"/Shop/{name}/Orders")).status == 404
+    assert api.delete(path).status == 200
+    assert api.get(path).status == 404
+
+
+def test_a_queue_is_no_topic(api: Caller, name: str) -> None:
+    assert api.put(path_of("queues", name), {}).status == 201
+    clash = api.put(path_of("topics", name), {})
+    assert (clash.status, clash.kind) == (409, "already-exists")
+    for path in (path_of("topics", name), path_of("topics", name, "runtime")):
+        assert api.get(path).status == 404
+    assert api.delete(path_of("topics", name)).status == 404
+    assert api.get(path_of("queues", name)).status == 200
+
+
+def test_what_is_immutable_stays(api: Caller, name: str) -> None:
+    api.put(path_of("queues", name), {"requiresSession": True})
+    told = api.put(path_of("queues", name), {"requiresSession": False})
+    assert (told.status, told.kind) == (409, "immutable")
+    assert "requiresSession" in told.body["detail"]
+    assert api.get(path_of("queues", name)).body["properties"]["requiresSession"] is True
+
+
+def test_lists_are_paged_by_name(api: Caller) -> None:
+    wanted = [f"page-{number:02}" for number in range(7)]
+    for each in reversed(wanted):
+        api.put(path_of("queues", each), {})
+    found: list[str] = []
+    path: str | None = "/v1/queues?top=3"
+    while path is not None:
+        page = api.get(path).body
+        assert len(page["items"]) <= 3
+        found += [each["name"] for each in page["items"]]
+        skip = page["nextSkip"]
+        path = None if skip is None else f"/v1/queues?skip={skip}&top=3"
+    assert found == sorted(found, key=str.lower)
+    assert [each for each in found if each.startswith("page-")] == wanted
+    exact = api.get(f"/v1/queues?top={len(found)}").body
+    assert (len(exact["items"]), exact["nextSkip"]) == (len(found), None)
+    assert api.get("/v1/queues?skip=100000").body == {"items": [], "nextSkip": None}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("top=0", "top"),
+        ("top=1001", "top"),
+        ("skip=-1", "skip"),
+        ("skip=one", "skip"),
+        ("skip=1&skip=2", "skip"),
+        ("skip=" + "9" * 30, "skip"),
+        ("page=1", "page"),
+        ("top=%D9%A1", "top"),  # a digit of another script
+    ],
+)
+def test_wrong_pages_are_refused(api: Caller, query: str, field: str) -> None:
+    told = api.get(f"/v1/queues?{query}")
+    assert (told.status, told.kind) == (400, "invalid")
+    assert {each["field"] for each in told.body["problems"]} == {field}
+
+
+# --- subscriptions and rules --------------------------------------------------------------------
+
+
+def test_subscription_is_put_with_its_rules(api: Caller, name: str) -> None:
+    api.put(path_of("topics", name), {})
+    path = path_of("topics", name, "subscriptions", "all")
+    assert api.put(path, {}).status == 201
+    told = api.get(path).body
+    assert (told["name"], told["topic"], told["path"]) == ("all", name, f"{name}/Subscriptions/all")
+    assert [rule["name"] for rule in told["properties"]["rules"]] == ["$Default"]
+    put = api.put(path, {"maxDeliveryCount": 2, "rules": [SQL_RULE, RED_RULE]})
+    assert put.status == 200
+    told = api.get(path).body
+    assert {rule["name"] for rule in told["properties"]["rules"]} == {"big", "red"}
+    assert told["properties"]["maxDeliveryCount"] == 2
+    again = api.put(path, {"maxDeliveryCount": 2, "rules": [RED_RULE, SQL_RULE]})
+    assert again.body["appliedHash"] == put.body["appliedHash"]
+    back = api.put(path, told["properties"])
+    assert back.body["appliedHash"] == put.body["appliedHash"]
+    kept = api.put(path, {"maxDeliveryCount": 3})
+    assert kept.status == 200
+    rules = api.get(f"{path}/rules").body["items"]
+    assert [rule["name"] for rule in rules] == ["big", "red"]
+    assert api.put(path, {"rules": []}).status == 200
+    assert api.get(f"{path}/rules").body["items"] == []
+    listed = api.get(path_of("topics", name, "subscriptions")).body["items"]
+    assert [each["name"] for each in listed] == ["all"]
+
+
+def test_rules_are_put_and_deleted_one_by_one(api: Caller, name: str) -> None:
+    api.put(path_of("topics", name), {})
+    path = path_of("topics", name, "subscriptions", "some")
+    api.put(path, {"rules": []})
+    created = api.put(f"{path}/rules/big", SQL_RULE)
+    assert (created.status, created.body["created"]) == (201, True)
+    again = api.put(f"{path}/rules/BIG", SQL_RULE | {"name": "BIG"})
+    assert again.status == 200
+    changed = api.put(
+        f"{path}/rules/big", {"name": "big", "sqlFilter": {"sqlExpression": "size > 11"}}
+    )
+    assert (changed.status, changed.body["created"]) == (200, False)
+    assert changed.body["appliedHash"] != created.body["appliedHash"]
+    told = api.get(f"{path}/rules/big").body
+    assert told["properties"]["sqlFilter"]["sqlExpression"] == "size > 11"
+    gone = api.delete(f"{path}/rules/big")
+    assert (gone.status, gone.body["created"]) == (200, False)
+    assert api.get(f"{path}/rules/big").status == 404
+    assert api.delete(f"{path}/rules/big").status == 404
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"name": "other", "sqlFilter": {"sqlExpression": "1=1"}}, "as in the path"),
+        ({"name": "bad", "sqlFilter": {"sqlExpression": "size >"}}, "bad"),
+        ({"name": "bad"}, "either a sqlFilter or a correlationFilter"),
+        ({"name": "bad", "correlationFilter": {}}, "at least one"),
+        ({"name": "bad", "sqlFilter": {"sqlExpression": "x" * 1025}}, "1024"),
+        ({"name": "bad", "correlationFilter": {"label": "x" * 66_000}}, "65536 are allowed"),
+    ],
+)
+def test_wrong_rules_are_refused(api: Caller, name: str, rule: object, words: str) -> None:
+    api.put(path_of("topics", name), {})
+    path = path_of("topics", name, "subscriptions", "some")
+    api.put(path, {})
+    told = api.put(f"{path}/rules/bad", rule)
+    assert (told.status, words in told.body["detail"]) == (400, True)
+    assert [each["name"] for each in api.get(f"{path}/rules").body["items"]] == ["$Default"]
+
+
+@pytest.mark.slow
+def test_rules_of_a_subscription_are_limited_together(api: Caller, name: str) -> None:
+    api.put(path_of("topics", name), {})
+    path = path_of("topics", name, "subscriptions", "some")
+    rules = [
+        {"name": f"r{number}", "correlationFilter": {"label": "x" * 65_000}} for number in range(17)
+    ]
+    told = api.put(path, {"rules": rules})
+    assert (told.status, "1048576 are allowed" in told.body["detail"]) == (403, True)
+    assert api.put(path, {"rules": rules[:16]}).status == 201
+    one = {"name": "r16", "correlationFilter": {"label": "x" * 10_000}}
+    assert api.put(f"{path}/rules/r16", one).status == 403
+
+
+def test_subscription_without_its_topic(api: Caller, name: str) -> None:
+    path = path_of("topics", name, "subscriptions", "some")
+    assert api.put(path, {}).status == 404
+    assert api.get(path).status == 404
+    assert api.get(path_of("topics", name, "subscriptions")).status == 404
+    assert api.put(f"{path}/rules/big", SQL_RULE).status == 404
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+def test_if_match_keeps_two_editors_apart(api: Caller, name: str) -> None:
+    path = path_of("queues", name)
+    first = api.put(path, {}).headers["ETag"]
+    second = api.put(path, {"maxDeliveryCount": 5}, headers={"If-Match": first})
+    assert second.status == 200
+    for method, body in (("PUT", {"maxDeliveryCount": 6}), ("DELETE", None)):
+        late = api.call(method, path, body, headers={"If-Match": first})
+        assert (late.status, late.kind) == (412, "version-differs")
+    assert api.get(path).body["properties"]["maxDeliveryCount"] == 5
+    either = f'"1", {second.headers["ETag"]}'
+    assert api.put(path, {}, headers={"If-Match": either}).status == 200
+    assert api.delete(path, headers={"If-Match": "*"}).status == 200
+    assert api.put(path, {}, headers={"If-Match": first}).status == 412
+    assert api.put(path, {}, headers={"If-Match": "*"}).status == 412
+    assert api.get(path).status == 404
+    nowhere = api.put(path_of("queues", "k<"), {}, headers={"If-Match": first})
+    assert nowhere.status == 400, "a name that cannot be is refused before a version that is not"
+
+
+def test_if_none_match_creates_only(api: Caller, name: str) -> None:
+    path, new = path_of("queues", name), {"If-None-Match": "*"}
+    assert api.put(path, {}, headers=new).status == 201
+    told = api.put(path, {"maxDeliveryCount": 5}, headers=new)
+    assert (told.status, told.kind) == (412, "already-exists")
+    assert api.get(path).body["properties"]["maxDeliveryCount"] == 10
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"If-Match": ""},
+        {"If-None-Match": ""},
+        {"If-Match": "1"},
+        {"If-Match": 'W/"1"'},
+        {"If-Match": '"one"'},
+        {"If-Match": '"1",'},
+        {"If-None-Match": '"1"'},
+        {"If-None-Match": "*", "If-Match": "*"},
+    ],
+)
+def test_conditions_that_say_nothing(api: Caller, name: str, headers: dict[str, str]) -> None:
+    told = api.put(path_of("queues", name), {}, headers=headers)
+    assert (told.status, told.kind) == (400, "invalid")
+    assert api.get(path_of("queues", name)).status == 404
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
+    api = running.caller
+    api.put(path_of("topics", name), {})
+    subscription = path_of("topics", name, "subscriptions", "all")
+    api.put(subscription, {})
+    api.put(path_of("queues", f"{name}-q"), {})
+    later = datetime.now(UTC) + timedelta(days=300)
+    with ServiceBusClient.from_connection_string(running.connection_string) as client:
+        with client.get_topic_sender(name) as sender:
+            sender.send_messages([ServiceBusMessage("one"), ServiceBusMessage("two")])
+        with client.get_queue_sender(f"{name}-q") as sender:
+            sender.send_messages([ServiceBusMessage(str(number)) for number in range(3)])
+            sender.schedule_messages(ServiceBusMessage("later"), later)
+        with client.get_queue_receiver(f"{name}-q") as receiver:
+            receiver.dead_letter_message(receiver.receive_messages(1, max_wait_time=10)[0])
+    told = api.get(f"{path_of('queues', f'{name}-q')}/runtime").body
+    assert told["countDetails"] == {
+        "activeMessageCount": 2,
+        "deadLetterMessageCount": 1,
+        "scheduledMessageCount": 1,
+        "transferMessageCount": 0,
+        "transferDeadLetterMessageCount": 0,
+    }
+    assert (told["messageCount"], told["availability"]) == (4, "Available")
+    assert 0 <= told["oldestMessageAgeSeconds"] < 600
+    assert told["rates"]["incoming"] > told["rates"]["completed"] == 0
+    assert told["sizeInBytes"] > 0
+    assert api.get(f"{subscription}/runtime").body["messageCount"] == 2
+    topic = api.get(f"{path_of('topics', name)}/runtime").body
+    assert topic["subscriptionCount"] == 1
+    assert api.get(f"{path_of('queues', 'nobody')}/runtime").status == 404
+
+
+@pytest.mark.parametrize("kind", ["queues", "rules", "authorization-rules"])
+def test_of_puts_at_once_just_one_created_it(api: Caller, name: str, kind: str) -> None:
+    path, body = path_of("queues", name), {}
+    if kind == "rules":
+        api.put(path_of("topics", name), {})
+        subscription = path_of("topics", name, "subscriptions", "all")
+        api.put(subscription, {})
+        path, body = f"{subscription}/rules/mine", {"name": "mine", "sqlFilter": SQL}
+    elif kind == "authorization-rules":
+        api.put(path, {})
+        path, body = f"{path}/authorization-rules/mine", {"rights": ["Send"], **KEYS}
+    with ThreadPoolExecutor(8) as pool:
+        told = list(pool.map(lambda _: api.put(path, body), range(8)))
+    assert sorted(each.status for each in told) == [200] * 7 + [201]
+    if kind != "authorization-rules":
+        assert [each.body["created"] for each in told] == [each.status == 201 for each in told]
+
+
+SQL = {"sqlExpression": "1 = 1"}
+KEYS = {"primaryKey": "first" * 4, "secondaryKey": "second" * 4}
+
+
+# --- the namespace ------------------------------------------------------------------------------
+
+
+def test_namespace_is_told_and_put(api: Caller) -> None:
+    told = api.get("/v1/namespace")
+    assert (told.body["name"], told.body["partitionCount"]) == ("test-bus", 16)
+    same = api.put("/v1/namespace", told.body["properties"])
+    assert (same.status, same.body["appliedHash"]) == (200, told.body["appliedHash"])
+    assert same.body["version"] == told.body["version"]
+    wanted = {**told.body["properties"], "tags": {"team": "shop"}}
+    changed = api.put("/v1/namespace", wanted)
+    assert (changed.status, changed.body["entityId"], changed.body["created"]) == (200, 0, False)
+    version = changed.body["version"]
+    assert version > told.body["version"]
+    assert changed.body["acknowledged"] == {str(each): version for each in range(16)}
+    again = api.get("/v1/namespace")
+    assert again.body["properties"] == wanted
+    assert again.body["appliedHash"] == changed.body["appliedHash"] != told.body["appliedHash"]
+    assert again.headers["ETag"] == changed.headers["ETag"] == f'"{version}"'
+    assert api.put("/v1/namespace", wanted).body["version"] == version
+    assert api.put("/v1/namespace", {}).body["appliedHash"] == told.body["appliedHash"]
+
+
+def test_what_a_namespace_is_for_life_is_refused_by_name(api: Caller) -> None:
+    before = api.get("/v1/namespace").body
+    refused = api.put("/v1/namespace", {"sku": {"name": "Basic"}, "minimumTlsVersion": "1.3"})
+    assert (refused.status, refused.kind) == (409, "immutable")
+    assert "sku.name" in refused.body["detail"]
+    old = api.put("/v1/namespace", {}, headers={"If-Match": '"0"'})
+    assert (old.status, old.kind) == (412, "version-differs")
+    new = api.put("/v1/namespace", {}, headers={"If-None-Match": "*"})
+    assert (new.status, new.kind) == (412, "already-exists")
+    wrong = api.put("/v1/namespace", {"softDelete": {"retention": "PT1S"}})
+    assert (wrong.status, wrong.kind) == (400, "invalid")
+    assert api.get("/v1/namespace").body == before
+
+
+def test_status_names_the_broker_and_its_partitions(api: Caller) -> None:
+    told = api.get("/v1/status").body
+    assert (told["program"], told["protocol"], told["namespace"]) == ("postbus", 1, "test-bus")
+    assert (told["isReady"], told["isDevelopment"], told["troubles"]) == (True, True, [])
+    assert [each["partition"] for each in told["partitions"]] == list(range(16))
+    assert {each["trouble"] for each in told["partitions"]} == {None}
+
+
+def test_partition_in_trouble_is_named(running: ControlledBus, name: str) -> None:
+    api = running.caller
+    api.put(path_of("queues", name), {})
+    (home,) = api.get(path_of("queues", name)).body["partitions"]
+    api.post("/v1/faults/store-outage", {"duration": "PT1S", "partition": home})
+    counting = threading.Thread(target=api.get, args=[f"{path_of('queues', name)}/runtime"])
+    counting.start()  # loads the partition, when it can
+    deadline = time.monotonic() + WAIT_S
+    seen: set[str] = set()
+    while time.monotonic() < deadline:
+        told = api.get("/v1/status").body
+        trouble = told["partitions"][home]["trouble"]
+        assert told["troubles"] == ([] if trouble is None else [f"partition {home}: {trouble}"])
+        seen |= {trouble} if trouble else set()
+        if seen and trouble is None:
+            break
+    counting.join()
+    assert seen
+    assert trouble is None
