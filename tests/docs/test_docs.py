@@ -615,7 +615,7 @@ UNMENTIONED = {
 
 
 def test_table_of_queue_fields_is_whole_and_has_the_defaults() -> None:
-    text = STARTED.read_text(encoding="utf-8").partition("What a queue may say")[2]
+    text = STARTED.read_text(encoding="utf-8").partition("\nFields of a queue:\n")[2]
     rows = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", text, re.MULTILINE))
     defaults = {
         field.alias or name: field.default for name, field in QueueSpec.model_fields.items()
