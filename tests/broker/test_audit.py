@@ -61,8 +61,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(store: Store, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    monkeypatch.setattr(audit_module, "FIRST_BACKOFF_S", 0.01)
+async def rig(store: Store) -> AsyncIterator[Rig]:
     async with asyncio.TaskGroup() as tasks:
         made = Rig(store, tasks)
         yield made

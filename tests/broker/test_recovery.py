@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from postbus.broker.recovery import FIRST_BACKOFF_S, GOOD_S, LAST_BACKOFF_S, Recovery
+from postbus.broker.backoff import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.broker.recovery import GOOD_S, Recovery
 from postbus.store.errors import StoreUnavailable
 
 

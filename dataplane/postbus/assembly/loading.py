@@ -13,8 +13,8 @@ from typing import Final
 
 import asyncpg
 
+from postbus.broker.backoff import Backoff
 from postbus.broker.partition.host import Host
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.entity.commands import Tick
 from postbus.store.errors import StoreError
 from postbus.store.postgres import Store
@@ -62,7 +62,7 @@ async def _load(store: Store, hosts: Sequence[Host], homes: set[int]) -> None:
 
 async def _holds_anything(store: Store, partition_id: int) -> bool:
     """Ask until the store answers."""
-    backoff_s = FIRST_BACKOFF_S
+    backoff = Backoff()
     while True:
         try:
             return await store.holds_anything(partition_id)
@@ -70,5 +70,4 @@ async def _holds_anything(store: Store, partition_id: int) -> bool:
             if not store.outage.is_on:  # else that is told already
                 extra = {"partition": partition_id, "error": str(error)}
                 logger.warning("it is not known whether a partition holds anything", extra=extra)
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+        await backoff.pause()

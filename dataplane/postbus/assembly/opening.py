@@ -6,7 +6,6 @@ human must mend ends the start. Nothing here serves anybody.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +17,10 @@ from postbus.broker.access.authorization_rules import AuthorizationRules, KeysUn
 from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.caller_fence import CallerFence
 from postbus.broker.access.sealing import KeySeal
+from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.namespace import Namespace
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.manifests.reader import BusDefinition
 from postbus.process.data_directory import DataDirectory, new_key
 from postbus.process.settings import Settings
@@ -82,11 +81,10 @@ class Opening:
 
         Waits for the first store; `on_wait` is told why before each pause. Raises `BusError`.
         """
-        outage, backoff_s = self._stores.first.outage, FIRST_BACKOFF_S
+        outage, backoff = self._stores.first.outage, Backoff()
         while (opened := await self._opened_or_away()) is None:
             on_wait(outage.text or "")
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+            await backoff.pause()
         outage.ended()
         return opened
 

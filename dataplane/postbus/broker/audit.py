@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.contract.entities import DAY_MS
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditEntry, AuditLine, AuditStore
@@ -266,7 +266,7 @@ class Audit:
 
     async def keep_writing(self) -> None:
         """Write how changes ended, until `stop`; what fails is tried again."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while True:
             if not self._ended:
                 self._is_settled.set()
@@ -281,10 +281,9 @@ class Audit:
                 if self._is_stopping:
                     logger.warning("the audit is not complete", extra={"why": str(error)})
                     return
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                await backoff.pause()
             else:
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
 
     def stop(self) -> None:
         """End `keep_writing` when all is written, or the store is away."""

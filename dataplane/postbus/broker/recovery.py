@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from postbus.broker.backoff import Backoff
 from postbus.store.errors import StoreUnavailable
 
-FIRST_BACKOFF_S = 0.05
-LAST_BACKOFF_S = 5.0
 GOOD_S = 10.0
 """A life that committed something and lasted so long forgets earlier failures. Our choice: twice
 the longest wait, so that what breaks again at once is never tried without a pause."""
@@ -25,6 +24,7 @@ class Recovery:
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
+        self._backoff = Backoff()
         self._loaded_at: float | None = None
         self._kind: tuple[object, ...] = ()
         self._repeated = 0
@@ -49,12 +49,12 @@ class Recovery:
         An outage says nothing about the work: it neither starts nor ends the one-by-one mode.
         """
         if self._was_good():
-            self.wait_s, self._kind, self._repeated = 0.0, (), 0
+            self._backoff.reset()
+            self._kind, self._repeated = (), 0
         self._loaded_at = None
-        self.wait_s = min(max(self.wait_s * 2, FIRST_BACKOFF_S), LAST_BACKOFF_S)
         left_s = self._interrupted_until - self._monotonic_s()
-        if left_s > 0:  # an outage made for a test ends when it was said to end
-            self.wait_s = min(self.wait_s, left_s)
+        # an outage made for a test ends when it was said to end
+        self.wait_s = self._backoff.next_s(left_s if left_s > 0 else None)
         if commit_error is None or isinstance(commit_error, StoreUnavailable):
             return
         kind = _kind_of(commit_error)

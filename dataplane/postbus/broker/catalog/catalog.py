@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Final, TypeVar
 
+from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.entries import Entries, put_of, puts_in_order
 from postbus.broker.catalog.followers import Followers
 from postbus.broker.catalog.preconditions import DirectoryRefusal, NotWritten, refusal
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.entity.commands import DropEntity, PutEntity, Refusal, Refused, Tick
 from postbus.store.catalog import CatalogEntry, CatalogStore
 from postbus.store.catalog_change import CATALOG_PARTITION, CatalogFence
@@ -161,14 +161,13 @@ class Catalog:
 
     async def _make_sure(self) -> None:
         """Read the catalog again if a write's result is unknown; repeated until it works."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while self._is_unsure:
             try:
                 await self._read_again()
             except StoreError as error:
                 logger.warning("the catalog could not be read again", extra={"error": str(error)})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                await backoff.pause()
 
     # --- following ------------------------------------------------------------------------------
 

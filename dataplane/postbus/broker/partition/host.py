@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeAlias, assert_never
 
+from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.disk_reserve import NO_ROOM, ROOM_LOOK_S, Room
@@ -23,7 +24,7 @@ from postbus.broker.partition.shipper import Shipper
 from postbus.broker.partition.sinks import DeliverySink, Sinks
 from postbus.broker.partition.trouble import Troubles
 from postbus.broker.partition.waiting import WaitingCommands
-from postbus.broker.recovery import FIRST_BACKOFF_S, INTERRUPTED, LAST_BACKOFF_S, Recovery
+from postbus.broker.recovery import INTERRUPTED, Recovery
 from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import (
     AddConsumer,
@@ -404,17 +405,16 @@ class Host:
 
     async def _fetch(self, effect: Fetch) -> None:
         """Page messages in; repeated until it works, since the sub-queue waits for it."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         journal = self._journal
         while journal is not None and journal is self._journal:
             try:
                 rows = await journal.read_rows(effect.row_keys)
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._troubles.log(self.partition_id, "paging failed", error)
-                await self._pause(backoff_s)
+                await self._pause(backoff.next_s())
                 if self._stop_asked.is_set():
                     return
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
                 continue
             if journal is self._journal:
                 self.submit(SupplyRows(effect.entity_no, effect.sub_queue, rows))

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
-from postbus.broker.recovery import LAST_BACKOFF_S
+from postbus.broker.backoff import LAST_BACKOFF_S
 from postbus.store.errors import Fenced
 from postbus.store.postgres import Store
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from postbus.broker.backoff import Backoff
 from postbus.broker.placement import key_of, partition_of_key, split
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
 from postbus.entity.commands import (
     Arrive,
     Arrived,
@@ -146,7 +146,7 @@ class Shipper:
 
     async def read(self, row_keys: list[int]) -> dict[int, Envelope]:
         """Return row key -> message; repeated until the store answers."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while True:
             try:
                 rows = await self._source.read_rows(row_keys)
@@ -156,15 +156,13 @@ class Shipper:
                     "the outbox could not be read",
                     extra={"partition": self._source.partition_id, "error": str(error)},
                 )
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+            await backoff.pause()
 
     async def tell(self, shipped: Shipped) -> None:
         """Tell the outbox; repeated while it cannot read what it needs, for it waits for this."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while isinstance(await self._source.call(shipped), Refused):
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+            await backoff.pause()
 
     def log_trouble(self, ship: Ship) -> None:
         logger.exception(
@@ -193,15 +191,14 @@ class _Shipment:
         self._held_back: set[int] = set()
 
     async def run(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while True:
             try:
                 await self._send_all(await self._load())
                 break
             except Exception:  # noqa: BLE001 - logged; a supervised boundary, the outbox waits
                 self._shipper.log_trouble(self._ship)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+            await backoff.pause()
         arrived = [number for number in self._ship.numbers if number in self._arrived]
         await self._shipper.tell(Shipped(self._ship.target, arrived, self._refused))
 
@@ -230,7 +227,7 @@ class _Shipment:
 
     async def _send_all(self, messages: dict[int, Envelope]) -> None:
         """Send until every message has arrived or is refused."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff()
         while messages:
             target, places = self._to_ask(messages)
             send = self._ask_part
@@ -245,10 +242,9 @@ class _Shipment:
                 *(send(place, target, numbers, messages) for place, numbers in places.items())
             )
             if not any(moved):
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+                await backoff.pause()
             else:
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
 
     def _to_ask(self, messages: dict[int, Envelope]) -> tuple[Target | None, dict[int, list[int]]]:
         """Return a retained entity that has not said yet what it took, and which parts to ask."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from postbus.broker.backoff import Backoff
 from postbus.cli.client.contexts import ConnectionString, ContextName, Target, find_target
 from postbus.cli.commands.development import read_duration
 from postbus.cli.completion import complete_entities
@@ -347,15 +348,14 @@ class _Run:
     async def _send_again(self, sender: Sender, payload: bytes, busy: RefusedError) -> None:
         """Send a refused message, and those behind it that are refused too, until none is."""
         loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + BUSY_S, FIRST_PAUSE_S
+        deadline, backoff = loop.time() + BUSY_S, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         sender.session.tell_late(f"{busy}: trying again for {BUSY_S:.0f} s")
         refused = [payload, *await self._refused(sender)]
         self._has_gap = True
         while refused:
             if loop.time() > deadline:
                 raise busy
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await backoff.pause()
             for payload in refused:
                 await self._begin(sender, payload)
             refused = await self._refused(sender)

@@ -6,7 +6,6 @@ broker claims partition 0; before the data directory is locked, since the other 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from enum import Enum
@@ -16,7 +15,7 @@ import asyncpg
 
 from postbus.assembly.bus import STOP_S
 from postbus.assembly.store_trouble import explain_store_error
-from postbus.broker.recovery import FIRST_BACKOFF_S, LAST_BACKOFF_S
+from postbus.broker.backoff import Backoff
 from postbus.cli.failures import Exit, fail
 from postbus.process.settings import Settings
 from postbus.store.beats import ANSWER_S
@@ -69,14 +68,13 @@ async def meet_rivals(
 
 async def _outwait(store: Store, on_step: Callable[[str], None]) -> None:
     """Return when the store answers."""
-    backoff_s = FIRST_BACKOFF_S
+    backoff = Backoff()
     while True:
         try:
             return await store.open()
         except StoreUnavailable:
             on_step(f"waiting for the store: {store.outage.text}")
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(backoff_s * 2, LAST_BACKOFF_S)
+        await backoff.pause()
 
 
 async def _refuse(rivals: Rivals) -> None:
