@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postbus.broker.partition.ownership import HostStatus
-from postbus.broker.recovery import INTERRUPTED, Recovery
+from postbus.broker.partition.recovery import INTERRUPTED, Recovery
 from postbus.entity.commands import Done, Enqueue, Enqueued, Refusal, Refused, Reply, Tick
 from postbus.store.errors import Connection, StoreUnavailable
 from postbus.store.incarnation import boottime_s

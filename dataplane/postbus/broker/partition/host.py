@@ -19,12 +19,12 @@ from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.disk_reserve import NO_ROOM, ROOM_LOOK_S, Room
 from postbus.broker.partition.ownership import HostStatus, Ownership
+from postbus.broker.partition.recovery import INTERRUPTED, Recovery
 from postbus.broker.partition.sends import BEHIND, SendOrder, Waiting, brings_messages
 from postbus.broker.partition.shipper import Shipper
 from postbus.broker.partition.sinks import DeliverySink, Sinks
 from postbus.broker.partition.trouble import Troubles
 from postbus.broker.partition.waiting import WaitingCommands
-from postbus.broker.recovery import INTERRUPTED, Recovery
 from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import (
     AddConsumer,

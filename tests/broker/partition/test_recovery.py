@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from postbus.broker.backoff import FIRST_BACKOFF_S, LAST_BACKOFF_S
-from postbus.broker.recovery import GOOD_S, Recovery
+from postbus.broker.partition.recovery import GOOD_S, Recovery
 from postbus.store.errors import StoreUnavailable
 
 
