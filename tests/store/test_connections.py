@@ -133,3 +133,30 @@ async def test_both_sides_of_a_connection_notice_that_the_other_is_gone(database
 @asynccontextmanager
 async def lent(connection: Connection) -> AsyncIterator[Connection]:
     yield connection
+
+
+async def test_what_a_cancelled_task_left_behind_takes_nothing_of_the_next_with_it(
+    database: str,
+) -> None:
+    """Cancelled at each step of a transaction; what the next one commits, others see."""
+    store, other = Store(database), Store(database)
+    await store.open()
+    async with store.aside() as connection:
+        await connection.execute("create table written (number integer)")
+    for steps in range(40):
+        cut_short = asyncio.create_task(write(store, -1))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cut_short.cancel()
+        await asyncio.wait({cut_short})
+        await write(store, steps)
+        async with other.aside() as connection:
+            seen = await connection.fetch("select number from written where number >= 0")
+        assert {row["number"] for row in seen} == set(range(steps + 1))
+    await store.close()
+    await other.close()
+
+
+async def write(store: Store, number: int) -> None:
+    async with store.aside() as connection, connection.transaction():
+        await connection.execute("insert into written values ($1)", number)

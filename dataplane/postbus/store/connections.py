@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     class DriverConnection(asyncpg.Connection[asyncpg.Record]):
         _transport: asyncio.Transport
+        _top_xact: object | None
 
 else:
     DriverConnection = asyncpg.Connection
@@ -90,6 +91,18 @@ async def connect(
     return made
 
 
+def _is_in_transaction(connection: Connection) -> bool:
+    """Whether the server or the driver is in one, although none of our blocks is open.
+
+    A BEGIN that was cancelled or failed leaves one behind in the driver, and perhaps in the server:
+    each transaction after it would be a savepoint of that one, and never be committed.
+    """
+    assert isinstance(connection, _Connection)
+    if connection.is_closed():
+        return False
+    return connection._top_xact is not None or connection.is_in_transaction()
+
+
 class Lane:
     """One connection, opened at first use, lent to one user at a time, replaced when broken."""
 
@@ -102,13 +115,17 @@ class Lane:
     async def use(self) -> AsyncIterator[Connection]:
         async with self._lock:
             with translated():
-                if self._connection is None or self._connection.is_closed():
-                    self._connection = await self._connect()
+                connection = self._connection
+                if connection is None or connection.is_closed():
+                    connection = self._connection = await self._connect()
                 try:
-                    yield self._connection
-                except CONNECTION_ERRORS:
-                    self._connection.terminate()
+                    yield connection
+                except (*CONNECTION_ERRORS, asyncio.CancelledError):
+                    connection.terminate()
                     raise
+                finally:
+                    if _is_in_transaction(connection):
+                        connection.terminate()
 
     def drop(self) -> None:
         """End the connection, also in the middle of something: its server does not answer."""
