@@ -93,11 +93,11 @@ def main() -> None:
     changing = compile_rule(sql_rule(EXPRESSION, ACTION))
     correlated = topic(by_region, SUBSCRIPTIONS)
     default = topic(lambda _number: DEFAULT_RULE, 10)
-    assert rule.matches(fields)
+    assert rule.test(fields) is True
     assert [found.subscription_no for found in correlated.route(envelope, 0)] == [1234]
     rows: list[tuple[str, Callable[[], object]]] = [
-        ("three terms, decoded", lambda: rule.matches(fields)),
-        ("three terms, with decoding", lambda: rule.matches(MessageFields(envelope))),
+        ("three terms, decoded", lambda: rule.test(fields)),
+        ("three terms, with decoding", lambda: rule.test(MessageFields(envelope))),
         ("action of three statements, decoded", lambda: changing.act(fields)),
         ("10 subscriptions with $Default", lambda: default.route(envelope, 0)),
         (f"{SUBSCRIPTIONS} correlation filters, one fits", lambda: correlated.route(envelope, 0)),

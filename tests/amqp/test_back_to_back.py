@@ -301,7 +301,7 @@ class BackToBack(RuleBasedStateMachine):
             return
         session: Session | None = self.pick_session(number)
         if by_broker:
-            ours = self.pair.broker.sessions()
+            ours = list(self.pair.broker.sessions.values())
             session = ours[number % len(ours)] if ours else None
         if session is not None and len(self.sessions) < 3:
             self.pair.break_session(session)
@@ -411,8 +411,8 @@ class BackToBack(RuleBasedStateMachine):
         for session in self.sessions:
             session.end()
         self.pair.pump()
-        assert self.pair.broker.sessions() == []
-        assert self.pair.client.sessions() == []
+        assert self.pair.broker.sessions == {}
+        assert self.pair.client.sessions == {}
         self.pair.client.close()
         self.pair.pump()
         assert [each.error for each in self.pair.closed] == [None]

@@ -505,7 +505,7 @@ def test_detach_and_end_both_ways() -> None:
     pair.session.close()
     pair.pump()
     assert len(pair.of(SessionEnded)) == 1
-    assert pair.engine.sessions() == []
+    assert pair.engine.sessions == {}
 
 
 def test_refused_attach_has_a_null_terminus_and_a_closing_detach() -> None:

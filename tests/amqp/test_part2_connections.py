@@ -100,7 +100,7 @@ def test_our_close_has_condition_and_description_and_silences_everything() -> No
     outgoing.echo_flow()
     session.end()
     assert client.engine.data_to_send() == []
-    assert client.engine.sessions() == []
+    assert client.engine.sessions == {}
     assert client.send(CLOSE) == []
     assert client.engine.tick(10**9) == []
 

@@ -118,8 +118,8 @@ def test_coordinator_and_filters_and_dynamic_are_seen() -> None:
     (event,) = client.events
     assert isinstance(event, LinkAttached)
     assert isinstance(event.link, IncomingLink)
-    assert event.link.is_coordinator
     assert event.link.target is not None
+    assert event.link.target.is_coordinator
     assert event.link.target.address is None
     assert (event.link.snd_settle_mode, event.link.rcv_settle_mode) == (2, 0)
     source = Described(Ulong(0x28), ["q", None, None, None, True, None, None, FILTERS])
@@ -143,7 +143,6 @@ def test_terminus_that_is_no_terminus_is_none() -> None:
     assert isinstance(event.link, IncomingLink)
     assert event.link.source is None
     assert event.link.target is None
-    assert not event.link.is_coordinator
 
 
 def test_link_properties_that_the_owner_knows_are_told_by_text() -> None:
@@ -260,7 +259,8 @@ def test_link_of_the_same_name_and_direction_is_stolen() -> None:
     reply = client.reply(DETACH)
     assert error_of(reply.fields[2])[0] == conditions.STOLEN
     assert other_way.is_attached
-    assert client.engine.sessions()[0].links() == [other_way, new]
+    (session,) = client.engine.sessions.values()
+    assert list(session.links.values()) == [other_way, new]
 
 
 def test_handle_in_use_ends_the_session() -> None:

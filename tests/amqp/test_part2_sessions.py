@@ -54,7 +54,7 @@ def test_begin_is_answered_with_the_full_list() -> None:
     )  # fmt: skip
     head = b"\x00\x53\x11\xc0" + bytes((len(body) + 1, 8))
     assert client.reply(BEGIN).raw == frame(0, head + body)
-    assert client.engine.sessions() == [event.session]
+    assert list(client.engine.sessions.values()) == [event.session]
 
 
 def test_each_session_has_a_channel_of_ours_that_is_used_again() -> None:
@@ -73,8 +73,8 @@ def test_our_end_has_an_error_and_frames_that_cross_it_are_ignored() -> None:
     session = client.begin()
     client.sender()
     client.receiver()
-    session.end(AmqpSessionError(conditions.INTERNAL_ERROR, "oops"))
-    assert error_of(client.reply(END).fields[0]) == (conditions.INTERNAL_ERROR, "oops")
+    session.end(AmqpSessionError(conditions.ILLEGAL_STATE, "oops"))
+    assert error_of(client.reply(END).fields[0]) == (conditions.ILLEGAL_STATE, "oops")
     session.end()
     assert client.transfer(0) == []
     assert client.transfer(1, b"x" * 10_000, more=True) == []

@@ -311,7 +311,8 @@ def test_other_transfers_have_the_full_list_too() -> None:
 )
 def test_outcomes_have_their_full_lists(state: DeliveryState, encoded: str) -> None:
     client = ready()
-    link = client.engine.sessions()[0].links()[0]
+    (session,) = client.engine.sessions.values()
+    (link,) = session.links.values()
     link.settle(3, 4, state)  # type: ignore[attr-defined]
     reply = client.reply(DISPOSITION)
     assert reply.fields[:4] == [True, 3, 4, True]

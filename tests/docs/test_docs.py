@@ -538,7 +538,7 @@ def test_fields_of_the_guide_are_those_of_sql() -> None:
     known = sql_expressions.SYSTEM_NAMES - set(sql_expressions._NOT_YET)
     assert {name.lower() for name in re.findall(r"`(\w+)`", fields[1])} == known
     named = {name.lower() for name in re.findall(r"`(\w+)`", settable[1])}
-    assert named - {"pt1h"} == sql_actions.SETTABLE
+    assert named - {"pt1h"} == set(sql_actions.SETTABLE)
 
 
 # --- YAML and what `postbus check` says of it ---------------------------------------------------

@@ -19,6 +19,7 @@ from postbus.amqp.events import (
 from postbus.amqp.limits import Limits
 from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Accepted, Declared, DeliveryState, TransactionalState
+from postbus.amqp.serial import SERIAL
 from postbus.message.codec import Described, Ulong, encode_value
 
 ANSWER_S = 20.0
@@ -121,7 +122,7 @@ class TransactionClient:
     ) -> DeliveryState | None:
         self._tag += 1
         tag = self._tag.to_bytes(4, "big")
-        delivery_id = self._session.send_in(link, tag, payload, state)
+        delivery_id = _transfer(self._session, link, tag, payload, state)
         return await self._answer("sender", delivery_id)
 
     async def _answer(self, role: str, delivery_id: int) -> DeliveryState | None:
@@ -188,3 +189,32 @@ def _check(state: DeliveryState | None) -> None:
     outcome = state.outcome if isinstance(state, TransactionalState) else state
     if not isinstance(outcome, Accepted):
         raise Refused(str(getattr(outcome, "condition", outcome)))
+
+
+def _transfer(
+    session: ClientSession,
+    link: OutgoingLink,
+    tag: bytes,
+    payload: bytes,
+    state: DeliveryState | None,
+) -> int:
+    """Send one delivery of one frame with a state, which no client of the product does."""
+    delivery_id = session._next_delivery_id
+    session._next_delivery_id = (delivery_id + 1) % SERIAL
+    session._next_outgoing_id = (session._next_outgoing_id + 1) % SERIAL
+    session._remote_window -= 1
+    session.unsettled[delivery_id] = (link, tag)
+    link.sent += 1
+    link.delivery_count += 1
+    fields = [
+        p.uint(link.handle),
+        p.uint(delivery_id),
+        encode_value(tag),
+        p.uint(0),
+        b"\x42",
+        b"\x42",
+        p.NULL,
+        p.encode_state(state),
+    ]
+    session.write(p.described_list(p.TRANSFER, fields) + payload)
+    return delivery_id

@@ -33,7 +33,6 @@ from postbus.message.codec import (
     Ulong,
     Ushort,
     decode_value,
-    encode_symbols,
     encode_value,
     skip_value,
 )
@@ -407,7 +406,7 @@ def test_array_of_each_constructor_round_trips(code: int, item: Any) -> None:
 
 
 def test_symbols_are_an_array() -> None:
-    assert encode_symbols(("a", "b")) == b"\xe0\x06\x02\xa3\x01a\x01b"
+    assert encode_value(Array(0xA3, [Symbol("a"), Symbol("b")])) == b"\xe0\x06\x02\xa3\x01a\x01b"
 
 
 def test_described_and_array_compare_by_type_and_value() -> None:

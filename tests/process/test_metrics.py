@@ -17,7 +17,6 @@ from postbus.edge.web import http_listener
 from postbus.process.metrics import (
     FLOWS,
     MAX_ENTITY_LABELS,
-    STATES,
     BusSample,
     CommitSample,
     DoorSample,
@@ -32,6 +31,7 @@ from postbus.process.metrics import (
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW_MS = 1_700_000_000_000
+STATES = ("active", "locked", "scheduled", "dead_letter", "transfer", "transfer_dead_letter")
 
 
 def full_sample() -> BusSample:

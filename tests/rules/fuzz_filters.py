@@ -14,7 +14,7 @@ from postbus.message.codec import Int, Timestamp, Ulong
 from postbus.message.sections import slice_message
 from postbus.rules.compiled import CompiledRule, EvaluationError, RuleError, compile_rule
 from postbus.rules.grammar import MAX_CHARS
-from tests.entity.topics.published import fields_of, published, sql
+from tests.entity.topics.published import fields_of, published, selects, sql
 from tests.fuzz_bounds import Bounds
 
 SLOW_SECONDS = 1.0
@@ -103,7 +103,7 @@ def check(text: str) -> int:
             continue
         accepted += 1
         try:
-            if rule.matches(fields):
+            if selects(rule, fields):
                 changed = rule.act(fields)
                 again = slice_message(
                     changed.properties + changed.application_properties + changed.body

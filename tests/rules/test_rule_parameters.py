@@ -22,7 +22,7 @@ from postbus.message.described_times import EPOCH_TICKS
 from postbus.message.fields import MessageFields
 from postbus.rules.compiled import RuleError, check_rule, compile_rule
 from postbus.rules.grammar import Comparison, Constant, Property, parse_filter
-from tests.entity.topics.published import fields_of, published
+from tests.entity.topics.published import fields_of, published, selects
 
 
 def rule(text: str, values: dict[str, object], action: str | None = None) -> RuleProperties:
@@ -34,7 +34,7 @@ def rule(text: str, values: dict[str, object], action: str | None = None) -> Rul
 
 
 def matches(text: str, values: dict[str, object], application: dict[str, Value]) -> bool:
-    return compile_rule(rule(text, values)).matches(fields_of(published(application)))
+    return selects(compile_rule(rule(text, values)), fields_of(published(application)))
 
 
 @pytest.mark.parametrize("name", ["@p", "p", "@P"])

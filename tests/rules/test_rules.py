@@ -28,12 +28,11 @@ from postbus.message.codec import (
 from postbus.message.fields import MessageFields
 from postbus.rules.compiled import (
     CORRELATION_FIELDS,
-    EvaluationError,
     RuleError,
     check_rule,
     compile_rule,
 )
-from tests.entity.topics.published import correlation, fields_of, published, sql
+from tests.entity.topics.published import correlation, fields_of, published, selects, sql
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 WIRE_NAMES = {
@@ -51,14 +50,14 @@ WIRE_NAMES = {
 def matches(
     rule: RuleProperties, application: dict[str, Value] | None = None, **fields: Value
 ) -> bool:
-    return compile_rule(rule).matches(fields_of(published(application, **fields)))
+    return selects(compile_rule(rule), fields_of(published(application, **fields)))
 
 
 def test_the_default_rule_takes_everything_as_it_is() -> None:
     rule = compile_rule(DEFAULT_RULE)
     fields = fields_of(published({"a": 1}))
     assert rule.is_always
-    assert rule.matches(fields)
+    assert selects(rule, fields)
     assert rule.act(fields) is fields.envelope
     assert rule.properties is DEFAULT_RULE
 
@@ -66,7 +65,7 @@ def test_the_default_rule_takes_everything_as_it_is() -> None:
 def test_a_rule_with_an_action_gives_another_message() -> None:
     rule = compile_rule(sql("a = 1", "SET b = 2", name="second"))
     fields = fields_of(published({"a": 1}))
-    assert rule.matches(fields)
+    assert selects(rule, fields)
     assert MessageFields(rule.act(fields)).application == {"a": 1, "RuleName": "second", "b": 2}
 
 
@@ -159,10 +158,14 @@ def test_values_of_the_same_kind_are_equal(asked: Value, value: Value) -> None:
 def test_broken_properties_are_told() -> None:
     broken = published({"a": 1})
     broken.application_properties = broken.application_properties[:-1]
-    with pytest.raises(EvaluationError, match="malformed") as caught:
-        compile_rule(correlation({"a": 1})).matches(fields_of(broken))
-    assert caught.value.name == "FilterException"
-    assert not compile_rule(correlation(label="x")).matches(fields_of(broken))
+    routing = Routing(random.Random(1))
+    routing.put(1, [correlation({"a": 1})])
+    routing.put(2, [correlation(label="x")])
+    (copies,) = routing.route(broken, 0)
+    assert copies.subscription_no == 1
+    assert copies.envelopes == []
+    assert copies.error is not None
+    assert (copies.error.name, "malformed" in str(copies.error)) == ("FilterException", True)
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from postbus.entity.topics.routing import Routing
 from postbus.message.codec import (
     Byte,
     Decimal128,
@@ -28,7 +29,7 @@ from postbus.message.codec import (
 from postbus.rules.compiled import CompiledRule, EvaluationError, RuleError, compile_rule
 from postbus.rules.grammar import MAX_CHARS, MAX_COMPARISONS, MAX_DEPTH, parse_filter
 from postbus.rules.like import MAX_PATTERN_CHARS, PatternError, message_pattern, rule_pattern
-from tests.entity.topics.published import NOW_MS, fields_of, published, sql
+from tests.entity.topics.published import NOW_MS, fields_of, published, selects, sql
 from tests.message.wire_values import BODY, section
 from tests.rules.fuzz_filters import fuzz
 
@@ -187,7 +188,7 @@ def test_false(expression: str) -> None:
 @pytest.mark.parametrize("expression", UNKNOWN)
 def test_unknown_and_not_selected(expression: str) -> None:
     assert result(expression) is None
-    assert not compile_rule(sql(expression)).matches(fields_of(MESSAGE))
+    assert not selects(compile_rule(sql(expression)), fields_of(MESSAGE))
 
 
 @pytest.mark.parametrize(
@@ -198,24 +199,24 @@ def test_unknown_and_not_selected(expression: str) -> None:
 def test_numbers_of_every_width_compare_by_value(value: Value) -> None:
     fields = fields_of(published({"n": value}))
     for expression in ("n = 7", "n = 7.0", "n > 6", "n IN (7)", "n + 1 = 8", "-n = -7"):
-        assert compile_rule(sql(expression)).matches(fields), expression
+        assert selects(compile_rule(sql(expression)), fields), expression
 
 
 def test_message_ids_are_texts_whatever_their_type() -> None:
     for given_id, text in (("a", "a"), (ID, str(ID)), (Ulong(5), "5")):
         fields = fields_of(published(message_id=given_id))
-        assert compile_rule(sql(f"sys.MessageId = '{text}'")).matches(fields)
+        assert selects(compile_rule(sql(f"sys.MessageId = '{text}'")), fields)
     binary = fields_of(published(message_id=b"\x01"))
     assert compile_rule(sql("sys.MessageId = '1'")).test(binary) is None
 
 
 def test_a_ttl_that_was_not_said_is_never() -> None:
-    assert compile_rule(sql("sys.TimeToLive > 1000000000")).matches(fields_of(published()))
+    assert selects(compile_rule(sql("sys.TimeToLive > 1000000000")), fields_of(published()))
 
 
 def test_of_names_that_differ_in_case_the_last_counts() -> None:
     fields = fields_of(published({"Color": "red", "color": "blue"}))
-    assert compile_rule(sql("COLOR = 'blue'")).matches(fields)
+    assert selects(compile_rule(sql("COLOR = 'blue'")), fields)
 
 
 # --- LIKE -----------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_patterns_that_are_refused() -> None:
         rule_pattern("x" * (MAX_PATTERN_CHARS + 1), None)
     rule = compile_rule(sql("'x' LIKE pattern"))
     with pytest.raises(EvaluationError, match="at most 1024 characters"):
-        rule.matches(fields_of(published({"pattern": "%" * 2_000})))
+        selects(rule, fields_of(published({"pattern": "%" * 2_000})))
 
 
 # --- errors when a message is looked at -----------------------------------------------------------
@@ -331,7 +332,7 @@ def test_patterns_that_are_refused() -> None:
 )
 def test_what_cannot_be_evaluated(expression: str, text: str) -> None:
     with pytest.raises(EvaluationError) as caught:
-        compile_rule(sql(expression)).matches(fields_of(MESSAGE))
+        selects(compile_rule(sql(expression)), fields_of(MESSAGE))
     assert str(caught.value) == text
     assert caught.value.name == "FilterException"
 
@@ -339,13 +340,13 @@ def test_what_cannot_be_evaluated(expression: str, text: str) -> None:
 def test_a_text_does_not_grow_without_bounds() -> None:
     fields = fields_of(published({"a": "x" * 20_000}))
     with pytest.raises(EvaluationError, match="32768 characters"):
-        compile_rule(sql("a + a = 'x'")).matches(fields)
+        selects(compile_rule(sql("a + a = 'x'")), fields)
 
 
 def test_a_timestamp_beyond_the_calendar_has_no_text() -> None:
     fields = fields_of(published({"when": Timestamp(2**62)}))
     with pytest.raises(EvaluationError, match="range of dates"):
-        compile_rule(sql("'' + when = 'x'")).matches(fields)
+        selects(compile_rule(sql("'' + when = 'x'")), fields)
 
 
 def test_broken_properties_fail_only_the_rules_that_read_them() -> None:
@@ -353,11 +354,12 @@ def test_broken_properties_fail_only_the_rules_that_read_them() -> None:
     broken.application_properties = broken.application_properties.replace(
         b"\xa1\x01x", b"\xa1\x01\xff"
     )
-    fields = fields_of(broken)
-    for _ in range(2):
-        with pytest.raises(EvaluationError, match="malformed"):
-            compile_rule(sql("a = 'x'")).matches(fields)
-    assert compile_rule(sql("sys.Label = 'order'")).matches(fields)
+    routing = Routing(random.Random(1))
+    for number, text in enumerate(["a = 'x'", "a = 'y'", "sys.Label = 'order'"]):
+        routing.put(number, [sql(text)])
+    *failed, passed = routing.route(broken, NOW_MS)
+    assert [("malformed" in str(each.error), each.envelopes) for each in failed] == [(True, [])] * 2
+    assert (passed.error, passed.envelopes) == (None, [broken])
 
 
 # --- texts that are refused -----------------------------------------------------------------------
@@ -591,4 +593,4 @@ def test_the_sections_of_a_message_may_have_long_descriptors() -> None:
         b"\x00\x53\x74", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x74"
     )
     assert BODY in envelope.body
-    assert compile_rule(sql("a = 1")).matches(fields_of(envelope))
+    assert selects(compile_rule(sql("a = 1")), fields_of(envelope))

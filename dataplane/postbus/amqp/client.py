@@ -159,9 +159,9 @@ class ClientConnection(Connection):
     def _take_begin(self, fields: list[Any], channel: int, events: list[Event]) -> None:
         own_channel = p.require_uint(fields[0], "remote-channel", 0xFFFF)
         session = self._unanswered.pop(own_channel, None)
-        if session is None or channel in self._sessions:
+        if session is None or channel in self.sessions:
             raise AmqpConnectionError(conditions.ILLEGAL_STATE, "a begin that answers none of ours")
-        self._sessions[channel] = session
+        self.sessions[channel] = session
         session.receive_begin(fields, channel)
         events.append(SessionBegun(session))
 
@@ -237,30 +237,6 @@ class ClientSession(Session):
             link.handle, link.delivery_count % SERIAL, max(link.credit, 0), is_drain=True
         )
 
-    def send_in(
-        self, link: OutgoingLink, tag: bytes, payload: bytes, state: DeliveryState | None
-    ) -> int:
-        """Send one delivery of one frame with a state, as in a transaction; return its id."""
-        delivery_id = self._next_delivery_id
-        self._next_delivery_id = (delivery_id + 1) % SERIAL
-        self._next_outgoing_id = (self._next_outgoing_id + 1) % SERIAL
-        self._remote_window -= 1
-        self.unsettled[delivery_id] = (link, tag)
-        link.sent += 1
-        link.delivery_count += 1
-        fields = [
-            p.uint(link.handle),
-            p.uint(delivery_id),
-            encode_value(tag),
-            p.uint(0),
-            b"\x42",
-            b"\x42",
-            p.NULL,
-            p.encode_state(state),
-        ]
-        self.write(p.described_list(p.TRANSFER, fields) + payload)
-        return delivery_id
-
     def dispose(
         self, first: int, last: int, state: DeliveryState, *, is_settled: bool = False
     ) -> None:
@@ -286,10 +262,10 @@ class ClientSession(Session):
         link = self._names.get((name, role)) if isinstance(name, str) else None
         if link is None or link.remote_handle != UNKNOWN_HANDLE:
             return []
-        if handle in self._links:
+        if handle in self.links:
             raise AmqpSessionError(conditions.HANDLE_IN_USE, "the handle is in use")
         link.remote_handle = handle
-        self._links[handle] = link
+        self.links[handle] = link
         link.source = p.decode_terminus(fields[5], raw[0])
         link.target = p.decode_terminus(fields[6], raw[1])
         link.snd_settle_mode = p.optional_uint(fields[3], "snd-settle-mode", 2, 2)
@@ -304,7 +280,7 @@ class ClientSession(Session):
     def receive_flow(self, fields: list[Any]) -> list[Event]:
         """Take a flow; one of a sender tells how far its delivery-count is."""
         events = super().receive_flow(fields)
-        link = self._links.get(fields[4]) if fields[4] is not None else None
+        link = self.links.get(fields[4]) if fields[4] is not None else None
         if isinstance(link, IncomingLink) and fields[5] is not None:
             advanced = (p.require_uint(fields[5], "delivery-count") - link.delivery_count) % SERIAL
             if advanced < SERIAL // 2:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-INTERNAL_ERROR: Final = "amqp:internal-error"
 NOT_FOUND: Final = "amqp:not-found"
 UNAUTHORIZED_ACCESS: Final = "amqp:unauthorized-access"
 DECODE_ERROR: Final = "amqp:decode-error"
@@ -16,10 +15,8 @@ NOT_ALLOWED: Final = "amqp:not-allowed"
 INVALID_FIELD: Final = "amqp:invalid-field"
 NOT_IMPLEMENTED: Final = "amqp:not-implemented"
 ILLEGAL_STATE: Final = "amqp:illegal-state"
-FRAME_SIZE_TOO_SMALL: Final = "amqp:frame-size-too-small"
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
-WINDOW_VIOLATION: Final = "amqp:session:window-violation"
 ERRANT_LINK: Final = "amqp:session:errant-link"
 HANDLE_IN_USE: Final = "amqp:session:handle-in-use"
 UNATTACHED_HANDLE: Final = "amqp:session:unattached-handle"

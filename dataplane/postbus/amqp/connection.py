@@ -87,7 +87,7 @@ class Connection:
         self._awaits_header = True
         self._is_authenticated = False
         self._sasl_pending = False
-        self._sessions: dict[int, Session] = {}
+        self.sessions: dict[int, Session] = {}  # by the channel of the peer
         self._channels: set[int] = set()
         self._ended_channels: set[int] = set()
         self._remote_channel_max = 0xFFFF
@@ -158,9 +158,6 @@ class Connection:
         self.out_bytes = 0
         self.remote_container_id = ""
 
-    def sessions(self) -> list[Session]:
-        return list(self._sessions.values())
-
     # --- get bytes ------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
@@ -212,7 +209,7 @@ class Connection:
 
     @property
     def session_count(self) -> int:
-        return len(self._sessions)
+        return len(self.sessions)
 
     @property
     def tick_interval_ms(self) -> int:
@@ -226,7 +223,7 @@ class Connection:
         """Consume whole frames; return how many bytes were used."""
         pos, size = 0, len(data)
         max_frame_bytes = self.limits.max_frame_bytes
-        sessions = self._sessions
+        sessions = self.sessions
         while size - pos >= 8 and not self.is_closed:
             if self._sasl_pending:
                 break
@@ -330,7 +327,7 @@ class Connection:
         if code == p.BEGIN:
             self._take_begin(fields, channel, events)
             return
-        session = self._sessions.get(channel)
+        session = self.sessions.get(channel)
         if session is None or session.is_ended:
             if session is None and channel not in self._ended_channels:
                 raise AmqpConnectionError(conditions.NOT_ALLOWED, "no session on this channel")
@@ -395,7 +392,7 @@ class Connection:
         self.write(frame(0, p.described_list(p.OPEN, fields)))
 
     def _take_begin(self, fields: list[Any], channel: int, events: list[Event]) -> None:
-        known = self._sessions.get(channel)
+        known = self.sessions.get(channel)
         if known is not None and not known.is_ended:
             raise AmqpConnectionError(conditions.ILLEGAL_STATE, "the channel has a session")
         if channel > self.limits.channel_max:
@@ -415,7 +412,7 @@ class Connection:
             remote_window=p.require_uint(fields[2], "incoming-window"),
             remote_handle_max=p.optional_uint(fields[4], "handle-max", 0xFFFF_FFFF),
         )
-        self._sessions[channel] = session
+        self.sessions[channel] = session
         self._channels.add(own_channel)
         session.write(
             p.described_list(
@@ -435,7 +432,7 @@ class Connection:
         events.append(SessionBegun(session))
 
     def _forget_session(self, session: Session) -> None:
-        del self._sessions[session.remote_channel]
+        del self.sessions[session.remote_channel]
         self._channels.discard(session.channel)
         self._ended_channels.add(session.remote_channel)
 
@@ -450,7 +447,7 @@ class Connection:
         self.is_closed = True
         self._rest = b""
         self._sasl_pending = False
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.discard()
-        self._sessions.clear()
+        self.sessions.clear()
         self._channels.clear()

@@ -155,10 +155,6 @@ class IncomingLink(Link):
         self.is_oversize = False
         self.partial_transfer: tuple[int, bytes, int, bool, DeliveryState | None] | None = None
 
-    @property
-    def is_coordinator(self) -> bool:
-        return self.target is not None and self.target.is_coordinator
-
     def accept(
         self, *, max_message_bytes: int, credit: int, properties: dict[str, Any] | None = None
     ) -> None:

@@ -76,7 +76,7 @@ class Session:
         self.remote_channel = remote_channel
         self.is_ended = False
         self.unsettled: dict[int, tuple[OutgoingLink, bytes]] = {}
-        self._links: dict[int, Link] = {}
+        self.links: dict[int, Link] = {}  # by the handle of the peer
         self._names: dict[tuple[str, bool], Link] = {}
         self._handle_count = 0
         self._free_handles: list[int] = []  # a heap of handles below the count
@@ -253,7 +253,7 @@ class Session:
             raise AmqpConnectionError(conditions.DECODE_ERROR, "attach without name or role")
         if handle > self.connection.limits.handle_max:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "handle above handle-max")
-        if handle in self._links:
+        if handle in self.links:
             raise AmqpSessionError(conditions.HANDLE_IN_USE, "the handle is in use")
         if handle in self._detaching:  # the peer forgot to answer our detach
             heappush(self._free_handles, self._detaching.pop(handle))
@@ -286,7 +286,7 @@ class Session:
         )
         if not role:
             link.delivery_count = p.optional_uint(fields[9], "initial-delivery-count", 0)
-        self._links[handle] = link
+        self.links[handle] = link
         self._names[name, role] = link
         connection, limits = self.connection, self.connection.limits
         connection.link_count += 1
@@ -313,7 +313,7 @@ class Session:
         self._remote_window = window - on_the_way if on_the_way < SERIAL // 2 else window
         events: list[Event] = []
         handle = fields[4]
-        link = None if handle is None else self._links.get(p.require_uint(handle, "handle"))
+        link = None if handle is None else self.links.get(p.require_uint(handle, "handle"))
         if isinstance(link, OutgoingLink):
             delivery_count = fields[5]
             if delivery_count is not None:
@@ -393,7 +393,7 @@ class Session:
         self._window_left -= 1
         if self._window_left < self._window_size >> 1:
             self.write_flow()
-        link = self._links.get(handle)
+        link = self.links.get(handle)
         if link is None:
             if handle in self._detaching:
                 return None  # it crossed our detach
@@ -528,7 +528,7 @@ class Session:
     def receive_detach(self, fields: list[Any]) -> Event | None:
         """Take a detach; one for a link that is gone already crossed ours and is ignored."""
         handle = p.require_uint(fields[0], "handle")
-        link = self._links.get(handle)
+        link = self.links.get(handle)
         if link is not None:
             link.detach(None, is_closed=fields[1] is True)
         if handle in self._detaching:
@@ -545,14 +545,11 @@ class Session:
             self.write(p.described_list(p.END, [p.NULL]))
             self.discard()
 
-    def links(self) -> list[Link]:
-        return list(self._links.values())
-
     def forget_link(self, link: Link) -> None:
         """Free a link's name; its handles when the peer's detach comes. Its unsettled deliveries
         are dropped.
         """
-        self._links.pop(link.remote_handle, None)
+        self.links.pop(link.remote_handle, None)
         self._names.pop((link.name, not link.is_incoming), None)
         self._detaching[link.remote_handle] = link.handle
         self.connection.link_count -= 1
@@ -691,12 +688,12 @@ class Session:
     def discard(self) -> None:
         """Forget everything; nothing is written any more."""
         self.is_ended = True
-        self.connection.link_count -= len(self._links)
-        for link in self._links.values():
+        self.connection.link_count -= len(self.links)
+        for link in self.links.values():
             link.is_attached = False
             if isinstance(link, IncomingLink):
                 self._forget_partial(link)
-        self._links.clear()
+        self.links.clear()
         self._names.clear()
         self._detaching.clear()
         self._held.clear()

@@ -456,11 +456,6 @@ def encode_value(value: Value) -> bytes:
         raise TypeError(f"{type(value).__name__} does not fit its AMQP type") from error
 
 
-def encode_symbols(names: tuple[str, ...]) -> bytes:
-    """Return an array of symbols."""
-    return encode_value(Array(0xA3, [Symbol(name) for name in names]))
-
-
 def _ranged(
     width: struct.Struct, wide: bytes, small: bytes, low: int, high: int, zero: bytes = b""
 ) -> Callable[[Any], bytes]:

@@ -31,16 +31,6 @@ choice: with some fifteen series each, what one Prometheus target is usually all
 
 OTHER: Final = "other"
 
-STATES: Final = (
-    "active",
-    "locked",
-    "scheduled",
-    "dead_letter",
-    "transfer",
-    "transfer_dead_letter",
-)
-"""Of messages; `active` includes locked and deferred ones."""
-
 FLOWS: Final = {
     "accepted": "Messages sent to an entity, scheduled ones and copies for subscriptions too.",
     "delivered": "Deliveries of active messages; a message that comes again counts again.",

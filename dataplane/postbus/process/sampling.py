@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
@@ -28,8 +27,6 @@ from postbus.process.metrics import (
 from postbus.store.catalog import CatalogEntry
 from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
 from postbus.store.postgres import Store
-
-logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 2.0
 """How long a scrape waits for the ages of messages; less than Prometheus waits for it."""

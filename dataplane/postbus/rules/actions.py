@@ -104,7 +104,7 @@ def _store(named: Property) -> _Store:
         return lambda draft, value: draft.set_property(
             name, convert(value, draft.folded.get(folded))
         )
-    store = _STORES.get(folded)
+    store = SETTABLE.get(folded)
     if store is not None:
         return store
     if folded in SYSTEM_NAMES:
@@ -141,15 +141,13 @@ def _set_field(name: str) -> _Store:
     return lambda draft, value: draft.set_field(field, _text(value))
 
 
-_STORES: Final[dict[str, _Store]] = {
+SETTABLE: Final[dict[str, _Store]] = {
     **{name: _set_field(name) for name in SYSTEM_FIELDS},
     "partitionkey": lambda draft, value: draft.set_partition_key(_text(value)),
     "scheduledenqueuetimeutc": _set_scheduled,
     "timetolive": _set_ttl,
 }
-
-SETTABLE: Final = frozenset(_STORES)
-"""Lower-case names of the system properties that an action can set.
+"""Lower-case names of the system properties that an action can set -> how.
 
 Source: the publicly settable properties of BrokeredMessage, without ViaPartitionKey and
 ForcePersistence, which mean nothing to a copy that is already on its way.

@@ -88,13 +88,6 @@ class CompiledRule:
         """Whether the filter takes no message at all."""
         return self.test is never or self.test is unknown
 
-    def matches(self, fields: MessageFields) -> bool:
-        """Say whether the filter selects a message. Raises `EvaluationError`."""
-        try:
-            return self.test(fields) is True
-        except DecodeError as error:
-            raise malformed(error) from error
-
     def act(self, fields: MessageFields) -> Envelope:
         """Return what becomes of a selected message. Raises `EvaluationError`."""
         return fields.envelope if self.action is None else self.action(fields)

@@ -10,6 +10,7 @@ from postbus.message.codec import Symbol, Value, encode_map, encode_value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.message.sections import slice_message
+from postbus.rules.compiled import CompiledRule
 from tests.message.wire_values import BODY, properties, section
 
 NOW_MS = 1_700_000_000_000
@@ -39,6 +40,11 @@ def published(
 
 def fields_of(envelope: Envelope) -> MessageFields:
     return MessageFields(envelope, NOW_MS)
+
+
+def selects(rule: CompiledRule, fields: MessageFields) -> bool:
+    """Say whether a filter takes a message, as routing asks it."""
+    return rule.test(fields) is True
 
 
 def sql(expression: str, action: str | None = None, name: str = "rule") -> RuleProperties:

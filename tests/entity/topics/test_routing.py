@@ -15,7 +15,7 @@ from postbus.message.codec import Int, Value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import MessageFields
 from postbus.rules.compiled import EvaluationError, RuleError, compile_rule
-from tests.entity.topics.published import NOW_MS, correlation, fields_of, published, sql
+from tests.entity.topics.published import NOW_MS, correlation, fields_of, published, selects, sql
 
 
 def routing(*subscriptions: list[RuleProperties]) -> Routing:
@@ -250,8 +250,8 @@ def scanned(rules: list[RuleProperties], message: Envelope) -> tuple[list[object
         key=lambda rule: (not rule.is_always, rule.criteria is None),
     )
     try:
-        got = [message] if any(rule.matches(fields) for rule in passing) else []
-        got += [rule.act(fields) for rule in compiled if rule.action and rule.matches(fields)]
+        got = [message] if any(selects(rule, fields) for rule in passing) else []
+        got += [rule.act(fields) for rule in compiled if rule.action and selects(rule, fields)]
     except EvaluationError as error:
         return [], f"{error.name}: {error}"
     return (names(Copies(0, got, None)), "") if got else None

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from postbus.broker.catalog.catalog import Catalog, caller_epoch
 from postbus.broker.catalog.entries import Entries
@@ -67,8 +67,6 @@ PUT_AT_ONCE = 1_000
 
 PURGED_AT_ONCE = 100
 """Retained entities that one purge lets go: no other definition changes meanwhile."""
-
-T = TypeVar("T")
 
 CONSIDERED: Final = Refused(Refusal.BUSY, "its deletion is being considered; try again")
 USED: Final = Refused(Refusal.BUSY, "it was used or changed meanwhile; try again")

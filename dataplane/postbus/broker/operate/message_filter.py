@@ -6,7 +6,6 @@ Made by `message_operations` for each call; it also says what of the condition n
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from postbus.entity.commands import PeekedMessage
 from postbus.message.body import read_body
@@ -20,9 +19,6 @@ from postbus.rules.expressions import (
     user_properties,
 )
 from postbus.rules.grammar import parse_filter
-
-MAX_TEXT_CHARS: Final = 1_024
-"""Longest text that is looked for in bodies. Our choice, as long as a filter."""
 
 
 class MessageFilter:

@@ -73,7 +73,6 @@ lists of that size take a tenth of a second at worst."""
 
 NUMBER_BITS: Final = 48
 
-NOT_FOUND: Final = Refused(Refusal.ENTITY_NOT_FOUND)
 IN_DOUBT: Final = (
     "nobody knows whether it was done; repeat it: what was handled is not found any more"
 )
