@@ -29,6 +29,7 @@ from postbus.entity.commands import (
     SetDemand,
     Tick,
 )
+from postbus.entity.counts import Counts, sum_of
 from postbus.entity.window import WindowBudget
 from postbus.message.codec import Value, encode_value
 from postbus.message.envelope import Envelope
@@ -127,6 +128,11 @@ class Bus:
         while page := await self.peek(address, found[-1].sequence + 1 if found else 0, 3):
             found += page
         return found
+
+    def counts(self, address: Address) -> Counts:
+        """Return the counts of an entity over its partitions, which must be loaded."""
+        found = [host.counts(address.entity_no) for host in self.hosts]
+        return sum_of([counts for counts in found if counts is not None])
 
     async def load(self) -> None:
         """Return when every partition is loaded."""

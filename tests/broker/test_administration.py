@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
-from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
+from postbus.broker.administration import (
+    AdministrationRefused,
+    Availability,
+    DeletePolicy,
+    PutMode,
+)
 from postbus.broker.partition.activity import SAMPLES, Activity, Rates
 from postbus.broker.partition.clock import ManualClock
-from postbus.broker.router import Availability
 from postbus.contract.entities import (
     MAX_DURATION_MS,
     EntityKind,
@@ -397,6 +401,23 @@ async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) 
         for host in bus.hosts:
             host.interrupt(60)
         assert await refusal_of(administration.runtime("q")) is Refusal.NOT_APPLIED
+
+
+async def test_counts_leave_out_partitions_that_are_away(store: Store) -> None:
+    async with administered(store) as (administration, bus):
+        await administration.put_queue("q", spread(), mode=CREATE)
+        await bus.sent(bus.address("q"), *(message(key=f"{n}") for n in range(40)))
+        kept = [host.counts(bus.address("q").entity_no) for host in bus.hosts]
+    async with administered(store, loading_s=1.0) as (administration, bus):
+        for host in bus.hosts[2:]:
+            host.interrupt(60)
+        for _ in range(2):  # they were to be loaded, and then were known to be away
+            found = await administration.runtime("q")
+            assert found.active == sum(counts.active for counts in kept[:2] if counts is not None)
+            assert found.availability is Availability.LIMITED
+            assert found.unavailable_partitions == (2, 3)
+        work = administration.delete("q", policy=DeletePolicy.DELETE_IF_EMPTY)
+        assert await refusal_of(work) is Refusal.NOT_APPLIED
 
 
 # --- who has what -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from postbus.broker.partition.trouble import SUMMARY_S, Troubles
+from postbus.cli.commands.entities import Policy, messages_of
 from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from tests.cli.command_line import CommandLine, folder_with_bus
 
@@ -40,6 +41,23 @@ def test_status_and_lists_name_the_store_that_is_away(here: CommandLine) -> None
     here.fails("peek", "queue.1", code=7, says=AWAY)
     assert re.search(AWAY, here.run("status").stdout)
     here.fails("get", "queues", code=7, says=AWAY)
+
+
+@pytest.mark.parametrize(
+    ("count", "unavailable", "policy", "expected"),
+    [
+        (0, [], Policy.DELETE, ""),
+        (1, [], Policy.DELETE, " and its message, which is lost"),
+        (2, [], Policy.RETAIN, " and its 2 messages, which are kept for a restore"),
+        (12, [1, 3], Policy.DELETE, " and at least 12 messages, which are lost"),
+        (0, [1], Policy.DELETE, " and an unknown number of messages, which are lost"),
+    ],
+)
+def test_question_before_a_deletion_says_what_is_known_of_the_messages(
+    count: int, unavailable: list[int], policy: Policy, expected: str
+) -> None:
+    runtime = {"messageCount": count, "unavailablePartitions": unavailable}
+    assert messages_of(runtime, policy) == expected
 
 
 def test_an_outage_is_told_once_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from postbus.broker.catalog.preconditions import (
 )
 from postbus.broker.partition.activity import Activity, Rates, oldest_age_of
 from postbus.broker.partition.host import Host
-from postbus.broker.router import Availability
+from postbus.broker.spread.replies import away
 from postbus.contract.entities import (
     DAY_MS,
     EntityKind,
@@ -49,6 +49,7 @@ from postbus.store.tombstones import Tombstone, TombstoneStore
 __all__ = [
     "Administration",
     "AdministrationRefused",
+    "Availability",
     "Change",
     "DeletePolicy",
     "EntityDescription",
@@ -67,11 +68,23 @@ LOADING_S: Final = 10.0
 """How long a question waits for partitions. Our choice: twice the silence after which a partition
 may be taken over, and less than a client waits."""
 
+RELOADING: Final = "a partition is being loaded; try again"
+
 TOMBSTONES_MS: Final = 100 * DAY_MS
 """How long it is known that an entity was deleted; longer than any retention. Our choice."""
 
 REAP_S: Final = 60.0
 """How often is looked for deleted entities that need not be kept any longer. Our choice."""
+
+
+class Availability(Enum):
+    """How much of an entity can be used. Source: Service Bus EntityAvailabilityStatus.
+
+    LIMITED: one of its partitions is away or takes no sends.
+    """
+
+    AVAILABLE = "Available"
+    LIMITED = "Limited"
 
 
 class DeletePolicy(Enum):
@@ -127,6 +140,9 @@ class EntityDescription:
 class RuntimeInformation:
     """What an entity holds, exact at rest: partitions that were not loaded were loaded for it.
 
+    The messages of `unavailable_partitions` are not counted: what is there is known only when they
+    are back. The counts are those of the other partitions, at least one.
+
     `active` includes locked and deferred messages; `transfer` waits in the outbox for a forward.
     `accessed_ms`: when somebody sent or received last, else when it was made; a kill of the broker
     forgets what came after its last clean stop. `subscription_count` is a topic's.
@@ -141,6 +157,7 @@ class RuntimeInformation:
     accessed_ms: int
     availability: Availability
     subscription_count: int
+    unavailable_partitions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,27 +255,29 @@ class Administration:
         return self._directory.acknowledged()
 
     async def runtime(self, path: str) -> RuntimeInformation:
-        """Return counts of an entity; loads its partitions.
+        """Return counts of an entity; loads those of its partitions whose store is not away.
 
-        Raises ENTITY_NOT_FOUND, or NOT_APPLIED while a partition cannot be loaded.
+        Raises ENTITY_NOT_FOUND, or NOT_APPLIED while none of its partitions can be loaded.
         """
         entry = self._directory.find(_key(path))
         if entry is None:
             raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         hosts = [self._hosts[home] for home in self._directory.homes_of(entry)]
-        await self._load(hosts)
-        found = [host.counts(entry.entity_no) for host in hosts]
-        known = [each for each in found if each is not None]
-        if len(known) < len(hosts):  # reloaded since, or deleted
-            if self._directory.numbered(entry.entity_no) is None:
-                raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
-            raise _refused(Refusal.NOT_APPLIED, "a partition is being loaded; try again")
-        is_limited = any(host.trouble is not None for host in hosts)
+        reachable = [host for host in hosts if away(host) is None]
+        problem = await self._load(reachable or hosts)
+        found = {host.partition_id: host.counts(entry.entity_no) for host in hosts}
+        known = [counts for counts in found.values() if counts is not None]
+        if len(known) < len(hosts) and self._directory.numbered(entry.entity_no) is None:
+            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+        if not known:
+            raise _refused(Refusal.NOT_APPLIED, problem or RELOADING)
+        is_limited = len(known) < len(hosts) or any(host.trouble is not None for host in hosts)
         return _runtime(
             sum_of(known),
             entry.created_ms,
             Availability.LIMITED if is_limited else Availability.AVAILABLE,
             self._directory.subscription_count(entry.entity_no),
+            tuple(number for number, counts in found.items() if counts is None),
         )
 
     async def traffic(self, path: str) -> EntityTraffic:
@@ -271,11 +290,14 @@ class Administration:
         rates = self.activity.rates(entry.entity_no, homes)
         return EntityTraffic(rates, None if age_ms is None else age_ms / 1_000)
 
-    async def _load(self, hosts: Sequence[Host]) -> None:
-        """Return when these are loaded; raises NOT_APPLIED when that takes too long."""
+    async def _load(self, hosts: Sequence[Host]) -> str | None:
+        """Load these; return why that failed or took too long for one of them, None if it did not.
+
+        All that can be loaded in time are loaded.
+        """
         calls = [asyncio.ensure_future(host.call(Tick())) for host in hosts if not host.is_loaded]
         if not calls:
-            return
+            return None
         try:
             done, late = await asyncio.wait(calls, timeout=self._loading_s)
         finally:
@@ -284,7 +306,8 @@ class Administration:
         if late or any(isinstance(call.result(), Refused) for call in done):
             troubles = [host.trouble for host in hosts if host.trouble is not None]
             why = f": {troubles[0]}" if troubles else ""
-            raise _refused(Refusal.NOT_APPLIED, f"the store is away{why}; try again")
+            return f"the store is away{why}; try again"
+        return None
 
     # --- definitions ----------------------------------------------------------------------------
 
@@ -399,7 +422,9 @@ class Administration:
             case DeletePolicy.DELETE_IF_EMPTY:
                 entry = directory.find(name)
                 if entry is not None:
-                    await self._load([self._hosts[home] for home in directory.homes_of(entry)])
+                    homes = [self._hosts[home] for home in directory.homes_of(entry)]
+                    if (problem := await self._load(homes)) is not None:
+                        raise _refused(Refusal.NOT_APPLIED, problem)
                 work = directory.delete_if_empty(name, expected_version)
             case DeletePolicy.RETAIN:
                 until_ms = self._now_ms() + self.properties.soft_delete.retention_ms
@@ -511,7 +536,11 @@ def _key(path: str) -> str:
 
 
 def _runtime(
-    counts: Counts, created_ms: int, availability: Availability, subscription_count: int
+    counts: Counts,
+    created_ms: int,
+    availability: Availability,
+    subscription_count: int,
+    unavailable_partitions: tuple[int, ...],
 ) -> RuntimeInformation:
     return RuntimeInformation(
         counts.active,
@@ -523,4 +552,5 @@ def _runtime(
         counts.accessed_ms or created_ms,
         availability,
         subscription_count,
+        unavailable_partitions,
     )

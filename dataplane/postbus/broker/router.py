@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol, TypeVar
 
 from postbus.broker.audit import Audit, AuditEntry, Told
@@ -38,10 +37,9 @@ from postbus.entity.commands import (
     SubQueue,
     Transact,
 )
-from postbus.entity.counts import Counts, sum_of
 from postbus.store.catalog import CatalogEntry, StoredRule
 
-__all__ = ["SPREAD", "Address", "Availability", "Router"]
+__all__ = ["SPREAD", "Address", "Router"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +78,6 @@ class Address:
             return limits.max_message_bytes
         size_kb = self.properties.max_message_size_in_kilobytes
         return min(size_kb * 1024, limits.max_message_bytes)
-
-
-class Availability(Enum):
-    """How much of an entity can be used. Source: Service Bus EntityAvailabilityStatus."""
-
-    AVAILABLE = "Available"
-    LIMITED = "Limited"
 
 
 class Watcher(Protocol):
@@ -272,29 +263,6 @@ class Router:
                 logger.exception("a receiver of a reply broke")
 
         self._hosts[0].start(run())
-
-    # --- what is known of an entity -------------------------------------------------------------
-
-    def counts(self, address: Address) -> Counts | None:
-        """Return message counts, over the partitions that are loaded; None when none is (S188)."""
-        found = [host.counts(address.entity_no) for host in self._hosts_of(address)]
-        known = [each for each in found if each is not None]
-        if not known:
-            return None
-        return sum_of(known)
-
-    def availability(self, address: Address) -> Availability:
-        """Say whether every partition of an entity can be used (S187)."""
-        is_limited = any(host.trouble is not None for host in self._hosts_of(address))
-        return Availability.LIMITED if is_limited else Availability.AVAILABLE
-
-    def troubles(self, address: Address) -> dict[int, str]:
-        """Return partition -> what is wrong with it, for those of an entity; for operators."""
-        hosts = self._hosts_of(address)
-        return {host.partition_id: host.trouble for host in hosts if host.trouble is not None}
-
-    def _hosts_of(self, address: Address) -> Sequence[Host]:
-        return self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
 
 
 def _key(path: str) -> str:

@@ -240,6 +240,10 @@ class MessageRates(Told):
 class RuntimeInformation(Told):
     """What an entity holds, exact while nobody sends or receives.
 
+    `availability` is `Available`, or `Limited` while one of its partitions is away or takes no
+    messages. Counts, size, `accessed_at` and the age of the oldest message leave out the partitions
+    that are away: `unavailable_partitions`. While all are away the answer is 503.
+
     `message_count` is the sum of all sub-queues. `accessed_at` is coarse, the creation at first.
     `rates` is null in a broker's first second. `oldest_message_age_seconds`: how long the active
     message has waited that waits longest; null when none waits, or when its partition is away.
@@ -250,6 +254,7 @@ class RuntimeInformation(Told):
     size_in_bytes: int
     accessed_at: datetime
     availability: str
+    unavailable_partitions: tuple[int, ...]
     subscription_count: int
     rates: MessageRates | None
     oldest_message_age_seconds: float | None

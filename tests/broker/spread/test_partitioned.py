@@ -11,7 +11,6 @@ import pytest
 
 from postbus.broker.partition.host import Host, OnReply
 from postbus.broker.placement import partition_of_key
-from postbus.broker.router import Availability
 from postbus.broker.spread.partitioned import BURST
 from postbus.contract.entities import (
     RuleProperties,
@@ -47,6 +46,7 @@ from postbus.entity.commands import (
     SubQueue,
 )
 from postbus.store.postgres import Store
+from tests.broker.administration_rig import administered
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import (
     Bus,
@@ -169,8 +169,7 @@ async def test_a_batch_is_in_one_partition_or_nowhere(store: Store) -> None:
             assert len(set(partitions_of(reply.sequence_numbers))) == 1
         for batch in ([message(key=keys[0]), message(key=keys[1])], [message(), message(key="k")]):
             assert refusal_of(await bus.send(queue, *batch, is_atomic=True)) is Refusal.NOT_ALLOWED
-        counts = bus.router.counts(queue)
-        assert counts is not None
+        counts = bus.counts(queue)
         assert counts.active == 2 + len(many)
 
 
@@ -238,27 +237,20 @@ async def test_what_may_have_been_stored_goes_nowhere_else(store: Store, databas
         assert [each.refusal for each in refused] == [Refusal.UNKNOWN]
 
 
-@pytest.mark.behaviour("S188", "S187")
+@pytest.mark.behaviour("S188")
 async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
-    async with running(store) as bus:
+    async with administered(store) as (administration, bus):
         await bus.directory.put_queue("q", spread())
         await bus.directory.put_queue("plain", spread(enable_partitioning=False))
-    async with running(store) as bus:
         queue, plain = bus.address("q"), bus.address("plain")
-        assert bus.router.counts(queue) is None
-        await bus.load()
         for n in range(6):
             await bus.sent(queue, message(str(n)))
         later_ms = bus.hosts[0].clock() + HOUR_MS
         await bus.sent(queue, message(scheduled_ms=later_ms), message(key="k"))
         await bus.sent(plain, message())
-        counts, plain_counts = bus.router.counts(queue), bus.router.counts(plain)
-        assert counts is not None
-        assert plain_counts is not None
+        counts = await administration.runtime("q")
         assert (counts.active, counts.scheduled, counts.size_bytes) == (7, 1, 800)
-        assert plain_counts.active == 1
-        assert bus.router.availability(queue) is Availability.AVAILABLE
-        assert bus.router.troubles(queue) == {}
+        assert (await administration.runtime("plain")).active == 1
 
 
 # --- receiving ------------------------------------------------------------------------------------
@@ -297,8 +289,7 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
             await until(lambda limit=limit: len(door.deliveries) >= limit)
             await asyncio.gather(*(bus.sent(queue, message("more")) for _ in range(4)))
             assert len(door.deliveries) == limit
-        counts = bus.router.counts(queue)
-        assert counts is not None
+        counts = bus.counts(queue)
         taken = 13 if mode is ReceiveMode.RECEIVE_AND_DELETE else 0
         assert counts.active == 40 - taken
 
@@ -639,8 +630,7 @@ async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) ->
         assert await bus.call(queue, settle) == Settled(list(range(6)))
         dead = Settle(queue.entity_no, ACTIVE, tokens[4:], Disposition.DEAD_LETTER, "why", "so")
         assert await bus.call(queue, dead) == Settled()
-        counts = bus.router.counts(queue)
-        assert counts is not None
+        counts = bus.counts(queue)
         assert (counts.active, counts.dead_letter) == (0, 4)
         again = Settle(queue.entity_no, SubQueue.DEAD_LETTER, tokens, Disposition.DEAD_LETTER)
         assert refusal_of(await bus.call(queue, again)) is Refusal.NOT_ALLOWED

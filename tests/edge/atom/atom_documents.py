@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from postbus.broker.administration import (
+    Availability,
     EntityDescription,
     RuleDescription,
     RuntimeInformation,
 )
-from postbus.broker.router import Availability
 from postbus.contract.entities import (
     MAX_DURATION_MS,
     CorrelationFilter,

@@ -20,10 +20,9 @@ from azure.servicebus import (
     ServiceBusSubQueue,
 )
 
+from postbus.broker.administration import RuntimeInformation
 from postbus.broker.catalog.directory import home_of
 from postbus.contract.entities import LIMITS, Sku, subscription_path
-from postbus.entity.commands import Tick
-from postbus.entity.partition_state import Counts
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge import bus_thread
@@ -141,20 +140,9 @@ def exists(bus: BusThread, path: str) -> bool:
     return bus._directory.find(path.lower()) is not None
 
 
-def total(bus: BusThread, path: str) -> Counts:
-    """Return what the router tells of an entity: the sum over its partitions."""
-
-    async def count() -> Counts:
-        for host in bus._hosts:
-            await host.call(Tick())  # loads the partition when nobody has used it yet
-        found: list[object] = []
-        bus.router.resolve(path, found.append)
-        assert found, "the name was not resolved at once"
-        counts = bus.router.counts(found[0])
-        assert counts is not None
-        return counts
-
-    return bus.run(count())
+def total(bus: BusThread, path: str) -> RuntimeInformation:
+    """Return what an entity holds: the sum over its partitions."""
+    return bus.run(bus.administration.runtime(path))
 
 
 def is_empty(bus: BusThread, path: str, sub_queue: ServiceBusSubQueue | None = None) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from postbus.cli.client.contexts import ContextName, find_target
-from postbus.cli.commands.watching import watched
+from postbus.cli.commands.watching import watched, with_availability
 from postbus.cli.completion import complete_entities, did_you_mean
 from postbus.cli.failures import RefusedError, examples, expected_failures, out
 from postbus.cli.formats.output import Format, OutputFormat, Yes, asks_yes, print_objects
@@ -174,9 +175,10 @@ def get(
         if watch:
             run_with(target, lambda control: watched(lambda: work(control), output))
         found = run_with(target, work)
-        columns = None
+        columns: Mapping[str, str] | None = None
         if kind in COUNTED:
             columns = WIDE_COLUMNS if output is Format.WIDE else COLUMNS
+            columns = with_availability(columns, found)
         empty = f"no {kind.value}"
         if kind is Kind.DELETED:
             empty = "nothing was deleted that can be restored"
@@ -211,10 +213,9 @@ def delete(
     """Delete an entity, on a terminal after asking."""
     from postbus.cli.client.control_client import run_with
 
-    async def look(control: ControlClient) -> tuple[str, str, int]:
+    async def look(control: ControlClient) -> tuple[str, str, dict[str, Any]]:
         path, found = await find_entity(control, entity)
-        runtime = await control.get(f"{path}/runtime")
-        return path, str(found.get("path", found["name"])), int(runtime["messageCount"])
+        return path, str(found.get("path", found["name"])), await control.get(f"{path}/runtime")
 
     async def work(control: ControlClient) -> dict[str, Any]:
         told: dict[str, Any] = await control.delete(path, policy=policy.value)
@@ -222,17 +223,25 @@ def delete(
 
     with expected_failures():
         target = find_target(context)
-        path, name, count = run_with(target, look)
-        kept = "are kept for a restore" if policy is Policy.RETAIN else "are lost"
-        held = f" and its {count} messages, which {kept}" if count > 1 else ""
-        if count == 1:
-            held = f" and its message, which {kept.replace('are', 'is', 1)}"
-        asks_yes(f"Delete {name}{held}?", is_sure=yes)
+        path, name, runtime = run_with(target, look)
+        asks_yes(f"Delete {name}{messages_of(runtime, policy)}?", is_sure=yes)
         told = run_with(target, work)
         text = f"deleted {name}"
         if told["restorable"]:
             text += f"; postbus restore {told['entityId']} brings it back"
         out.print(text, markup=False)
+
+
+def messages_of(runtime: Mapping[str, Any], policy: Policy) -> str:
+    """Return the part of the question before a deletion that names the messages."""
+    count = int(runtime["messageCount"])
+    kept = "are kept for a restore" if policy is Policy.RETAIN else "are lost"
+    if runtime.get("unavailablePartitions"):  # an older bus says nothing of them
+        known = f"at least {count}" if count else "an unknown number of"
+        return f" and {known} messages, which {kept}"
+    if count == 1:
+        return f" and its message, which {kept.replace('are', 'is', 1)}"
+    return f" and its {count} messages, which {kept}" if count else ""
 
 
 def restore(
@@ -371,6 +380,7 @@ async def _counted(
                 **{name: details[key] for name, key in COUNTS.items()},
                 "sizeInBytes": runtime["sizeInBytes"],
                 **traffic_of(runtime),
+                "availability": runtime["availability"],
                 "entityId": each["entityId"],
                 "properties": each["properties"],
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from postbus.cli.failures import out
 from postbus.cli.formats.output import Format, print_objects
 
 PAUSE_S: Final = 2.0
+AVAILABLE: Final = "Available"
 COLUMNS: Final = {
     "name": "name",
     "status": "status",
@@ -39,8 +40,17 @@ async def watched(
         if out.is_terminal:
             out.clear()
         out.print(f"{datetime.now().astimezone():%H:%M:%S}", markup=False)
-        print_objects(rows, output, COLUMNS, "nothing is there")
+        print_objects(rows, output, with_availability(COLUMNS, rows), "nothing is there")
         await asyncio.sleep(pause_s)
+
+
+def with_availability(
+    columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
+) -> Mapping[str, str]:
+    """Add the availability to the columns of a table in which an entity is not available."""
+    if all(row["availability"] == AVAILABLE for row in rows):
+        return columns
+    return {**columns, "availability": "availability"}
 
 
 def with_change(

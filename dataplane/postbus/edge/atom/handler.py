@@ -20,13 +20,13 @@ from postbus.broker.access.authz import Grant
 from postbus.broker.administration import (
     Administration,
     AdministrationRefused,
+    Availability,
     EntityDescription,
     PutMode,
     RuntimeInformation,
 )
 from postbus.broker.audit import Audit, AuditEntry
 from postbus.broker.catalog.directory import DirectoryRefusal
-from postbus.broker.router import Availability
 from postbus.contract.entities import (
     EntityKind,
     EntityProperties,

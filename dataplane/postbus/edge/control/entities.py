@@ -403,6 +403,7 @@ def _runtime(counted: Counted, traffic: EntityTraffic) -> RuntimeInformation:
         size_in_bytes=counted.size_bytes,
         accessed_at=_time(counted.accessed_ms),
         availability=counted.availability.value,
+        unavailable_partitions=counted.unavailable_partitions,
         subscription_count=counted.subscription_count,
         rates=None
         if rates is None
