@@ -23,6 +23,7 @@ from postbus.contract.entities import (
     SqlFilter,
     SubscriptionProperties,
     TopicProperties,
+    catalog_key,
     check_entity_name,
     check_filter_name,
     check_namespace_name,
@@ -177,6 +178,11 @@ def test_subscription_does_not_dead_letter_expired_messages_by_default() -> None
 @pytest.mark.parametrize("model", [QueueProperties, TopicProperties])
 def test_entities_are_not_partitioned_by_default(model: type[Model]) -> None:
     assert model().model_dump()["enable_partitioning"] is False
+
+
+@pytest.mark.parametrize("path", ["Orders/Subscriptions/All", "/orders/SUBSCRIPTIONS/all//"])
+def test_catalog_finds_a_path_whatever_its_case_and_outer_slashes(path: str) -> None:
+    assert catalog_key(path) == "orders/subscriptions/all"
 
 
 def test_unknown_field_is_refused() -> None:

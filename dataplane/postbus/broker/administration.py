@@ -37,6 +37,7 @@ from postbus.contract.entities import (
     RuleProperties,
     SubscriptionProperties,
     TopicProperties,
+    catalog_key,
     subscription_path,
 )
 from postbus.contract.namespace import NamespaceDefinition
@@ -222,12 +223,12 @@ class Administration:
 
     def find(self, path: str) -> EntityDescription | None:
         """Return an entity by its path, whatever its case; None when there is none."""
-        entry = self._directory.find(_key(path))
+        entry = self._directory.find(catalog_key(path))
         return None if entry is None else self._described(entry)
 
     def warnings_of(self, path: str) -> tuple[str, ...]:
         """Return what of an entity's definition is allowed and hardly meant, with the field."""
-        entry = self._directory.find(_key(path))
+        entry = self._directory.find(catalog_key(path))
         found = {} if entry is None else self._directory.warnings_of(entry)
         return tuple(f"{where}: {why}" for where, why in found.items())
 
@@ -240,7 +241,7 @@ class Administration:
         """
         of: EntityKind | int = kind
         if topic is not None:
-            owner = self._directory.find(_key(topic))
+            owner = self._directory.find(catalog_key(topic))
             if owner is None or owner.kind is not EntityKind.TOPIC:
                 raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
             of = owner.entity_no
@@ -259,7 +260,7 @@ class Administration:
 
         Raises ENTITY_NOT_FOUND, or NOT_APPLIED while none of its partitions can be loaded.
         """
-        entry = self._directory.find(_key(path))
+        entry = self._directory.find(catalog_key(path))
         if entry is None:
             raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         hosts = [self._hosts[home] for home in self._directory.homes_of(entry)]
@@ -282,7 +283,7 @@ class Administration:
 
     async def traffic(self, path: str) -> EntityTraffic:
         """Return what goes through an entity now; waits 2 s at most. Raises ENTITY_NOT_FOUND."""
-        entry = self._directory.find(_key(path))
+        entry = self._directory.find(catalog_key(path))
         if entry is None:
             raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         homes = self._directory.homes_of(entry)
@@ -389,19 +390,19 @@ class Administration:
         for each in wanted:
             topic = each.topic
             path = each.name if topic is None else subscription_path(topic, each.name)
-            if (entry := self._directory.find(_key(path))) is not None:
+            if (entry := self._directory.find(catalog_key(path))) is not None:
                 self._warn(entry)
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""
-        put = await self._change(self._directory.add_rule(_key(path), rule, mode))
+        put = await self._change(self._directory.add_rule(catalog_key(path), rule, mode))
         stored = rule_named(put.entry.rules, rule.name)
         assert stored is not None
         return RuleDescription(stored.properties, stored.created_ms, put.is_new)
 
     async def delete_rule(self, path: str, name: str) -> None:
         """Take a rule from a subscription; one without rules gets nothing."""
-        await self._change(self._directory.remove_rule(_key(path), name))
+        await self._change(self._directory.remove_rule(catalog_key(path), name))
 
     async def delete(
         self,
@@ -415,7 +416,7 @@ class Administration:
         Raises NOT_EMPTY with `DeletePolicy.DELETE_IF_EMPTY`, and BUSY when the entity changed while
         that was found out.
         """
-        name, directory = _key(path), self._directory
+        name, directory = catalog_key(path), self._directory
         match policy:
             case DeletePolicy.DELETE:
                 work = directory.delete(name, expected_version)
@@ -528,11 +529,6 @@ class Administration:
 
 def _refused(refusal: Refusal, detail: str) -> AdministrationRefused:
     return AdministrationRefused(Refused(refusal, detail))
-
-
-def _key(path: str) -> str:
-    """Return the name by which the catalog finds a path."""
-    return path.strip("/").lower()
 
 
 def _runtime(

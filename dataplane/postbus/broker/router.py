@@ -28,6 +28,7 @@ from postbus.contract.entities import (
     RuleProperties,
     SubscriptionProperties,
     TopicProperties,
+    catalog_key,
 )
 from postbus.entity.commands import (
     Command,
@@ -109,7 +110,7 @@ class Router:
         `on_resolved` gets None for a name the catalog does not know; it may be called before this
         returns.
         """
-        name = _key(path)
+        name = catalog_key(path)
         sub_queue = SubQueue.ACTIVE
         for suffix, candidate in SUFFIXES:
             if name.endswith(suffix):
@@ -123,12 +124,12 @@ class Router:
 
     def _target_of(self, name: str) -> Target | None:
         """Find what a name forwards to; subscriptions only get what their topic gives them."""
-        entry = self._directory.find(_key(name))
+        entry = self._directory.find(catalog_key(name))
         return None if entry is None else _target(entry)
 
     def _retained_targets_of(self, name: str) -> list[Target]:
         """Find what the name forwarded to until it was deleted, and that can come back."""
-        found = [_target(entry) for entry in self._directory.retained_named(_key(name))]
+        found = [_target(entry) for entry in self._directory.retained_named(catalog_key(name))]
         return [target for target in found if target is not None]
 
     def _detects_duplicates(self, entity_no: int) -> bool:
@@ -263,11 +264,6 @@ class Router:
                 logger.exception("a receiver of a reply broke")
 
         self._hosts[0].start(run())
-
-
-def _key(path: str) -> str:
-    """Return the name by which the catalog finds a path."""
-    return path.strip("/").lower()
 
 
 def _target(entry: CatalogEntry) -> Target | None:

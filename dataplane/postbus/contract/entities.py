@@ -219,6 +219,11 @@ def check_entity_name(name: str) -> str:
     return name
 
 
+def catalog_key(path: str) -> str:
+    """Return the name by which a catalog finds a path: without outer slashes, in lower case."""
+    return path.strip("/").lower()
+
+
 def is_subscription_path(path: str) -> bool:
     """Say whether a path has the shape `topic/Subscriptions/name`."""
     return path.lower().rpartition("/")[0].endswith("/subscriptions")

@@ -15,7 +15,13 @@ from postbus.broker.access.authz import Authorizer, KeyPair, KeyRule
 from postbus.broker.access.sealing import KeySeal, SealBroken
 from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import Directory, DirectoryRefusal
-from postbus.contract.entities import LEAST_KEY_CHARS, EntityKind, Right, check_rule_name
+from postbus.contract.entities import (
+    LEAST_KEY_CHARS,
+    EntityKind,
+    Right,
+    catalog_key,
+    check_rule_name,
+)
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
 
@@ -263,7 +269,7 @@ class AuthorizationRules:
     def _number_of(self, scope: str | None) -> int:
         if scope is None:
             return NAMESPACE_NO
-        entry = self._directory.find(scope.strip("/").lower())
+        entry = self._directory.find(catalog_key(scope))
         if entry is None or entry.kind is EntityKind.SUBSCRIPTION:
             raise _refusal(Refusal.ENTITY_NOT_FOUND, f"there is no queue or topic {scope}")
         return entry.entity_no

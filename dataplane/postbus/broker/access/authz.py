@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, unquote_plus
 
 from postbus.broker.access.own_names import OwnNames
-from postbus.contract.entities import Right
+from postbus.contract.entities import Right, catalog_key
 
 EXPIRY: Final = re.compile(r"-?[0-9]{1,19}")
 """Seconds since the epoch, as `se` of a token has them."""
@@ -221,7 +221,7 @@ def audience_path(audience: str) -> str:
     _, is_absolute, rest = audience.partition("://")
     if is_absolute:
         _, _, audience = rest.partition("/")
-    return unquote(audience.partition("?")[0]).strip("/").lower()
+    return catalog_key(unquote(audience.partition("?")[0]))
 
 
 def resource_path(audience: str) -> str:

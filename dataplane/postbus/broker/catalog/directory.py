@@ -43,6 +43,7 @@ from postbus.contract.entities import (
     Sku,
     SubscriptionProperties,
     TopicProperties,
+    catalog_key,
     subscription_name,
 )
 from postbus.entity.commands import Command, Hold, Refusal, Refused
@@ -448,7 +449,7 @@ class Directory:
             await self._put_rules(entry, tuple(rule for rule in entry.rules if rule is not found))
 
     def _subscription(self, path: str) -> CatalogEntry:
-        entry = self._entries.find(path.strip("/").lower())
+        entry = self._entries.find(catalog_key(path))
         if entry is None or entry.kind is not EntityKind.SUBSCRIPTION:
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
         return entry

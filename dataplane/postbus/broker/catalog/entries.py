@@ -14,6 +14,7 @@ from postbus.contract.entities import (
     EntityProperties,
     EntityStatus,
     RuleProperties,
+    catalog_key,
 )
 from postbus.entity.commands import PutEntity
 from postbus.store.catalog import CatalogEntry
@@ -39,7 +40,7 @@ class Entries:
             self.put(entry)
 
     def put(self, entry: CatalogEntry) -> None:
-        name = entry.name.lower()
+        name = catalog_key(entry.name)
         known = self._by_number.get(entry.entity_no) or self._retained.get(entry.entity_no)
         if known is not None:
             self.remove(known)
@@ -61,7 +62,7 @@ class Entries:
             self._subscriptions.setdefault(entry.topic_no, {})[entry.entity_no] = entry
 
     def remove(self, entry: CatalogEntry) -> None:
-        name = entry.name.lower()
+        name = catalog_key(entry.name)
         if self._retained.pop(entry.entity_no, None) is not None:
             namesakes = self._retained_names[name]
             del namesakes[entry.entity_no]

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from postbus.contract.entities import catalog_key
 from postbus.entity.commands import Death, Refusal, Refused, Shipped, StoredRow, SubQueue
 from postbus.entity.numbering import Numbering
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Needs, PutOutbound, RecordSize, Ship
@@ -328,7 +329,7 @@ class Outbox:
             self._loaded_bytes += size_bytes
 
     def _lane(self, target: str) -> _Lane:
-        key = target.strip("/").lower()
+        key = catalog_key(target)
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(target)
@@ -417,7 +418,7 @@ class Outbox:
         if len(lane):
             self.unoffered[lane] = None
         else:
-            del self._lanes[command.target.strip("/").lower()]
+            del self._lanes[catalog_key(command.target)]
         return None
 
     def _needs_row(self, lane: _Lane, index: int, command: Shipped) -> bool:
