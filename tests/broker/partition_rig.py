@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
+from postbus.broker.placement import partition_of_key
 from postbus.broker.router import Address, Router
 from postbus.contract.entities import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
@@ -25,6 +26,7 @@ from postbus.entity.commands import (
     PeekedMessage,
     ReceiveMode,
     Refusal,
+    Refused,
     Reply,
     SetDemand,
     Tick,
@@ -207,3 +209,16 @@ def partitions_of(numbers: list[int]) -> list[int]:
 def spread(**properties: object) -> QueueProperties:
     """Return the properties of a partitioned queue."""
     return QueueProperties.model_validate({"enable_partitioning": True, **properties})
+
+
+def keys_for(count: int, partition_count: int = 4) -> list[str]:
+    """Return a key for each of the first partitions."""
+    found: dict[int, str] = {}
+    for n in range(1_000):
+        found.setdefault(partition_of_key(b"key-%d" % n, partition_count), f"key-{n}")
+    return [found[partition_id] for partition_id in range(count)]
+
+
+def refusal_of(reply: Reply) -> Refusal:
+    assert isinstance(reply, Refused), reply
+    return reply.refusal

@@ -47,8 +47,7 @@ from postbus.message.patch import merge_properties
 from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
 from tests.broker.partition.test_shipping import arrived, bodies_of, named, put
-from tests.broker.partition_rig import Bus, Door, message, running, wait_for_too_many
-from tests.broker.spread.test_partitioned import keys_for
+from tests.broker.partition_rig import Bus, Door, keys_for, message, running, wait_for_too_many
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from postbus.broker.partition.host import Host, OnReply
-from postbus.broker.placement import partition_of_key
 from postbus.broker.spread.partitioned import BURST
 from postbus.contract.entities import (
     RuleProperties,
@@ -50,8 +49,10 @@ from tests.broker.administration_rig import administered
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import (
     Bus,
+    keys_for,
     message,
     partitions_of,
+    refusal_of,
     running,
     spread,
     wait_for_too_many,
@@ -62,19 +63,6 @@ pytestmark = pytest.mark.slow
 
 ACTIVE = SubQueue.ACTIVE
 HOUR_MS = 3_600_000
-
-
-def refusal_of(reply: Reply) -> Refusal:
-    assert isinstance(reply, Refused), reply
-    return reply.refusal
-
-
-def keys_for(count: int, partition_count: int = 4) -> list[str]:
-    """Return a key for each of the first partitions."""
-    found: dict[int, str] = {}
-    for n in range(1_000):
-        found.setdefault(partition_of_key(b"key-%d" % n, partition_count), f"key-{n}")
-    return [found[partition_id] for partition_id in range(count)]
 
 
 def note_commands(host: Host, asked: list[int]) -> None:

@@ -28,8 +28,7 @@ from postbus.entity.commands import (
 from postbus.process.embedded import EmbeddedPostgres
 from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
-from tests.broker.partition_rig import Bus, Door, message, partitions_of, running, spread
-from tests.broker.spread.test_partitioned import keys_for
+from tests.broker.partition_rig import Bus, Door, keys_for, message, partitions_of, running, spread
 from tests.conftest import dsn_of, make_database
 from tests.store.driving import wait_until
 

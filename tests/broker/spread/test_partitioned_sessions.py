@@ -36,13 +36,14 @@ from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import (
     Bus,
     Door,
+    keys_for,
     message,
     partitions_of,
+    refusal_of,
     running,
     spread,
     wait_for_too_many,
 )
-from tests.broker.spread.test_partitioned import keys_for, refusal_of
 from tests.store.driving import connected
 
 pytestmark = pytest.mark.slow
