@@ -33,8 +33,8 @@ from postbus.contract.entities import (
 from postbus.entity.commands import (
     Command,
     Done,
+    OnReply,
     Refused,
-    Reply,
     SubQueue,
     Transact,
 )
@@ -146,9 +146,12 @@ class Router:
         self,
         partition_id: int,
         command: Command,
-        on_reply: Callable[[Reply], None] | None = None,
+        on_reply: OnReply | None = None,
     ) -> None:
-        """Apply a command; `on_reply` is called once, after the commit that justifies it.
+        """Apply a command; `on_reply` is called once, after the commit that justifies the reply.
+
+        Where nothing has to be committed first, or the command is refused, `on_reply` and the sinks
+        that the command concerns are called before this returns.
 
         A transaction goes to the partition of what it settles, whatever `partition_id` says.
         """
@@ -159,9 +162,7 @@ class Router:
         else:
             self._hosts[partition_id].submit(command, on_reply)
 
-    def _transact(
-        self, partition_id: int, command: Transact, on_reply: Callable[[Reply], None] | None
-    ) -> None:
+    def _transact(self, partition_id: int, command: Transact, on_reply: OnReply | None) -> None:
         placed = place_transaction(command, self._address_of, len(self._hosts))
         if isinstance(placed, Refused):
             if on_reply is not None:

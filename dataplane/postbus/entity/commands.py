@@ -7,7 +7,7 @@ are vectors where the message path needs it: one `Enqueue` or `Settle` holds a b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
@@ -674,6 +674,10 @@ Reply: TypeAlias = (
     | Frozen
     | Done
 )
+
+OnReply: TypeAlias = Callable[[Reply], None]
+"""Called once with the reply to a command, by the event loop. It may be called before the function
+returns that was given the command: whoever submits one sets its own state first."""
 
 
 class PeekedMessage(NamedTuple):

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from postbus.broker.partition.host import Host, OnReply
+from postbus.broker.partition.host import Host
 from postbus.broker.spread.partitioned import BURST
 from postbus.contract.entities import (
     RuleProperties,
@@ -32,6 +32,7 @@ from postbus.entity.commands import (
     LocksRenewed,
     LoseLocks,
     MessageState,
+    OnReply,
     ReceiveDeferred,
     ReceiveMode,
     Refusal,

@@ -26,6 +26,7 @@ from postbus.entity.commands import (
     CompleteSessions,
     Delivery,
     Enqueue,
+    OnReply,
     OtherCommand,
     Refusal,
     Refused,
@@ -109,7 +110,7 @@ class TracedRouter(Router):
         self,
         partition_id: int,
         command: Command,
-        on_reply: Callable[[Reply], None] | None = None,
+        on_reply: OnReply | None = None,
     ) -> None:
         """Apply a command; spans of traced messages end with its answer."""
         if isinstance(command, AddConsumer | AcceptSession):
@@ -130,9 +131,7 @@ class TracedRouter(Router):
 
     # --- spans ----------------------------------------------------------------------------------
 
-    def _watched(
-        self, command: Command, on_reply: Callable[[Reply], None] | None
-    ) -> Callable[[Reply], None] | None:
+    def _watched(self, command: Command, on_reply: OnReply | None) -> OnReply | None:
         """Return a callback that makes the spans of a command, where there are any."""
         traced = list(self._traced(command))
         if not traced:

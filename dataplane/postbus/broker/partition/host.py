@@ -30,6 +30,7 @@ from postbus.entity.commands import (
     AddConsumer,
     Command,
     Done,
+    OnReply,
     Quiesce,
     Refusal,
     Refused,
@@ -63,7 +64,6 @@ from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
 
-OnReply: TypeAlias = Callable[[Reply], None]
 PartitionJournal: TypeAlias = Journal[OnReply | None]
 
 CLOCK_SAMPLE_S = 10.0

@@ -8,20 +8,18 @@ the messages of a session would change their order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from postbus.entity.commands import (
     Command,
     Enqueue,
     MessageCommand,
+    OnReply,
     Refusal,
     Refused,
-    Reply,
     Transact,
 )
 
-OnReply: TypeAlias = Callable[[Reply], None]
 Waiting: TypeAlias = tuple[Command, OnReply | None]
 
 BEHIND: Final = Refused(Refusal.BUSY, "the store is behind; send again later")

@@ -15,13 +15,13 @@ from typing import Final
 
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.sinks import DeliverySink
-from postbus.broker.spread.replies import OnReply
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
     Delivery,
     DemandSet,
     Done,
+    OnReply,
     Refusal,
     Refused,
     RemoveConsumer,

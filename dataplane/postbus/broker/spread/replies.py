@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
@@ -13,6 +13,7 @@ from postbus.entity.commands import (
     Done,
     Enqueue,
     Enqueued,
+    OnReply,
     Peek,
     Peeked,
     Refusal,
@@ -21,8 +22,6 @@ from postbus.entity.commands import (
     Settled,
     Transact,
 )
-
-OnReply: TypeAlias = Callable[[Reply], None]
 
 ELSEWHERE: Final = frozenset({Refusal.NOT_APPLIED, Refusal.STORE_FULL, Refusal.BUSY})
 """Refusals after which a message without key is tried in another partition: it was not stored."""

@@ -50,6 +50,7 @@ from postbus.entity.commands import (
     LocksRenewed,
     MessagesDeleted,
     MessageState,
+    OnReply,
     Peek,
     Peeked,
     PeekedMessage,
@@ -426,7 +427,7 @@ class ManagementNode:
 
     # --- for the groups of operations -----------------------------------------------------------
 
-    def submit(self, address: Address, command: Command, on_reply: Callable[[Reply], None]) -> None:
+    def submit(self, address: Address, command: Command, on_reply: OnReply) -> None:
         """Submit a command that the client waits for."""
         connection = self._connection
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from postbus.amqp.events import DeliveriesUpdated
 from postbus.amqp.link import OutgoingLink
@@ -32,6 +31,7 @@ from postbus.entity.commands import (
     Delivery,
     DemandSet,
     Disposition,
+    OnReply,
     ReceiveMode,
     Receiver,
     Refusal,
@@ -47,7 +47,6 @@ from postbus.message.delivery import encode_prefix, with_times
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
 
-OnReply: TypeAlias = Callable[[Reply], None]
 
 DELIVERY_STEP: Final = 2_000
 """Most deliveries asked for ahead; a client with endless credit gets them step by step."""

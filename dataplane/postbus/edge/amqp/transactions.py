@@ -33,6 +33,7 @@ from postbus.entity.commands import (
     CheckLocks,
     Enqueue,
     Enqueued,
+    OnReply,
     Refusal,
     Refused,
     Reply,
@@ -152,7 +153,7 @@ class Transaction:
         address: Address,
         envelopes: list[Envelope],
         size_bytes: int,
-        on_numbered: Callable[[Reply], None],
+        on_numbered: OnReply,
     ) -> None:
         """Let scheduled messages wait; `on_numbered` gets their numbers, or why they may not.
 
