@@ -16,6 +16,7 @@ from postbus.broker.partition.ownership import HostStatus
 from postbus.contract.entities import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     Delivery,
+    DemandSet,
     Disposition,
     Enqueue,
     Enqueued,
@@ -24,6 +25,7 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     Reply,
+    SetDemand,
     Settle,
     Settled,
     SubQueue,
@@ -101,6 +103,18 @@ class Log(Sink):
         self.seen += [f"delivery {delivery.sequence}" for delivery in deliveries]
 
 
+class Ticking(Log):
+    """A sink that submits a command while it takes deliveries."""
+
+    def __init__(self, seen: list[object], host: Host) -> None:
+        super().__init__(seen)
+        self.host = host
+
+    def deliver(self, deliveries: list[Delivery]) -> None:
+        self.host.submit(Tick(), lambda _: self.seen.append("tick"))
+        super().deliver(deliveries)
+
+
 async def wait_blocked(database: str) -> int:
     """Return the backend of the writer once its commit waits for a lock."""
     async with connected(database) as look:
@@ -164,6 +178,26 @@ async def test_nothing_is_told_before_its_commit_and_then_in_order(
             "delivery 3",
             Enqueued([3]),
         ]
+
+
+async def test_what_needs_no_commit_is_delivered_and_answered_before_submit_returns(
+    store: Store,
+) -> None:
+    seen: list[object] = []
+    async with served(store) as (host, entity_no):
+        await host.call(Enqueue(entity_no, [message()]))
+        await add(host, entity_no, 1, Log(seen), limit=0)
+        host.submit(SetDemand(1, 10), seen.append)
+        assert seen == ["delivery 1", DemandSet(1)]
+
+
+async def test_what_a_sink_submits_is_answered_after_the_call_of_the_sink(store: Store) -> None:
+    seen: list[object] = []
+    async with served(store) as (host, entity_no):
+        await host.call(Enqueue(entity_no, [message()]))
+        await add(host, entity_no, 1, Ticking(seen, host), limit=0)
+        host.submit(SetDemand(1, 10), seen.append)
+        assert seen == ["delivery 1", DemandSet(1), "tick"]
 
 
 async def test_when_a_state_breaks_everybody_is_told(store: Store, database: str) -> None:

@@ -23,7 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 class DeliverySink(Protocol):
-    """What a door registers for one consumer. Calls come from the event loop, never nested."""
+    """The receiving end of one consumer, called by the event loop.
+
+    A call may come before the `submit` that caused it returns, on the stack of whoever submits:
+    always when nothing has to be committed first, as for the first demand of a receiver. A sink
+    therefore sets its own state before it submits.
+
+    Calls of one partition are not nested: what a call submits to the same partition brings replies
+    and further calls after it. There are two exceptions: a refusal may be the reply at once, and a
+    partition that fails calls `reset` at once. Calls of different partitions may be nested.
+    """
 
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Write these to the wire; they are durable as far as they must be."""
