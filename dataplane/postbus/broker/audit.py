@@ -205,7 +205,7 @@ class Audit:
         self._has_ended.set()
 
     async def _begin(self, entry: AuditEntry, may_repeat: bool) -> Line:
-        key = json.dumps([entry.caller, entry.address, entry.door, entry.verb, entry.entity,
+        key = json.dumps([entry.caller, entry.address, entry.protocol, entry.verb, entry.entity,
                           entry.detail], sort_keys=True)  # fmt: skip
         now_ms = self._now_ms()
         try:

@@ -515,7 +515,7 @@ class AuditedChange(Told):
     calls: int
     caller: str
     address: str
-    door: str
+    protocol: str
     verb: str
     entity: str
     detail: dict[str, Any]

@@ -85,7 +85,7 @@ class PartitionSample:
 
 
 @dataclass(slots=True)
-class DoorSample:
+class ListenerSample:
     """One way in at this moment."""
 
     name: str
@@ -126,7 +126,7 @@ class BusSample:
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
     """(API, status) -> how often it was answered."""
 
-    doors: list[DoorSample] = field(default_factory=list)
+    listeners: list[ListenerSample] = field(default_factory=list)
     partitions: list[PartitionSample] = field(default_factory=list)
     entities: list[EntitySample] = field(default_factory=list)
     stores: list[StoreSample] = field(default_factory=list)
@@ -194,7 +194,7 @@ class BusCollector(Collector):
             "postbus_data_volume_free_bytes", "Free space on it.", sample.volume_free_bytes
         )
         yield _expiry_family(sample.certificate_expiries)
-        yield from _door_families(sample.doors)
+        yield from _listener_families(sample.listeners)
         yield _http_family(sample.http_answers)
         yield _store_family(sample.stores)
         yield from _partition_families(sample.partitions)
@@ -202,14 +202,14 @@ class BusCollector(Collector):
         yield from _entity_families(bounded(sample.entities), sample.now_ms)
 
 
-def _door_families(doors: list[DoorSample]) -> Iterator[Metric]:
-    opened = GaugeMetricFamily("postbus_connections", "Open connections.", labels=["door"])
+def _listener_families(listeners: list[ListenerSample]) -> Iterator[Metric]:
+    opened = GaugeMetricFamily("postbus_connections", "Open connections.", labels=["protocol"])
     accepted = CounterMetricFamily(
-        "postbus_connections_accepted", "Connections taken so far.", labels=["door"]
+        "postbus_connections_accepted", "Connections taken so far.", labels=["protocol"]
     )
-    for door in doors:
-        opened.add_metric([door.name], door.connections)
-        accepted.add_metric([door.name], door.accepted)
+    for listener in listeners:
+        opened.add_metric([listener.name], listener.connections)
+        accepted.add_metric([listener.name], listener.accepted)
     yield from (opened, accepted)
 
 

@@ -48,15 +48,15 @@ class Sampler:
         stores: Sequence[Store],
         clock: EntityClock,
         budget: WindowBudget,
-        add_doors: Callable[[BusSample], None],
+        add_listeners: Callable[[BusSample], None],
     ) -> None:
-        """`add_doors` completes a sample by what doors count."""
+        """`add_listeners` completes a sample by what doors count."""
         self.directory: Directory | None = None
         self._hosts = hosts
         self._stores = stores
         self._clock = clock
         self._budget = budget
-        self._add_doors = add_doors
+        self._add_listeners = add_listeners
         self._oldest: dict[tuple[int, int], int] = {}
         self._entities: list[EntitySample] = []
 
@@ -68,7 +68,7 @@ class Sampler:
             window_bytes=self._budget.used_bytes,
             window_limit_bytes=self._budget.limit_bytes,
         )
-        self._add_doors(sample)
+        self._add_listeners(sample)
         sample.stores = [
             StoreSample(number, store.where, store.is_open and not store.outage.is_on)
             for number, store in enumerate(self._stores, 1)

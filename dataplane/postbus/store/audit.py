@@ -20,7 +20,7 @@ class AuditEntry:
 
     caller: str
     address: str
-    door: str
+    protocol: str
     verb: str
     entity: str
     detail: Mapping[str, Any]
@@ -61,7 +61,7 @@ class AuditStore:
         columns = [
             [storable(each.caller) for each in entries],
             [storable(each.address) for each in entries],
-            [each.door for each in entries],
+            [each.protocol for each in entries],
             [each.verb for each in entries],
             [storable(each.entity) for each in entries],
             [json.dumps(storable_json(each.detail)) for each in entries],
@@ -110,7 +110,7 @@ class AuditStore:
                 AuditEntry(
                     row["caller"],
                     row["address"],
-                    row["door"],
+                    row["protocol"],
                     row["verb"],
                     row["entity"],
                     json.loads(row["detail"]),
@@ -174,7 +174,7 @@ from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[])
 where audit.audit_no = said.audit_no
 """
 PAGE: Final = """
-select audit_no, begun_ms, ended_ms, calls, caller, address, door, verb, entity, detail, outcome
+select audit_no, begun_ms, ended_ms, calls, caller, address, door as protocol, verb, entity, detail, outcome
 from postbus.audit
 where audit_no < $1
     and ($3::text is null or lower(entity) = lower($3))

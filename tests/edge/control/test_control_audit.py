@@ -55,7 +55,9 @@ def last(running: ControlledBus, **said: object) -> tuple[object, ...]:
     line = lines(running, top=1, **said)[0]
     assert line["address"] == "127.0.0.1"
     assert line["begunAt"] <= line["endedAt"]
-    return tuple(line[name] for name in ("caller", "door", "verb", "entity", "detail", "outcome"))
+    return tuple(
+        line[name] for name in ("caller", "protocol", "verb", "entity", "detail", "outcome")
+    )
 
 
 def test_every_operation_that_changes_something_has_a_verb() -> None:
@@ -214,7 +216,7 @@ def test_what_manifests_change_at_a_start_is_told_once(
     for _ in range(2):  # the second start changes nothing
         with controlled_bus(store, tmp_path / "bus") as bus:
             found = bus.caller.get("/v1/audit").body["items"]
-            assert [(each["caller"], each["door"], each["verb"], each["entity"], each["outcome"])
+            assert [(each["caller"], each["protocol"], each["verb"], each["entity"], each["outcome"])
                     for each in reversed(found)] == [
                 ("manifests", "start", "put", "declared", "done"),
                 ("manifests", "start", "declare authorization rules", "", "done"),

@@ -102,7 +102,7 @@ class Suspicion:
             raise TooManyChecks
 
     async def judge(
-        self, address: str | None, door: str, check: Callable[[], T], *, is_known: bool = False
+        self, address: str | None, protocol: str, check: Callable[[], T], *, is_known: bool = False
     ) -> T:
         """Return what `check` returns, in its turn; raises its `TokenRefused`, when it is time.
 
@@ -120,7 +120,7 @@ class Suspicion:
             try:
                 judged.set_result(check())
             except TokenRefused as error:
-                self.refuse(address, door, str(error), partial(refused, error))
+                self.refuse(address, protocol, str(error), partial(refused, error))
             except Exception as error:  # noqa: BLE001 - whoever waits for it handles it
                 refused(error)
 
@@ -130,9 +130,11 @@ class Suspicion:
             self.admit(address, look)
         return await judged
 
-    def refuse(self, address: str | None, door: str, why: str, answer: Callable[[], None]) -> None:
+    def refuse(
+        self, address: str | None, protocol: str, why: str, answer: Callable[[], None]
+    ) -> None:
         """Count a refused key; `answer` is called now or later."""
-        delay_s = self.note_refused(address, door, why)
+        delay_s = self.note_refused(address, protocol, why)
         if not delay_s:
             answer()
             return
@@ -145,11 +147,11 @@ class Suspicion:
 
         self.call_later(delay_s, answer_late)
 
-    def note_refused(self, address: str | None, door: str, why: str) -> float:
+    def note_refused(self, address: str | None, protocol: str, why: str) -> float:
         """Count a refusal and return for how many seconds its answer has to wait."""
         source = source_of(address)
         count = self._refusals.note(source, self.now_s())
-        _tell(source, door, why, count)
+        _tell(source, protocol, why, count)
         over = count - FREE_REFUSALS
         if over <= 0:
             return 0.0
@@ -180,13 +182,14 @@ def source_of(address: str | None) -> str:
     return f"{IPv6Address(int(found) >> shift << shift)}/{SUBNET_BITS}"
 
 
-def _tell(source: str, door: str, why: str, count: int) -> None:
+def _tell(source: str, protocol: str, why: str, count: int) -> None:
     """Log the first refusal of a burst, then each time there are ten times as many."""
     if count == 1:
-        logger.warning("key refused", extra={"address": source, "door": door, "why": why})
+        logger.warning("key refused", extra={"address": source, "protocol": protocol, "why": why})
     elif is_power_of_ten(count):
         logger.warning(
-            "keys are being guessed", extra={"address": source, "door": door, "refused": count}
+            "keys are being guessed",
+            extra={"address": source, "protocol": protocol, "refused": count},
         )
 
 

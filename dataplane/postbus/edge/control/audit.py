@@ -133,7 +133,7 @@ def _shown(line: AuditLine) -> AuditedChange:
         calls=line.calls,
         caller=entry.caller,
         address=entry.address,
-        door=entry.door,
+        protocol=entry.protocol,
         verb=entry.verb,
         entity=entry.entity,
         detail=dict(entry.detail),
