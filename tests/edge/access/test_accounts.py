@@ -396,7 +396,7 @@ def test_quota_counts_a_hundred_bytes_of_each_message(bus: BusThread) -> None:
     assert bus.counts(queue).size_bytes == 0
 
 
-class HeldDoor:
+class HeldEndpoint:
     """What waits for room, and counts how often it was told of some."""
 
     granted = 0
@@ -414,11 +414,11 @@ def test_further_bytes_of_a_delivery_give_nobody_credit() -> None:
     counted = unfinished.Unfinished()
     counted.count(connection)
     assert intake.is_over("tenant")
-    door = HeldDoor()
-    intake.hold("tenant", door)
+    endpoint = HeldEndpoint()
+    intake.hold("tenant", endpoint)
     engine.partial_bytes = 1_100
     counted.count(connection)
-    assert (door.granted, intake.unfinished.used, intake.unanswered.used) == (0, 1_100, 3_500)
+    assert (endpoint.granted, intake.unfinished.used, intake.unanswered.used) == (0, 1_100, 3_500)
     engine.partial_bytes = 0
     counted.count(connection)
     assert (intake.unfinished.used, intake.unanswered.used) == (0, 2_400)

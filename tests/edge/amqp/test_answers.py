@@ -22,7 +22,7 @@ from postbus.message.codec import (
     decode_value,
     encode_value,
 )
-from tests.edge.amqp.test_links import fill, request_door, wait_until
+from tests.edge.amqp.test_links import fill, request_endpoint, wait_until
 from tests.edge.bus_thread import RULES, BusThread
 from tests.edge.raw_client import DETACH, TRANSFER, RawClient, described, frame, message
 from tests.edge.test_hostile_input import peak_bytes
@@ -94,13 +94,13 @@ def test_answers_wait_for_a_client_that_reads(
     credit = raw.flow(1_000, handle=ANSWERS)
     if is_credit_late:
         raw.write(*asked)
-        wait_until(bus, lambda: request_door(bus, queue)._link.delivery_count == 300)
+        wait_until(bus, lambda: request_endpoint(bus, queue)._link.delivery_count == 300)
         raw.write(credit)
     else:
         raw.write(credit, *asked)
     assert {answer(raw)[0] for _ in range(300)} == {200}
     assert peak_bytes() - before < 32 * MIB
-    connection = request_door(bus, queue)._connection
+    connection = request_endpoint(bus, queue)._connection
     assert connection.large_answers == connection.held_answer_bytes == 0
     assert connection.intake.used_bytes == 0
 
@@ -110,10 +110,12 @@ def test_requests_that_nobody_took_are_forgotten_with_their_link(
 ) -> None:
     fill(raw, queue, 1, size=50_000)
     attach_node(raw, queue)
-    door = request_door(bus, queue)
+    endpoint = request_endpoint(bus, queue)
     held = HELD_BYTES // 50_000 + 1
     raw.write(*[raw.transfer(n, PEEK, handle=REQUESTS, settled=True) for n in range(1, 80)])
-    wait_until(bus, lambda: door._link.delivery_count == 79 and len(door._waiting) == 79 - held)
+    wait_until(
+        bus, lambda: endpoint._link.delivery_count == 79 and len(endpoint._waiting) == 79 - held
+    )
     assert bus.listener.intake.used_bytes == (79 - held) * len(PEEK)
     raw.write(frame(DETACH, Uint(REQUESTS), True))
     raw.expect(DETACH)

@@ -12,8 +12,8 @@ from azure.servicebus import ServiceBusMessage
 from postbus.edge.access.shares import Limit, Shares
 from postbus.edge.amqp import idleness, receiver_links, requests
 from postbus.edge.amqp.idleness import Idleness
-from postbus.edge.amqp.receiver_links import ReceiverDoor
-from postbus.edge.amqp.requests import RequestDoor
+from postbus.edge.amqp.receiver_links import ReceiverEndpoint
+from postbus.edge.amqp.requests import RequestEndpoint
 from postbus.entity.commands import (
     Command,
     DemandSet,
@@ -60,10 +60,15 @@ def settlement(first: int, last: int | None = None, *, settled: bool = False) ->
     return frame(DISPOSITION, True, first, last, settled, described(ACCEPTED))
 
 
-def receiver_doors(bus: BusThread) -> list[ReceiverDoor]:
+def receiver_endpoints(bus: BusThread) -> list[ReceiverEndpoint]:
     connections = [each._connection for each in bus.listener._connections]
-    doors = [door for each in connections if each is not None for door in each._doors.values()]
-    return [door for door in doors if isinstance(door, ReceiverDoor)]
+    endpoints = [
+        endpoint
+        for each in connections
+        if each is not None
+        for endpoint in each._endpoints.values()
+    ]
+    return [endpoint for endpoint in endpoints if isinstance(endpoint, ReceiverEndpoint)]
 
 
 def wait_until(bus: BusThread, is_so: Callable[[], bool]) -> None:
@@ -129,12 +134,14 @@ def test_drain_waits_for_a_client_that_does_not_read(
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         slow.attach_receiver(queue)
         slow.write(slow.flow(1_000, window=100_000))
-        (door,) = receiver_doors(bus)
-        wait_until(bus, lambda: door.connection.is_paused and door._demand == door._delivered)
+        (endpoint,) = receiver_endpoints(bus)
+        wait_until(
+            bus, lambda: endpoint.connection.is_paused and endpoint._demand == endpoint._delivered
+        )
         slow.write(slow.flow(1_000, window=100_000, drain=True))
-        wait_until(bus, lambda: door._link.is_draining or door._link.credit == 0)
+        wait_until(bus, lambda: endpoint._link.is_draining or endpoint._link.credit == 0)
         bus.run(some_rounds())  # the timer of a late answer would run in them
-        assert door._link.is_draining
+        assert endpoint._link.is_draining
         monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
         for _ in range(400):
             assert slow.read().code == TRANSFER
@@ -173,13 +180,13 @@ def test_drain_under_way_waits_for_a_client_that_stops_reading(
     partition = HeldBack(bus, monkeypatch)
     raw.write(raw.flow(5, drain=True))
     wait_until(bus, lambda: len(partition.held) == 1)
-    (door,) = receiver_doors(bus)
+    (endpoint,) = receiver_endpoints(bus)
 
     async def be_late() -> None:
-        door.connection.set_paused(True)
-        door._drain_is_late()
-        assert door._link.is_draining
-        door.connection.set_paused(False)
+        endpoint.connection.set_paused(True)
+        endpoint._drain_is_late()
+        assert endpoint._link.is_draining
+        endpoint.connection.set_paused(False)
         await partition.let_go()
 
     bus.run(be_late())
@@ -195,8 +202,8 @@ def test_late_drain_of_a_partition_takes_no_later_demand_away(
     raw.write(raw.flow(3, drain=True))
     assert raw.read().code == FLOW
     raw.write(raw.flow(5, count=3))
-    (door,) = receiver_doors(bus)
-    wait_until(bus, lambda: door._demand == 5)
+    (endpoint,) = receiver_endpoints(bus)
+    wait_until(bus, lambda: endpoint._demand == 5)
     bus.run(partition.let_go())
     raw.attach_sender(queue)
     raw.write(*[raw.transfer(n, message(b"x"), settled=True) for n in range(5)])
@@ -216,12 +223,12 @@ def test_reply_to_a_late_drain_does_not_answer_the_next_one(
     monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
     raw.write(raw.flow(4, count=3, drain=True))
     wait_until(bus, lambda: len(partition.held) == 2)
-    (door,) = receiver_doors(bus)
+    (endpoint,) = receiver_endpoints(bus)
 
     async def reply() -> None:
-        door._drained(door._consumer_id, 1, DemandSet(0))
-        door._drained(door._consumer_id, 1, Refused(Refusal.NOT_APPLIED))
-        assert door._link.is_draining
+        endpoint._drained(endpoint._consumer_id, 1, DemandSet(0))
+        endpoint._drained(endpoint._consumer_id, 1, Refused(Refusal.NOT_APPLIED))
+        assert endpoint._link.is_draining
         await partition.let_go()
 
     bus.run(reply())
@@ -301,10 +308,17 @@ def is_enqueue(command: Command) -> bool:
     return isinstance(command, Enqueue)
 
 
-def request_door(bus: BusThread, queue: str) -> RequestDoor:
+def request_endpoint(bus: BusThread, queue: str) -> RequestEndpoint:
     connections = [each._connection for each in bus.listener._connections]
-    doors = [door for each in connections if each is not None for door in each._doors.values()]
-    (found,) = [each for each in doors if isinstance(each, RequestDoor) and queue in each.path]
+    endpoints = [
+        endpoint
+        for each in connections
+        if each is not None
+        for endpoint in each._endpoints.values()
+    ]
+    (found,) = [
+        each for each in endpoints if isinstance(each, RequestEndpoint) and queue in each.path
+    ]
     return found
 
 
@@ -315,13 +329,13 @@ def test_requests_without_an_answer_hold_credit_and_count_as_bytes_taken_in(
     partition = HeldBack(bus, monkeypatch, is_enqueue)
     raw.write(*scheduling(raw, queue, 80), raw.flow(80, handle=21))
     wait_until(bus, lambda: len(partition.held) == 80)
-    door = request_door(bus, queue)
-    assert door._link.credit == 20
+    endpoint = request_endpoint(bus, queue)
+    assert endpoint._link.credit == 20
     assert bus.listener.intake.used_bytes > 80_000
     bus.run(partition.let_go())
     for _ in range(80):
         assert raw.expect(TRANSFER)
-    wait_until(bus, lambda: door._link.credit >= 50)
+    wait_until(bus, lambda: endpoint._link.credit >= 50)
     assert bus.listener.intake.used_bytes == 0
     assert bus.counts(queue).scheduled == 0
     assert bus.counts(queue).active == 80
@@ -423,10 +437,14 @@ def test_idle_links_are_detached_and_others_stay(
     raw.attach_receiver(queue, 3)
     raw.attach_sender("$cbs", 4)
     raw.write(raw.flow(5, handle=2), raw.flow(5, handle=3))  # credit alone is no use
-    wait_until(bus, lambda: sum(door._link.credit for door in receiver_doors(bus)) == 10)
+    wait_until(
+        bus, lambda: sum(endpoint._link.credit for endpoint in receiver_endpoints(bus)) == 10
+    )
     bus.look_in(16)
     raw.write(raw.transfer(0, b"refused", handle=1, settled=True), raw.flow(6, handle=3))
-    wait_until(bus, lambda: sum(door._link.credit for door in receiver_doors(bus)) == 11)
+    wait_until(
+        bus, lambda: sum(endpoint._link.credit for endpoint in receiver_endpoints(bus)) == 11
+    )
     bus.look_in(130)
     detached = [raw.expect(DETACH) for _ in range(2)]
     for each, kind, handle in zip(detached, ("Publisher", "Consumer"), (0, 2), strict=True):
@@ -447,10 +465,10 @@ def test_a_look_that_breaks_ends_its_connection_alone(
     raw.attach_receiver(queue)
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as other:
         other.attach_sender(queue)
-        (door,) = receiver_doors(bus)
-        monkeypatch.setattr(door, "idleness", "no such thing")
+        (endpoint,) = receiver_endpoints(bus)
+        monkeypatch.setattr(endpoint, "idleness", "no such thing")
         bus.look_in(16)
-        wait_until(bus, lambda: not receiver_doors(bus))
+        wait_until(bus, lambda: not receiver_endpoints(bus))
         other.write(other.transfer(0, message(b"x")))
         assert other.dispositions(1) == {0: ACCEPTED}
     assert len(bus.log.errors()) == 1

@@ -102,12 +102,14 @@ def test_what_was_lost_is_refused_alone(
     queue, first, second = held
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
-    ((entity_no, _), door), _ = connection._sessions.items()
-    (token, _) = [tag for link, tag in door._link.session.unsettled.values() if link is door._link]
+    ((entity_no, _), endpoint), _ = connection._sessions.items()
+    (token, _) = [
+        tag for link, tag in endpoint._link.session.unsettled.values() if link is endpoint._link
+    ]
 
     async def complete_behind_its_back() -> None:
         command = Settle(entity_no, SubQueue.ACTIVE, [token], Disposition.COMPLETE, session_id=b"s")
-        bus.router.submit(door.place[0], command)
+        bus.router.submit(endpoint.place[0], command)
 
     bus.run(complete_behind_its_back())
     ids = [*second.values(), *first.values()]

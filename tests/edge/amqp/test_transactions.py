@@ -12,7 +12,7 @@ from postbus.broker.access.authz import KeyRule
 from postbus.contract.entities import Right
 from postbus.edge.access.shares import Limit, Shares
 from postbus.edge.amqp import transactions
-from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.amqp.receiver_links import ReceiverEndpoint
 from postbus.message.codec import Described, Symbol, Ubyte, Uint, Ulong, encode_value
 from tests.edge.amqp.test_links import wait_until
 from tests.edge.amqp.test_wire import request
@@ -246,8 +246,10 @@ def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
     wait_until(bus, lambda: len(bus.listener._connections) == 1)  # that of the test before goes
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
-    (door,) = [each for each in connection._doors.values() if isinstance(each, ReceiverDoor)]
-    session = door._link.session
+    (endpoint,) = [
+        each for each in connection._endpoints.values() if isinstance(each, ReceiverEndpoint)
+    ]
+    session = endpoint._link.session
     state = described(TRANSACTIONAL, b"nobody", complete())
     first = Uint(taken.fields[1])
     client.write(frame(DISPOSITION, True, first, first, True, state))

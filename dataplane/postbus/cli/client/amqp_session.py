@@ -90,7 +90,7 @@ class AmqpSession:
         self._writer = writer
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._attaching: dict[Link, asyncio.Future[None]] = {}
-        self._doors: dict[Link, Sender | Receiver] = {}
+        self._endpoints: dict[Link, Sender | Receiver] = {}
         self._session: ClientSession
         self.failure: RefusedError | None = None
         """What ended the connection."""
@@ -195,8 +195,8 @@ class AmqpSession:
         await self._attach(link, receiver, wait_s or 0 if session_id == "" else 0)
         return receiver
 
-    async def _attach(self, link: Link, door: Sender | Receiver, expected_s: float = 0) -> None:
-        self._doors[link] = door
+    async def _attach(self, link: Link, endpoint: Sender | Receiver, expected_s: float = 0) -> None:
+        self._endpoints[link] = endpoint
         self._attaching[link] = asyncio.get_running_loop().create_future()
         await self.answer_of(self._attaching[link], expected_s=expected_s)
 
@@ -260,9 +260,9 @@ class AmqpSession:
             case TransferReceived():
                 self._receiver(event.link).arrived(event)
             case DeliveriesAnswered(_, first, last, state, _):
-                for door in self._doors.values():
-                    if isinstance(door, Receiver):
-                        door.answered(first, last, state)
+                for endpoint in self._endpoints.values():
+                    if isinstance(endpoint, Receiver):
+                        endpoint.answered(first, last, state)
             case DeliveriesUpdated():
                 self._sender(event.link).updated(event)
             case LinkFlowed(link):
@@ -275,14 +275,14 @@ class AmqpSession:
                 assert_never(event)
 
     def _sender(self, link: Link) -> Sender:
-        door = self._doors[link]
-        assert isinstance(door, Sender)
-        return door
+        endpoint = self._endpoints[link]
+        assert isinstance(endpoint, Sender)
+        return endpoint
 
     def _receiver(self, link: Link) -> Receiver:
-        door = self._doors[link]
-        assert isinstance(door, Receiver)
-        return door
+        endpoint = self._endpoints[link]
+        assert isinstance(endpoint, Receiver)
+        return endpoint
 
     def _attached(self, link: Link) -> None:
         """Take an attach; one without its terminus is the first half of a refusal."""
@@ -295,7 +295,7 @@ class AmqpSession:
         waiting = self._attaching.pop(link, None)
         if waiting is not None and not waiting.done():
             waiting.set_exception(failure)
-        self._doors[link].fail(failure)
+        self._endpoints[link].fail(failure)
 
     def _fail(self, failure: RefusedError) -> None:
         self.failure = self.failure or failure
@@ -303,8 +303,8 @@ class AmqpSession:
             if not waiting.done():
                 waiting.set_exception(failure)
                 waiting.exception()  # somebody may have given up waiting
-        for door in self._doors.values():
-            door.fail(failure)
+        for endpoint in self._endpoints.values():
+            endpoint.fail(failure)
 
 
 class Sender:

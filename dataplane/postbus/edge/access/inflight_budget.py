@@ -51,7 +51,7 @@ class CalledBack(Protocol):
     def connection(self) -> Breakable: ...
 
 
-class WaitingDoor(Protocol):
+class WaitingEndpoint(Protocol):
     """A door that waits for room."""
 
     def replenish(self) -> None: ...
@@ -88,7 +88,7 @@ class Intake:
         self.links = Shares(Limit(LINKS_BYTES))
         """Of attached links, and not on the way: what they keep."""
         self._credit = Limit(soft_bytes + unfinished_bytes)
-        self._held: dict[str, dict[WaitingDoor, None]] = {}
+        self._held: dict[str, dict[WaitingEndpoint, None]] = {}
 
     @classmethod
     def within(cls, max_message_bytes: int) -> Intake:
@@ -132,16 +132,16 @@ class Intake:
         """Count what was answered; doors of the account that waited for room get credit again."""
         self.unanswered.give_back(account, size_bytes)
         if self._held and account in self._held and not self.is_over(account):
-            for door in self._held.pop(account):
-                door.replenish()
+            for endpoint in self._held.pop(account):
+                endpoint.replenish()
 
-    def hold(self, account: str, door: WaitingDoor) -> None:
+    def hold(self, account: str, endpoint: WaitingEndpoint) -> None:
         """Let a door wait until its account has room."""
-        self._held.setdefault(account, {})[door] = None
+        self._held.setdefault(account, {})[endpoint] = None
 
-    def forget(self, account: str, door: WaitingDoor) -> None:
+    def forget(self, account: str, endpoint: WaitingEndpoint) -> None:
         held = self._held.get(account)
         if held is not None:
-            held.pop(door, None)
+            held.pop(endpoint, None)
             if not held:
                 del self._held[account]

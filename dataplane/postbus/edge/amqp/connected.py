@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from postbus.contract.control import ConnectionDescription, LinkDescription
 from postbus.edge.amqp.connection import AmqpConnection
-from postbus.edge.amqp.receiver_links import ReceiverDoor
-from postbus.edge.amqp.sender_links import SenderDoor
+from postbus.edge.amqp.receiver_links import ReceiverEndpoint
+from postbus.edge.amqp.sender_links import SenderEndpoint
 
 
 def described(connection: AmqpConnection, now_ms: int) -> ConnectionDescription:
@@ -15,13 +15,13 @@ def described(connection: AmqpConnection, now_ms: int) -> ConnectionDescription:
     """
     links = [
         LinkDescription(
-            entity=door.path,
-            role="receiver" if isinstance(door, ReceiverDoor) else "sender",
-            credit=door.credit,
-            locks=door.locked_count if isinstance(door, ReceiverDoor) else 0,
+            entity=endpoint.path,
+            role="receiver" if isinstance(endpoint, ReceiverEndpoint) else "sender",
+            credit=endpoint.credit,
+            locks=endpoint.locked_count if isinstance(endpoint, ReceiverEndpoint) else 0,
         )
-        for door in connection.doors().values()
-        if isinstance(door, ReceiverDoor | SenderDoor)
+        for endpoint in connection.endpoints().values()
+        if isinstance(endpoint, ReceiverEndpoint | SenderEndpoint)
     ]
     return ConnectionDescription(
         connection=connection.connection_id,

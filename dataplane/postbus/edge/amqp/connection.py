@@ -51,13 +51,13 @@ from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.late_calls import LateCalls
 from postbus.edge.amqp.link_memory import LinkMemory
 from postbus.edge.amqp.management_node import ManagementNode
-from postbus.edge.amqp.receiver_links import ReceiverDoor
-from postbus.edge.amqp.requests import REQUEST_BYTES, Handle, RequestDoor, ResponseDoor
-from postbus.edge.amqp.sender_links import SenderDoor
+from postbus.edge.amqp.receiver_links import ReceiverEndpoint
+from postbus.edge.amqp.requests import REQUEST_BYTES, Handle, RequestEndpoint, ResponseEndpoint
+from postbus.edge.amqp.sender_links import SenderEndpoint
 from postbus.edge.amqp.session_completions import SessionCompletions
-from postbus.edge.amqp.session_links import SessionDoor, SessionFilter, source_refusal
+from postbus.edge.amqp.session_links import SessionEndpoint, SessionFilter, source_refusal
 from postbus.edge.amqp.settlements import LOST
-from postbus.edge.amqp.transactions import CoordinatorDoor, Transactions
+from postbus.edge.amqp.transactions import CoordinatorEndpoint, Transactions
 from postbus.edge.amqp.unfinished import Unfinished
 from postbus.edge.refusals import Explainer
 from postbus.entity.commands import Refusal, Refused, SubQueue
@@ -76,8 +76,10 @@ TRANSIENT: Final = 4
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
-PumpedDoor: TypeAlias = ReceiverDoor | RequestDoor
-Door: TypeAlias = SenderDoor | ReceiverDoor | RequestDoor | ResponseDoor | CoordinatorDoor
+PumpedEndpoint: TypeAlias = ReceiverEndpoint | RequestEndpoint
+Endpoint: TypeAlias = (
+    SenderEndpoint | ReceiverEndpoint | RequestEndpoint | ResponseEndpoint | CoordinatorEndpoint
+)
 
 
 class AmqpConnection:
@@ -123,13 +125,13 @@ class AmqpConnection:
         self._cut = cut
         self.large_answers = 0  # requests under way whose answers may be large
         self.held_answer_bytes = 0  # of answers that wait for credit
-        self._pumps: dict[PumpedDoor, None] = {}
-        self._starved: dict[PumpedDoor, None] = {}
+        self._pumps: dict[PumpedEndpoint, None] = {}
+        self._starved: dict[PumpedEndpoint, None] = {}
         self._grants = Grants(authorizer, real_time_s, self.call_later, self.review_grants)
         self._refused_tokens = 0
         self._late = LateCalls()
-        self._doors: dict[Link, Door] = {}
-        self._sessions: dict[tuple[int, bytes], SessionDoor] = {}
+        self._endpoints: dict[Link, Endpoint] = {}
+        self._sessions: dict[tuple[int, bytes], SessionEndpoint] = {}
         self.transactions = Transactions(explainer)
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
@@ -156,7 +158,7 @@ class AmqpConnection:
             self._handle(self.engine.tick(now_ms))
             if self._grants.has_expired():
                 self.review_grants()
-            detach_idle(self, self._doors, now_ms)
+            detach_idle(self, self._endpoints, now_ms)
             self._unfinished.detach_late(self, now_ms)
         except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
             self.broke()
@@ -167,8 +169,8 @@ class AmqpConnection:
         if self._pumps:
             pumps, self._pumps = self._pumps, {}
             try:
-                for door in pumps:
-                    door.pump()
+                for endpoint in pumps:
+                    endpoint.pump()
             except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
                 self.broke()
 
@@ -181,8 +183,8 @@ class AmqpConnection:
     def shut_down(self) -> None:
         """Detach all links and close, in the words clients reconnect on."""
         text = "The broker is shutting down; reconnect."
-        for link in list(self._doors):
-            error = self.explainer.error(conditions.DETACH_FORCED, text, self._doors[link].path)
+        for link in list(self._endpoints):
+            error = self.explainer.error(conditions.DETACH_FORCED, text, self._endpoints[link].path)
             self.detach(link, error)
         self.close(conditions.CONNECTION_FORCED, text)
 
@@ -204,7 +206,7 @@ class AmqpConnection:
 
     @property
     def link_count(self) -> int:
-        return len(self._doors)
+        return len(self._endpoints)
 
     @property
     def is_authorised(self) -> bool:
@@ -218,9 +220,9 @@ class AmqpConnection:
         """Who answers for what this connection uses; the same from its first key on."""
         return self.stranger.account
 
-    def doors(self) -> Mapping[Link, Door]:
+    def endpoints(self) -> Mapping[Link, Endpoint]:
         """Return what stands behind each link."""
-        return self._doors
+        return self._endpoints
 
     def rules(self) -> list[str]:
         """Return the names of the authorization rules whose keys the client has shown."""
@@ -230,7 +232,7 @@ class AmqpConnection:
         """Detach a link from our side and forget its door."""
         if not self.is_ended:
             link.detach(error)
-        self._close_door(link)
+        self._close_endpoint(link)
         self.flush_soon()
 
     def add_grant(self, grant: Grant) -> None:
@@ -277,26 +279,26 @@ class AmqpConnection:
         caller = "nobody" if grant is None else grant.caller
         return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
 
-    def pump_soon(self, door: PumpedDoor) -> None:
+    def pump_soon(self, endpoint: PumpedEndpoint) -> None:
         """Pump a door before the next write."""
-        self._pumps[door] = None
+        self._pumps[endpoint] = None
         self.flush_soon()
 
-    def note_starved(self, door: PumpedDoor) -> None:
+    def note_starved(self, endpoint: PumpedEndpoint) -> None:
         """Pump a door when the client has read or settled something."""
-        self._starved[door] = None
+        self._starved[endpoint] = None
 
     def note_answered(self) -> None:
         """Count an answer that a client waited for."""
         self.owed_count -= 1
 
-    def note_session(self, entity_no: int, session_id: bytes, door: SessionDoor) -> None:
+    def note_session(self, entity_no: int, session_id: bytes, endpoint: SessionEndpoint) -> None:
         """Remember which link holds a session."""
-        self._sessions[entity_no, session_id] = door
+        self._sessions[entity_no, session_id] = endpoint
 
-    def forget_session(self, entity_no: int, session_id: bytes, door: SessionDoor) -> None:
+    def forget_session(self, entity_no: int, session_id: bytes, endpoint: SessionEndpoint) -> None:
         """Forget that a link held a session, unless another one of this connection does by now."""
-        if self._sessions.get((entity_no, session_id)) is door:
+        if self._sessions.get((entity_no, session_id)) is endpoint:
             del self._sessions[entity_no, session_id]
 
     def holder_of(self, entity_no: int, session_id: bytes | None) -> int | None:
@@ -306,32 +308,32 @@ class AmqpConnection:
         """
         if session_id is None:
             return None
-        door = self._sessions.get((entity_no, session_id))
-        if door is None:
+        endpoint = self._sessions.get((entity_no, session_id))
+        if endpoint is None:
             return None
-        door.idleness.is_used = True
-        return door.consumer_id
+        endpoint.idleness.is_used = True
+        return endpoint.consumer_id
 
     def session_of(self, entity_no: int, link_name: object) -> bytes | None:
         """Return the session of an entity that a link of this connection holds."""
-        for (number, session_id), door in self._sessions.items():
-            if number == entity_no and door.link_name == link_name:
+        for (number, session_id), endpoint in self._sessions.items():
+            if number == entity_no and endpoint.link_name == link_name:
                 return session_id
         return None
 
-    def response_door(
+    def response_endpoint(
         self, session: Session, node: str, reply_to: str | None
-    ) -> ResponseDoor | None:
+    ) -> ResponseEndpoint | None:
         """Return the link that takes the responses of a node in a session."""
-        doors = [
-            door
-            for door in self._doors.values()
-            if isinstance(door, ResponseDoor) and door.answers(session, node)
+        endpoints = [
+            endpoint
+            for endpoint in self._endpoints.values()
+            if isinstance(endpoint, ResponseEndpoint) and endpoint.answers(session, node)
         ]
-        for door in doors:
-            if door.is_addressed(reply_to):
-                return door
-        return doors[0] if doors else None
+        for endpoint in endpoints:
+            if endpoint.is_addressed(reply_to):
+                return endpoint
+        return endpoints[0] if endpoints else None
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -349,24 +351,24 @@ class AmqpConnection:
                 case TransferReceived():
                     burst, sending = [event], event.link
                 case OversizeReceived():
-                    door = self._doors.get(event.link)
-                    if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
-                        door.refuse_oversize(event)
+                    endpoint = self._endpoints.get(event.link)
+                    if isinstance(endpoint, SenderEndpoint | RequestEndpoint | CoordinatorEndpoint):
+                        endpoint.refuse_oversize(event)
                 case DeliveriesUpdated():
-                    door = self._doors.get(event.link)
-                    if isinstance(door, ReceiverDoor):
-                        door.updated(event)
+                    endpoint = self._endpoints.get(event.link)
+                    if isinstance(endpoint, ReceiverEndpoint):
+                        endpoint.updated(event)
                 case LinkFlowed(link):
-                    door = self._doors.get(link)
-                    if isinstance(door, ReceiverDoor | ResponseDoor):
-                        door.flowed()
+                    endpoint = self._endpoints.get(link)
+                    if isinstance(endpoint, ReceiverEndpoint | ResponseEndpoint):
+                        endpoint.flowed()
                 case LinkAttached(link):
                     self._attach(link)
                 case LinkDetached(link):
-                    self._close_door(link)
+                    self._close_endpoint(link)
                 case SessionEnded(session):
-                    for link in [each for each in self._doors if each.session is session]:
-                        self._close_door(link)
+                    for link in [each for each in self._endpoints if each.session is session]:
+                        self._close_endpoint(link)
                 case SaslInitReceived():
                     self._authenticate(event)
                 case UnknownDeliveries(session, first, last):
@@ -392,9 +394,9 @@ class AmqpConnection:
         self.completions.submit()
 
     def _receive(self, burst: list[TransferReceived]) -> None:
-        door = self._doors.get(burst[0].link)
-        if isinstance(door, SenderDoor | RequestDoor | CoordinatorDoor):
-            door.receive(burst)
+        endpoint = self._endpoints.get(burst[0].link)
+        if isinstance(endpoint, SenderEndpoint | RequestEndpoint | CoordinatorEndpoint):
+            endpoint.receive(burst)
 
     def _authenticate(self, event: SaslInitReceived) -> None:
         if event.mechanism in ANONYMOUS_MECHANISMS:
@@ -439,8 +441,8 @@ class AmqpConnection:
         terminus = link.target if link.is_incoming else link.source
         if terminus is not None and terminus.is_coordinator and isinstance(link, IncomingLink):
             if self._has_room_for(link):
-                coordinator = CoordinatorDoor(self, link)
-                self._doors[link] = coordinator
+                coordinator = CoordinatorEndpoint(self, link)
+                self._endpoints[link] = coordinator
                 coordinator.attach()
             return
         if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
@@ -498,12 +500,12 @@ class AmqpConnection:
         if not self._has_room_for(link):
             return
         if isinstance(link, IncomingLink):
-            request = RequestDoor(self, link, node, handle, max_bytes)
-            self._doors[link] = request
+            request = RequestEndpoint(self, link, node, handle, max_bytes)
+            self._endpoints[link] = request
             request.attach()
         elif isinstance(link, OutgoingLink):
-            response = ResponseDoor(self, link, node)
-            self._doors[link] = response
+            response = ResponseEndpoint(self, link, node)
+            self._endpoints[link] = response
             response.attach()
 
     def _resolved(
@@ -523,8 +525,8 @@ class AmqpConnection:
             max_bytes = self.limits.max_message_bytes + REQUEST_BYTES
             self._attach_node(link, node.path.lower(), handle, max_bytes)
         elif isinstance(link, IncomingLink) and self._has_room_for(link):
-            sender = SenderDoor(self, link, address, node.path, via)
-            self._doors[link] = sender
+            sender = SenderEndpoint(self, link, address, node.path, via)
+            self._endpoints[link] = sender
             size = address.max_message_bytes(self.limits)
             sender.attach(size, min(size, self.limits.max_batch_bytes))
         elif isinstance(link, OutgoingLink):
@@ -546,10 +548,10 @@ class AmqpConnection:
         if not self._has_room_for(link):
             return
         if wanted is None:
-            receiver = ReceiverDoor(self, link, address, node.path)
+            receiver = ReceiverEndpoint(self, link, address, node.path)
         else:
-            receiver = SessionDoor(self, link, address, node.path, wanted)
-        self._doors[link] = receiver
+            receiver = SessionEndpoint(self, link, address, node.path, wanted)
+        self._endpoints[link] = receiver
         receiver.attach()
 
     def _tell_error(self, error: AmqpError) -> None:
@@ -566,7 +568,7 @@ class AmqpConnection:
         self.authorizer.remove_holder(self)
         self._grants.close()
         self._late.end()
-        for link in self._doors:
+        for link in self._endpoints:
             link.is_attached = False
         self.transactions.roll_back()
         self._unfinished.end(self)
@@ -575,24 +577,24 @@ class AmqpConnection:
 
     def take_down(self, most: int) -> int:
         """Close the doors of some links, all in some rounds; return of how many."""
-        links = list(islice(self._doors, most))
+        links = list(islice(self._endpoints, most))
         for link in links:
-            self._close_door(link)
-        if not self._doors:
+            self._close_endpoint(link)
+        if not self._endpoints:
             self._links.end()
-        if self._is_lost and not self._doors:
+        if self._is_lost and not self._endpoints:
             self.engine.discard()  # doors looked there for what is not written yet
         return len(links)
 
-    def _close_door(self, link: Link) -> None:
+    def _close_endpoint(self, link: Link) -> None:
         link.is_attached = False
         self._links.give_back(link)
-        door = self._doors.pop(link, None)
-        if door is not None:
-            if isinstance(door, ReceiverDoor | RequestDoor):
-                self._pumps.pop(door, None)
-                self._starved.pop(door, None)
-            door.close()
+        endpoint = self._endpoints.pop(link, None)
+        if endpoint is not None:
+            if isinstance(endpoint, ReceiverEndpoint | RequestEndpoint):
+                self._pumps.pop(endpoint, None)
+                self._starved.pop(endpoint, None)
+            endpoint.close()
 
     def feed_starved(self) -> None:
         """Pump the doors that waited: something was read, settled or answered."""
@@ -612,12 +614,12 @@ class AmqpConnection:
     def _review_grants(self) -> None:
         self._grants.renew()
         self.transactions.review_rights()
-        for link, door in list(self._doors.items()):
-            if isinstance(door, SenderDoor | ReceiverDoor):
-                right, paths = Right.LISTEN, [door.path]
-                if isinstance(door, SenderDoor):
+        for link, endpoint in list(self._endpoints.items()):
+            if isinstance(endpoint, SenderEndpoint | ReceiverEndpoint):
+                right, paths = Right.LISTEN, [endpoint.path]
+                if isinstance(endpoint, SenderEndpoint):
                     right = Right.SEND
-                    paths += [] if door.via is None else [door.via]
+                    paths += [] if endpoint.via is None else [endpoint.via]
                 lost = [each for each in paths if not self.is_allowed(each, right)]
                 if lost:
                     self.detach(link, self.explainer.missing_right(right, lost[0]))

@@ -48,12 +48,12 @@ class Watched(Protocol):
     def idleness(self) -> Idleness | None: ...
 
 
-def detach_idle(connection: AmqpConnection, doors: Mapping[Link, Watched], now_ms: int) -> None:
+def detach_idle(connection: AmqpConnection, endpoints: Mapping[Link, Watched], now_ms: int) -> None:
     """Detach the links that were not used for long, in the words clients reconnect on."""
     idle = [
         link
-        for link, door in doors.items()
-        if door.idleness is not None and door.idleness.is_over(now_ms)
+        for link, endpoint in endpoints.items()
+        if endpoint.idleness is not None and endpoint.idleness.is_over(now_ms)
     ]
     for link in idle:
         kind = "Publisher" if link.is_incoming else "Consumer"
@@ -63,5 +63,5 @@ def detach_idle(connection: AmqpConnection, doors: Mapping[Link, Watched], now_m
             f" Details: AmqpMessage{kind}.IdleTimerExpired:"
             f" Idle timeout: 00:{minutes:02}:{seconds:02}."
         )
-        error = connection.explainer.error(conditions.DETACH_FORCED, text, doors[link].path)
+        error = connection.explainer.error(conditions.DETACH_FORCED, text, endpoints[link].path)
         connection.detach(link, error)

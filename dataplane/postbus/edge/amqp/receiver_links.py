@@ -81,7 +81,7 @@ NAME_CHARS: Final = 256
 """So much of a link's name is kept with a dead letter. Our choice."""
 
 
-class ReceiverDoor:
+class ReceiverEndpoint:
     """Hands messages of one queue or sub-queue to a client; a delivery sink of the router.
 
     The entity calls with deliveries while it works, so nothing is submitted from there: `pump` runs

@@ -104,7 +104,7 @@ Respond: TypeAlias = Callable[[Response], None]
 Handle: TypeAlias = Callable[[Request, Respond], None]
 
 
-class RequestDoor:
+class RequestEndpoint:
     """Behind a client's request link. Requests are taken in order, and only while answers leave."""
 
     idleness: Final = None
@@ -213,12 +213,12 @@ class RequestDoor:
         if request.is_large_answer:
             connection.large_answers -= 1
             connection.feed_starved()
-        door = connection.response_door(self._link.session, self.path, request.reply_to)
-        if door is not None:
-            door.send(encode_response(request, response))
+        endpoint = connection.response_endpoint(self._link.session, self.path, request.reply_to)
+        if endpoint is not None:
+            endpoint.send(encode_response(request, response))
 
 
-class ResponseDoor:
+class ResponseEndpoint:
     """Behind a client's response link."""
 
     idleness: Final = None

@@ -42,7 +42,7 @@ LINK_ENDING: Final = frozenset(
 """Refusals of a send that hold for the whole link."""
 
 
-class SenderDoor:
+class SenderEndpoint:
     """Takes what a client sends to one queue or topic.
 
     `via`: the entity that gets it in the end, through the outbox of `address` (send-via).

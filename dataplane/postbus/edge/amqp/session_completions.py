@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from postbus.amqp.events import DeliveriesUpdated
     from postbus.amqp.session import Session
     from postbus.edge.amqp.connection import AmqpConnection
-    from postbus.edge.amqp.session_links import SessionDoor
+    from postbus.edge.amqp.session_links import SessionEndpoint
 
 
 class Completion(NamedTuple):
     """Deliveries of one link, with the consumer the link was when they were completed."""
 
-    door: SessionDoor
+    endpoint: SessionEndpoint
     consumer_id: int
     event: DeliveriesUpdated
 
@@ -34,9 +34,9 @@ class SessionCompletions:
     def __init__(self) -> None:
         self._added: list[Completion] = []
 
-    def add(self, door: SessionDoor, event: DeliveriesUpdated) -> None:
+    def add(self, endpoint: SessionEndpoint, event: DeliveriesUpdated) -> None:
         """Take unsettled deliveries that the client accepts."""
-        self._added.append(Completion(door, door.consumer_id, event))
+        self._added.append(Completion(endpoint, endpoint.consumer_id, event))
 
     def submit(self) -> None:
         """Hand on what was added, one command for each entity."""
@@ -45,15 +45,15 @@ class SessionCompletions:
             return
         self._added = []
         if len(added) == 1:
-            added[0].door.complete(added[0].event)
+            added[0].endpoint.complete(added[0].event)
             return
         entities: dict[tuple[int, int], list[Completion]] = {}
         for each in added:
-            entities.setdefault(each.door.place, []).append(each)
-        connection = added[0].door.connection
+            entities.setdefault(each.endpoint.place, []).append(each)
+        connection = added[0].endpoint.connection
         for (partition_id, entity_no), group in entities.items():
             connection.owed_count += len(group)
-            parts = [(each.door.session_id, each.event.tags) for each in group]
+            parts = [(each.endpoint.session_id, each.event.tags) for each in group]
             command = CompleteSessions(entity_no, parts)
             connection.router.submit(partition_id, command, _Submitted(connection, group).completed)
 
@@ -73,8 +73,8 @@ class _Submitted:
             return
         self.connection.owed_count -= len(self._group)
         ids: dict[Session, list[int]] = {}
-        for door, _, event in self._group:
-            session = door.note_completed(event)
+        for endpoint, _, event in self._group:
+            session = endpoint.note_completed(event)
             if session is not None:
                 ids.setdefault(session, []).extend(event.delivery_ids)
         for session, answered in ids.items():
@@ -85,10 +85,10 @@ class _Submitted:
     def _answer_apart(self, reply: Reply) -> None:
         lost = set(reply.lost or ()) if isinstance(reply, Settled) else set()
         start = 0
-        for door, consumer_id, event in self._group:
+        for endpoint, consumer_id, event in self._group:
             count = len(event.tags)
             own = reply
             if isinstance(reply, Settled):
                 own = Settled([n for n in range(count) if start + n in lost] or None)
-            door.completed(consumer_id, event, own)
+            endpoint.completed(consumer_id, event, own)
             start += count

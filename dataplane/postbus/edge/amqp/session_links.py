@@ -15,7 +15,7 @@ from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
 from postbus.broker.router import SPREAD, Address
 from postbus.edge.access.inflight_budget import guarded
-from postbus.edge.amqp.receiver_links import ReceiverDoor
+from postbus.edge.amqp.receiver_links import ReceiverEndpoint
 from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
 from postbus.message.codec import Described
 
@@ -98,7 +98,7 @@ def source_refusal(source: Terminus | None, *, needs_session: bool) -> tuple[str
     return None
 
 
-class SessionDoor(ReceiverDoor):
+class SessionEndpoint(ReceiverEndpoint):
     """Hands the messages of one session to a client."""
 
     def __init__(

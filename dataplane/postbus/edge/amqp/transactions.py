@@ -87,7 +87,7 @@ class Transaction:
     """What waits for one discharge."""
 
     def __init__(
-        self, connection: AmqpConnection, transaction_id: bytes, coordinator: CoordinatorDoor
+        self, connection: AmqpConnection, transaction_id: bytes, coordinator: CoordinatorEndpoint
     ) -> None:
         self.transaction_id = transaction_id
         self.coordinator = coordinator
@@ -344,7 +344,7 @@ class Transactions:
         self._explainer = explainer
         self._open: dict[bytes, Transaction] = {}
 
-    def declare(self, coordinator: CoordinatorDoor) -> Transaction | None:
+    def declare(self, coordinator: CoordinatorEndpoint) -> Transaction | None:
         """Open a transaction; None when too many are open."""
         most = coordinator.most_open
         if len(self._open) >= most:  # those that timed out were kept to be told of
@@ -385,7 +385,7 @@ class Transactions:
         for transaction in self._open.values():
             transaction.review_rights()
 
-    def roll_back(self, coordinator: CoordinatorDoor | None = None) -> None:
+    def roll_back(self, coordinator: CoordinatorEndpoint | None = None) -> None:
         """Roll back what a link declared that is gone, None: all, the connection is gone."""
         for transaction in list(self._open.values()):
             if coordinator in (None, transaction.coordinator):
@@ -393,7 +393,7 @@ class Transactions:
                 self.close(transaction)
 
 
-class CoordinatorDoor:
+class CoordinatorEndpoint:
     """Behind a link to the transaction coordinator. Its transactions end with it."""
 
     idleness: Final = None

@@ -77,12 +77,12 @@ class Unfinished:
 def _links(connection: AmqpConnection) -> list[IncomingLink]:
     return [
         link
-        for link in connection.doors()
+        for link in connection.endpoints()
         if isinstance(link, IncomingLink) and link.partial_transfer is not None
     ]
 
 
 def _detach(connection: AmqpConnection, link: IncomingLink, condition: str, text: str) -> None:
     connection.detach(
-        link, connection.explainer.error(condition, text, connection.doors()[link].path)
+        link, connection.explainer.error(condition, text, connection.endpoints()[link].path)
     )
