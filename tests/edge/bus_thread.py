@@ -58,11 +58,11 @@ from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
-from postbus.edge.port_multiplexer import FrontDoor
+from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.runtime.handler import RuntimeHandler
 from postbus.edge.runtime.receives import Receives
 from postbus.edge.web.authorization import HttpAuthorizer
-from postbus.edge.web.http_server import HttpDoor
+from postbus.edge.web.http_server import HttpServer
 from postbus.entity.commands import Command, Enqueue, Refusal, Refused, Reply, Tick
 from postbus.entity.partition_state import Counts
 from postbus.entity.window import WindowBudget
@@ -144,9 +144,9 @@ class BusThread:
         self.router: Router
         self.listener: AmqpListener
         self.receives: Receives
-        self.http: HttpDoor
+        self.http: HttpServer
         self.suspicion: Suspicion
-        self.front: FrontDoor
+        self.front: PortMultiplexer
         self.port: int
         self.authority_file: Path
         self._hosts: list[Host] = []
@@ -253,13 +253,13 @@ class BusThread:
         runtime = RuntimeHandler(
             self.router, http_authorizer, self.limits, self.listener.intake, self.receives
         )
-        self.http = HttpDoor(
+        self.http = HttpServer(
             "test-bus",
             administration=administration,
             runtime=runtime,
             websocket=WebSocketHandler(self.listener),
         )
-        self.front = FrontDoor(self.listener, self.http, tasks)
+        self.front = PortMultiplexer(self.listener, self.http, tasks)
 
     async def _listen(self) -> None:
         if self._tls is not None:

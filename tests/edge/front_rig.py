@@ -15,8 +15,8 @@ from postbus.contract.entities import LIMITS, Sku
 from postbus.edge.access.unauthenticated import Strangers
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
-from postbus.edge.port_multiplexer import FrontDoor
-from postbus.edge.web.http_server import HttpDoor, HttpHandler
+from postbus.edge.port_multiplexer import PortMultiplexer
+from postbus.edge.web.http_server import HttpHandler, HttpServer
 from tests.edge.bus_thread import RULES
 
 HOST = "127.0.0.1"
@@ -30,14 +30,16 @@ async def front(
     max_connections: int = 100,
     runtime: HttpHandler | None = None,
     strangers: Strangers | None = None,
-) -> AsyncIterator[FrontDoor]:
+) -> AsyncIterator[PortMultiplexer]:
     """The doors without a bus: nothing here gets as far as the router."""
     async with asyncio.TaskGroup() as tasks:
         router = cast(Router, None)
         amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
         websocket = WebSocketHandler(amqp)
-        http = HttpDoor("test-bus", runtime=runtime, websocket=websocket)
-        opened = FrontDoor(amqp, http, tasks, max_connections=max_connections, strangers=strangers)
+        http = HttpServer("test-bus", runtime=runtime, websocket=websocket)
+        opened = PortMultiplexer(
+            amqp, http, tasks, max_connections=max_connections, strangers=strangers
+        )
         yield opened
         await opened.close()
         await amqp.stop(1.0)

@@ -32,10 +32,10 @@ from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
 from postbus.edge.control.authorization import TokenFileError
-from postbus.edge.port_multiplexer import FrontDoor
+from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.runtime.handler import RuntimeHandler
 from postbus.edge.web.authorization import HttpAuthorizer
-from postbus.edge.web.http_server import HttpDoor
+from postbus.edge.web.http_server import HttpServer
 from postbus.manifests.reader import BusDefinition
 from postbus.process.data_directory import DataDirectory
 from postbus.process.metrics import BusSample, DoorSample, MetricsServer, make_registry
@@ -80,9 +80,9 @@ class Doors:
         self._data = data
         self._suspicion = Suspicion()
         self._amqp: AmqpListener | None = None
-        self._http: HttpDoor | None = None
+        self._http: HttpServer | None = None
         self._runtime: RuntimeHandler | None = None
-        self._front: FrontDoor | None = None
+        self._front: PortMultiplexer | None = None
         self._metrics: MetricsServer | None = None
         self._control: ControlDoor | None = None
         self._reloading: list[asyncio.Task[None]] = []
@@ -137,7 +137,7 @@ class Doors:
             inside.audit,
         )
         self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
-        self._http = HttpDoor(
+        self._http = HttpServer(
             name,
             administration=administration,
             runtime=self._runtime,
@@ -145,7 +145,7 @@ class Doors:
             is_healthy=inside.readiness.is_ready,
             names=inside.names if is_loopback(settings.host) else None,
         )
-        self._front = FrontDoor(
+        self._front = PortMultiplexer(
             self._amqp,
             self._http,
             tasks,

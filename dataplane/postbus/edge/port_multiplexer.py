@@ -17,7 +17,7 @@ from typing import Final, cast
 from postbus.edge.access.unauthenticated import MAX_CONNECTIONS, Stranger, Strangers
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.web.http_listener import MAX_HEAD_BYTES
-from postbus.edge.web.http_server import HttpDoor
+from postbus.edge.web.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ AMQP: Final = b"AMQP"
 END_OF_HEAD: Final = b"\r\n\r\n"
 
 
-class FrontDoor:
+class PortMultiplexer:
     """Listens on any number of ports for one broker. Close it before the doors behind it."""
 
     def __init__(
         self,
         amqp: AmqpListener,
-        http: HttpDoor,
+        http: HttpServer,
         tasks: asyncio.TaskGroup,
         *,
         max_connections: int = MAX_CONNECTIONS,
@@ -163,8 +163,10 @@ class FrontDoor:
 class Arrival(asyncio.BufferedProtocol):
     """A client of which nobody knows yet what it speaks."""
 
-    def __init__(self, door: FrontDoor, client: socket.socket, stranger: Stranger) -> None:
-        self._door = door
+    def __init__(
+        self, multiplexer: PortMultiplexer, client: socket.socket, stranger: Stranger
+    ) -> None:
+        self._multiplexer = multiplexer
         self._stranger = stranger
         stranger.hold(self, self.abort)
         self._client: socket.socket | None = client
@@ -189,7 +191,7 @@ class Arrival(asyncio.BufferedProtocol):
             )
         except (OSError, TimeoutError) as error:  # ssl.SSLError is one too
             logger.debug("no connection", extra={"why": str(error) or type(error).__name__})
-            self._door.failed_count += 1
+            self._multiplexer.failed_count += 1
             self._leave()
         except asyncio.CancelledError:
             self._leave()
@@ -209,7 +211,7 @@ class Arrival(asyncio.BufferedProtocol):
             self.task.cancel()
 
     def _forget(self) -> None:
-        self._door.forget(self)
+        self._multiplexer.forget(self)
         self._stranger.release(self)
 
     def _leave(self) -> None:
@@ -224,17 +226,19 @@ class Arrival(asyncio.BufferedProtocol):
         self._patience = self._loop.call_later(ARRIVAL_S, self._give_up)
 
     def _give_up(self) -> None:
-        self._door.failed_count += 1
+        self._multiplexer.failed_count += 1
         self.abort()
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._door.amqp.read_buffer
+        return self._multiplexer.amqp.read_buffer
 
     def buffer_updated(self, size_bytes: int) -> None:
-        self._first += self._door.amqp.read_buffer[:size_bytes]
+        self._first += self._multiplexer.amqp.read_buffer[:size_bytes]
         is_http = speaks_http(self._first)
         if is_http is not None:
-            self._hand_over(self._door.http.welcome if is_http else self._door.amqp.welcome)
+            self._hand_over(
+                self._multiplexer.http.welcome if is_http else self._multiplexer.amqp.welcome
+            )
 
     def connection_lost(self, _exc: Exception | None) -> None:
         if self._patience is not None:
@@ -246,7 +250,7 @@ class Arrival(asyncio.BufferedProtocol):
         assert self._transport is not None
         assert self._patience is not None
         self._patience.cancel()
-        self._door.forget(self)
+        self._multiplexer.forget(self)
         transport, self._transport, self.task = self._transport, None, None
         welcome(transport, self._first, self._stranger)
 

@@ -21,10 +21,10 @@ from postbus.broker.access.own_names import OwnNames
 from postbus.broker.router import Router
 from postbus.contract.entities import LIMITS, Right, Sku
 from postbus.edge.amqp.listener import AmqpListener
-from postbus.edge.port_multiplexer import FrontDoor
+from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.web import http_server
 from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
-from postbus.edge.web.http_server import HttpDoor, read_limited
+from postbus.edge.web.http_server import HttpServer, read_limited
 from tests.edge.bus_thread import RULES, sas_token
 from tests.edge.front_rig import GET_HEALTH, HOST, wait_a_moment
 
@@ -79,14 +79,14 @@ async def rig_of(names: OwnNames | None = None) -> AsyncIterator[Rig]:
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
         router = cast(Router, None)  # nobody here speaks AMQP
         amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
-        http = HttpDoor(
+        http = HttpServer(
             "test-bus",
             administration=Named("administration"),
             runtime=Named("runtime"),
             is_healthy=lambda: made.health(),
             names=names,
         )
-        doors = FrontDoor(amqp, http, tasks)
+        doors = PortMultiplexer(amqp, http, tasks)
         made = Rig(await doors.listen(HOST, 0), session)
         yield made
         await session.close()

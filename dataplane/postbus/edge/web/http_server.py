@@ -102,7 +102,7 @@ class _Server(web.Server):
             patience.cancel()
 
 
-class HttpDoor:
+class HttpServer:
     """All HTTP clients of this broker."""
 
     def __init__(
