@@ -27,7 +27,7 @@ from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusError
 
 from postbus.assembly.bus import Bus, BusError
-from postbus.assembly.listeners import Door
+from postbus.assembly.listeners import Listener
 from postbus.assembly.store_trouble import explain_store_error
 from postbus.broker.access.authz import sign
 from postbus.broker.administration import DeletePolicy, PutMode
@@ -160,7 +160,7 @@ async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(
 async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus, aiohttp.ClientSession() as session:
         metrics = dict(bus.summary())["metrics"].removesuffix("/metrics")
-        host, port = bus.doors()[Door.HTTP]
+        host, port = bus.listeners()[Listener.HTTP]
 
         async def statuses() -> list[int]:
             urls = [f"{metrics}/healthz", f"{metrics}/readyz", f"http://{host}:{port}/health"]
@@ -433,7 +433,7 @@ async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
 async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> None:
     """In the Basic tier, which has fewer of them."""
     async with run_bus("orders", sku=Sku.BASIC) as bus:
-        host, port = bus.doors()[Door.TLS]
+        host, port = bus.listeners()[Listener.TLS]
         with pytest.raises(ssl.SSLError):  # its authority is not known here
             await asyncio.open_connection(host, port, ssl=ssl.create_default_context())
         ((_, connection_string),) = bus.connection_strings()
@@ -447,17 +447,17 @@ async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> No
             async with session.post(f"{http}/orders/messages/head") as answer:
                 assert answer.status == 401
             text = await scrape(bus)
-            assert value_of(text, "postbus_connections", door="http") == 1
+            assert value_of(text, "postbus_connections", listener="http") == 1
         assert value_of(text, "postbus_connections_failed_total") == 1
         assert value_of(text, "postbus_authentication_failures_total") == 1
-        assert value_of(text, "postbus_connections_accepted_total", door="amqp") == 1
+        assert value_of(text, "postbus_connections_accepted_total", listener="amqp") == 1
         asked = {"api": "runtime", "status": "401"}
         assert value_of(text, "postbus_http_requests_total", **asked) == 1
-        assert bus._doors is not None
-        assert bus._doors._front is not None
-        assert bus._doors._front._max_connections == 1_000
-        bus._doors._front._max_connections = 0
-        reader, writer = await asyncio.open_connection(*bus.doors()[Door.PLAIN])
+        assert bus._listeners is not None
+        assert bus._listeners._front is not None
+        assert bus._listeners._front._max_connections == 1_000
+        bus._listeners._front._max_connections = 0
+        reader, writer = await asyncio.open_connection(*bus.listeners()[Listener.PLAIN])
         assert await reader.read() == b""
         writer.close()
         assert value_of(await scrape(bus), "postbus_connections_refused_total") == 1
@@ -535,7 +535,7 @@ async def test_tls_door_speaks_to_who_trusts_the_authority(run_bus: RunBus) -> N
     async with run_bus("orders") as bus:
         assert bus.authority_file is not None
         context = ssl.create_default_context(cafile=str(bus.authority_file))
-        host, port = bus.doors()[Door.TLS]
+        host, port = bus.listeners()[Listener.TLS]
         reader, writer = await asyncio.open_connection(host, port, ssl=context)
         writer.write(b"AMQP\x03\x01\x00\x00")
         assert await reader.readexactly(8) == b"AMQP\x03\x01\x00\x00"
@@ -544,7 +544,7 @@ async def test_tls_door_speaks_to_who_trusts_the_authority(run_bus: RunBus) -> N
 
 async def test_stop_ends_open_connections(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
-        _, port = bus.doors()[Door.PLAIN]
+        _, port = bus.listeners()[Listener.PLAIN]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await bus.stop()
         async with asyncio.timeout(10):
@@ -554,7 +554,7 @@ async def test_stop_ends_open_connections(run_bus: RunBus) -> None:
 
 async def test_taken_port_is_named_and_everything_is_released(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
-        _, taken = bus.doors()[Door.PLAIN]
+        _, taken = bus.listeners()[Listener.PLAIN]
         settings = Settings(port=taken, tls_port=0, http_port=0, metrics_port=0, control_port=0)
         with (
             tempfile.TemporaryDirectory(prefix="postbus-test-") as name,
@@ -575,8 +575,8 @@ def test_trouble_with_the_store_is_explained_without_secrets() -> None:
 
 async def test_a_stop_does_not_wait_for_who_waits_for_messages_over_http(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus, aiohttp.ClientSession() as session:
-        assert bus._doors is not None
-        runtime = bus._doors._runtime
+        assert bus._listeners is not None
+        runtime = bus._listeners._runtime
         assert runtime is not None
         http = dict(bus.summary())["http"]
         resource = quote_plus(f"{http}/")

@@ -210,7 +210,7 @@ class BusThread:
                 lambda: time.time_ns() // 1_000_000,
             )
             auditing = tasks.create_task(self.audit.keep_writing())
-            self._make_doors(tasks)
+            self._make_listeners(tasks)
             await self._listen()
             self._ready.set_result(None)
             await self._stop.wait()
@@ -222,7 +222,7 @@ class BusThread:
             await auditing
         await store.close()
 
-    def _make_doors(self, tasks: asyncio.TaskGroup) -> None:
+    def _make_listeners(self, tasks: asyncio.TaskGroup) -> None:
         hours = itertools.count(0, 3_600)
         self.suspicion = Suspicion(lambda: next(hours))  # each refusal is the first for long
         self.listener = AmqpListener(

@@ -67,10 +67,10 @@ def test_one_port_speaks_all(
     server, client = contexts
 
     async def run() -> None:
-        async with front() as doors:
-            both = await doors.listen(HOST, 0, tls=server)
-            secret = await doors.listen(HOST, 0, is_plain=False, tls=server)
-            plain = await doors.listen(HOST, 0)
+        async with front() as listeners:
+            both = await listeners.listen(HOST, 0, tls=server)
+            secret = await listeners.listen(HOST, 0, is_plain=False, tls=server)
+            plain = await listeners.listen(HOST, 0)
             for port, tls in ((both, None), (both, client), (secret, client), (plain, None)):
                 assert await answers_amqp(port, tls)
                 assert await answers_amqp(port, tls, step=3)
@@ -84,8 +84,8 @@ def test_tls_door_turns_plain_clients_away(
     runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, is_plain=False, tls=contexts[0])
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, is_plain=False, tls=contexts[0])
             for first in (AMQP_HEADER, GET_HEALTH):
                 reader, writer = await asyncio.open_connection(HOST, port)
                 writer.write(first)
@@ -101,8 +101,8 @@ def test_bodies_larger_than_the_buffers_come_and_go(
 ) -> None:
     async def run() -> None:
         body = bytes(range(256)) * 3_000
-        async with front(runtime=Echo()) as doors, aiohttp.ClientSession() as session:
-            port = await doors.listen(HOST, 0, tls=contexts[0])
+        async with front(runtime=Echo()) as listeners, aiohttp.ClientSession() as session:
+            port = await listeners.listen(HOST, 0, tls=contexts[0])
             for scheme, tls in (("http", True), ("https", contexts[1])):
                 url = f"{scheme}://{HOST}:{port}/orders/messages"
                 for _ in range(3):
@@ -120,20 +120,22 @@ def test_connections_of_all_doors_count_together(
     runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        async with front(max_connections=3) as doors:
-            one, other = await doors.listen(HOST, 0), await doors.listen(HOST, 0)
+        async with front(max_connections=3) as listeners:
+            one, other = await listeners.listen(HOST, 0), await listeners.listen(HOST, 0)
             _, amqp = await asyncio.open_connection(HOST, one)
             amqp.write(AMQP_HEADER)
             _, http = await asyncio.open_connection(HOST, other)
             http.write(GET_HEALTH)
             _, silent = await asyncio.open_connection(HOST, one)
-            await wait_until(lambda: doors.connection_count == 3 and doors.http.connection_count)
+            await wait_until(
+                lambda: listeners.connection_count == 3 and listeners.http.connection_count
+            )
             for port in (one, other, one):
                 reader, surplus = await asyncio.open_connection(HOST, port)
                 assert await hangs_up(reader)
                 surplus.close()
             http.close()
-            await wait_until(lambda: doors.connection_count < 3)
+            await wait_until(lambda: listeners.connection_count < 3)
             assert await answers_http(other)
             amqp.close()
             silent.close()
@@ -153,8 +155,8 @@ def test_who_does_not_say_what_it_wants_is_cut_off(
     monkeypatch.setattr(port_multiplexer, "ARRIVAL_S", 0.2)
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=contexts[0])
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=contexts[0])
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(first)
             assert await hangs_up(reader)
@@ -173,8 +175,8 @@ class BrokenContext(ssl.SSLContext):
 
 
 async def test_an_arrival_that_breaks_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
-    async with front() as doors:
-        port = await doors.listen(HOST, 0, tls=BrokenContext(ssl.PROTOCOL_TLS_SERVER))
+    async with front() as listeners:
+        port = await listeners.listen(HOST, 0, tls=BrokenContext(ssl.PROTOCOL_TLS_SERVER))
         reader, writer = await asyncio.open_connection(HOST, port)
         writer.write(b"\x16\x03\x01")
         assert await hangs_up(reader)
@@ -187,12 +189,12 @@ def test_close_does_not_wait_for_arrivals(
     runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     async def run() -> None:
-        async with asyncio.timeout(5), front() as doors:
-            port = await doors.listen(HOST, 0, tls=contexts[0])
+        async with asyncio.timeout(5), front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=contexts[0])
             kept = [await asyncio.open_connection(HOST, port) for _ in range(3)]
             for (_, writer), first in zip(kept, (b"", b"AM", b"\x16"), strict=True):
                 writer.write(first)
-            await wait_until(lambda: doors.connection_count == 3)
+            await wait_until(lambda: listeners.connection_count == 3)
 
     runner.run(run())
 
@@ -212,10 +214,10 @@ def test_clients_wait_while_no_descriptor_is_left(
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0)
             assert await answers_http(port)
-            await wait_until(lambda: not doors.connection_count)
+            await wait_until(lambda: not listeners.connection_count)
             clients = [socket.socket() for _ in range(3)]
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 10, limits[1]))
             spare = use_up_descriptors()
@@ -225,12 +227,12 @@ def test_clients_wait_while_no_descriptor_is_left(
                     client.sendall(GET_HEALTH)
                 for _ in range(5):
                     await wait_a_moment()
-                assert doors.connection_count < 3
+                assert listeners.connection_count < 3
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
                 for descriptor in spare:
                     os.close(descriptor)
-            await wait_until(lambda: doors.http.connection_count == 3)
+            await wait_until(lambda: listeners.http.connection_count == 3)
             for client in clients:
                 client.close()
 
@@ -239,21 +241,21 @@ def test_clients_wait_while_no_descriptor_is_left(
 
 def test_port_that_is_taken_is_an_error(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        async with front() as doors:
+        async with front() as listeners:
             with (
                 socket.create_server((HOST, 0)) as taken,
                 pytest.raises(OSError, match="in use"),
             ):
-                await doors.listen(HOST, taken.getsockname()[1])
+                await listeners.listen(HOST, taken.getsockname()[1])
 
     runner.run(run())
 
 
 def test_addresses_of_a_name_share_a_port(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen("localhost", 0)
-            for each in doors._sockets:
+        async with front() as listeners:
+            port = await listeners.listen("localhost", 0)
+            for each in listeners._sockets:
                 assert each.getsockname()[1] == port
 
     runner.run(run())
@@ -265,10 +267,10 @@ def test_descriptors_are_given_back(
     open_descriptors: Callable[[], int],
 ) -> None:
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=contexts[0])
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=contexts[0])
             assert await answers_http(port)
-            await wait_until(lambda: not doors.connection_count)
+            await wait_until(lambda: not listeners.connection_count)
             before = open_descriptors()
             for first in (AMQP_HEADER, GET_HEALTH, b"\x16\x03\x01\x00\x05hello", b"", b"POST"):
                 for _ in range(5):
@@ -276,7 +278,7 @@ def test_descriptors_are_given_back(
                     writer.write(first)
                     await wait_a_moment()
                     writer.transport.abort()
-            await wait_until(lambda: not doors.connection_count)
+            await wait_until(lambda: not listeners.connection_count)
             await wait_until(lambda: open_descriptors() <= before)
 
     runner.run(run())

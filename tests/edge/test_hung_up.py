@@ -67,12 +67,12 @@ def test_nothing_of_a_connection_waits_for_the_collector(
 ) -> None:
     async def run() -> Counter[str]:
         before: list[object] = [each for each in gc.get_objects() if isinstance(each, HELD)]
-        async with front(runtime=NeverAnswers()) as doors:
-            port = await doors.listen(HOST, 0)
+        async with front(runtime=NeverAnswers()) as listeners:
+            port = await listeners.listen(HOST, 0)
             sent = state(port)
             for _ in range(3):
                 await asyncio.to_thread(hang_up, port, sent)
-            await wait_until(lambda: doors.connection_count == 0)
+            await wait_until(lambda: listeners.connection_count == 0)
             with suppress(TimeoutError):  # what was cancelled takes a round to end
                 async with asyncio.timeout(1):
                     await wait_until(lambda: not alive(before))

@@ -106,8 +106,8 @@ def test_new_files_are_shown_to_new_clients_and_old_ones_stay(
     tls = ReloadingContext(TlsFiles(used.certificate_file, used.key_file))
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=tls.context)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=tls.context)
             reader, writer = await asyncio.open_connection(HOST, port, ssl=old)
             assert tls.look() is False
             install(other.certificate_file, used.certificate_file)
@@ -150,8 +150,8 @@ def test_broken_pair_is_logged_once_and_the_old_one_stays(
     before = serial_of(used.certificate_file)
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=tls.context)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=tls.context)
             install(other.certificate_file, used.certificate_file)  # the key does not fit yet
             assert tls.look() is False
             assert tls.look() is False
@@ -209,8 +209,8 @@ def test_certificate_that_was_made_is_renewed_while_it_is_used(
     client, first = trusting(files), serial_of(files.certificate_file)
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=tls.context)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=tls.context)
             reader, writer = await asyncio.open_connection(HOST, port, ssl=client)
             ago[0] = timedelta(hours=2)
             assert tls.look() is False
@@ -267,8 +267,8 @@ def test_versions_below_the_minimum_are_refused(
     client.maximum_version = getattr(ssl.TLSVersion, f"TLSv{offered.replace('.', '_')}")
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, tls=tls)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, tls=tls)
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await serial(port, client)
             assert await serial(port)
@@ -297,8 +297,8 @@ def test_clients_show_certificates_of_an_authority_that_may_change(
         return made
 
     async def run() -> None:
-        async with front() as doors:
-            port = await doors.listen(HOST, 0, is_plain=False, tls=tls.context)
+        async with front() as listeners:
+            port = await listeners.listen(HOST, 0, is_plain=False, tls=tls.context)
             assert await answers_http(port, client(used))
             for files in (None, other):
                 with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
@@ -333,8 +333,8 @@ async def test_certificate_of_an_authority_that_is_gone_does_not_live_on_in_a_se
             answer = peer.recv(1_000)
             return answer, peer.session
 
-    async with front() as doors:
-        port = await doors.listen(HOST, 0, is_plain=False, tls=tls.context)
+    async with front() as listeners:
+        port = await listeners.listen(HOST, 0, is_plain=False, tls=tls.context)
         session = None
         with suppress(ssl.SSLError, ConnectionError):  # TLS 1.2 is not spoken where clients sign
             answer, session = await asyncio.to_thread(ask, port, None)

@@ -19,8 +19,8 @@ from postbus.process.metrics import (
     MAX_ENTITY_LABELS,
     BusSample,
     CommitSample,
-    DoorSample,
     EntitySample,
+    ListenerSample,
     MetricsServer,
     PartitionSample,
     StoreSample,
@@ -52,7 +52,7 @@ def full_sample() -> BusSample:
         250_000,
         {"messages": 1_900_000_000.0},
         {("runtime", 201): 11},
-        [DoorSample("amqp", 5, 9)],
+        [ListenerSample("amqp", 5, 9)],
         [PartitionSample(0, "active", 2, 1, 77, is_full=True, commits=commits, round_trip_s=0.25)],
         [
             EntitySample(

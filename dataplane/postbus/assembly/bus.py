@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from postbus.assembly.control_listener import Controlled
 from postbus.assembly.declared_keys import DeclaredKeys, refuse_public_keys
 from postbus.assembly.defining import Defining
-from postbus.assembly.listeners import Door, Doors, DoorsError, Inside
+from postbus.assembly.listeners import Inside, Listener, ListenError, Listeners
 from postbus.assembly.loading import load_partitions
 from postbus.assembly.opening import BusError, Opened, Opening, read_seal
 from postbus.assembly.store_trouble import explain_store_error
@@ -117,7 +117,7 @@ class Bus:
         self._administration: Administration | None = None
         self._audit: Audit | None = None
         self._triage: Triage | None = None
-        self._doors = Doors(settings, definition, data)
+        self._listeners = Listeners(settings, definition, data)
         self._sampler: Sampler | None = None
         self._readiness: Readiness | None = None
         self._spans: OtlpSpans | None = None
@@ -187,7 +187,7 @@ class Bus:
 
     def cut_short(self) -> None:
         """Do not wait for clients any longer."""
-        self._doors.abort()
+        self._listeners.abort()
 
     async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
         stores: Stores | None = None
@@ -215,7 +215,7 @@ class Bus:
                         self._opened, sampler.directory = opened, opened.directory
                         await self._serve(stores, opened, changes, tasks, on_step, ready)
                 finally:
-                    await self._doors.close_metrics()
+                    await self._listeners.close_metrics()
         finally:
             if stores is not None:
                 await stores.close()
@@ -259,7 +259,7 @@ class Bus:
         tasks.create_task(self._administration.keep_reaping(), name="reap")
         tasks.create_task(self._administration.keep_counting(), name="count")
         try:
-            await self._open_doors(router, opened, readiness, tasks)
+            await self._open_listeners(router, opened, readiness, tasks)
             readiness.is_open = True
             ready.set_result(None)
             await self._stopping.wait()
@@ -268,7 +268,7 @@ class Bus:
             for task in following:
                 task.cancel()
             self._administration.stop()
-            await self._doors.close(self._grace_s)
+            await self._listeners.close(self._grace_s)
             await asyncio.gather(*(host.stop() for host in self._hosts))
             self._audit.stop()
             await auditing
@@ -384,7 +384,7 @@ class Bus:
 
     # --- doors ----------------------------------------------------------------------------------
 
-    async def _open_doors(
+    async def _open_listeners(
         self,
         router: Router,
         opened: Opened,
@@ -404,19 +404,19 @@ class Bus:
             controlled=self._controlled(router, opened),
         )
         try:
-            await self._doors.open(inside, tasks)
-        except DoorsError as error:
+            await self._listeners.open(inside, tasks)
+        except ListenError as error:
             raise BusError(str(error)) from error
 
     async def _open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
         try:
-            await self._doors.open_metrics(readiness, sampler, self._names)
-        except DoorsError as error:
+            await self._listeners.open_metrics(readiness, sampler, self._names)
+        except ListenError as error:
             raise BusError(str(error)) from error
 
     def _make_sampler(self, stores: Stores) -> Sampler:
         def complete(sample: BusSample) -> None:
-            self._doors.tell(sample)
+            self._listeners.tell(sample)
             sample.authentication_failures = self._authorizer.refused_count
 
         return Sampler(self._hosts, stores.all, self._clocks[stores.first], self._budget, complete)
@@ -463,14 +463,14 @@ class Bus:
         assert self._triage is not None
         return self._triage
 
-    def doors(self) -> dict[Door, tuple[str, int]]:
+    def listeners(self) -> dict[Listener, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""
-        return self._doors.addresses()
+        return self._listeners.addresses()
 
     @property
     def authority_file(self) -> Path | None:
         """What clients have to trust, when the certificate was made here."""
-        return self._doors.authority_file
+        return self._listeners.authority_file
 
     def connection_strings(self) -> list[tuple[str, str]]:
         """Return a title and a connection string for the first rule that may do everything."""
@@ -478,7 +478,7 @@ class Bus:
         if rule is None:
             return []
         key = self._keys.keys_of(None, rule).primary
-        endpoint = self._doors.endpoint()
+        endpoint = self._listeners.endpoint()
         if endpoint is None:
             return []
         how, text = endpoint
@@ -487,17 +487,17 @@ class Bus:
     def announcement(self) -> Announcement:
         """Return how the commands of this machine reach the bus; it holds a key."""
         strings = self.connection_strings() if self._dev_clock is not None else []
-        endpoint = self._doors.endpoint()
-        token_file = self._doors.control_token_file
+        endpoint = self._listeners.endpoint()
+        token_file = self._listeners.control_token_file
         return Announcement(
             bus=self._definition.name,
             pid=os.getpid(),
-            control=self._doors.control_url,
+            control=self._listeners.control_url,
             connection_string=strings[0][1] if strings else None,
             endpoint=endpoint[1] if endpoint else None,
             token_file=str(token_file) if token_file else None,
             ca_file=str(self.authority_file) if self.authority_file else None,
-            metrics=self._doors.metrics_url,
+            metrics=self._listeners.metrics_url,
         )
 
     def summary(self) -> list[tuple[str, str]]:
@@ -515,7 +515,7 @@ class Bus:
             ),
             ("data", str(self._data.path)),
         ]
-        lines += self._doors.summary()
+        lines += self._listeners.summary()
         if self._dev_clock is not None:
             lines.append(("clock", self._dev_clock.value))
         return lines

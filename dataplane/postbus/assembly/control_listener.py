@@ -46,7 +46,7 @@ class Controlled:
     controls: Controls | None
 
 
-class ControlDoor:
+class ControlListener:
     """The open control API. `token_file` is what callers read."""
 
     def __init__(self, server: ControlServer, token_file: Path, address: str) -> None:
@@ -64,7 +64,7 @@ class ControlDoor:
         context: ssl.SSLContext | None,
         suspicion: Suspicion,
         connections: Connections,
-    ) -> ControlDoor:
+    ) -> ControlListener:
         """Listen, with TLS when there is a context; `connections` tells who is connected.
 
         Raises `TokenFileError`, and OSError when the port cannot be had.

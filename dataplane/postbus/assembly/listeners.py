@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from postbus.assembly.control_listener import ControlDoor, Controlled
+from postbus.assembly.control_listener import Controlled, ControlListener
 from postbus.broker.access.authorization_rules import AuthorizationRules
 from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.own_names import OwnNames
@@ -38,12 +38,12 @@ from postbus.edge.web.authorization import HttpAuthorizer
 from postbus.edge.web.http_server import HttpServer
 from postbus.manifests.reader import BusDefinition
 from postbus.process.data_directory import DataDirectory
-from postbus.process.metrics import BusSample, DoorSample, MetricsServer, make_registry
+from postbus.process.metrics import BusSample, ListenerSample, MetricsServer, make_registry
 from postbus.process.sampling import Sampler
 from postbus.process.settings import ANY_ADDRESS, Settings, is_loopback
 
 
-class Door(Enum):
+class Listener(Enum):
     """Ways in for clients; the value is the scheme of its addresses."""
 
     PLAIN = "amqp"
@@ -51,7 +51,7 @@ class Door(Enum):
     HTTP = "http"
 
 
-class DoorsError(Exception):
+class ListenError(Exception):
     """A door cannot be opened; the text is for the user."""
 
 
@@ -71,7 +71,7 @@ class Inside:
     controlled: Controlled
 
 
-class Doors:
+class Listeners:
     """The ways into one bus; open them once."""
 
     def __init__(self, settings: Settings, definition: BusDefinition, data: DataDirectory) -> None:
@@ -84,21 +84,21 @@ class Doors:
         self._runtime: RuntimeHandler | None = None
         self._front: PortMultiplexer | None = None
         self._metrics: MetricsServer | None = None
-        self._control: ControlDoor | None = None
+        self._control: ControlListener | None = None
         self._reloading: list[asyncio.Task[None]] = []
         self._certificates: dict[str, ReloadingContext] = {}
-        self._ports: dict[Door, int] = {}
+        self._ports: dict[Listener, int] = {}
         self.authority_file: Path | None = None
         """What clients have to trust, when the certificate was made here."""
 
     async def open(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
-        """Listen; raises `DoorsError` when one port cannot be had. Close what is open then."""
+        """Listen; raises `ListenError` when one port cannot be had. Close what is open then."""
         await self._open_front(inside, tasks)
         if self._settings.is_control_enabled:
             await self._open_control(inside, tasks)
 
     async def open_metrics(self, readiness: Readiness, sampler: Sampler, names: OwnNames) -> None:
-        """Tell how the process is, also before anybody may come; raises `DoorsError`."""
+        """Tell how the process is, also before anybody may come; raises `ListenError`."""
         settings = self._settings
         if settings.is_metrics_enabled:
             registry = make_registry(sampler.sample)
@@ -152,15 +152,15 @@ class Doors:
             max_connections=limits.max_connections,
             strangers=Strangers.within(limits.max_connections),
         )
-        wanted: list[tuple[Door, int, bool, ssl.SSLContext | None]] = []
+        wanted: list[tuple[Listener, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:
-            wanted.append((Door.PLAIN, settings.port, True, None))
+            wanted.append((Listener.PLAIN, settings.port, True, None))
         if tls is not None:
-            wanted.append((Door.TLS, settings.tls_port, False, tls))
-        wanted.append((Door.HTTP, settings.http_port, settings.listens_plain, tls))
-        for door, port, is_plain, context in wanted:
+            wanted.append((Listener.TLS, settings.tls_port, False, tls))
+        wanted.append((Listener.HTTP, settings.http_port, settings.listens_plain, tls))
+        for listener, port, is_plain, context in wanted:
             with _port_errors(settings.host, port):
-                self._ports[door] = await self._front.listen(
+                self._ports[listener] = await self._front.listen(
                     settings.host, port, is_plain=is_plain, tls=context
                 )
 
@@ -176,7 +176,7 @@ class Doors:
         with _port_errors(settings.control_host, settings.control_port):
             try:
                 assert self._amqp is not None
-                self._control = await ControlDoor.open(
+                self._control = await ControlListener.open(
                     controlled,
                     settings,
                     self._data,
@@ -186,7 +186,7 @@ class Doors:
                     self._amqp.described,
                 )
             except TokenFileError as error:
-                raise DoorsError(str(error)) from error
+                raise ListenError(str(error)) from error
 
     async def close(self, grace_s: float) -> None:
         """Take nobody in any more; who is inside has `grace_s` to finish."""
@@ -231,9 +231,9 @@ class Doors:
             used = TlsFiles(certificate, key, minimum, client_authority_file)
             context = ReloadingContext(used, renewal)
         except CertificateUnusable as error:
-            raise DoorsError(str(error)) from error
+            raise ListenError(str(error)) from error
         except (OSError, ValueError) as error:
-            raise DoorsError(f"no certificate can be made: {error}") from error
+            raise ListenError(f"no certificate can be made: {error}") from error
         namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
         return context
 
@@ -257,23 +257,25 @@ class Doors:
         }
         sample.failed_connections = self._front.failed_count
         sample.http_answers = dict(self._front.http.answers)
-        for name, door in (("amqp", self._front.amqp), ("http", self._front.http)):
-            sample.doors.append(DoorSample(name, door.connection_count, door.accepted_count))
+        for name, listener in (("amqp", self._front.amqp), ("http", self._front.http)):
+            sample.listeners.append(
+                ListenerSample(name, listener.connection_count, listener.accepted_count)
+            )
 
-    def addresses(self) -> dict[Door, tuple[str, int]]:
+    def addresses(self) -> dict[Listener, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""
         host = self._settings.host
         shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
-        return {door: (shown, port) for door, port in self._ports.items()}
+        return {listener: (shown, port) for listener, port in self._ports.items()}
 
     def endpoint(self) -> tuple[str, str] | None:
         """Return how clients of this machine connect, and a connection string without a key."""
         found = self.addresses()
-        if Door.PLAIN in found:
-            host, port = found[Door.PLAIN]
+        if Listener.PLAIN in found:
+            host, port = found[Listener.PLAIN]
             return "without TLS", f"Endpoint=sb://{host}:{port};UseDevelopmentEmulator=true"
-        if Door.TLS in found:
-            host, port = found[Door.TLS]
+        if Listener.TLS in found:
+            host, port = found[Listener.TLS]
             return "with TLS", f"Endpoint=sb://{host}:{port}"
         return None
 
@@ -295,10 +297,10 @@ class Doors:
     def summary(self) -> list[tuple[str, str]]:
         """Return a title and an address for each door, for people."""
         lines = []
-        for door, (host, port) in self.addresses().items():
-            is_secret = door is Door.HTTP and not self._settings.listens_plain
-            scheme = "https" if is_secret else door.value
-            lines.append((door.value, f"{scheme}://{host}:{port}"))
+        for listener, (host, port) in self.addresses().items():
+            is_secret = listener is Listener.HTTP and not self._settings.listens_plain
+            scheme = "https" if is_secret else listener.value
+            lines.append((listener.value, f"{scheme}://{host}:{port}"))
         if self.metrics_url is not None:
             lines.append(("metrics", self.metrics_url))
         if self._control is not None:
@@ -319,4 +321,4 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
             reason = "needs more rights than this user has"
         else:
             reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
-        raise DoorsError(f"port {port} on {host} {reason}") from error
+        raise ListenError(f"port {port} on {host} {reason}") from error

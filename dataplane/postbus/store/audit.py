@@ -174,7 +174,8 @@ from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[])
 where audit.audit_no = said.audit_no
 """
 PAGE: Final = """
-select audit_no, begun_ms, ended_ms, calls, caller, address, door as protocol, verb, entity, detail, outcome
+select audit_no, begun_ms, ended_ms, calls, caller, address, door as protocol, verb, entity,
+    detail, outcome
 from postbus.audit
 where audit_no < $1
     and ($3::text is null or lower(entity) = lower($3))

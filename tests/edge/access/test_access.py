@@ -88,7 +88,7 @@ class Shown(NamedTuple):
 class Cell(NamedTuple):
     """One attempt of the table and what the guide says comes of it."""
 
-    door: str
+    listener: str
     attempt: str
     shown: str
     outcome: str
@@ -105,9 +105,9 @@ def cells() -> list[Cell]:
     rows = table("Every door, every right")
     assert tuple(rows[0][2:]) == COLUMNS
     found = []
-    for door, attempt, *outcomes in rows[2:]:
+    for listener, attempt, *outcomes in rows[2:]:
         found += [
-            Cell(door, attempt, shown, outcome)
+            Cell(listener, attempt, shown, outcome)
             for shown, outcome in zip(COLUMNS, outcomes, strict=True)
             if outcome
         ]
@@ -288,13 +288,13 @@ OVER_AMQP: dict[str, Callable[[ControlledBus, Shown, str], str]] = {
 def test_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
     resource = "sb://localhost/other" if cell.shown == "other queue" else "sb://localhost/"
     shown = shown_as(cell.shown, resource)
-    if cell.door in OVER_AMQP:
-        outcome = OVER_AMQP[cell.door](bus, shown, cell.attempt)
+    if cell.listener in OVER_AMQP:
+        outcome = OVER_AMQP[cell.listener](bus, shown, cell.attempt)
     else:
-        title, method, path, body = HTTP[cell.door, cell.attempt]
+        title, method, path, body = HTTP[cell.listener, cell.attempt]
         path = path.replace("{shown}", cell.shown.replace(" ", "-"))
-        token = "" if cell.door == "health" and not shown.token else shown.token
-        if cell.door == "health":
+        token = "" if cell.listener == "health" and not shown.token else shown.token
+        if cell.listener == "health":
             token = ""
         outcome = by_http(bus, title, method, path, token, body)
     assert outcome == cell.outcome
@@ -317,12 +317,16 @@ def test_table_names_every_attempt() -> None:
 
     Those of the control API are tried one by one in test_control_access.py.
     """
-    named = {(cell.door, cell.attempt) for cell in cells()}
-    assert {door for door, _ in named} >= set(OVER_AMQP)
+    named = {(cell.listener, cell.attempt) for cell in cells()}
+    assert {listener for listener, _ in named} >= set(OVER_AMQP)
     assert set(HTTP) <= named
     node = ManagementNode(cast(AmqpConnection, None), QUEUE)
-    assert {attempt for door, attempt in named if door == "management"} == set(node._operations)
-    assert {attempt for door, attempt in named if door == "HTTP"} == {each.value for each in Action}
+    assert {attempt for listener, attempt in named if listener == "management"} == set(
+        node._operations
+    )
+    assert {attempt for listener, attempt in named if listener == "HTTP"} == {
+        each.value for each in Action
+    }
 
 
 # --- how far a right reaches --------------------------------------------------------------------

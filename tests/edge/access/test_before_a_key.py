@@ -47,8 +47,8 @@ POST = f"POST /q/messages HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 0\r\n\r\n"
 def test_http_client_without_a_key_has_one_request_at_a_time(runner: asyncio.Runner) -> None:
     async def run() -> None:
         slow = Slow()
-        async with front(runtime=slow) as doors:
-            port = await doors.listen(HOST, 0)
+        async with front(runtime=slow) as listeners:
+            port = await listeners.listen(HOST, 0)
             reader, writer = await asyncio.open_connection(HOST, port)
             writer.write(POST)
             await wait_until(lambda: slow.asked == 1)
@@ -72,8 +72,8 @@ def test_http_client_without_a_key_has_twenty_seconds(
 
     async def run() -> None:
         slow = Slow()
-        async with front(runtime=slow) as doors:
-            port = await doors.listen(HOST, 0)
+        async with front(runtime=slow) as listeners:
+            port = await listeners.listen(HOST, 0)
             idle, idle_writer = await asyncio.open_connection(HOST, port)
             idle_writer.write(GET_HEALTH)
             busy, busy_writer = await asyncio.open_connection(HOST, port)
@@ -138,12 +138,12 @@ def test_heap_of_a_client_without_a_key(state) -> None:  # type: ignore[no-untyp
     async def run() -> int:
         slow = Slow()
         held = 0
-        async with front(runtime=slow) as doors:
-            port = await doors.listen(HOST, 0)
+        async with front(runtime=slow) as listeners:
+            port = await listeners.listen(HOST, 0)
             sent = state(port)
             first, *more = (sent,) if isinstance(sent, bytes) else sent
             clients = [socket.create_connection((HOST, port)) for _ in range(CLIENTS)]
-            await wait_until(lambda: doors.connection_count == CLIENTS)
+            await wait_until(lambda: listeners.connection_count == CLIENTS)
             tracemalloc.start()
             for data in (first, *more):
                 for client in clients:
@@ -153,7 +153,7 @@ def test_heap_of_a_client_without_a_key(state) -> None:  # type: ignore[no-untyp
             for client in clients:
                 client.close()
             slow.answer.set()
-            await wait_until(lambda: doors.connection_count == 0)
+            await wait_until(lambda: listeners.connection_count == 0)
             return held // CLIENTS
 
     with asyncio.Runner() as runner:

@@ -229,8 +229,8 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
     clock = Clock()
 
     async def run() -> None:
-        async with front(max_connections=3, strangers=Strangers(clock)) as doors:
-            port = await doors.listen(HOST, 0)
+        async with front(max_connections=3, strangers=Strangers(clock)) as listeners:
+            port = await listeners.listen(HOST, 0)
             kept = [await asyncio.open_connection(HOST, port) for _ in range(3)]
             for (reader, writer), first in zip(
                 kept, (b"A", AMQP_HEADER, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"), strict=True
@@ -238,16 +238,16 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
                 writer.write(first)
                 if len(first) > 1:
                     assert await reader.read(1)
-            assert len(doors.strangers) == 3
+            assert len(listeners.strangers) == 3
             clock.now_s += PATIENCE_S
             others = [await asyncio.open_connection(HOST, port) for _ in range(3)]
             for (reader, writer), _ in zip(kept, others, strict=True):
                 assert await hangs_up(reader)
                 writer.close()
-            assert doors.strangers.cut_count == 3
+            assert listeners.strangers.cut_count == 3
             for _, writer in others:
                 writer.close()
-            await wait_until(lambda: doors.connection_count == len(doors.strangers) == 0)
+            await wait_until(lambda: listeners.connection_count == len(listeners.strangers) == 0)
             assert await answers_http(port)
 
     runner.run(run())

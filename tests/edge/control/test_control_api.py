@@ -223,10 +223,10 @@ async def test_lock_made_in_moved_time_can_be_renewed_and_settled_by_the_sdk(
 async def test_connections_and_tokens_stay_on_real_time(bus: Bus, client: ServiceBusClient) -> None:
     async with client.get_queue_sender(QUEUE) as sender:
         await sender.send_messages(ServiceBusMessage("before"))
-        connections = (await bus.sample()).doors
+        connections = (await bus.sample()).listeners
         await advance(bus, "P30D")
         await sender.send_messages(ServiceBusMessage("after"))
-        assert (await bus.sample()).doors == connections
+        assert (await bus.sample()).listeners == connections
     assert (await sample_of(bus))["active"] == 2
 
 

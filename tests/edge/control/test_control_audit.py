@@ -216,8 +216,8 @@ def test_what_manifests_change_at_a_start_is_told_once(
     for _ in range(2):  # the second start changes nothing
         with controlled_bus(store, tmp_path / "bus") as bus:
             found = bus.caller.get("/v1/audit").body["items"]
-            assert [(each["caller"], each["protocol"], each["verb"], each["entity"], each["outcome"])
-                    for each in reversed(found)] == [
+            names = ("caller", "protocol", "verb", "entity", "outcome")
+            assert [tuple(each[name] for name in names) for each in reversed(found)] == [
                 ("manifests", "start", "put", "declared", "done"),
                 ("manifests", "start", "declare authorization rules", "", "done"),
             ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from postbus.assembly.listeners import Door
+from postbus.assembly.listeners import Listener
 from postbus.contract.entities import NamespaceProperties
 from tests.edge.control.control_bus import DEFINITION, ControlledBus, controlled_bus
 
@@ -20,7 +20,7 @@ def lets_in(bus: ControlledBus, version: ssl.TLSVersion) -> bool:
     """Say whether a client that speaks no newer TLS gets through the handshake."""
     context = ssl.create_default_context(cafile=str(bus.bus.authority_file))
     context.maximum_version = version
-    with socket.create_connection(bus.bus.doors()[Door.TLS], timeout=60) as plain:
+    with socket.create_connection(bus.bus.listeners()[Listener.TLS], timeout=60) as plain:
         try:
             with context.wrap_socket(plain, server_hostname="localhost") as secret:
                 return secret.version() is not None

@@ -86,11 +86,11 @@ async def rig_of(names: OwnNames | None = None) -> AsyncIterator[Rig]:
             is_healthy=lambda: made.health(),
             names=names,
         )
-        doors = PortMultiplexer(amqp, http, tasks)
-        made = Rig(await doors.listen(HOST, 0), session)
+        listeners = PortMultiplexer(amqp, http, tasks)
+        made = Rig(await listeners.listen(HOST, 0), session)
         yield made
         await session.close()
-        await doors.close()
+        await listeners.close()
         await amqp.stop(1.0)
         await http.stop(1.0)
 

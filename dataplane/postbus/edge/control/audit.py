@@ -22,7 +22,7 @@ from postbus.edge.control.calls import Answer, Call, Handler
 from postbus.edge.control.messages import path_of
 from postbus.edge.control.routes import Route
 
-DOOR: Final = "control API"
+PROTOCOL: Final = "control API"
 VERBS: Final = {
     "putNamespace": "put namespace",
     "putQueue": "put",
@@ -74,7 +74,7 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
             if isinstance(body, ResendMessages) and body.edit is not None:
                 verb = "edit messages"
                 detail["edited"] = sorted(body.edit.model_dump(by_alias=True, exclude_unset=True))
-    return AuditEntry(caller.name, address, DOOR, verb, entity, detail)
+    return AuditEntry(caller.name, address, PROTOCOL, verb, entity, detail)
 
 
 def told_of(answer: Answer) -> Told:
