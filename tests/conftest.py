@@ -22,10 +22,9 @@ import pytest
 
 from postbus.process.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
 from postbus.store.postgres import Store
+from tests.sdk_pauses import shorten_sdk_pauses
 
 TEMPLATE = "postbus_template"
-MEMORY_DISK = Path("/dev/shm")
-ROOMY_BYTES = 8 << 30  # a gigabyte a worker, of what is half of a machine's memory
 DATABASE_NUMBERS = itertools.count(1)
 
 
@@ -47,11 +46,16 @@ def run_elsewhere(work: Callable[[], Coroutine[object, object, None]]) -> None:
 
 
 @contextmanager
-def folder_below(parent: Path | None) -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Make a private folder whose path is short enough for the socket of a server."""
-    path = Path(tempfile.mkdtemp(prefix="postbus-test-", dir=parent))
+    path = Path(tempfile.mkdtemp(prefix="postbus-test-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_sdk_pauses() -> None:
+    shorten_sdk_pauses()
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +67,14 @@ def _no_context_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server_folder() -> Iterator[Path]:
-    with folder_below(None) as path:
+    with temporary_folder() as path:
         yield path
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[EmbeddedPostgres]:
-    """Run the server of all tests; POSTBUS_TEST_POSTGRES names its major version.
-
-    In memory where there is much of it: a disk spends a second on each database that is dropped.
-    Tests that kill servers or fill disks have their own on a disk.
-    """
-    is_roomy = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOMY_BYTES
-    with folder_below(MEMORY_DISK if is_roomy else None) as folder:
+    """Run the server of all tests; POSTBUS_TEST_POSTGRES names its major version."""
+    with temporary_folder() as folder:
         yield from run_server(folder)
 
 

@@ -81,6 +81,9 @@ PARTITION_COUNT = 2
 TLS_HOST = f"127.{os.getpid() >> 16 & 255}.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
 """A loopback address of this process: with TLS the SDK insists on the registered port."""
 
+SDK_READ_S = 0.05
+"""Time limit of a read, 0.2 s by default: closing a receiver waits for two that time out."""
+
 WAIT_S = 30.0
 MAX_RECEIVES = 20
 """How many HTTP receives may wait at one entity here."""
@@ -423,6 +426,7 @@ class BusThread:
         assert entry is not None
         host = self._hosts[entry.home_partition]
         before = host.reload_count
+        host._recovery.wait_s = 0.0  # failures of other tests were long ago
         assert host._journal is not None
         host._journal.fail(StoreUnavailable("a commit failed, says the test"))
         assert host.reload_count == before + 1
@@ -446,8 +450,10 @@ class BusThread:
     def client(
         self, rule: str = RULES[0].name, key: str | None = None, **said: object
     ) -> ServiceBusClient:
-        """Return the unmodified SDK's client; it does not repeat what fails unless told to."""
+        """Return the unmodified SDK's client, which repeats nothing unless `said` lets it."""
         options: dict[str, object] = {"retry_total": 0, **said}
+        if "transport_type" not in said:
+            options.setdefault("socket_timeout", SDK_READ_S)
         return ServiceBusClient.from_connection_string(self.connection_string(rule, key), **options)
 
 

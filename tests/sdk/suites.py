@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from postbus.process.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, dsn_of, folder_below, make_database
+from tests.conftest import TEMPLATE, dsn_of, make_database, temporary_folder
 from tests.sdk.keeper import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def run_suite(
     """
     database = f"sdk_{name}"
     make_database(server, database, template=TEMPLATE)
-    with folder_below(None) as folder:
+    with temporary_folder() as folder:
         manifests = folder / "entities.yaml"
         manifests.write_text("\n---\n".join(json.dumps(each) for each in entities()))
         plan = Plan(
