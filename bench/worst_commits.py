@@ -82,7 +82,7 @@ class Bench:
         self._changed = asyncio.Event()
 
     async def open(self) -> None:
-        await self._store.create_partition(0)
+        await self._store.open()
         self._look = await asyncpg.connect(self._dsn)
         await self._reopen()
         queue = PutDefinition(

@@ -23,6 +23,7 @@ import pytest
 from postbus.process.embedded import SUPERUSER, EmbeddedPostgres, find_binaries, major_of
 from postbus.store.postgres import Store
 from tests.sdk_pauses import shorten_sdk_pauses
+from tests.store.driving import make_partition
 
 TEMPLATE = "postbus_template"
 DATABASE_NUMBERS = itertools.count(1)
@@ -108,7 +109,7 @@ async def store(database: str) -> AsyncIterator[Store]:
 
 async def make_tables(dsn: str) -> None:
     store = Store(dsn)
-    await store.create_partition(0)
+    await make_partition(store, 0)
     await store.close()
 
 

@@ -12,7 +12,7 @@ from postbus.assembly.loading import load_partitions
 from postbus.broker.partition.host import Host
 from postbus.entity.commands import Command, Done, Reply, Tick
 from postbus.store.stores import Stores
-from tests.store.driving import connected, wait_until
+from tests.store.driving import connected, make_partition, wait_until
 
 
 class Asked:
@@ -31,7 +31,7 @@ class Asked:
 @pytest.fixture
 async def stores(database: str) -> AsyncIterator[Stores]:
     made = Stores([database])
-    await made.first.create_partition(0)
+    await make_partition(made.first, 0)
     yield made
     await made.close()
 

@@ -587,7 +587,7 @@ def statuses(bus: Bus) -> list[str]:
         state = host._state
         assert state is not None
         for entry in bus.directory.catalog.entries_of(host.partition_id):
-            entity = state.entity_by_no(entry.entity_no)
+            entity = state.entities.get(entry.entity_no)
             assert entity is not None
             found.append(entity.properties.status.value)
     return found

@@ -53,7 +53,7 @@ def check_partition(state: PartitionState) -> None:
     assert not window.is_over, "the budget is exceeded"
     kept = {entity_no for _, entity_no in state._inbox._last_numbers}
     kept |= state._idle.trackers.keys() | state._idle._frozen.keys()
-    assert kept <= state._entities.keys(), "something of a dropped entity is kept"
+    assert kept <= state.entities.keys(), "something of a dropped entity is kept"
 
 
 def check_sessions(queue: SessionQueue) -> int:

@@ -139,7 +139,7 @@ class Traffic:
     def check_history(self) -> None:
         """With a history, what was told to be accepted or completed is there, cancelled or not."""
         tables = self.rig.tables
-        if not self.rig.state._entities[QUEUE].keeps_settled:
+        if not self.rig.state.entities[QUEUE].keeps_settled:
             assert not tables.settled
             return
         rows = [name_of(envelope) for _, envelope in tables.rows.values()]

@@ -137,7 +137,7 @@ def test_cancelling_on_a_disabled_entity_is_refused() -> None:
 def test_definitions_survive_a_crash() -> None:
     rig = Rig(QueueProperties(max_delivery_count=4))
     rig.crash()
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert entity.properties.max_delivery_count == 4
     assert entity.name == "queue-7"

@@ -193,9 +193,9 @@ def test_two_sessions_in_one_transaction() -> None:
 def test_the_quota_counts_what_earlier_operations_took_and_freed() -> None:
     rig = Rig()
     filled = 1024 * MEGABYTE - 1_000
-    rig.state._entities[QUEUE].size_bytes = 0
+    rig.state.entities[QUEUE].size_bytes = 0
     rig.send(message("big", size_bytes=200_000))
-    rig.state._entities[QUEUE].size_bytes = filled
+    rig.state.entities[QUEUE].size_bytes = filled
     (big,) = rig.receive()
     answer = refused(rig, send("x", size_bytes=600), send("y", size_bytes=600))
     assert answer.refusal is Refusal.QUOTA_EXCEEDED
@@ -203,7 +203,7 @@ def test_the_quota_counts_what_earlier_operations_took_and_freed() -> None:
     assert refused(rig, send("x", "y", size_bytes=600)).refusal is Refusal.QUOTA_EXCEEDED
     freed = Transact([settle(big), send("x", size_bytes=600), send("y", size_bytes=600)])
     assert isinstance(rig.apply(freed), Transacted)
-    rig.state._entities[QUEUE].size_bytes = 1_200  # else these count as huge, to be read singly
+    rig.state.entities[QUEUE].size_bytes = 1_200  # else these count as huge, to be read singly
     assert rig.peek_names() == ["x", "y"]
 
 
@@ -326,7 +326,7 @@ def test_what_send_via_cannot_deliver_is_in_the_transfer_dead_letter_queue(case:
     rigs[2].put(QueueProperties(status=status), entity_no=OTHER)
     if case == "full":
         rigs[2].send("first", entity_no=OTHER)
-        rigs[2].state._entities[OTHER].size_bytes = 1024 * MEGABYTE
+        rigs[2].state.entities[OTHER].size_bytes = 1024 * MEGABYTE
     bus = Bus(rigs, {} if case == "gone" else {"far": (2, OTHER)})
     assert isinstance(rigs[1].apply(Transact([via("x", "far")])), Transacted)
     bus.settle()

@@ -271,11 +271,11 @@ def test_a_full_target_takes_what_fits_and_a_full_queue_its_own() -> None:
     megabyte = 1 << 20
     numbers = kill(rig, *(message(str(n), size_bytes=250_000) for n in range(5)))
     rig.put(QueueProperties(max_size_in_megabytes=1024), OTHER)
-    rig.state._entities[OTHER].max_size_bytes = megabyte
+    rig.state.entities[OTHER].max_size_bytes = megabyte
     handled = resend(rig, *numbers, to=OTHER)
     assert list(handled.done) == numbers[:4]
     assert refusals(handled) == {numbers[4]: Refusal.QUOTA_EXCEEDED}
-    entity = rig.state._entities[QUEUE]
+    entity = rig.state.entities[QUEUE]
     entity.max_size_bytes = entity.size_bytes
     larger = MessageEdit(properties={"p": "x" * 1_000})
     assert refusals(resend(rig, numbers[4], edit=larger)) == {numbers[4]: Refusal.QUOTA_EXCEEDED}
@@ -401,7 +401,7 @@ def test_a_subscription_with_sessions_and_its_limits() -> None:
 def test_a_topic_that_is_full_takes_back_what_does_not_grow() -> None:
     rig = topic_rig()
     (number,) = kill(rig, "a", entity_no=ONE, to=TOPIC)
-    topic = rig.state._entities[TOPIC]
+    topic = rig.state.entities[TOPIC]
     assert isinstance(topic, TopicState)
     topic.max_size_bytes = topic.total_bytes
     topic._room_checks = 0
@@ -531,7 +531,7 @@ def test_what_is_loaded_behind_a_backlog_comes_when_the_backlog_is_deleted() -> 
     taken = rig.receive("R", 2)
     rig.detach("R")
     rig.settle(Disposition.COMPLETE, *taken)
-    sub = rig.state._entities[QUEUE].active
+    sub = rig.state.entities[QUEUE].active
     last = rig.send("last")
     assert sub.backlog_count
     assert [each.sequence for each in sub.tail] == last
@@ -561,7 +561,7 @@ def changed_and_unloaded(rig: Rig, sub_queue: SubQueue, number: int) -> None:
     rig.submit(
         Settle(QUEUE, sub_queue, [one.lock_token], Disposition.ABANDON, properties={"seen": 1})
     )
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     limit_bytes, rig.budget.limit_bytes = rig.budget.limit_bytes, 0
     paging.shed(entity.sub_queue(sub_queue))

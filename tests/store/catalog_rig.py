@@ -14,11 +14,12 @@ from postbus.store.catalog import (
 )
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.postgres import Store
+from tests.store.driving import make_partition
 
 
 async def fence_of(store: Store) -> CatalogFence:
     """Return what is true now: the epoch of partition 0 and the catalog's version."""
-    await store.create_partition(0)
+    await make_partition(store, 0)
     async with store.aside() as connection:
         epoch = await connection.fetchval("select epoch from partition_0.owner")
         version = await connection.fetchval("select version from postbus.catalog_version")

@@ -22,6 +22,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.message.envelope import Envelope
 from postbus.store.journal import Journal
+from postbus.store.migrate import prepare_partition
 from postbus.store.postgres import Store
 
 NOW_MS = 1_700_000_000_000
@@ -117,6 +118,16 @@ class Driven:
         for one in outcomes:
             self.journal.submit(one, None)
         await self.seen.wait_told(wanted)
+
+
+async def make_partition(store: Store, partition_id: int) -> None:
+    """Make the tables of a partition unless they exist, as its first claim does."""
+    await store.open()
+    connection = await store.connect_writer(partition_id)
+    try:
+        await prepare_partition(connection, partition_id)
+    finally:
+        await connection.close()
 
 
 async def open_driven(store: Store, *, one_by_one: bool = False) -> Driven:

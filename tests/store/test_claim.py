@@ -25,6 +25,7 @@ from tests.store.driving import (
     definition,
     driven,
     insert,
+    make_partition,
     open_driven,
     outcome,
     reload,
@@ -191,7 +192,7 @@ async def test_claim_makes_the_tables_of_a_partition_that_has_none(store: Store)
     connection = await store.connect_writer(5)
     assert (await claim_partition(connection, 5, store.beats)).epoch == 1
     await connection.close()
-    await store.create_partition(5)
+    await make_partition(store, 5)
 
 
 @pytest.mark.slow

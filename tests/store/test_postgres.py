@@ -31,7 +31,7 @@ from postbus.store.postgres import (
     StoreUnavailable,
 )
 from tests.conftest import dsn_of, make_database, run_psql
-from tests.store.driving import connected, wait_until
+from tests.store.driving import connected, make_partition, wait_until
 
 CATALOG_OF_TABLES = """
 select c.relname, c.relkind::text, coalesce(c.reloptions::text, ''),
@@ -99,7 +99,7 @@ async def test_tables_of_a_newer_version_are_refused(store: Store, database: str
 async def test_database_is_prepared_once_by_many(postgres_server: EmbeddedPostgres) -> None:
     make_database(postgres_server, "many")
     stores = [Store(dsn_of(postgres_server, "many")) for _ in range(4)]
-    await asyncio.gather(*(store.create_partition(3) for store in stores))
+    await asyncio.gather(*(make_partition(store, 3) for store in stores))
     async with stores[0].reading() as connection:
         assert await connection.fetchval("select count(*) from postbus.store") == 1
         assert await connection.fetchval("select count(*) from partition_3.owner") == 1

@@ -14,6 +14,7 @@ from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 from postbus.store.postgres import Store
 from postbus.store.stores import Stores
 from tests.conftest import dsn_of, make_database, run_psql
+from tests.store.driving import make_partition
 from tests.store.relay import relaying
 
 NAMES = ("several_1", "several_2", "several_3")
@@ -88,7 +89,7 @@ async def test_without_another_the_rest_opens_and_it_shows_its_place_later(dsns:
             await stores.home_of(1).open()
         assert "cannot be used since" in str(stores.home_of(1).outage.text)
         stores.home_of(1)._dsn = dsns[1]
-        await stores.home_of(1).create_partition(1)
+        await make_partition(stores.home_of(1), 1)
         assert stores.home_of(1).outage.text is None
     finally:
         await stores.close()

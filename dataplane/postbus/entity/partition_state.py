@@ -122,10 +122,10 @@ class PartitionState:
             limits=limits,
             traffic={} if traffic is None else traffic,
         )
-        self._entities: dict[int, QueueState] = {}  # topics too, and subscriptions
-        self._turn.outbox = self._outbox = Outbox(self._turn, self._entities)
-        self._inbox = Inbox(self._turn, self._entities)
-        self._idle = IdleEntities(self._turn, self._entities)
+        self.entities: dict[int, QueueState] = {}  # topics too, and subscriptions
+        self._turn.outbox = self._outbox = Outbox(self._turn, self.entities)
+        self._inbox = Inbox(self._turn, self.entities)
+        self._idle = IdleEntities(self._turn, self.entities)
         self._consumers = self._turn.consumers
         self._purged: deque[array[int]] = deque()
         self._load(loaded)
@@ -166,7 +166,7 @@ class PartitionState:
 
     def counts(self, entity_no: int) -> Counts | None:
         """Return the counts of an entity, None when the partition does not know it."""
-        entity = self._entities.get(entity_no)
+        entity = self.entities.get(entity_no)
         if entity is None:
             return None
         return Counts(
@@ -181,17 +181,13 @@ class PartitionState:
 
     def locked_count(self, entity_no: int) -> int:
         """Return how many active messages of an entity are locked."""
-        entity = self._entities.get(entity_no)
+        entity = self.entities.get(entity_no)
         return 0 if entity is None else entity.active.locked_count
 
     def oldest(self, entity_no: int) -> tuple[int, int | None] | None:
         """Return row key and enqueued time of the active message that waits longest; `oldest`."""
-        entity = self._entities.get(entity_no)
+        entity = self.entities.get(entity_no)
         return None if entity is None else oldest(entity.active)
-
-    def entity_by_no(self, entity_no: int) -> QueueState | None:
-        """Return an entity for reading only."""
-        return self._entities.get(entity_no)
 
     # --- commands ---------------------------------------------------------------------------------
 
@@ -200,7 +196,7 @@ class PartitionState:
             case Enqueue():
                 return self._enqueue(command, found)
             case Settle():
-                entity = self._entities.get(command.entity_no)
+                entity = self.entities.get(command.entity_no)
                 if entity is None:
                     return _not_found()
                 return locks.settle(entity.sub_queue(command.sub_queue), command, found)
@@ -233,7 +229,7 @@ class PartitionState:
             case DeleteMessages():
                 return self._delete_messages(command, found)
             case DeleteChosen() | ResendChosen():
-                return message_operations.handle(self._entities, self._outbox, command, found)
+                return message_operations.handle(self.entities, self._outbox, command, found)
             case AddConsumer():
                 return self._add_consumer(command)
             case PutEntity():
@@ -241,9 +237,9 @@ class PartitionState:
             case DropEntity():
                 return self._drop_entity(command)
             case Transact():
-                return transactions.transact(self._entities, self._outbox, command, found)
+                return transactions.transact(self.entities, self._outbox, command, found)
             case CheckLocks() | ReserveNumbers():
-                return transactions.answer(self._entities, command)
+                return transactions.answer(self.entities, command)
             case Arrive():
                 return self._inbox.arrive(command, found)
             case Shipped():
@@ -278,14 +274,14 @@ class PartitionState:
         return reply
 
     def _enqueue(self, command: Enqueue, found: Sequence[StoredRow] | None) -> Reply | Needs:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         entity.accessed_ms = self._turn.now_ms
         return entity.enqueue(command, found)
 
     def _add_consumer(self, command: AddConsumer) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         refused = entity.receive_refusal(command.sub_queue)
@@ -322,7 +318,7 @@ class PartitionState:
     def _use_session(
         self, command: SessionCommand, found: Sequence[StoredRow] | None
     ) -> Reply | Needs:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         refused = _not_found() if entity is None else entity.receive_refusal()
         if entity is None or refused is not None:
             return refused or _not_found()
@@ -331,7 +327,7 @@ class PartitionState:
         return entity.active.sessions.apply(command, found)
 
     def _complete_sessions(self, command: CompleteSessions) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         if entity.active.sessions is None:
@@ -339,7 +335,7 @@ class PartitionState:
         return entity.active.sessions.complete(command)
 
     def _supply(self, command: SupplyRows) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return DONE
         if command.sub_queue is SubQueue.SCHEDULED:
@@ -349,13 +345,13 @@ class PartitionState:
         return DONE
 
     def _renew_locks(self, command: RenewLocks) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         return locks.renew(entity.sub_queue(command.sub_queue), command)
 
     def _lose_locks(self, command: LoseLocks) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         for sub in entity.sub_queues():
@@ -363,7 +359,7 @@ class PartitionState:
         return DONE
 
     def _peek(self, command: Peek, found: Sequence[StoredRow] | None) -> Reply | Needs:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         if entity.properties.status is EntityStatus.DISABLED:
@@ -374,7 +370,7 @@ class PartitionState:
     def _receive_deferred(
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
     ) -> Reply | Needs:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
@@ -383,14 +379,14 @@ class PartitionState:
     def _delete_messages(
         self, command: DeleteMessages, found: Sequence[StoredRow] | None
     ) -> Reply | Needs:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
         return browse.delete_messages(entity.sub_queue(command.sub_queue), command, found)
 
     def _cancel(self, command: CancelScheduled) -> Reply:
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         if entity.properties.status is EntityStatus.DISABLED:
@@ -401,7 +397,7 @@ class PartitionState:
 
     def _put_entity(self, command: PutEntity) -> Reply:
         self.catalog_version = max(self.catalog_version, command.catalog_version)
-        entity = self._entities.get(command.entity_no)
+        entity = self.entities.get(command.entity_no)
         if entity is None:
             first = self._first_sequence(is_partitioned=command.is_partitioned)
             entity = self._add_entity(command, first, 0)
@@ -448,7 +444,7 @@ class PartitionState:
                 share=share,
             )  # fmt: skip
         else:
-            topic = None if stored.topic_no is None else self._entities[stored.topic_no]
+            topic = None if stored.topic_no is None else self.entities[stored.topic_no]
             assert topic is None or isinstance(topic, TopicState)
             entity = QueueState(
                 entity_no, stored.name, stored.properties, turn, next_sequence, size_bytes,
@@ -456,12 +452,12 @@ class PartitionState:
             )  # fmt: skip
             if topic is not None:
                 topic.put_subscription(entity, stored.rules)
-        self._entities[entity_no] = entity
+        self.entities[entity_no] = entity
         return entity
 
     def _drop_entity(self, command: DropEntity) -> Reply:
         self.catalog_version = max(self.catalog_version, command.catalog_version)
-        entity = self._entities.pop(command.entity_no, None)
+        entity = self.entities.pop(command.entity_no, None)
         if entity is None:
             return DONE
         if isinstance(entity, TopicState):
@@ -523,7 +519,7 @@ class PartitionState:
                 attempts.append(attempt)
         if row_keys:
             mutations.append(RecordAcquired(row_keys, attempts))
-        for entity in self._entities.values():
+        for entity in self.entities.values():
             mutations.append(entity.recorded_size())
             if entity.accessed_ms and entity.entity_no not in self._idle.trackers:
                 mutations.append(RecordUse(entity.entity_no, entity.accessed_ms))
@@ -534,7 +530,7 @@ class PartitionState:
         for row in loaded.seen:
             rows.setdefault(row.entity_no, []).append(row)
         for entity_no, seen in rows.items():
-            entity = self._entities.get(entity_no)
+            entity = self.entities.get(entity_no)
             if entity is not None and entity.seen is not None:
                 entity.seen.load(seen)
 
@@ -549,11 +545,11 @@ class PartitionState:
         self._load_seen(loaded)
         blocks = sorted(loaded.blocks)
         for block in blocks:
-            entity = self._entities.get(block.entity_no)
+            entity = self.entities.get(block.entity_no)
             if entity is not None and block.sub_queue is SubQueue.ACTIVE:
                 entity.active.numbering.add_loaded(block)
         for (entity_no, kind), keys in loaded.keys.items():
-            entity = self._entities.get(entity_no)
+            entity = self.entities.get(entity_no)
             if entity_no == OUTBOX_NO:
                 continue
             if entity is None:
@@ -567,15 +563,15 @@ class PartitionState:
         for due in loaded.due:
             due_rows.setdefault(due.entity_no, []).append(due)
         for entity_no, rows in due_rows.items():
-            if entity_no in self._entities:
-                self._entities[entity_no].scheduled.load(rows)
-        for entity in self._entities.values():
+            if entity_no in self.entities:
+                self.entities[entity_no].scheduled.load(rows)
+        for entity in self.entities.values():
             if entity.active.sessions is not None:
                 entity.active.sessions.load_sessions(loaded)
         first_keys = [block.first_key for block in blocks]
         for row_key, attempt in loaded.attempts.items():
             block = blocks[bisect_right(first_keys, row_key) - 1]
-            entity = self._entities.get(block.entity_no)
+            entity = self.entities.get(block.entity_no)
             if entity is not None:
                 entity.sub_queue(block.sub_queue).attempts[row_key] = attempt
 

@@ -33,7 +33,6 @@ from postbus.store.errors import (
 from postbus.store.incarnation import Broker, this_process
 from postbus.store.migrate import (
     partition_holds_anything,
-    prepare_partition,
     prepare_store,
     schema_of,
 )
@@ -142,16 +141,6 @@ class Store:
                 await prepare_store(connection)
                 if self._check is not None:
                     await self._check(connection)
-        finally:
-            await lane.close()
-
-    async def create_partition(self, partition_id: int) -> None:
-        """Make the tables of a partition unless they exist."""
-        await self.open()
-        lane = Lane(self._connect_setup)
-        try:
-            async with lane.use() as connection:
-                await prepare_partition(connection, partition_id)
         finally:
             await lane.close()
 

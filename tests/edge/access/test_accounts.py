@@ -223,7 +223,7 @@ def test_unfinished_deliveries_of_one_key_leave_room_for_those_of_others(
         for _ in range(2):
             begin_delivery(clients.enter_context(connect(bus, TENANT)), queue, 0, 200_000)
         wait_until(bus, lambda: intake.unfinished.used == 400_000)
-        assert intake.used_bytes == 400_000
+        assert intake.unanswered.used == 400_000
         third = clients.enter_context(connect(bus, TENANT))
         begin_delivery(third, queue, 0, 40_000)
         begin_delivery(third, queue, 1, 90_000)
@@ -288,7 +288,7 @@ def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
         assert not intake.is_over(ROOT.name)
         assert goes_on(send, undisturbed_s)
         bus.run(partition.let_go())
-        wait_until(bus, lambda: intake.used_bytes == 0)
+        wait_until(bus, lambda: intake.unanswered.used == 0)
 
 
 async def entity_no(bus: BusThread, name: str) -> int:

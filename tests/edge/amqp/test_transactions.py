@@ -318,7 +318,7 @@ def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) 
         client.write(client.transfer(client.next_id(), message(b"after")))
         client.expect(DISPOSITION)  # its commit comes behind that of the transaction
         assert bus.counts(queue).active == 2
-        assert (account.used_bytes, account.waiting.used) == (0, 0)
+        assert (account.unanswered.used, account.waiting.used) == (0, 0)
 
 
 def test_a_discharge_waits_until_every_lock_was_looked_at(
@@ -458,13 +458,13 @@ def test_open_transactions_hold_nobody_up(
     rolled_back, committed = client.declare(), client.declare()
     assert accepts(client.send_in(rolled_back, message(b"x" * 50_000)), rolled_back)
     assert accepts(client.send_in(committed, message(b"x" * 40_000)), committed)
-    assert account.used_bytes == 0
+    assert account.unanswered.used == 0
     assert account.waiting.used > 90_000
     refused = client.send_in(rolled_back, message(b"x" * 50_000))
     assert condition(refused) == "com.microsoft:server-busy"
     assert condition(client.discharge(rolled_back)) == "amqp:transaction:rollback"
     assert int(client.discharge(committed).descriptor) == ACCEPTED
-    assert (account.used_bytes, account.waiting.used) == (0, 0)
+    assert (account.unanswered.used, account.waiting.used) == (0, 0)
     assert bus.counts(queue).active == 1
 
 
@@ -512,7 +512,7 @@ def test_one_bad_message_through_an_entity_fails_alone(
         ]
     )
     assert client.dispositions(3) == dict(zip(ids, [ACCEPTED, REJECTED, ACCEPTED], strict=True))
-    assert bus.listener.intake.used_bytes == 0
+    assert bus.listener.intake.unanswered.used == 0
 
 
 def test_nothing_is_sent_on_to_what_cannot_be_sent_to(

@@ -37,7 +37,7 @@ from tests.edge.sdk.sdk_steps import send
 async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
     async with aiohttp.ClientSession() as session:
         yield HttpClient(bus, session)
-    assert bus.listener.intake.used_bytes == 0
+    assert bus.listener.intake.unanswered.used == 0
 
 
 async def test_a_message_is_sent_locked_and_completed(http: HttpClient, queue: str) -> None:
@@ -336,7 +336,7 @@ async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
-    assert http.bus.listener.intake.used_bytes == len("maybe")  # it is under way still
+    assert http.bus.listener.intake.unanswered.used == len("maybe")  # it is under way still
     http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
 
 
@@ -351,7 +351,7 @@ async def test_who_hangs_up_while_a_send_is_under_way_makes_no_room(
         sending.cancel()
         await asyncio.wait([sending])
         await wait_for_connections(http, 0)
-        assert http.bus.listener.intake.used_bytes == 5 * count
+        assert http.bus.listener.intake.unanswered.used == 5 * count
     for on_reply in late:
         http.bus.run(tell(on_reply, Refused(Refusal.NOT_APPLIED)))
 

@@ -25,7 +25,7 @@ TOKEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
     async with aiohttp.ClientSession() as session:
         yield HttpClient(bus, session)
-    assert bus.listener.intake.used_bytes == 0
+    assert bus.listener.intake.unanswered.used == 0
     assert bus.listener.intake.reading.used == 0
     assert sum(bus.receives._waiting.values()) == 0
 

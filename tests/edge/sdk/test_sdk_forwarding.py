@@ -405,7 +405,7 @@ def shrink(bus: BusThread, name: str) -> None:
 
     async def set_sizes() -> None:
         for host in bus._hosts:
-            entity = None if host._state is None else host._state.entity_by_no(entry.entity_no)
+            entity = None if host._state is None else host._state.entities.get(entry.entity_no)
             if entity is not None:
                 entity.max_size_bytes = 1
 

@@ -256,7 +256,7 @@ def test_older_ids_are_confirmed_by_the_tables() -> None:
 
 def exact_ones(rig: Rig, count: int) -> list[str]:
     """Return the names m0 ... that are known exactly at this moment."""
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert entity.seen is not None
     recent = entity.seen._recent
@@ -348,7 +348,7 @@ def test_detection_is_exact_over_windows_and_restarts(seed: int) -> None:
 @pytest.mark.usefixtures("few")
 def test_what_left_the_window_is_swept_out_of_memory_and_tables() -> None:
     rig = Rig(PROPERTIES)
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert entity.seen is not None
     for n in range(500):

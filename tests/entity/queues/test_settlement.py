@@ -110,7 +110,7 @@ def test_a_disabled_entity_refuses_sends(status: EntityStatus, refusal: Refusal)
 def test_a_full_entity_refuses_until_something_leaves() -> None:
     rig = Rig()
     mebi = 1024 * 1024
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     rig.send(message("a", size_bytes=1000))
     entity.max_size_bytes = 1500
     reply = rig.apply(Enqueue(QUEUE, [message("b", size_bytes=501)]))

@@ -61,7 +61,7 @@ def rig_of(**settings: object) -> Rig:
 
 
 def queue_of(rig: Rig) -> SessionQueue:
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert entity.active.sessions is not None
     return entity.active.sessions
@@ -409,7 +409,7 @@ def test_states_that_were_removed_are_not_remembered_for_ever(
             rig.now_ms += 1
             rig.apply(SetSessionState(QUEUE, name.encode(), rig.names[name], state))
         rig.detach(name)
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert isinstance(entity.active, SessionQueue)
     assert len(entity.active.values._held) < 60

@@ -71,7 +71,7 @@ def rig_of(**settings: object) -> Rig:
 
 
 def queue_of(rig: Rig) -> SessionQueue:
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert entity.active.sessions is not None
     return entity.active.sessions
@@ -542,7 +542,7 @@ def test_states_count_in_the_size_of_their_entity_also_after_a_crash() -> None:
 
 def test_the_quota_refuses_states_and_what_is_sent_beside_them() -> None:
     rig = rig_of()
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     entity.max_size_bytes = 10_000
     accepted = 0
@@ -572,7 +572,7 @@ def test_the_states_of_a_subscription_count_in_its_topic() -> None:
     rig = Rig()
     rig.put_topic()
     rig.put_subscription(21, SubscriptionProperties(requires_session=True))
-    topic = rig.state.entity_by_no(TOPIC)
+    topic = rig.state.entities.get(TOPIC)
     assert topic is not None
     topic.max_size_bytes = 10_000
     rig.send(message("m", session="s"), entity_no=TOPIC)  # room is known from here on

@@ -197,7 +197,7 @@ def test_partitioned_entities_number_by_partition_and_have_a_size_for_each(
     assert [p.sequence for p in rig.peek(entity_no=ONE)] == [first]
     rig.crash()
     assert publish(rig, "b") == [first + 256]
-    topic = rig.state.entity_by_no(TOPIC)
+    topic = rig.state.entities.get(TOPIC)
     assert isinstance(topic, TopicState)
     assert topic.max_size_bytes == size_bytes
     topic.max_size_bytes = topic.total_bytes + 256 * 1024 - 1
@@ -210,12 +210,12 @@ def test_partitioned_entities_number_by_partition_and_have_a_size_for_each(
 
 def test_a_partitioned_queue_too() -> None:
     rig = Rig()
-    properties = rig.state.entity_by_no(QUEUE).properties
+    properties = rig.state.entities.get(QUEUE).properties
     put = PutEntity(50, "q", EntityKind.QUEUE, properties, 1, is_partitioned=True)
     rig.apply(put)
     assert rig.send("a", "b", entity_no=50) == [(3 << 48) + 1, (3 << 48) + 2]
     assert rig.peek_names(entity_no=50) == ["a", "b"]
-    entity = rig.state.entity_by_no(50)
+    entity = rig.state.entities.get(50)
     assert entity is not None
     assert entity.max_size_bytes == 1024 * 1024 * 1024  # each part has all of it
     rig.crash()

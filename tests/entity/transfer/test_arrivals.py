@@ -34,7 +34,7 @@ def test_too_many_copies_for_one_commit_come_in_several(monkeypatch: pytest.Monk
 
 def test_what_is_received_at_once_makes_room_for_the_next() -> None:
     rig = Rig()
-    entity = rig.state.entity_by_no(QUEUE)
+    entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     entity.max_size_bytes = 1_000
     rig.consumer("A", mode=DELETE)

@@ -165,7 +165,7 @@ class ForwardMachine(RuleBasedStateMachine):
                 assert name in where, f"{name} was accepted and is gone"
         for rig in self.rigs.values():
             assert len(rig.state._outbox) == 0
-            assert all(entity.outbound == 0 for entity in rig.state._entities.values())
+            assert all(entity.outbound == 0 for entity in rig.state.entities.values())
 
 
 TestForwarding = pytest.mark.slow(pytest.mark.behaviour("S203", "S204")(ForwardMachine.TestCase))

@@ -81,7 +81,7 @@ def test_new_messages_go_straight_to_the_target_in_order() -> None:
     bus.settle()
     assert bodies(bus) == names
     assert bus.rigs[1].tables.rows == {}
-    assert bus.rigs[1].state._entities[QUEUE].size_bytes == 0
+    assert bus.rigs[1].state.entities[QUEUE].size_bytes == 0
 
 
 @pytest.mark.behaviour("S204")
@@ -297,7 +297,7 @@ def test_what_the_target_refuses_is_in_the_transfer_dead_letter_queue(
         bus.places.clear()
     elif case == "full":
         bus.rigs[2].send("first", entity_no=TARGET)
-        bus.rigs[2].state._entities[TARGET].size_bytes = 1 << 30
+        bus.rigs[2].state.entities[TARGET].size_bytes = 1 << 30
     bus.rigs[1].send("a", "b", "c")
     bus.settle()
     assert bus.rigs[1].peek_names(DLQ) == []
@@ -322,13 +322,13 @@ def test_a_transfer_dead_letter_is_completed_and_gone() -> None:
     assert rig.peek_names(DLQ) == []
     rig.settle(Disposition.COMPLETE, letter, sub_queue=TDLQ)
     assert rig.tables.rows == {}
-    assert rig.state._entities[QUEUE].size_bytes == 0
+    assert rig.state.entities[QUEUE].size_bytes == 0
 
 
 def test_a_refused_message_does_not_hold_up_the_next() -> None:
     bus = make_bus(FORWARDING)
     bus.rigs[1].send("a", message("x", size_bytes=200_000), "b")
-    bus.rigs[2].state._entities[TARGET].max_message_bytes = 1_000
+    bus.rigs[2].state.entities[TARGET].max_message_bytes = 1_000
     bus.settle()
     assert bodies(bus) == ["a", "b"]
     assert list(transfer_letters(bus.rigs[1])) == ["x"]
@@ -432,7 +432,7 @@ def test_what_nobody_decided_is_offered_again_after_a_while() -> None:
 
 def test_the_size_of_what_waits_counts_for_its_source() -> None:
     rig = Rig(FORWARDING)
-    rig.state._entities[QUEUE].max_size_bytes = 1_000
+    rig.state.entities[QUEUE].max_size_bytes = 1_000
     for n in range(10):
         rig.send(f"m{n}")
     reply = rig.apply(Enqueue(QUEUE, [message("x")]))

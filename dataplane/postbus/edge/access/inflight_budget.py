@@ -95,11 +95,6 @@ class Intake:
         """Return an intake that has room for some messages of the largest size."""
         return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
 
-    @property
-    def used_bytes(self) -> int:
-        """What all accounts have on the way."""
-        return self.unanswered.used
-
     def is_over(self, account: str) -> bool:
         """Say whether further credit of an account must wait."""
         used = self.unanswered.used

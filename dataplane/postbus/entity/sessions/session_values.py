@@ -36,7 +36,7 @@ class SessionValues:
     What all of them count is `state_bytes` of the entity.
     """
 
-    __slots__ = ("_entity", "_entity_no", "_held", "_held_bytes", "_turn", "stored")
+    __slots__ = ("_entity", "_entity_no", "_held", "_turn", "held_bytes", "stored")
 
     def __init__(self, entity: QueueState, turn: Turn) -> None:
         self._entity = entity
@@ -44,7 +44,7 @@ class SessionValues:
         self._turn = turn
         self.stored: dict[bytes, StoredState] = {}
         self._held: dict[bytes, tuple[int, bytes | None]] = {}
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def load(self, stored: dict[bytes, StoredState]) -> None:
         """Take over times and sizes of an earlier life."""
@@ -52,11 +52,6 @@ class SessionValues:
         self._entity.state_bytes = sum(
             _counted_bytes(session_id, state.size_bytes) for session_id, state in stored.items()
         )
-
-    @property
-    def held_bytes(self) -> int:
-        """What the values in memory take of the window."""
-        return self._held_bytes
 
     def get(self, session_id: bytes, found: Sequence[StoredRow] | None) -> Reply | Needs:
         held = self._held.get(session_id)
@@ -106,7 +101,7 @@ class SessionValues:
             session_id, (set_ms, state) = next(iter(self._held.items()))
             if set_ms >= committed_ms or (
                 state is not None
-                and self._held_bytes <= most_bytes
+                and self.held_bytes <= most_bytes
                 and len(self._held) <= KEPT_VALUES
             ):
                 return
@@ -114,7 +109,7 @@ class SessionValues:
 
     def clear(self) -> None:
         """Forget everything: the entity is dropped."""
-        self._account(-self._held_bytes)
+        self._account(-self.held_bytes)
         self._held.clear()
         self.stored.clear()
         self._entity.state_bytes = 0
@@ -125,7 +120,7 @@ class SessionValues:
             self._account(-len(held[1] or b""))
 
     def _account(self, size_bytes: int) -> None:
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
         self._turn.window.add(0, size_bytes)
 
 
