@@ -102,7 +102,7 @@ def table(title: str) -> list[list[str]]:
 
 
 def cells() -> list[Cell]:
-    rows = table("Every door, every right")
+    rows = table("Access by endpoint")
     assert tuple(rows[0][2:]) == COLUMNS
     found = []
     for listener, attempt, *outcomes in rows[2:]:
@@ -524,11 +524,11 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
         bus, signed("sb://localhost", life_s=-1)
     ),
     (
-        "password of a rule that stands on two queues with one key",
+        "password of a rule that is defined on two queues with one key",
         "send to either",
     ): send_to_either,
     (
-        "good token, `Host` of a stranger's name that leads to loopback",
+        "valid token, foreign name in `Host` that resolves to loopback",
         "read a definition",
     ): lambda bus: str(
         ask(bus, "GET", f"/{QUEUE}", Host=FOREIGN, Authorization=signed("sb://localhost"))[0]
@@ -542,7 +542,7 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     ): lambda bus: requests_of(bus, OPERATIONS - OF_SUB_QUEUES),
     (
         "password whose rule is changed",
-        "commit what waits in a transaction",
+        "commit an open transaction",
     ): commit_after_a_change,
     ("token that ends", "link of it"): outlive_a_token,
     ("control token of the scope `read`", "delete a queue"): lambda bus: call_with_scope(
@@ -550,15 +550,15 @@ REACH: dict[tuple[str, str], Callable[[ControlledBus], str]] = {
     ),
     (
         "control token of the scope `definitions`",
-        "tell the keys of authorization rules",
+        "read the keys of authorization rules",
     ): lambda bus: call_with_scope(bus, "definitions", "GET", "/v1/authorization-rules?keys=true"),
-    ("page of a stranger's host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
+    ("page of a foreign host (`Origin`)", "WebSocket to loopback"): lambda bus: open_websocket(
         bus, Origin=f"https://{FOREIGN}"
     ),
 }
 
 
-@pytest.mark.parametrize(("shown", "attempt", "outcome"), table("How far a right reaches")[2:])
+@pytest.mark.parametrize(("shown", "attempt", "outcome"), table("Scope of rights")[2:])
 def test_every_row_of_how_far_a_right_reaches(
     bus: ControlledBus, shown: str, attempt: str, outcome: str
 ) -> None:
@@ -566,7 +566,7 @@ def test_every_row_of_how_far_a_right_reaches(
 
 
 def test_table_of_reach_has_every_attempt() -> None:
-    rows = table("How far a right reaches")[2:]
+    rows = table("Scope of rights")[2:]
     assert {(shown, attempt) for shown, attempt, _ in rows} == set(REACH)
 
 
