@@ -34,6 +34,7 @@ from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import message, running, spread
+from tests.broker.putting import put_queue
 
 pytestmark = pytest.mark.slow
 
@@ -382,7 +383,7 @@ async def test_age_of_the_oldest_message_is_known_also_when_it_lies_in_the_store
 async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> None:
     async with administered(store, partition_count=2) as (administration, bus):
         names = {bus.directory.homes_of(entry)[0]: entry.name for entry in [
-            await bus.directory.put_queue(f"q{n}", QUEUE) for n in range(8)
+            await put_queue(bus.directory, f"q{n}", QUEUE) for n in range(8)
         ]}  # fmt: skip
         source, target = names[0], names[1]
         await administration.put_queue(

@@ -31,6 +31,7 @@ from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
 from tests.broker.partition.test_host import message, until
 from tests.broker.partition_rig import running, spread
+from tests.broker.putting import put_queue, put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -
     directory = directory_of(CatalogStore(store), 2)
     await directory.load()
     name = next(name for name in map("Queue-{}".format, range(99)) if home_of(name.lower(), 2) == 1)
-    entry = await directory.put_queue(name, QueueProperties())
+    entry = await put_queue(directory, name, QueueProperties())
     clock = EntityClock(
         lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
     )
@@ -105,8 +106,8 @@ async def test_a_command_reaches_the_partition_its_name_lives_in(store: Store) -
 
 async def test_paths_of_subscriptions_lead_to_them(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_topic("Sales/eu", TopicProperties())
-        entry = await bus.directory.put_subscription("sales/EU", "Audit", SubscriptionProperties())
+        await put_topic(bus.directory, "Sales/eu", TopicProperties())
+        entry = await put_subscription(bus.directory, "sales/EU", "Audit", SubscriptionProperties())
         for path in ("sales/eu/subscriptions/audit", "/Sales/eu/Subscriptions/Audit"):
             for suffix, sub_queue in (
                 ("", SubQueue.ACTIVE),
@@ -130,11 +131,11 @@ async def test_paths_of_subscriptions_lead_to_them(store: Store) -> None:
 
 async def test_partitioned_entities_lead_to_all_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
-        await bus.directory.put_topic(
-            "t", TopicProperties.model_validate({"enable_partitioning": True})
+        await put_queue(bus.directory, "q", spread())
+        await put_topic(
+            bus.directory, "t", TopicProperties.model_validate({"enable_partitioning": True})
         )
-        await bus.directory.put_subscription("t", "s", SubscriptionProperties())
+        await put_subscription(bus.directory, "t", "s", SubscriptionProperties())
         for path in ("q", "q/$deadletterqueue", "t", "t/subscriptions/s"):
             address = resolved(bus.router, path)
             assert address is not None
@@ -148,8 +149,8 @@ async def test_rules_are_changed_and_listed_by_callback(store: Store) -> None:
         )
 
     async with running(store) as bus:
-        await bus.directory.put_topic("t", TopicProperties())
-        path = (await bus.directory.put_subscription("t", "s", SubscriptionProperties())).name
+        await put_topic(bus.directory, "t", TopicProperties())
+        path = (await put_subscription(bus.directory, "t", "s", SubscriptionProperties())).name
         replies: list[object] = []
 
         async def told(call: Callable[..., None], *arguments: object) -> object:

@@ -74,6 +74,7 @@ from postbus.store.errors import StoreUnavailable
 from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from postbus.store.tombstones import TombstoneStore
+from tests.broker.putting import put_queue, put_subscription, put_topic
 
 T = TypeVar("T")
 
@@ -340,13 +341,13 @@ class BusThread:
     def queue(self, name: str | None = None, **properties: object) -> str:
         """Create a queue and return its name."""
         name = name or f"queue-{next(self._names)}"
-        self.run(self._directory.put_queue(name, QueueProperties.model_validate(properties)))
+        self.run(put_queue(self._directory, name, QueueProperties.model_validate(properties)))
         return name
 
     def topic(self, name: str | None = None, **properties: object) -> str:
         """Create a topic and return its name."""
         name = name or f"topic-{next(self._names)}"
-        self.run(self._directory.put_topic(name, TopicProperties.model_validate(properties)))
+        self.run(put_topic(self._directory, name, TopicProperties.model_validate(properties)))
         return name
 
     def subscription(
@@ -358,7 +359,7 @@ class BusThread:
     ) -> str:
         """Create a subscription and return its name; None gives it the rule that takes all."""
         checked = SubscriptionProperties.model_validate(properties)
-        self.run(self._directory.put_subscription(topic, name, checked, rules))
+        self.run(put_subscription(self._directory, topic, name, checked, rules))
         return name
 
     def change(self, name: str, **properties: object) -> None:

@@ -29,6 +29,7 @@ from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from postbus.store.tombstones import TombstoneStore
 from tests.broker.owner import directory_of
+from tests.broker.putting import put_queue
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +107,7 @@ class Rig:
 async def rig(store: Store) -> Rig:
     made = Rig(store)
     await made.directory.load()
-    await made.directory.put_queue("Orders", QueueProperties())
+    await put_queue(made.directory, "Orders", QueueProperties())
     await made.rules.load()
     made.directory.tell_deletions(lambda _: made.rules.refresh())
     return made
@@ -198,7 +199,7 @@ async def test_rules_go_with_their_entity(rig: Rig) -> None:
     await rig.rules.put("orders", WantedRule("robot", SEND, ONE, TWO))
     await rig.directory.delete("orders")
     assert not rig.may("robot", ONE)
-    await rig.directory.put_queue("orders", QueueProperties())
+    await put_queue(rig.directory, "orders", QueueProperties())
     rig.rules.refresh()
     assert not rig.may("robot", ONE), "another entity of that name"
     assert [rule.name for rule in rig.rules.listed("orders")] == ["first"]

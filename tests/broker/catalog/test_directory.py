@@ -37,6 +37,7 @@ from postbus.store.catalog import (
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
+from tests.broker.putting import put_queue, put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +157,7 @@ async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store
     directory = directory_of(catalog, 4)
     await directory.load()
     catalog.loses_answer, catalog.failing_loads = True, 2
-    entry = await directory.put_queue("Orders", QueueProperties())
+    entry = await put_queue(directory, "Orders", QueueProperties())
     assert directory.find("orders") == entry
     assert entry.home_partition == home_of("orders", 4)
     assert await directory.delete("ORDERS")
@@ -170,23 +171,23 @@ async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -
     await directory.load()
     catalog.loses_write = True
     with pytest.raises(NotWritten):
-        await directory.put_queue("orders", QueueProperties())
+        await put_queue(directory, "orders", QueueProperties())
     assert directory.find("orders") is None
     catalog.loses_write = False
-    entry = await directory.put_queue("orders", QueueProperties())
-    assert await directory.put_queue("ORDERS", QueueProperties()) is entry
+    entry = await put_queue(directory, "orders", QueueProperties())
+    assert await put_queue(directory, "ORDERS", QueueProperties()) is entry
 
 
 async def test_partitions_follow_what_the_tables_turned_out_to_say(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, (partition,) = await open_directory(catalog, 1)
-    await directory.put_topic("events", TOPIC)
-    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    await put_topic(directory, "events", TOPIC)
+    path = (await put_subscription(directory, "events", "a", SUBSCRIPTION)).name
     catalog.loses_answer = True
     await directory.add_rule(path, rule("red"))
     assert partition.what_it_knows()[path][1] == (DEFAULT_RULE, rule("red"))
     disabled = TopicProperties(status=EntityStatus.DISABLED)
-    await directory.put_topic("events", disabled)
+    await put_topic(directory, "events", disabled)
     assert partition.what_it_knows()["events"][0] == disabled
     await directory.delete("events")
     assert partition.what_it_knows() == {}
@@ -197,8 +198,8 @@ async def test_partitions_follow_what_the_tables_turned_out_to_say(store: Store)
 
 async def test_a_new_subscription_takes_everything(store: Store) -> None:
     directory, partitions = await open_directory(CatalogStore(store))
-    topic = await directory.put_topic("Shop/Events", TOPIC)
-    entry = await directory.put_subscription("shop/events", "Audit", SUBSCRIPTION)
+    topic = await put_topic(directory, "Shop/Events", TOPIC)
+    entry = await put_subscription(directory, "shop/events", "Audit", SUBSCRIPTION)
     assert entry.name == "Shop/Events/Subscriptions/Audit"
     assert directory.find("shop/events/subscriptions/audit") == entry
     assert (entry.topic_no, entry.home_partition) == (topic.entity_no, topic.home_partition)
@@ -214,24 +215,24 @@ async def test_a_new_subscription_takes_everything(store: Store) -> None:
 
 async def test_rules_that_are_given_are_all_there_are(store: Store) -> None:
     directory, _ = await open_directory(CatalogStore(store))
-    await directory.put_topic("events", TOPIC)
-    path = (await directory.put_subscription("events", "a", SUBSCRIPTION, [rule("red")])).name
+    await put_topic(directory, "events", TOPIC)
+    path = (await put_subscription(directory, "events", "a", SUBSCRIPTION, [rule("red")])).name
     assert names(directory.rules_of(path)) == ["red"]
     created_ms = directory.rules_of(path)[0].created_ms
-    await directory.put_subscription("events", "a", SUBSCRIPTION, [rule("blue"), rule("red")])
+    await put_subscription(directory, "events", "a", SUBSCRIPTION, [rule("blue"), rule("red")])
     assert names(directory.rules_of(path.upper())) == ["blue", "red"]
     assert directory.rules_of(path)[1].created_ms == created_ms
     changed = SubscriptionProperties(max_delivery_count=3)
-    await directory.put_subscription("events", "A", changed)
+    await put_subscription(directory, "events", "A", changed)
     assert names(directory.rules_of(path)) == ["blue", "red"]
-    await directory.put_subscription("events", "a", changed, [])
+    await put_subscription(directory, "events", "a", changed, [])
     assert directory.rules_of(path) == ()
 
 
 async def test_rules_come_and_go_one_by_one(store: Store) -> None:
     directory, partitions = await open_directory(CatalogStore(store))
-    topic = await directory.put_topic("events", TOPIC)
-    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
+    topic = await put_topic(directory, "events", TOPIC)
+    path = (await put_subscription(directory, "events", "a", SUBSCRIPTION)).name
     await directory.add_rule(path, rule("red", "colour = 'red'"))
     await directory.remove_rule(path, "$default")
     assert names(directory.rules_of(path)) == ["red"]
@@ -256,23 +257,23 @@ async def test_rules_come_and_go_one_by_one(store: Store) -> None:
 @pytest.mark.behaviour("S241")
 async def test_deleting_a_topic_deletes_its_subscriptions_first(store: Store) -> None:
     directory, partitions = await open_directory(CatalogStore(store))
-    topic = await directory.put_topic("events", TOPIC)
-    await directory.put_subscription("events", "a", SUBSCRIPTION)
-    await directory.put_subscription("events", "b", SUBSCRIPTION)
+    topic = await put_topic(directory, "events", TOPIC)
+    await put_subscription(directory, "events", "a", SUBSCRIPTION)
+    await put_subscription(directory, "events", "b", SUBSCRIPTION)
     assert await directory.delete("Events")
     assert directory.entries() == []
     drops = partitions[topic.home_partition].told[-3:]
     assert [drop.entity_no for drop in drops if isinstance(drop, DropEntity)][-1] == topic.entity_no
     assert not await directory.delete("events/subscriptions/a")
-    again = await directory.put_topic("events", TOPIC)
+    again = await put_topic(directory, "events", TOPIC)
     assert again.entity_no > topic.entity_no
-    assert directory.rules_of((await directory.put_subscription("events", "a", SUBSCRIPTION)).name)
+    assert directory.rules_of((await put_subscription(directory, "events", "a", SUBSCRIPTION)).name)
 
 
 async def test_a_subscription_goes_alone(store: Store) -> None:
     directory, _ = await open_directory(CatalogStore(store))
-    topic = await directory.put_topic("events", TOPIC)
-    await directory.put_subscription("events", "a", SUBSCRIPTION)
+    topic = await put_topic(directory, "events", TOPIC)
+    await put_subscription(directory, "events", "a", SUBSCRIPTION)
     assert await directory.delete("events/Subscriptions/A")
     assert directory.entries() == [topic]
 
@@ -284,10 +285,10 @@ async def test_a_subscription_goes_alone(store: Store) -> None:
 async def test_partitioned_entities_live_in_every_partition(store: Store) -> None:
     directory, partitions = await open_directory(CatalogStore(store))
     partitions[2].is_loaded = False
-    spread = await directory.put_queue("spread", PARTITIONED)
-    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
-    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
-    plain = await directory.put_queue("plain", QUEUE)
+    spread = await put_queue(directory, "spread", PARTITIONED)
+    await put_topic(directory, "events", TopicProperties(enable_partitioning=True))
+    path = (await put_subscription(directory, "events", "a", SUBSCRIPTION)).name
+    plain = await put_queue(directory, "plain", QUEUE)
     assert spread.is_partitioned
     assert spread.properties == PARTITIONED
     assert not plain.is_partitioned
@@ -308,23 +309,23 @@ async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
 ) -> None:
     directory = directory_of(CatalogStore(store), 4, replace(PREMIUM, partition_count=4))
     await directory.load()
-    assert (await directory.put_queue("orders", QUEUE)).is_partitioned
-    assert (await directory.put_topic("events", TOPIC)).is_partitioned
-    assert (await directory.put_subscription("events", "a", SUBSCRIPTION)).is_partitioned
+    assert (await put_queue(directory, "orders", QUEUE)).is_partitioned
+    assert (await put_topic(directory, "events", TOPIC)).is_partitioned
+    assert (await put_subscription(directory, "events", "a", SUBSCRIPTION)).is_partitioned
 
 
 @pytest.mark.behaviour("S146")
 async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) -> None:
     catalog = CatalogStore(store)
-    await (await open_directory(catalog))[0].put_queue("orders", PARTITIONED)
+    await put_queue((await open_directory(catalog))[0], "orders", PARTITIONED)
     directory = directory_of(catalog, 4, PREMIUM)
     await directory.load()
     changed = PARTITIONED.model_copy(
         update={"max_delivery_count": 3, "max_message_size_in_kilobytes": 1024}
     )
-    assert (await directory.put_queue("orders", changed)).is_partitioned
+    assert (await put_queue(directory, "orders", changed)).is_partitioned
     with pytest.raises(DirectoryRefusal, match="when it is created"):
-        await directory.put_queue("another", changed)
+        await put_queue(directory, "another", changed)
 
 
 # --- refusals -----------------------------------------------------------------------------------
@@ -342,25 +343,25 @@ async def refused(work: object, directory: Directory, catalog: CatalogStore) -> 
 async def test_definitions_that_cannot_be(store: Store) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
-    await directory.put_queue("orders", QUEUE)
-    await directory.put_topic("events", TOPIC)
+    await put_queue(directory, "orders", QUEUE)
+    await put_topic(directory, "events", TOPIC)
     large = QueueProperties(max_message_size_in_kilobytes=2048)
     sessions = QueueProperties(requires_session=True)
     for work, expected in (
-        (directory.put_topic("Orders", TOPIC), Refusal.ALREADY_EXISTS),
-        (directory.put_queue("EVENTS", QUEUE), Refusal.ALREADY_EXISTS),
-        (directory.put_queue("a//b", QUEUE), Refusal.ARGUMENT_OUT_OF_RANGE),
-        (directory.put_subscription("orders", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
-        (directory.put_subscription("nothing", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
-        (directory.put_subscription("events", "a/b", SUBSCRIPTION), Refusal.ARGUMENT_OUT_OF_RANGE),
-        (directory.put_queue("large", large), Refusal.ARGUMENT_OUT_OF_RANGE),
-        (directory.put_queue("orders", sessions), Refusal.NOT_ALLOWED),
+        (put_topic(directory, "Orders", TOPIC), Refusal.ALREADY_EXISTS),
+        (put_queue(directory, "EVENTS", QUEUE), Refusal.ALREADY_EXISTS),
+        (put_queue(directory, "a//b", QUEUE), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (put_subscription(directory, "orders", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
+        (put_subscription(directory, "nothing", "a", SUBSCRIPTION), Refusal.ENTITY_NOT_FOUND),
+        (put_subscription(directory, "events", "a/b", SUBSCRIPTION), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (put_queue(directory, "large", large), Refusal.ARGUMENT_OUT_OF_RANGE),
+        (put_queue(directory, "orders", sessions), Refusal.NOT_ALLOWED),
         (
-            directory.put_queue("a", QueueProperties(forward_to="nowhere")),
+            put_queue(directory, "a", QueueProperties(forward_to="nowhere")),
             Refusal.ARGUMENT_OUT_OF_RANGE,
         ),
         (
-            directory.put_subscription("events", "a", SUBSCRIPTION, [rule("r"), rule("R")]),
+            put_subscription(directory, "events", "a", SUBSCRIPTION, [rule("r"), rule("R")]),
             Refusal.ARGUMENT_OUT_OF_RANGE,
         ),
     ):
@@ -371,11 +372,11 @@ async def test_definitions_that_cannot_be(store: Store) -> None:
 async def test_partitioning_is_not_changed_by_an_update(store: Store) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
-    await directory.put_queue("orders", QUEUE)
-    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
-    work = directory.put_queue("orders", PARTITIONED)
+    await put_queue(directory, "orders", QUEUE)
+    await put_topic(directory, "events", TopicProperties(enable_partitioning=True))
+    work = put_queue(directory, "orders", PARTITIONED)
     assert await refused(work, directory, catalog) is Refusal.NOT_ALLOWED
-    work = directory.put_topic("events", TOPIC)
+    work = put_topic(directory, "events", TOPIC)
     assert await refused(work, directory, catalog) is Refusal.NOT_ALLOWED
 
 
@@ -386,8 +387,8 @@ async def test_a_dead_letter_queue_is_not_managed_apart_from_its_entity(
 ) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
-    await directory.put_queue("orders", QUEUE)
-    work = directory.put_queue("orders" + suffix, QUEUE)
+    await put_queue(directory, "orders", QUEUE)
+    work = put_queue(directory, "orders" + suffix, QUEUE)
     assert await refused(work, directory, catalog) is Refusal.ARGUMENT_OUT_OF_RANGE
     assert await refused(directory.delete("orders" + suffix), directory, catalog) is (
         Refusal.NOT_ALLOWED
@@ -397,15 +398,15 @@ async def test_a_dead_letter_queue_is_not_managed_apart_from_its_entity(
 async def test_forwarding_is_checked_when_it_changes(store: Store) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
-    await directory.put_queue("b", QUEUE)
-    await directory.put_queue("a", QueueProperties(forward_to="b"))
-    await directory.put_topic("t", TOPIC)
-    await directory.put_subscription("t", "s", SubscriptionProperties(forward_to="a"))
-    work = directory.put_queue("b", QueueProperties(forward_to="nowhere"))
+    await put_queue(directory, "b", QUEUE)
+    await put_queue(directory, "a", QueueProperties(forward_to="b"))
+    await put_topic(directory, "t", TOPIC)
+    await put_subscription(directory, "t", "s", SubscriptionProperties(forward_to="a"))
+    work = put_queue(directory, "b", QueueProperties(forward_to="nowhere"))
     assert await refused(work, directory, catalog) is Refusal.ARGUMENT_OUT_OF_RANGE
     assert await directory.delete("b")  # targets are bound by name: they may go, and come again
     disabled = QueueProperties(forward_to="b", status=EntityStatus.DISABLED)
-    assert (await directory.put_queue("a", disabled)).properties == disabled
+    assert (await put_queue(directory, "a", disabled)).properties == disabled
 
 
 @pytest.mark.behaviour("S215", "S216")
@@ -420,24 +421,24 @@ async def test_there_are_limits_to_what_a_namespace_holds(store: Store) -> None:
     )
     directory = directory_of(catalog, 16, limits)
     await directory.load()
-    await directory.put_queue("p1", PARTITIONED)
-    await directory.put_topic("events", TopicProperties(enable_partitioning=True))
-    work = directory.put_queue("p3", PARTITIONED)
+    await put_queue(directory, "p1", PARTITIONED)
+    await put_topic(directory, "events", TopicProperties(enable_partitioning=True))
+    work = put_queue(directory, "p3", PARTITIONED)
     assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
-    await directory.put_queue("q1", QUEUE)
-    await directory.put_queue("q2", QUEUE)  # each partitioned one counts as one
-    work = directory.put_topic("more", TOPIC)
+    await put_queue(directory, "q1", QUEUE)
+    await put_queue(directory, "q2", QUEUE)  # each partitioned one counts as one
+    work = put_topic(directory, "more", TOPIC)
     assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
-    path = (await directory.put_subscription("events", "a", SUBSCRIPTION)).name
-    await directory.put_subscription("events", "b", SUBSCRIPTION)
-    work = directory.put_subscription("events", "c", SUBSCRIPTION)
+    path = (await put_subscription(directory, "events", "a", SUBSCRIPTION)).name
+    await put_subscription(directory, "events", "b", SUBSCRIPTION)
+    work = put_subscription(directory, "events", "c", SUBSCRIPTION)
     assert await refused(work, directory, catalog) is Refusal.QUOTA_EXCEEDED
     await directory.add_rule(path, rule("third"))
     assert await refused(directory.add_rule(path, rule("fourth")), directory, catalog) is (
         Refusal.QUOTA_EXCEEDED
     )
     assert await directory.delete("q1")
-    await directory.put_topic("more", TOPIC)
+    await put_topic(directory, "more", TOPIC)
     assert LIMITS[Sku.STANDARD].max_partitioned_count == 100
     assert LIMITS[Sku.STANDARD].max_entity_count == 10_000
 
@@ -448,11 +449,11 @@ async def test_there_are_limits_to_what_a_namespace_holds(store: Store) -> None:
 async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Store) -> None:
     directory, (partition,) = await open_directory(CatalogStore(store), 1)
     partition.is_loaded = False
-    await directory.put_topic("events", TOPIC)
-    await directory.put_subscription("events", "a", SUBSCRIPTION)
-    await directory.put_queue("orders", QUEUE)
+    await put_topic(directory, "events", TOPIC)
+    await put_subscription(directory, "events", "a", SUBSCRIPTION)
+    await put_queue(directory, "orders", QUEUE)
     disabled = TopicProperties(status=EntityStatus.DISABLED)
-    await directory.put_topic("events", disabled)
+    await put_topic(directory, "events", disabled)
     commands = directory.catalog.missing(0, set(), 0, set())
     versions = [command.catalog_version for command in commands]
     assert versions == sorted(versions)
@@ -469,9 +470,9 @@ async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Sto
 
 async def test_a_topic_deleted_meanwhile_goes_after_its_subscriptions(store: Store) -> None:
     directory, (partition,) = await open_directory(CatalogStore(store), 1)
-    topic = await directory.put_topic("events", TOPIC)
+    topic = await put_topic(directory, "events", TOPIC)
     for name in "abcdefgh":
-        await directory.put_subscription("events", name, SUBSCRIPTION)
+        await put_subscription(directory, "events", name, SUBSCRIPTION)
     partition.is_loaded = False
     await directory.delete("events")
     copies = {number: put.catalog_version for number, put in partition.known.items()}
@@ -554,17 +555,18 @@ async def take_step(
     match what:
         case "queue":
             partitioned = QueueProperties(max_delivery_count=count, enable_partitioning=which == 2)
-            await directory.put_queue(f"q{which}", partitioned)
+            await put_queue(directory, f"q{which}", partitioned)
         case "topic":
             ttl = count * 60_000
             is_partitioned = which == 2
-            await directory.put_topic(
+            await put_topic(
+                directory,
                 f"t{which}",
                 TopicProperties(default_message_ttl_ms=ttl, enable_partitioning=is_partitioned),
             )
         case "subscription":
             properties = SubscriptionProperties(max_delivery_count=count)
-            await directory.put_subscription(f"t{which}", "s", properties)
+            await put_subscription(directory, f"t{which}", "s", properties)
         case "delete":
             await directory.delete([path, f"t{which}", f"q{which}"][count - 1])
         case "retain":
@@ -605,8 +607,8 @@ def wanted_entities() -> list[WantedEntity]:
 async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(catalog)
-    await directory.put_queue("q8", QueueProperties(max_delivery_count=3))
-    await directory.put_queue("q0", QueueProperties(max_delivery_count=3))
+    await put_queue(directory, "q8", QueueProperties(max_delivery_count=3))
+    await put_queue(directory, "q0", QueueProperties(max_delivery_count=3))
     wanted = wanted_entities()
     await directory.put_all(wanted)
     entries = {entry.name: entry for entry in directory.entries()}
@@ -630,7 +632,7 @@ async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
 async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, _ = await open_directory(catalog)
-    await directory.put_queue("q1", QUEUE)
+    await put_queue(directory, "q1", QUEUE)
     wanted = [
         *wanted_entities(),
         WantedEntity(EntityKind.QUEUE, "q1", QueueProperties(requires_session=True)),
@@ -646,7 +648,7 @@ async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(sto
 async def test_of_many_definitions_the_last_of_a_name_counts(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(catalog)
-    await directory.put_queue("known", QUEUE)
+    await put_queue(directory, "known", QUEUE)
     counts = [3, 4, 5, 5]
     wanted = [
         WantedEntity(EntityKind.QUEUE, name, QueueProperties(max_delivery_count=count))

@@ -52,6 +52,7 @@ from postbus.store.catalog import CatalogEntry, CatalogPut, CatalogStore, Delete
 from postbus.store.catalog_change import CatalogFence
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from tests.broker.putting import put_queue, put_subscription, put_topic
 from tests.store.driving import wait_until
 
 pytestmark = pytest.mark.slow
@@ -137,7 +138,7 @@ async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
 @pytest.mark.behaviour("S117")
 async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
     directory, partitions = await open_directory(store)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     assert await directory.idle(entry.entity_no)
     await settle()
     assert directory.find("orders") is None
@@ -145,13 +146,13 @@ async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
     assert partitions[entry.home_partition].kinds() == [Freeze, Hold, DropEntity, Thaw]
     assert partitions[1 - entry.home_partition].told == []
     assert not await directory.idle(entry.entity_no)
-    again = await directory.put_queue("orders", TEMPORARY)
+    again = await put_queue(directory, "orders", TEMPORARY)
     assert again.entity_no > entry.entity_no
 
 
 async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) -> None:
     directory, partitions = await open_directory(store)
-    entry = await directory.put_queue("orders", PARTITIONED)
+    entry = await put_queue(directory, "orders", PARTITIONED)
     partitions[1].is_loaded = False  # it may hold a scheduled message: asking loads it
     partitions[1].answer = BUSY
     assert not await directory.idle(entry.entity_no)
@@ -168,7 +169,7 @@ async def test_every_partition_of_a_partitioned_entity_is_asked(store: Store) ->
 
 async def test_a_partition_that_froze_it_no_longer_keeps_it(store: Store) -> None:
     directory, partitions = await open_directory(store)
-    entry = await directory.put_queue("orders", PARTITIONED)
+    entry = await put_queue(directory, "orders", PARTITIONED)
     partitions[1].hold_answer = BUSY
     assert not await directory.idle(entry.entity_no)
     await settle()
@@ -179,12 +180,12 @@ async def test_a_partition_that_froze_it_no_longer_keeps_it(store: Store) -> Non
 
 async def test_a_silent_partition_holds_no_other_definition_up(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     partition.answer = None
     idle = asyncio.ensure_future(directory.idle(entry.entity_no))
     await settle()
     assert not await directory.idle(entry.entity_no)  # asked once at a time
-    await directory.put_queue("others", TEMPORARY)
+    await put_queue(directory, "others", TEMPORARY)
     assert not idle.done()
     idle.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,9 +196,9 @@ async def test_a_silent_partition_holds_no_other_definition_up(store: Store) -> 
 
 async def test_a_definition_put_meanwhile_is_a_use(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     async with directory.catalog._lock:
-        put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
+        put = asyncio.ensure_future(put_queue(directory, "orders", TEMPORARY))
         await settle()
         idle = asyncio.ensure_future(directory.idle(entry.entity_no))
         await settle()
@@ -214,10 +215,10 @@ async def test_a_topic_takes_its_subscriptions_along_and_a_subscription_nothing(
     store: Store,
 ) -> None:
     directory, partitions = await open_directory(store)
-    topic = await directory.put_topic("events", TopicProperties(auto_delete_on_idle_ms=300_000))
+    topic = await put_topic(directory, "events", TopicProperties(auto_delete_on_idle_ms=300_000))
     temporary = SubscriptionProperties(auto_delete_on_idle_ms=300_000)
-    one = await directory.put_subscription("events", "one", temporary)
-    two = await directory.put_subscription("events", "two", SubscriptionProperties())
+    one = await put_subscription(directory, "events", "one", temporary)
+    two = await put_subscription(directory, "events", "two", SubscriptionProperties())
     assert await directory.idle(one.entity_no)
     assert {entry.name for entry in directory.entries()} == {topic.name, two.name}
     assert await directory.idle(topic.entity_no)
@@ -246,7 +247,7 @@ class LossyCatalog(CatalogStore):
 async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(store, 1, catalog)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     catalog.loses_write = True
     with pytest.raises(NotWritten):
         await directory.idle(entry.entity_no)
@@ -258,7 +259,7 @@ async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: St
 async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(store, 1, catalog)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     catalog.loses_answer = True
     assert await directory.idle(entry.entity_no)
     await settle()
@@ -267,10 +268,10 @@ async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: S
 
 async def test_a_new_subscription_is_a_use_of_its_topic(store: Store) -> None:
     directory, _ = await open_directory(store, 1)
-    topic = await directory.put_topic("events", TopicProperties(auto_delete_on_idle_ms=300_000))
+    topic = await put_topic(directory, "events", TopicProperties(auto_delete_on_idle_ms=300_000))
     async with directory.catalog._lock:
         put = asyncio.ensure_future(
-            directory.put_subscription("events", "one", SubscriptionProperties())
+            put_subscription(directory, "events", "one", SubscriptionProperties())
         )
         await settle()
         idle = asyncio.ensure_future(directory.idle(topic.entity_no))
@@ -282,7 +283,7 @@ async def test_a_new_subscription_is_a_use_of_its_topic(store: Store) -> None:
 
 async def test_few_entities_are_frozen_at_once(store: Store) -> None:
     directory, (partition,) = await open_directory(store, 1)
-    entries = [await directory.put_queue(f"q{n}", TEMPORARY) for n in range(IDLE_AT_ONCE + 3)]
+    entries = [await put_queue(directory, f"q{n}", TEMPORARY) for n in range(IDLE_AT_ONCE + 3)]
     async with directory.catalog._lock:
         idle = [asyncio.ensure_future(directory.idle(entry.entity_no)) for entry in entries]
         await settle()
@@ -314,10 +315,10 @@ async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: 
     """It thaws the entity when it is told: from there on messages are accepted."""
     catalog = SlowCatalog(store)
     directory, (partition,) = await open_directory(store, 1, catalog)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     changed = TEMPORARY.model_copy(update={"max_delivery_count": 3})
     async with directory.catalog._lock:
-        put = asyncio.ensure_future(directory.put_queue("orders", changed))
+        put = asyncio.ensure_future(put_queue(directory, "orders", changed))
         await settle()
         idle = []
         if first == "idle":
@@ -336,10 +337,10 @@ async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: 
 async def test_who_comes_while_it_is_deleted_waits_for_that(store: Store) -> None:
     catalog = SlowCatalog(store)
     directory, _ = await open_directory(store, 1, catalog)
-    entry = await directory.put_queue("orders", TEMPORARY)
+    entry = await put_queue(directory, "orders", TEMPORARY)
     idle = asyncio.ensure_future(directory.idle(entry.entity_no))
     await catalog.has_begun.wait()
-    put = asyncio.ensure_future(directory.put_queue("orders", TEMPORARY))
+    put = asyncio.ensure_future(put_queue(directory, "orders", TEMPORARY))
     await settle()
     catalog.may_go.set()
     assert await idle
@@ -444,7 +445,7 @@ async def running(
 @pytest.mark.behaviour("S117", "S125", "S141")
 async def test_queue_that_nobody_uses_goes_away(store: Store) -> None:
     async with running(store) as broker:
-        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        entry = await put_queue(broker.directory, "orders", TEMPORARY)
         for _ in range(3):
             await broker.pass_time(IDLE_MS - 60_000)
             assert isinstance(await broker.send(entry.entity_no, entry.home_partition), Enqueued)
@@ -459,7 +460,7 @@ async def test_queue_that_nobody_uses_goes_away(store: Store) -> None:
 
 async def test_partitioned_queue_stays_while_one_partition_is_used(store: Store) -> None:
     async with running(store) as broker:
-        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        entry = await put_queue(broker.directory, "orders", PARTITIONED)
         for _ in range(3):
             await broker.pass_time(IDLE_MS - 60_000)
             assert isinstance(await broker.send(entry.entity_no, 1), Enqueued)
@@ -473,7 +474,7 @@ async def test_partitioned_queue_stays_while_one_partition_is_used(store: Store)
 async def test_nothing_is_accepted_while_the_catalog_deletes(store: Store, what: str) -> None:
     catalog = SlowCatalog(store)
     async with running(store, catalog=catalog) as broker:
-        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        entry = await put_queue(broker.directory, "orders", TEMPORARY)
         host = broker.hosts[entry.home_partition]
         broker.clock.advance(2 * IDLE_MS)
         host.clock_changed()
@@ -514,7 +515,7 @@ class LateHost:
 async def test_what_was_sent_between_two_reloads_is_a_use(store: Store) -> None:
     """The partition froze the entity, forgot that, took a message and is not there when asked."""
     async with running(store) as broker:
-        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        entry = await put_queue(broker.directory, "orders", PARTITIONED)
         first, late = broker.hosts[0], LateHost(broker.hosts[1])
         broker.directory.follow([first, late])
         broker.clock.advance(2 * IDLE_MS)
@@ -532,7 +533,7 @@ async def test_what_was_sent_between_two_reloads_is_a_use(store: Store) -> None:
 @pytest.mark.behaviour("S129")
 async def test_a_scheduled_message_in_a_partition_that_is_not_loaded_is_found(store: Store) -> None:
     async with running(store) as broker:
-        entry = await broker.directory.put_queue("orders", PARTITIONED)
+        entry = await put_queue(broker.directory, "orders", PARTITIONED)
         due_ms = broker.clock() + 100 * IDLE_MS
         assert isinstance(await broker.send(entry.entity_no, 1, due_ms), Enqueued)
     async with running(store, is_everything_loaded=False) as broker:
@@ -545,12 +546,12 @@ async def test_a_scheduled_message_in_a_partition_that_is_not_loaded_is_found(st
 @pytest.mark.behaviour("S118", "S133", "S138")
 async def test_a_topic_lives_as_long_as_a_subscription_is_used(store: Store) -> None:
     async with running(store) as broker:
-        topic = await broker.directory.put_topic(
-            "events", TopicProperties(auto_delete_on_idle_ms=IDLE_MS)
+        topic = await put_topic(
+            broker.directory, "events", TopicProperties(auto_delete_on_idle_ms=IDLE_MS)
         )
-        used = await broker.directory.put_subscription("events", "used", SubscriptionProperties())
+        used = await put_subscription(broker.directory, "events", "used", SubscriptionProperties())
         temporary = SubscriptionProperties(auto_delete_on_idle_ms=IDLE_MS)
-        unused = await broker.directory.put_subscription("events", "unused", temporary)
+        unused = await put_subscription(broker.directory, "events", "unused", temporary)
         host, sink = broker.hosts[topic.home_partition], Sink()
         host.register_sink(1, sink)
         await host.call(AddConsumer(used.entity_no, SubQueue.ACTIVE, 1, ReceiveMode.PEEK_LOCK))
@@ -567,7 +568,7 @@ async def test_a_topic_lives_as_long_as_a_subscription_is_used(store: Store) -> 
 async def test_the_epoch_of_a_caller_does_not_stay_with_a_timer(store: Store) -> None:
     """A request began the timer of its partition; meanwhile a caller with a higher one came."""
     async with running(store) as broker:
-        entry = await broker.directory.put_queue("orders", TEMPORARY)
+        entry = await put_queue(broker.directory, "orders", TEMPORARY)
         owned = broker.directory.catalog.epoch
         assert owned is not None
         await CallerEpochStore(store).raise_to(6, owned)

@@ -20,6 +20,7 @@ from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.owner import directory_of
+from tests.broker.putting import put_queue
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +101,7 @@ async def test_what_is_for_life_is_refused_by_name(
 async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> None:
     namespace = await started(store, told())
     version = await namespace.put(told(tags={"a": "1"}), namespace._directory.version)
-    await namespace._directory.put_queue("q", QueueProperties())
+    await put_queue(namespace._directory, "q", QueueProperties())
     assert await refused_by(namespace.put(told(), version)) is Refusal.CONFLICT
     assert namespace.definition.tags == {"a": "1"}
 

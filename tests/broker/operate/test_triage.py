@@ -48,6 +48,7 @@ from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
 from tests.broker.partition.test_shipping import arrived, bodies_of, named, put
 from tests.broker.partition_rig import Bus, Door, keys_for, message, running, wait_for_too_many
+from tests.broker.putting import put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
 
@@ -512,10 +513,10 @@ async def test_dead_letters_of_a_subscription_return_to_it_alone(
     async with running(store) as bus:
         triage = triage_of(bus)
         topic = TopicProperties(enable_partitioning=is_spread)
-        await bus.directory.put_topic("t", topic)
+        await put_topic(bus.directory, "t", topic)
         everything = RuleProperties(name="all", sql_filter=SqlFilter(sql_expression="1=1"))
         for name in ("a", "b"):
-            await bus.directory.put_subscription("t", name, SubscriptionProperties(), [everything])
+            await put_subscription(bus.directory, "t", name, SubscriptionProperties(), [everything])
         await bus.sent(bus.address("t"), *(numbered(n) for n in range(8)))
         await kill(bus, "t/Subscriptions/a")
         path = "t/Subscriptions/a"

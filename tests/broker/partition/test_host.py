@@ -33,6 +33,7 @@ from postbus.message.envelope import Envelope
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
+from tests.broker.putting import put_queue
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ async def hosted(store: Store) -> AsyncIterator[tuple[Host, int]]:
     """Run a host of partition 0 with one queue; yields it and the queue's number."""
     directory = directory_of(CatalogStore(store), 1)
     await directory.load()
-    entry = await directory.put_queue("orders", QueueProperties())
+    entry = await put_queue(directory, "orders", QueueProperties())
     clock = EntityClock(
         lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
     )

@@ -43,6 +43,7 @@ from postbus.store.incarnation import boottime_s
 from postbus.store.postgres import Store
 from tests.broker.owner import directory_of
 from tests.broker.partition.test_host import Sink, add, message, until
+from tests.broker.putting import put_queue
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ async def served(
     """Run a host of partition 0 with one queue; yields it and the queue's number."""
     directory = directory_of(CatalogStore(store), 1)
     await directory.load()
-    entry = directory.find("orders") or await directory.put_queue("orders", QueueProperties())
+    entry = directory.find("orders") or await put_queue(directory, "orders", QueueProperties())
     clock = EntityClock(
         lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
     )
@@ -317,7 +318,7 @@ async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)
     directory = directory_of(CatalogStore(store), 1)
     await directory.load()
-    await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
+    await put_queue(directory, "orders", QueueProperties(requires_duplicate_detection=True))
     async with served(store) as (host, entity_no):
         for n in range(20):
             await host.call(Enqueue(entity_no, [named(f"old {n}")]))
@@ -339,7 +340,7 @@ async def test_a_reload_answers_what_waits_for_ids_that_are_looked_up(
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)
     directory = directory_of(CatalogStore(store), 1)
     await directory.load()
-    await directory.put_queue("orders", QueueProperties(requires_duplicate_detection=True))
+    await put_queue(directory, "orders", QueueProperties(requires_duplicate_detection=True))
     async with served(store) as (host, entity_no):
         for n in range(3):
             await host.call(Enqueue(entity_no, [named(f"old {n}")]))

@@ -36,6 +36,7 @@ from tests.broker.partition_rig import (
     spread,
     wait_for_too_many,
 )
+from tests.broker.putting import put_queue
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def named(partition_id: int, stem: str = "q", partition_count: int = 4) -> str:
 
 
 async def put(bus: Bus, name: str, *, is_spread: bool = False, **properties: object) -> None:
-    await bus.directory.put_queue(name, spread(enable_partitioning=is_spread, **properties))
+    await put_queue(bus.directory, name, spread(enable_partitioning=is_spread, **properties))
 
 
 async def bodies_of(bus: Bus, path: str) -> list[str]:

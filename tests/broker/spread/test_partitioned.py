@@ -58,6 +58,7 @@ from tests.broker.partition_rig import (
     spread,
     wait_for_too_many,
 )
+from tests.broker.putting import put_queue, put_subscription, put_topic
 from tests.store.driving import connected
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def note_commands(host: Host, asked: list[int]) -> None:
 @pytest.mark.behaviour("S178", "S222")
 async def test_messages_without_key_go_round(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         numbers = [(await bus.sent(queue, message(message_id="same")))[0] for _ in range(8)]
         assert sorted(partitions_of(numbers)) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -101,7 +102,7 @@ async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
     for _ in range(2):
         async with running(store) as bus:
             if bus.directory.find("q") is None:
-                await bus.directory.put_queue("q", spread())
+                await put_queue(bus.directory, "q", spread())
             queue = bus.address("q")
             for place, key in enumerate(keys):
                 numbers = await bus.sent(queue, message(key=key), message(key=key, message_id="m"))
@@ -114,7 +115,7 @@ async def test_a_key_keeps_its_partition_across_restarts(store: Store) -> None:
 
 async def test_replies_of_mixed_keys_keep_the_order_of_the_messages(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         keys = keys_for(4)
         wrong = message("wrong", session="s", key="other")
@@ -132,7 +133,7 @@ async def test_replies_of_mixed_keys_keep_the_order_of_the_messages(store: Store
 @pytest.mark.behaviour("S171", "S172", "S230")
 async def test_a_session_with_another_partition_key_is_refused(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         good, bad = message(session="s", key="s"), message(session="s", key="k")
         assert refusal_of(await bus.send(queue, bad)) is Refusal.NOT_ALLOWED
@@ -148,7 +149,7 @@ async def test_a_session_with_another_partition_key_is_refused(store: Store) -> 
 
 async def test_a_batch_is_in_one_partition_or_nowhere(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         keys = keys_for(2)
         many = [message(str(n)) for n in range(BURST + 1)]
@@ -165,7 +166,7 @@ async def test_a_batch_is_in_one_partition_or_nowhere(store: Store) -> None:
 @pytest.mark.behaviour("S13")
 async def test_a_later_send_may_be_answered_first(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         slow, fast = keys_for(2)
@@ -197,7 +198,7 @@ async def test_what_was_certainly_not_stored_goes_to_another_partition(
     store: Store, database: str
 ) -> None:
     async with running(store) as bus, connected(database) as other:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         await other.execute(REFUSING.format(what="raise exception 'no' using errcode = '23514'"))
@@ -216,7 +217,7 @@ async def test_what_was_certainly_not_stored_goes_to_another_partition(
 @pytest.mark.behaviour("S182")
 async def test_what_may_have_been_stored_goes_nowhere_else(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         lost = "perform pg_terminate_backend(pg_backend_pid())"  # as if it was lost on the way
@@ -229,8 +230,8 @@ async def test_what_may_have_been_stored_goes_nowhere_else(store: Store, databas
 @pytest.mark.behaviour("S188")
 async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await bus.directory.put_queue("q", spread())
-        await bus.directory.put_queue("plain", spread(enable_partitioning=False))
+        await put_queue(bus.directory, "q", spread())
+        await put_queue(bus.directory, "plain", spread(enable_partitioning=False))
         queue, plain = bus.address("q"), bus.address("plain")
         for n in range(6):
             await bus.sent(queue, message(str(n)))
@@ -248,7 +249,7 @@ async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
 @pytest.mark.behaviour("S156", "S225")
 async def test_a_receiver_gets_what_lies_in_any_partition(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         consumer_id, door = await bus.consume(queue, 20)
         for n in range(8):  # to one that waits
@@ -268,7 +269,7 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
     store: Store, mode: ReceiveMode
 ) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         for n in range(20):
             await bus.sent(queue, message(str(n)))
@@ -287,7 +288,7 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
 async def test_what_another_receiver_took_first_does_not_bind_credit(store: Store) -> None:
     """Each message is told to all receivers; who comes too late must hear of the next one."""
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         consumers = [await bus.consume(queue, 1) for _ in range(5)]
@@ -308,7 +309,7 @@ async def test_what_another_receiver_took_first_does_not_bind_credit(store: Stor
 
 async def test_credit_is_shared_fairly_over_partitions(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         for key in keys_for(4):
             await bus.sent(queue, *(message(key=key) for _ in range(100)))
@@ -336,7 +337,7 @@ async def test_a_message_that_comes_back_is_found_again(
     store: Store, disposition: Disposition
 ) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         _, first = await bus.consume(queue, 1)
         _, second = await bus.consume(queue)
@@ -356,7 +357,7 @@ async def test_a_message_that_comes_back_is_found_again(
 async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
     """The front end keeps in mind where more is; the messages stay free for others (ADR 24)."""
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         for n in range(8):
@@ -379,7 +380,7 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
 @pytest.mark.behaviour("S209", "S210")
 async def test_what_another_client_holds_comes_when_its_locks_end(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         tokens, _ = await locked(bus, 6)
         consumer_id, door = await bus.consume(queue)
@@ -402,7 +403,7 @@ async def test_nothing_waits_for_what_was_sent_before_it_to_another_partition(
     store: Store,
 ) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         sent = {(await bus.sent(queue, message(str(n))))[0]: str(n) for n in range(12)}
@@ -435,7 +436,7 @@ async def test_what_a_partition_was_asked_for_is_free_again_when_it_reloads(
     store: Store,
 ) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         _, door = await bus.consume(queue, 1)
@@ -462,7 +463,7 @@ async def test_what_a_partition_was_asked_for_is_free_again_when_it_reloads(
 
 async def test_a_drain_takes_what_is_there_and_ends(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         consumer_id, door = await bus.consume(queue)
@@ -481,7 +482,7 @@ async def test_a_drain_takes_what_is_there_and_ends(store: Store) -> None:
 
 async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         slow, fast = keys_for(2)
@@ -499,7 +500,7 @@ async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database
 
 async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database: str) -> None:
     async with running(store) as bus, connected(database) as other:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         slow, fast = keys_for(2)
@@ -525,7 +526,7 @@ async def test_a_partition_too_busy_to_give_hints_is_asked_again(
     monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 1)  # none for hints
     monkeypatch.setattr("postbus.broker.spread.consumers.RETRY_S", 0.05)
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         _, door = await bus.consume(queue, 10)
         monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 100)
@@ -536,7 +537,7 @@ async def test_a_partition_too_busy_to_give_hints_is_asked_again(
 
 async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         consumer_id, door = await bus.consume(queue, 5)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
@@ -552,7 +553,7 @@ async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
 
 async def test_one_partition_that_is_reloaded_is_taken_up_again(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         consumer_id, door = await bus.consume(queue, 10)
@@ -575,7 +576,7 @@ async def test_one_partition_that_is_reloaded_is_taken_up_again(store: Store) ->
 
 async def test_the_end_of_an_entity_ends_its_receivers_once(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         _, door = await bus.consume(queue, 10)
@@ -606,7 +607,7 @@ async def locked(bus: Bus, count: int) -> tuple[list[bytes], list[int]]:
 @pytest.mark.behaviour("S225")
 async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         tokens, _ = await locked(bus, 8)
         unknown = bytes(8) + b"\x00\x02" + bytes(6)
@@ -627,7 +628,7 @@ async def test_tokens_of_several_partitions_are_settled_at_once(store: Store) ->
 
 async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         tokens, _ = await locked(bus, 6)
         reply = await bus.call(queue, RenewLocks(queue.entity_no, ACTIVE, tokens))
@@ -645,7 +646,7 @@ async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> 
 @pytest.mark.behaviour("S161", "S162", "S164", "S165")
 async def test_a_browser_sees_every_partition_in_turn(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         keys = keys_for(4)
         sent: list[int] = []
@@ -664,7 +665,7 @@ async def test_a_browser_sees_every_partition_in_turn(store: Store) -> None:
 @pytest.mark.behaviour("S155")
 async def test_deferred_messages_of_several_partitions_are_taken_together(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         tokens, numbers = await locked(bus, 4)
         assert len(set(partitions_of(numbers))) == 4
@@ -698,7 +699,7 @@ async def test_deferred_messages_of_several_partitions_are_taken_together(store:
 @pytest.mark.behaviour("S155")
 async def test_scheduled_messages_are_cancelled_where_they_are(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         later_ms = bus.hosts[0].clock() + HOUR_MS
         numbers: list[int] = []
@@ -716,7 +717,7 @@ async def test_scheduled_messages_are_cancelled_where_they_are(store: Store) -> 
 
 async def test_a_batch_delete_is_refused(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.sent(queue, message())
         command = DeleteMessages(queue.entity_no, ACTIVE, 10, bus.hosts[0].clock())
@@ -726,7 +727,7 @@ async def test_a_batch_delete_is_refused(store: Store) -> None:
 
 async def test_demand_is_answered_with_what_was_delivered(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         consumer_id, _ = await bus.consume(queue)
         assert await bus.call(queue, SetDemand(consumer_id, 3)) == DemandSet(0)
@@ -738,7 +739,7 @@ async def test_demand_is_answered_with_what_was_delivered(store: Store) -> None:
 @pytest.mark.behaviour("S174", "S231")
 async def test_copies_meet_in_one_partition_and_one_remains(store: Store) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue("q", spread(requires_duplicate_detection=True))
+        await put_queue(bus.directory, "q", spread(requires_duplicate_detection=True))
         queue = bus.address("q")
         for n in range(40):
             (first,) = await bus.sent(queue, message("first", message_id=f"id-{n}"))
@@ -756,12 +757,12 @@ async def test_copies_meet_in_one_partition_and_one_remains(store: Store) -> Non
 async def test_a_subscription_receives_from_all_partitions_of_its_topic(store: Store) -> None:
     async with running(store) as bus:
         topic_of = TopicProperties.model_validate({"enable_partitioning": True})
-        await bus.directory.put_topic("news", topic_of)
-        await bus.directory.put_subscription("news", "all", SubscriptionProperties())
+        await put_topic(bus.directory, "news", topic_of)
+        await put_subscription(bus.directory, "news", "all", SubscriptionProperties())
         none = RuleProperties(
             name="none", sql_filter=SqlFilter(sql_expression="1=0"), filter_type="SqlFilter"
         )
-        await bus.directory.put_subscription("news", "none", SubscriptionProperties(), [none])
+        await put_subscription(bus.directory, "news", "none", SubscriptionProperties(), [none])
         topic, everything = bus.address("news"), bus.address("NEWS/subscriptions/ALL")
         assert (topic.is_partitioned, everything.is_partitioned) == (True, True)
         consumer_id, door = await bus.consume(everything, 20)

@@ -29,6 +29,7 @@ from postbus.process.embedded import EmbeddedPostgres
 from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import Bus, Door, keys_for, message, partitions_of, running, spread
+from tests.broker.putting import put_queue
 from tests.conftest import dsn_of, make_database
 from tests.store.driving import wait_until
 
@@ -105,7 +106,7 @@ async def test_messages_without_key_go_where_they_can(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         _, door = await bus.consume(queue, 1_000)
@@ -135,7 +136,7 @@ async def test_what_has_a_key_of_a_lost_partition_fails_and_nothing_else(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         keys = keys_for(4)
@@ -185,7 +186,7 @@ async def test_an_outage_amid_traffic_loses_and_doubles_nothing(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         keys = [None, *keys_for(4)]
@@ -217,13 +218,13 @@ async def test_a_definition_changed_meanwhile_is_there_when_the_partition_is_bac
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await bus.directory.put_queue("q", spread())
+        await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
         await outage.begin()
         await told_of_outage(bus)
-        await bus.directory.put_queue("q", spread(status="SendDisabled"))
-        await bus.directory.put_queue("young", spread())
+        await put_queue(bus.directory, "q", spread(status="SendDisabled"))
+        await put_queue(bus.directory, "young", spread())
         young = bus.address("young")
         await bus.sent(young, message())
         await outage.end(bus)
@@ -237,7 +238,7 @@ async def test_sessions_of_healthy_partitions_go_on(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
-        await bus.directory.put_queue("q", spread(requires_session=True))
+        await put_queue(bus.directory, "q", spread(requires_session=True))
         queue = bus.address("q")
         await bus.load()
         sessions = keys_for(4)

@@ -44,6 +44,7 @@ from tests.broker.partition_rig import (
     spread,
     wait_for_too_many,
 )
+from tests.broker.putting import put_queue
 from tests.store.driving import connected
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ LOCK_MODE = ReceiveMode.PEEK_LOCK
 
 
 async def made(bus: Bus) -> None:
-    await bus.directory.put_queue("q", spread(requires_session=True))
+    await put_queue(bus.directory, "q", spread(requires_session=True))
     await bus.load()
 
 
@@ -223,7 +224,7 @@ async def test_sessions_are_listed_and_browsed_over_all_partitions(store: Store)
 async def test_what_needs_a_session_is_refused_without(store: Store) -> None:
     async with running(store) as bus:
         await made(bus)
-        await bus.directory.put_queue("plain", spread())
+        await put_queue(bus.directory, "plain", spread())
         queue, plain = bus.address("q"), bus.address("plain")
         reply = await bus.send(queue, message())
         assert isinstance(reply, Enqueued)
@@ -248,8 +249,8 @@ async def test_who_left_while_the_partition_loads_holds_nothing(
     store: Store, is_partitioned: bool, is_named: bool
 ) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue(
-            "q", spread(requires_session=True, enable_partitioning=is_partitioned)
+        await put_queue(
+            bus.directory, "q", spread(requires_session=True, enable_partitioning=is_partitioned)
         )
     async with running(store) as bus:  # nothing of which is loaded
         queue = bus.address("q")
@@ -266,8 +267,8 @@ async def test_who_left_while_the_partition_loads_holds_nothing(
 @pytest.mark.parametrize("is_partitioned", [True, False])
 async def test_a_session_granted_to_nobody_is_free(store: Store, is_partitioned: bool) -> None:
     async with running(store) as bus:
-        await bus.directory.put_queue(
-            "q", spread(requires_session=True, enable_partitioning=is_partitioned)
+        await put_queue(
+            bus.directory, "q", spread(requires_session=True, enable_partitioning=is_partitioned)
         )
         await bus.load()
         queue = bus.address("q")

@@ -38,11 +38,8 @@ from postbus.contract.entities import (
     LIMITS,
     EntityKind,
     NamespaceLimits,
-    QueueProperties,
     RuleProperties,
     Sku,
-    SubscriptionProperties,
-    TopicProperties,
     catalog_key,
     subscription_name,
 )
@@ -210,30 +207,6 @@ class Directory:
                 detail = f"the catalog has version {self.version} and not {version}"
                 raise refusal(Refusal.CONFLICT, detail)
             yield
-
-    async def put_queue(
-        self, name: str, properties: QueueProperties, condition: Precondition = ANYHOW
-    ) -> CatalogEntry:
-        """Create a queue or change its definition; an equal definition changes nothing."""
-        return (await self.put(WantedEntity(EntityKind.QUEUE, name, properties), condition)).entry
-
-    async def put_topic(
-        self, name: str, properties: TopicProperties, condition: Precondition = ANYHOW
-    ) -> CatalogEntry:
-        """Create a topic or change its definition."""
-        return (await self.put(WantedEntity(EntityKind.TOPIC, name, properties), condition)).entry
-
-    async def put_subscription(
-        self,
-        topic: str,
-        name: str,
-        properties: SubscriptionProperties,
-        rules: Sequence[RuleProperties] | None = None,
-        condition: Precondition = ANYHOW,
-    ) -> CatalogEntry:
-        """Create a subscription or change its definition; `rules` as in `WantedEntity`."""
-        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
-        return (await self.put(wanted, condition)).entry
 
     async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> Put:
         """Create an entity or change its definition, if the condition holds."""
