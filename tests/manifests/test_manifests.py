@@ -393,6 +393,14 @@ def test_premium_namespace_says_how_many_partitions_it_has(tmp_path: Path) -> No
     assert bus.topics[0].properties.enable_partitioning
 
 
+@pytest.mark.behaviour("S145")
+def test_premium_namespace_is_partitioned_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    premium = NAMESPACE.replace("{}", "{sku: {name: Premium}}")
+    (found,) = complaints(tmp_path, premium, QUEUE + "  enablePartitioning: true\n")
+    assert found.startswith(":11: spec.enablePartitioning: ")
+    assert "when it is created" in found
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

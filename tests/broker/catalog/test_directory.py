@@ -314,7 +314,6 @@ async def test_all_entities_of_a_partitioned_premium_namespace_are_partitioned(
     assert (await put_subscription(directory, "events", "a", SUBSCRIPTION)).is_partitioned
 
 
-@pytest.mark.behaviour("S146")
 async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) -> None:
     catalog = CatalogStore(store)
     await put_queue((await open_directory(catalog))[0], "orders", PARTITIONED)

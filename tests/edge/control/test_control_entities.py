@@ -406,6 +406,15 @@ def test_namespace_is_told_and_put(api: Caller) -> None:
     assert api.put("/v1/namespace", {}).body["appliedHash"] == told.body["appliedHash"]
 
 
+@pytest.mark.behaviour("S149")
+def test_a_namespace_is_partitioned_for_life(api: Caller) -> None:
+    before = api.get("/v1/namespace").body
+    partitioned = {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 2}
+    refused = api.put("/v1/namespace", partitioned)
+    assert (refused.status, refused.kind) == (409, "immutable")
+    assert api.get("/v1/namespace").body == before
+
+
 def test_what_a_namespace_is_for_life_is_refused_by_name(api: Caller) -> None:
     before = api.get("/v1/namespace").body
     refused = api.put("/v1/namespace", {"sku": {"name": "Basic"}, "minimumTlsVersion": "1.3"})

@@ -180,7 +180,7 @@ def said(properties: Any) -> dict[str, Any]:
     return {name: value for name, value in properties.items() if not name.startswith("_")}
 
 
-@pytest.mark.behaviour("S218", "S120")
+@pytest.mark.behaviour("S218", "S120", "S92", "S274")
 def test_a_queue_reads_back_as_it_was_made(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_queue_reads_back_as_it_was_made(
         "enable_express": True,
         "enable_partitioning": True,
         "lock_duration": timedelta(seconds=37),
-        "max_delivery_count": 17,
+        "max_delivery_count": 2**31 - 1,
         "requires_duplicate_detection": True,
         "requires_session": True,
         "user_metadata": 'costs 5 < 6 & "more" \n\té \U0001f4ee',
@@ -223,7 +223,7 @@ def test_a_queue_reads_back_as_it_was_made(
     assert "AutoDeleteOnIdle: must be at least PT5M" in too_short.message
 
 
-@pytest.mark.behaviour("S219", "S220", "S99", "S266")
+@pytest.mark.behaviour("S219", "S220", "S99", "S266", "S267", "S277")
 def test_what_is_not_said_has_the_defaults_of_service_bus(
     administration: ServiceBusAdministrationClient,
 ) -> None:
@@ -232,6 +232,8 @@ def test_what_is_not_said_has_the_defaults_of_service_bus(
     subscription = administration.create_subscription("plain-topic", "sub")
     assert queue.lock_duration == subscription.lock_duration == timedelta(minutes=1)
     assert queue.max_delivery_count == subscription.max_delivery_count == 10
+    assert queue.dead_lettering_on_message_expiration is False
+    assert subscription.dead_lettering_on_message_expiration is False
     for each in (queue, topic):
         assert each.default_message_time_to_live == FOREVER
         assert each.auto_delete_on_idle == FOREVER
@@ -317,7 +319,11 @@ def test_an_update_changes_what_it_says_and_clears_a_target(
         ({"requires_duplicate_detection": True}, "requiresDuplicateDetection: cannot be changed"),
         ({"enable_partitioning": True}, "enablePartitioning: cannot be changed"),
         ({"auto_delete_on_idle": timedelta(seconds=1)}, "AutoDeleteOnIdle: must be at least"),
-        ({"max_delivery_count": 0}, "MaxDeliveryCount: "),
+        pytest.param(
+            {"max_delivery_count": 0},
+            "MaxDeliveryCount: ",
+            marks=pytest.mark.behaviour("S273"),
+        ),
         ({"max_size_in_megabytes": 1500}, "maxSizeInMegabytes: this tier allows 1024, 2048"),
         ({"max_message_size_in_kilobytes": 1024}, "maxMessageSizeInKilobytes: only Premium"),
         ({"forward_to": "nowhere"}, "forwardTo: there is no queue or topic nowhere"),
