@@ -57,6 +57,16 @@ ROOT_ENTRIES = {
     "tests",
 }  # fmt: skip
 
+# Folders whose tests do what clients do: over AMQP, HTTP and the control API, with the command
+# line, manifests and documented programs.
+CLIENT_TESTS = ("assembly", "cli", "docs", "edge", "faults", "manifests")
+
+# Behaviours that only tests below the listeners show: number -> why.
+SHOWN_INSIDE = {
+    "S179": "no order is promised: a test must hold one partition back to see another order",
+    "S216": "a namespace of 10,000 entities takes minutes to make; the limit is an argument",
+}
+
 # Distribution names that differ from the module they bring.
 IMPORT_NAMES = {
     "pyyaml": "yaml",
@@ -288,27 +298,26 @@ def test_no_test_sleeps_instead_of_waiting_for_a_condition() -> None:
     assert [found for path in paths for found in naked_sleeps(path)] == []
 
 
-def test_every_package_module_has_a_test_that_names_it() -> None:
-    """Each room is tested by its own folder; a module may share a test file with a neighbour."""
-    tested: set[str] = set()
-    for path in python_files("tests"):
-        tested |= imported_names(path)
-    rooms = {
-        room: [name for name in package_modules() if name.startswith(f"postbus.{room}.")]
-        for room in ("message", "amqp", "entity", "store", "broker", "edge")
-    }
-    untested = [room for room, names in rooms.items() if names and not tested & set(names)]
-    assert untested == []
+def behaviours_named(*folders: str) -> set[str]:
+    """Return the behaviours that tests of these folders carry."""
+    named: set[str] = set()
+    for path in python_files(*folders):
+        for node in ast.walk(parse(path)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="behaviour"), args=numbers):
+                    named |= {ast.literal_eval(number) for number in numbers}
+    return named
 
 
 def test_behaviour_numbers_in_tests_exist() -> None:
     catalog = set(re.findall(r"^S\d+", read(ROOT / "docs" / "behaviours.toml"), re.MULTILINE))
-    named: set[str] = set()
-    for path in python_files("tests"):
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.behaviour"):
-                named |= {ast.literal_eval(argument) for argument in node.args}
-    assert named - catalog == set()
+    assert behaviours_named("tests") - catalog == set()
+
+
+def test_behaviours_are_shown_through_what_clients_call() -> None:
+    """A behaviour that only tests of the inside show may be one that nobody can have."""
+    shown_to_clients = behaviours_named(*(f"tests/{folder}" for folder in CLIENT_TESTS))
+    assert behaviours_named("tests") - shown_to_clients == set(SHOWN_INSIDE)
 
 
 def test_catalog_of_behaviours_is_complete_and_short() -> None:

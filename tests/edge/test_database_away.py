@@ -16,7 +16,6 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSend
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from postbus.assembly.listeners import Door
 from postbus.broker.catalog.directory import home_of
 from postbus.broker.placement import partition_of_key
 from postbus.process.embedded import EmbeddedPostgres
@@ -115,7 +114,7 @@ def clients(
 ) -> Iterator[Clients]:
     """Clients that repeat nothing."""
     address = running.connection_string
-    tls = urlsplit(dict(running.bus.summary())[Door.TLS.value])
+    tls = urlsplit(dict(running.bus.summary())["amqps"])
     with (
         ServiceBusClient.from_connection_string(address, retry_total=0) as messages,
         ServiceBusAdministrationClient.from_connection_string(
