@@ -1,8 +1,8 @@
-"""A bus from nothing, one round trip of everything that queues do, every result checked.
+"""Start a bus, use every feature of queues once, and check every result.
 
-`make demo` runs it. It starts `postbus dev` on `examples/` with an embedded Postgres in a folder of
-its own, talks to it with the official Azure SDK, restarts it in the middle, and stops it. Exit code
-0 only when every body, reason and count was as expected.
+`make demo` runs it. It starts `postbus dev` on `examples/` with an embedded Postgres in a temporary
+folder, uses it with the official Azure SDK, restarts it in the middle, and stops it. The exit code
+is 0 only if every body, reason and count is as expected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COUNT = 200
 
 
 class DemoError(Exception):
-    """Something was not as promised."""
+    """A result differs from the promised one."""
 
 
 def expect(what: str, actual: object, expected: object) -> None:
@@ -45,7 +45,7 @@ def expect(what: str, actual: object, expected: object) -> None:
         raise DemoError(f"{what}: expected {expected!r}, got {actual!r}")
 
 
-def tell(text: str) -> None:
+def passed(text: str) -> None:
     print(f"  ok  {text}", flush=True)
 
 
@@ -125,7 +125,7 @@ def send_all(client: ServiceBusClient) -> None:
                 for number in range(COUNT)
             ]
         )
-    tell(f"sent {COUNT} messages; each was stored before the SDK heard of it")
+    passed(f"sent {COUNT} messages; each was stored before it was confirmed to the SDK")
 
 
 def receive_all(client: ServiceBusClient) -> None:
@@ -144,18 +144,18 @@ def receive_all(client: ServiceBusClient) -> None:
                 receiver.dead_letter_message(message, reason="no-address", error_description="no")
             else:
                 receiver.complete_message(message)
-        tell(f"received them in order, completed {COUNT - 3}")
+        passed(f"received them in order, completed {COUNT - 3}")
 
         (again,) = receive(receiver, 1)
         expect("abandoned message", (str(again), again.delivery_count), ("order 0", 1))
         receiver.complete_message(again)
-        tell("the abandoned one came back at once, with its delivery counted")
+        passed("the abandoned one was delivered again at once, with its delivery counted")
 
         assert deferred is not None
         (kept,) = receiver.receive_deferred_messages(deferred)
         expect("deferred message", str(kept), "order 1")
         receiver.complete_message(kept)
-        tell("the deferred one was fetched by its number")
+        passed("the deferred one was received by its number")
         expect_empty(receiver, "queue after all were completed")
 
 
@@ -178,7 +178,7 @@ def resend_dead_letter(client: ServiceBusClient) -> None:
         expect("resent message", (str(resent), resent.delivery_count), ("order 2", 0))
         receiver.complete_message(resent)
         expect_empty(receiver, "queue after the resend")
-    tell("the dead letter had its reason, was resent and processed")
+    passed("the dead letter had its reason, was resent and processed")
 
 
 def exhaust_deliveries(client: ServiceBusClient) -> None:
@@ -194,14 +194,14 @@ def exhaust_deliveries(client: ServiceBusClient) -> None:
         (letter,) = receive(dead, 1)
         expect("reason", letter.dead_letter_reason, "MaxDeliveryCountExceeded")
         dead.complete_message(letter)
-    tell("a message that failed five times was dead-lettered, as its queue says")
+    passed("a message that failed five times was dead-lettered, as its queue requires")
 
 
 def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="postbus-demo-"))
     port = free_port()
     try:
-        print(f"starting a bus from {EXAMPLES.name}/ with a Postgres of its own …", flush=True)
+        print(f"starting a bus from {EXAMPLES.name}/ with its own Postgres …", flush=True)
         with (
             running_bus(folder, port) as connection_string,
             ServiceBusClient.from_connection_string(connection_string) as client,
@@ -221,8 +221,8 @@ def main() -> int:
                 (message,) = receive(receiver, 1)
                 expect("message after the restart", str(message), "still there?")
                 receiver.complete_message(message)
-            tell("the message sent before the restart was there")
-            print(f"\nconnection string while such a bus runs (`make dev`):\n{connection_string}")
+            passed("the message sent before the restart was there")
+            print(f"\nconnection string of a running bus (`make dev`):\n{connection_string}")
     except (DemoError, AzureError) as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1

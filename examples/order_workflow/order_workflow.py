@@ -1,12 +1,12 @@
-"""Orders with several steps, two workers, and no order ever in two hands or out of step.
+"""Orders with several steps and two workers: each order has one worker at a time, in order.
 
 Start a bus, and in another shell the program:
 
     postbus dev examples/order_workflow --ephemeral
     python examples/order_workflow/order_workflow.py ["Endpoint=sb://..."]
 
-Each order is a session. A worker takes the next order that has something to do, nobody else gets
-its messages meanwhile, and the state of the session tells the next worker where the order stands.
+Each order is a session. A worker acquires the next order with messages, no other worker gets them
+in the meantime, and the state of the session has the finished steps for the next worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def send_steps(client: ServiceBusClient) -> None:
 
 
 async def work(client: ServiceBusClient, worker: str) -> None:
-    """Take one order after the other until none has anything to do for two seconds."""
+    """Work on one order after the other until there is none for two seconds."""
     while True:
         try:
             async with client.get_queue_receiver(
@@ -51,24 +51,24 @@ async def work(client: ServiceBusClient, worker: str) -> None:
 
 
 async def take_steps(receiver: ServiceBusReceiver, worker: str) -> None:
-    """Do up to two steps of an order, then leave it to whoever is free."""
+    """Do up to two steps of an order, then release it for any worker."""
     session = receiver.session
     state = await session.get_state()
     done: list[str] = json.loads(state) if state else []
     for message in await receiver.receive_messages(2):
         step = str(message)
-        if step not in done:  # else a worker died between set_state and complete_message
+        if step not in done:  # otherwise a worker died between set_state and complete_message
             assert step == STEPS[len(done)], "a session keeps the order of its messages"
             done.append(step)
             await session.set_state(json.dumps(done))
         await receiver.complete_message(message)
         print(f"{worker}: order {session.session_id} is {step}")
     if done == STEPS:
-        await session.set_state(None)  # nothing is left of a session without messages and state
+        await session.set_state(None)  # a session without messages and state uses no space
 
 
 async def main(connection_string: str = LOCAL) -> None:
-    # Without retries "no session is free" is told after one wait, not after four.
+    # Without retries the error "no session" comes after one wait, not after four.
     async with ServiceBusClient.from_connection_string(connection_string, retry_total=0) as client:
         await send_steps(client)
         await asyncio.gather(work(client, "Ada"), work(client, "Ben"))

@@ -5,7 +5,7 @@ Start a bus, and in another shell the program:
     postbus dev examples/publish_subscribe --ephemeral
     python examples/publish_subscribe/publish_subscribe.py ["Endpoint=sb://..."]
 
-Who publishes knows the topic only. What each subscription gets is said by the rules in bus.yaml.
+A publisher knows the topic only. The rules in bus.yaml select the messages of each subscription.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def publish(client: ServiceBusClient) -> None:
 
 
 def properties_of(message: ServiceBusReceivedMessage) -> dict[str, object]:
-    """Return the application properties; the SDK hands out their texts as bytes."""
+    """Return the application properties; the SDK returns strings as bytes."""
     found = {}
     for key, value in (message.application_properties or {}).items():
         name = key.decode() if isinstance(key, bytes) else key

@@ -1,11 +1,11 @@
-"""Reminders that come at their time, and one that is cancelled before.
+"""Reminders that arrive at their scheduled time, and one that is cancelled before.
 
 Start a bus, and in another shell the program:
 
     postbus dev examples/scheduled_reminder --ephemeral
     python examples/scheduled_reminder/scheduled_reminder.py
 
-The first reminder comes after ten seconds. Nobody has to wait for one that is due in an hour:
+The first reminder arrives after ten seconds. With a manual clock, an hour passes at once:
 
     postbus dev examples/scheduled_reminder --ephemeral --clock manual
     python examples/scheduled_reminder/scheduled_reminder.py 3600

@@ -85,27 +85,27 @@ def test_publish_subscribe_gives_each_subscription_what_its_rules_say() -> None:
 
 
 @pytest.mark.behaviour("S39", "S255", "S264", "S271")
-def test_dead_letters_of_the_triage_are_mended_and_processed() -> None:
-    with running_bus("dead_letter_triage") as bus:
+def test_dead_letters_are_repaired_and_processed() -> None:
+    with running_bus("dead_letters") as bus:
         failed = "  I-2: attempt {} failed: could not convert string to float: '12,50'"
         why = "MaxDeliveryCountExceeded: Message could not be consumed after 3 delivery attempts."
-        lines = run("dead_letter_triage", bus.connection_string)
+        lines = run("dead_letters", bus.connection_string)
         parts = [part.splitlines() for part in "\n".join(lines).split("\n\n")]
-        sent, working, seen, triage, again = parts
+        sent, working, seen, repairs, again = parts
         assert sent == ["sent 3 invoices"]
         assert sorted(working) == sorted(
             [
                 "working:",
                 "  I-1: booked 12.50",
                 *map(failed.format, (1, 2, 3)),
-                "  I-3: incomplete, set aside at once",
+                "  I-3: incomplete, dead-lettered at once",
             ]
         )
         assert sorted(seen[1:]) == [
             f"  I-2: {why}",
             "  I-3: incomplete: an invoice needs an amount",
         ]
-        assert sorted(triage[1:]) == ["  I-2: mended and sent again", "  I-3: thrown away"]
+        assert sorted(repairs[1:]) == ["  I-2: repaired and resent", "  I-3: discarded"]
         assert again == ["working again:", "  I-2: booked 12.50"]
 
 

@@ -1,9 +1,9 @@
-"""Messages that fail: retried, set aside with a reason, looked at, mended and sent again.
+"""Failing messages: retry, dead-letter with a reason, inspect, repair and resend them.
 
 Start a bus, and in another shell the program:
 
-    postbus dev examples/dead_letter_triage --ephemeral
-    python examples/dead_letter_triage/dead_letter_triage.py ["Endpoint=sb://..."]
+    postbus dev examples/dead_letters --ephemeral
+    python examples/dead_letters/dead_letters.py ["Endpoint=sb://..."]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def send(client: ServiceBusClient) -> None:
 
 
 def work(client: ServiceBusClient) -> None:
-    """Book what can be booked. What fails is tried again, what never can be is set aside."""
+    """Book valid invoices, abandon failing ones for a retry, dead-letter incomplete ones."""
     with client.get_queue_receiver(QUEUE, max_wait_time=1) as receiver:
         for message in receiver:
             invoice = json.loads(str(message))
@@ -43,7 +43,7 @@ def work(client: ServiceBusClient) -> None:
             if "amount" not in invoice:
                 text = "an invoice needs an amount"
                 receiver.dead_letter_message(message, "incomplete", text)
-                print(f"  {invoice['id']}: incomplete, set aside at once")
+                print(f"  {invoice['id']}: incomplete, dead-lettered at once")
                 continue
             try:
                 amount = float(invoice["amount"])
@@ -55,16 +55,16 @@ def work(client: ServiceBusClient) -> None:
             print(f"  {invoice['id']}: booked {amount:.2f}")
 
 
-def look(client: ServiceBusClient) -> None:
-    """Peeking locks nothing and changes nothing."""
+def inspect_reasons(client: ServiceBusClient) -> None:
+    """Print the dead letters with their reasons; peeking locks and changes nothing."""
     with client.get_queue_receiver(QUEUE, sub_queue=DEAD_LETTERS) as receiver:
         for letter in receiver.peek_messages(100):
             why = letter.dead_letter_reason, letter.dead_letter_error_description
             print(f"  {letter.message_id}: {': '.join(map(str, why))}")
 
 
-def mend(client: ServiceBusClient) -> None:
-    """Send a mended copy and complete the dead letter, in this order; give up on the rest."""
+def repair(client: ServiceBusClient) -> None:
+    """Send a repaired copy, then complete the dead letter; discard incomplete ones."""
     with (
         client.get_queue_receiver(QUEUE, sub_queue=DEAD_LETTERS, max_wait_time=1) as receiver,
         client.get_queue_sender(QUEUE) as sender,
@@ -75,9 +75,9 @@ def mend(client: ServiceBusClient) -> None:
                 invoice["amount"] = invoice["amount"].replace(",", ".")
                 copy = ServiceBusMessage(json.dumps(invoice), message_id=letter.message_id)
                 sender.send_messages(copy)
-                print(f"  {letter.message_id}: mended and sent again")
+                print(f"  {letter.message_id}: repaired and resent")
             else:
-                print(f"  {letter.message_id}: thrown away")
+                print(f"  {letter.message_id}: discarded")
             receiver.complete_message(letter)
 
 
@@ -86,8 +86,8 @@ def main(connection_string: str = LOCAL) -> None:
         send(client)
         for title, step in [
             ("working", work),
-            ("what is in the dead-letter queue, and why", look),
-            ("triage", mend),
+            ("dead letters and their reasons", inspect_reasons),
+            ("repairing", repair),
             ("working again", work),
         ]:
             print(f"\n{title}:")
