@@ -71,7 +71,7 @@ class Bus:
 @contextmanager
 def running_bus(*manifests: Path | str) -> Iterator[Bus]:
     """Run a bus of these manifests, or one with the queue `queue.1`; raises `BusFailed`."""
-    from postbus.process.announcement import read_announcement
+    from postbus.process.local_bus import bus_of_data_directory
 
     with tempfile.TemporaryDirectory(prefix="postbus-") as name:
         folder = Path(name)
@@ -85,7 +85,7 @@ def running_bus(*manifests: Path | str) -> Iterator[Bus]:
             assert process.stdout is not None
             try:
                 is_ready = any(line.startswith("ready") for line in process.stdout)
-                found = read_announcement(folder / "data") if is_ready else None
+                found = bus_of_data_directory(folder / "data") if is_ready else None
                 if found is None or found.connection_string is None or found.control is None:
                     raise BusFailed(f"the bus did not start:\n{log.read_text(errors='replace')}")
                 assert found.token_file is not None

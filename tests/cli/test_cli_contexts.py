@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import stat
@@ -17,8 +16,7 @@ import pytest
 from postbus.cli.client.connection_strings import read_connection_string
 from postbus.cli.client.contexts import ContextFile, config_folder
 from postbus.cli.failures import ContextError
-from postbus.process.announcement import FILE_NAME, Announcement, read_announcement
-from postbus.process.data_directory import DataDirectory
+from postbus.process.local_bus import FILE_NAME, bus_of_data_directory
 from tests.cli.command_line import CommandLine, folder_with_bus
 from tests.dev_bus import LIMIT_S
 
@@ -187,7 +185,7 @@ def here() -> Iterator[CommandLine]:
 def test_bus_of_this_folder_is_found_by_itself(here: CommandLine) -> None:
     path = here.folder / ".postbus" / FILE_NAME
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    announced = read_announcement(path.parent)
+    announced = bus_of_data_directory(path.parent)
     assert announced is not None
     assert announced.bus == "local-bus"
     assert here.json("context", "show")["control"] == announced.control
@@ -221,21 +219,6 @@ def test_named_context_goes_before_the_bus_of_this_folder(here: CommandLine) -> 
         here.ok("clock", "-C", "default")
         here.ok("context", "use", "default")
         here.ok("context", "delete", "away")
-
-
-def test_announcement_goes_with_the_bus_also_when_it_was_killed(tmp_path: Path) -> None:
-    said = Announcement("bus", os.getpid(), "http://localhost:1", SECRET_STRING)
-    assert KEY not in repr(said)
-    data = DataDirectory(tmp_path)
-    with data:
-        data.announce(said)
-        assert read_announcement(tmp_path) == said
-    assert read_announcement(tmp_path) is None
-    (tmp_path / FILE_NAME).write_text(said.text())  # left by a kill
-    with data:
-        assert read_announcement(tmp_path) is None
-    (tmp_path / FILE_NAME).write_text("{}")
-    assert read_announcement(tmp_path) is None
 
 
 # --- help and completion ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from postbus.cli.client.connection_strings import read_connection_string
 from postbus.cli.formats.message_json import decode_json_message, encode_json_message, read_value
 from postbus.cli.formats.output import as_json, as_yaml, as_yaml_documents
 from postbus.message.codec import Array, Described, Symbol, Ulong, encode_list, encode_value
-from postbus.process.announcement import read_announcement
+from postbus.process.local_bus import bus_of_data_directory
 from tests.cli.command_line import CommandLine, folder_with_bus
 
 NO_TEXT = b"\xa1\x02\xff\xfe"
@@ -197,7 +197,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 
 def send_raw(user: CommandLine, queue: str, *payloads: bytes) -> None:
     """Send messages as they are."""
-    found = read_announcement(user.folder / ".postbus")
+    found = bus_of_data_directory(user.folder / ".postbus")
     assert found is not None
     assert found.connection_string is not None
     endpoint = read_connection_string(found.connection_string)

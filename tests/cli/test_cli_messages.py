@@ -26,7 +26,7 @@ from postbus.cli.formats.message_json import (
     shown_value,
 )
 from postbus.message import codec
-from postbus.process.announcement import read_announcement
+from postbus.process.local_bus import bus_of_data_directory
 from tests.cli.command_line import CommandLine, folder_with_bus
 from tests.dev_bus import LIMIT_S
 
@@ -59,7 +59,7 @@ def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 
 
 def connection_string(user: CommandLine) -> str:
-    found = read_announcement(user.folder / ".postbus")
+    found = bus_of_data_directory(user.folder / ".postbus")
     assert found is not None
     assert found.connection_string is not None
     return found.connection_string

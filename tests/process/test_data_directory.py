@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from postbus.broker.access.sealing import KeySeal
-from postbus.process.data_directory import DataDirectory, DataDirectoryError, write_private
+from postbus.process.data_directory import DataDirectory, DataDirectoryError
 
 
 def mode(path: Path) -> int:
@@ -54,12 +54,3 @@ def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryError, match="data directory"):
         DataDirectory(tmp_path / "file" / "bus").open()
-
-
-def test_private_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "secret"
-    write_private(path, b"one")
-    write_private(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert mode(path) == 0o600
-    assert [item.name for item in path.parent.iterdir()] == ["secret"]

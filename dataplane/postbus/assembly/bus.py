@@ -48,9 +48,9 @@ from postbus.entity.window import WindowBudget
 from postbus.manifests.reader import (
     BusDefinition,
 )
-from postbus.process.announcement import Announcement, connection_string
 from postbus.process.data_directory import DataDirectory
 from postbus.process.embedded import EmbeddedError, EmbeddedPostgres
+from postbus.process.local_bus import Announcement, connection_string
 from postbus.process.metrics import BusSample
 from postbus.process.sampling import Sampler
 from postbus.process.settings import Settings

@@ -28,8 +28,8 @@ from postbus.edge.control.messages import ControlMessages
 from postbus.edge.control.rules import ControlRules
 from postbus.edge.control.server import ControlServer
 from postbus.edge.control.status import Connections, ControlStatus
-from postbus.process.control_lookup import leave_note, remove_note
 from postbus.process.data_directory import DataDirectory
+from postbus.process.local_bus import announce_control_port, withdraw_control_port
 from postbus.process.settings import ANY_ADDRESS, Settings, is_loopback
 
 
@@ -74,14 +74,15 @@ class ControlListener:
         server = _server(controlled, settings, token_file, readiness, suspicion, connections)
         host = settings.control_host
         await server.start(host, settings.control_port, context)
-        leave_note(server.port, token_file)
         shown = "localhost" if is_loopback(host) or host in ANY_ADDRESS else host
         scheme = "http" if context is None else "https"
-        return cls(server, token_file, f"{scheme}://{shown}:{server.port}")
+        address = f"{scheme}://{shown}:{server.port}"
+        announce_control_port(server.port, address, token_file)
+        return cls(server, token_file, address)
 
     async def close(self) -> None:
         """Take nobody in any more."""
-        remove_note(self._server.port)
+        withdraw_control_port(self._server.port)
         await self._server.stop()
 
 

@@ -12,12 +12,12 @@ import fcntl
 import json
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from types import TracebackType
 
 from postbus.manifests.reader import RuleKeys
-from postbus.process.announcement import FILE_NAME, Announcement
+from postbus.process.local_bus import FILE_NAME, Announcement
+from postbus.process.private_file import write_private
 
 KEY_BYTES = 32  # as long as the keys that Azure makes
 
@@ -94,7 +94,7 @@ class DataDirectory:
 
     def announce(self, announcement: Announcement) -> None:
         """Tell the commands of this folder where the bus is reached, until it is closed."""
-        write_private(self._announcement_file, announcement.text().encode())
+        announcement.write(self._announcement_file)
 
     def _withdraw(self) -> None:
         with contextlib.suppress(OSError):
@@ -160,18 +160,3 @@ class DataDirectory:
 def new_key() -> str:
     """Return a key in the form of Azure's: base64 of random bytes."""
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode("ascii")
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

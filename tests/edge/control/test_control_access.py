@@ -7,7 +7,6 @@ import logging
 import re
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -31,8 +30,8 @@ from postbus.edge.certificates import ensure_certificate
 from postbus.edge.control.authorization import ControlAuthorizer, TokenFileError
 from postbus.edge.control.callers import Scope
 from postbus.edge.control.routes import ROUTES, Route
-from postbus.process.control_lookup import leave_note, token_file_of
 from postbus.process.embedded import EmbeddedPostgres
+from postbus.process.local_bus import bus_at_control_port
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import (
     KEYS,
@@ -159,27 +158,11 @@ def test_token_is_for_the_owner_only_and_found_by_the_port(running: ControlledBu
     assert running.token_file.stat().st_mode & 0o777 == 0o600
     port = urlsplit(running.caller.address).port
     assert port is not None
-    assert token_file_of(port) == running.token_file
-    assert token_file_of(1) is None
-
-
-def test_note_of_a_bus_that_was_killed_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    leave_note(9_465, tmp_path / "token")
-    (note,) = tmp_path.glob("*/control-9465")
-    assert token_file_of(9_465) == tmp_path / "token"
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    for stale in (f"{tmp_path}/token\n{dead.pid}\n", f"{tmp_path}/token\n", ""):
-        note.write_text(stale)
-        assert token_file_of(9_465) is None
-        assert not note.exists()
-        note.write_text(stale)
-        leave_note(9_466, tmp_path / "token")
-        assert not note.exists()
-    assert token_file_of(9_466) == tmp_path / "token"
+    found = bus_at_control_port(port)
+    assert found is not None
+    assert found.token_file == str(running.token_file)
+    assert found.connection_string is None
+    assert bus_at_control_port(1) is None
 
 
 def test_tokens_are_exchanged_without_a_restart(running: ControlledBus, api: Caller) -> None:

@@ -17,7 +17,8 @@ import typer
 
 from postbus.cli.failures import ContextError, InputError, examples, expected_failures, out
 from postbus.cli.formats.output import Format, OutputFormat, print_objects
-from postbus.process.announcement import read_announcement
+from postbus.process.local_bus import bus_at_control_port, bus_of_data_directory
+from postbus.process.private_file import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,8 +143,6 @@ class ContextFile:
 
     def save(self) -> None:
         """Write the file for its owner alone; raises `ContextError`."""
-        from postbus.process.data_directory import write_private
-
         held = {
             "current": self.current,
             "contexts": {
@@ -202,7 +201,7 @@ def find_target(
     if name != DEFAULT:
         target = Target(file.find(name), name, f"context {name}")
     else:
-        announced = read_announcement(settings.data)
+        announced = bus_of_data_directory(settings.data)
         if announced is not None:
             found = Context(
                 announced.control,
@@ -229,10 +228,10 @@ def find_target(
 
 def _token_of(settings: Settings) -> str | None:
     """Return the file of tokens that the settings name, or that of the bus on their port."""
-    from postbus.process.control_lookup import token_file_of
-
-    file = settings.control_token_file or token_file_of(settings.control_port)
-    return None if file is None else str(file)
+    if settings.control_token_file is not None:
+        return str(settings.control_token_file)
+    found = bus_at_control_port(settings.control_port)
+    return None if found is None else found.token_file
 
 
 def context_names() -> list[str]:

@@ -112,7 +112,7 @@ def connection_string(
     """Print a connection string for the SDKs, on one line."""
     from postbus.cli.client.connection_strings import read_connection_string
     from postbus.cli.client.control_client import run_with
-    from postbus.process.announcement import connection_string
+    from postbus.process.local_bus import connection_string
 
     with expected_failures():
         target = find_target(context)

@@ -36,7 +36,7 @@ from postbus.cli.failures import (
     fail,
     out,
 )
-from postbus.process.announcement import Announcement, read_announcement
+from postbus.process.local_bus import Announcement, bus_of_data_directory
 
 if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
@@ -200,12 +200,12 @@ def _announced(target: Target) -> Announcement | None:
     """Return what the bus of this machine said of itself, when it is the one that is asked."""
     from postbus.process.settings import load_settings
 
-    found = read_announcement(load_settings().data)
+    found = bus_of_data_directory(load_settings().data)
     return found if found is not None and found.control == target.context.control else None
 
 
 def _write(file: Path, content: bytes) -> None:
-    from postbus.process.data_directory import write_private
+    from postbus.process.private_file import write_private
 
     if file == STDIO:
         sys.stdout.buffer.write(content)

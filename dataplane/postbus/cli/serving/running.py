@@ -31,11 +31,11 @@ from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, Queue
 from postbus.edge.access.unauthenticated import MAX_CONNECTIONS
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.process.allocator import keep_memory
-from postbus.process.announcement import announced_as
 from postbus.process.data_directory import DataDirectory
 from postbus.process.descriptors import allow_descriptors
 from postbus.process.exposure import exposures
 from postbus.process.garbage import collect_forever
+from postbus.process.local_bus import announced_as
 from postbus.process.service_manager import MORE_TIME, notify
 from postbus.process.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
 from postbus.process.telemetry import configure_logging
