@@ -251,13 +251,15 @@ def changes_hold_everywhere(clients: Clients, queue: str, young: str, gone: str)
 
 
 @pytest.mark.behaviour("S154", "S181", "S182", "S183", "S184", "S185", "S186", "S187", "S188")
-@pytest.mark.behaviour("S226", "S227", "S228", "S239")
+@pytest.mark.behaviour("S147", "S226", "S227", "S228", "S239")
 def test_one_of_two_databases_is_away_and_comes_back(clients: Clients) -> None:
     read, keyless, keyed = (spread(clients) for _ in range(3))
     for queue in ("changed", "first", "gone"):
         clients.administration.create_queue(queue, enable_partitioning=True)
     topic, near, far = subscribed(clients), plain(clients, HERE), plain(clients, THERE)
     reads_as_available(clients, read, PARTITIONS)
+    described = clients.control.get(path_of("queues", read)).body
+    assert described["partitions"] == list(range(PARTITIONS))
     clients.begin_outage("first")
     reads_as_limited(clients, read, topic)
     command_line_shows_availability(clients, read, near)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from postbus.assembly.listeners import Listener
+from postbus.assembly.opening import BusError
 from postbus.contract.entities import NamespaceProperties
-from tests.edge.control.control_bus import DEFINITION, ControlledBus, controlled_bus
+from postbus.manifests.reader import BusDefinition
+from tests.edge.control.control_bus import DEFINITION, ControlledBus, controlled_bus, path_of
 
 pytestmark = pytest.mark.slow
+
+
+def declared_as(said: Mapping[str, object]) -> BusDefinition:
+    """Return the definition of a bus whose Namespace manifest says this."""
+    return replace(DEFINITION, properties=NamespaceProperties.model_validate(said))
 
 
 def lets_in(bus: ControlledBus, version: ssl.TLSVersion) -> bool:
@@ -43,8 +51,7 @@ def test_the_minimum_tls_version_is_put_and_stays(database: str, tmp_path: Path)
 
 
 def test_what_the_manifest_says_wins_at_a_start(database: str, tmp_path: Path) -> None:
-    said = NamespaceProperties.model_validate({"minimumTlsVersion": "1.3"})
-    declared = replace(DEFINITION, properties=said)
+    declared = declared_as({"minimumTlsVersion": "1.3"})
     with controlled_bus(database, tmp_path / "bus", definition=declared) as bus:
         changed = {"minimumTlsVersion": "1.2", "tags": {"a": "b"}}
         assert bus.caller.put("/v1/namespace", changed).status == 200
@@ -53,3 +60,36 @@ def test_what_the_manifest_says_wins_at_a_start(database: str, tmp_path: Path) -
         told = bus.caller.get("/v1/namespace").body["properties"]
         assert (told["minimumTlsVersion"], told["tags"]) == ("1.3", {"a": "b"})
         assert not lets_in(bus, ssl.TLSVersion.TLSv1_2)
+
+
+@pytest.mark.behaviour("S144", "S148", "S149")
+def test_a_premium_namespace_has_the_partitions_it_was_created_with(
+    database: str, tmp_path: Path
+) -> None:
+    premium = {"sku": {"name": "Premium"}, "premiumMessagingPartitions": 4}
+    with controlled_bus(database, tmp_path / "bus", definition=declared_as(premium)) as bus:
+        assert bus.caller.get("/v1/namespace").body["partitionCount"] == 4
+        assert bus.caller.put(path_of("queues", "asks-nothing"), {}).status == 201
+        made = bus.caller.get(path_of("queues", "asks-nothing")).body
+        assert (made["isPartitioned"], made["partitions"]) == (True, [0, 1, 2, 3])
+        changed = bus.caller.put("/v1/namespace", premium | {"premiumMessagingPartitions": 8})
+        assert (changed.status, changed.kind) == (409, "immutable")
+    other = declared_as(premium | {"premiumMessagingPartitions": 8})
+    with (
+        pytest.raises(BusError, match="made as Premium with 4 partitions"),
+        controlled_bus(database, tmp_path / "bus", definition=other),
+    ):
+        pass
+
+
+@pytest.mark.behaviour("S100", "S101")
+def test_messages_of_a_basic_namespace_live_for_fourteen_days(
+    database: str, tmp_path: Path
+) -> None:
+    basic, queue = declared_as({"sku": {"name": "Basic"}}), path_of("queues", "orders")
+    with controlled_bus(database, tmp_path / "bus", definition=basic) as bus:
+        assert bus.caller.put(queue, {}).status == 201
+        assert bus.caller.get(queue).body["properties"]["defaultMessageTimeToLive"] == "P14D"
+        refused = bus.caller.put(queue, {"defaultMessageTimeToLive": "P15D"})
+        assert (refused.status, refused.kind) == (400, "invalid")
+        assert "at most P14D" in str(refused.body)
