@@ -2,7 +2,7 @@
 
 All other modules use names that aiohttp documents. Any release of aiohttp may change these, so
 pyproject.toml has a ceiling: the first minor version that nobody has tried. To raise it, run
-tests/edge/test_aiohttp_internals.py with that version.
+tests/edge/web/test_aiohttp_internals.py with that version.
 """
 
 from __future__ import annotations
