@@ -49,8 +49,8 @@ def _fan_out(bench: Bench, server: Server) -> Result:
             result[f"{name}_rate"] = sent["send_rate"]
             result[f"{name}_copy_us"] = sent["cpu_us"] / count
             result[f"{name}_copy_kb"] = (after - before) / number / count / 1e3
-            strangers = sent["foreign_share"] + sent["stolen_share"]
-            result["foreign_share"] = max(result["foreign_share"], strangers)
+            admission_control = sent["foreign_share"] + sent["stolen_share"]
+            result["foreign_share"] = max(result["foreign_share"], admission_control)
     return result
 
 

@@ -84,8 +84,10 @@ def summary_of(results: dict[str, list[Result]], shares: Iterable[tuple[str, str
     for name, rounds in results.items():
         summary[f"{name}_rate"] = statistics.median(result["rate"] for result in rounds)
         summary[f"{name}_cpu_us"] = statistics.median(result["cpu_us"] for result in rounds)
-        strangers = max(result["foreign_share"] + result["stolen_share"] for result in rounds)
-        summary["foreign_share"] = max(summary["foreign_share"], strangers)
+        admission_control = max(
+            result["foreign_share"] + result["stolen_share"] for result in rounds
+        )
+        summary["foreign_share"] = max(summary["foreign_share"], admission_control)
     for name, plain in shares:
         pairs = zip(results[name], results[plain], strict=True)
         ratios = sorted(100 * result["rate"] / other["rate"] for result, other in pairs)

@@ -52,11 +52,11 @@ def _over_http(bench: Bench, server: Server) -> Result:
     server.start()
     warm_up(bench, server)
     found: dict[str, list[float]] = {}
-    strangers = 0.0
+    admission_control = 0.0
     for _ in range(bench.rounds):
         for name, queue, mode in PARTS:
             result = _load(server, mode, queue, bench.count(COUNT))
-            strangers = max(strangers, result["foreign_share"])
+            admission_control = max(admission_control, result["foreign_share"])
             if mode == "both":
                 rates = (result["send_rate"], result["receive_rate"])
                 found.setdefault("both_rate", []).append(min(rates))
@@ -65,7 +65,7 @@ def _over_http(bench: Bench, server: Server) -> Result:
                 found.setdefault(f"{name}_ms_p99", []).append(result[f"{mode}_ms_p99"])
             found.setdefault(f"{name}_cpu_us", []).append(result["cpu_us"])
     medians = {name: statistics.median(values) for name, values in found.items()}
-    return {**medians, "foreign_share": strangers}
+    return {**medians, "foreign_share": admission_control}
 
 
 def _slowest(name: str, title: str) -> Metric:

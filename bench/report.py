@@ -15,7 +15,9 @@ from rows import Demand, Metric, Row
 
 PEER_NAMES = {"rabbitmq": "RabbitMQ", "artemis": "Artemis"}
 PEERS = tuple(PEER_NAMES)
-_STRANGERS_TOLD_FROM = 0.10  # share of the machine; above it a result deserves a second look
+_UNAUTHENTICATED_LOGGED_FROM = (
+    0.10  # share of the machine; above it a result deserves a second look
+)
 
 
 @dataclass(slots=True)
@@ -155,7 +157,7 @@ def _notes(results: Results) -> list[str]:
                 if not result.get("is_complete", True):
                     notes.append(f"{where}: not finished: {result.get('error') or _why(result)}")
                 others = result.get("foreign_share", 0) + result.get("stolen_share", 0)
-                if others > _STRANGERS_TOLD_FROM:
+                if others > _UNAUTHENTICATED_LOGGED_FROM:
                     notes.append(f"{where}: others used {others:.0%} of the machine")
                 notes += [
                     f"{where}: {name.removeprefix('problem_')}: {text}"

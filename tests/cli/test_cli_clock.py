@@ -160,7 +160,7 @@ def test_no_bus_listens(command: tuple[str, ...]) -> None:
     assert_fails(done, 7, r"no bus answers at http://127\.0\.0\.1:\d+: start one with postbus dev")
 
 
-class Stranger(BaseHTTPRequestHandler):
+class Admission(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -172,7 +172,7 @@ class Stranger(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_something_else_listens() -> None:
-    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+    with HTTPServer(("127.0.0.1", 0), Admission) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         done = postbus("clock", "--control-port", str(server.server_port))
         server.shutdown()

@@ -12,7 +12,7 @@ from typing import cast
 from postbus.broker.access.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract.entities import LIMITS, Sku
-from postbus.edge.access.unauthenticated import Strangers
+from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.port_multiplexer import PortMultiplexer
@@ -29,7 +29,7 @@ async def front(
     *,
     max_connections: int = 100,
     runtime: HttpHandler | None = None,
-    strangers: Strangers | None = None,
+    admission_control: AdmissionControl | None = None,
 ) -> AsyncIterator[PortMultiplexer]:
     """The doors without a bus: nothing here gets as far as the router."""
     async with asyncio.TaskGroup() as tasks:
@@ -38,13 +38,13 @@ async def front(
         websocket = WebSocketHandler(amqp)
         http = HttpServer("test-bus", runtime=runtime, websocket=websocket)
         opened = PortMultiplexer(
-            amqp, http, tasks, max_connections=max_connections, strangers=strangers
+            amqp, http, tasks, max_connections=max_connections, admission_control=admission_control
         )
         yield opened
         await opened.close()
         await amqp.stop(1.0)
         await http.stop(1.0)
-        assert opened.connection_count == len(opened.strangers) == 0
+        assert opened.connection_count == len(opened.admission_control) == 0
 
 
 async def wait_a_moment() -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from postbus.amqp.connection import Connection
 from postbus.amqp.link import Link
 from postbus.amqp.session import Session
-from postbus.edge.access.unauthenticated import Stranger
+from postbus.edge.access.admission import Admission
 from postbus.edge.amqp.connection import AmqpConnection
 from postbus.edge.amqp.listener import AmqpTransport
 from postbus.edge.amqp.websocket import WebSocketTransport
@@ -27,7 +27,7 @@ from tests.edge.front_rig import HOST, front, wait_until
 from tests.edge.hung_up import STATES, State, hang_up
 
 HELD = (
-    AmqpConnection, AmqpTransport, Arrival, Connection, HttpConnection, Link, Session, Stranger,
+    AmqpConnection, AmqpTransport, Arrival, Connection, HttpConnection, Link, Session, Admission,
     WebSocketTransport,
 )  # fmt: skip
 """What connections are made of."""

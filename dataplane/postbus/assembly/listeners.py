@@ -25,8 +25,8 @@ from postbus.broker.audit import Audit
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.router import Router
+from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.auth_throttle import Suspicion
-from postbus.edge.access.unauthenticated import Strangers
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
@@ -150,7 +150,7 @@ class Listeners:
             self._http,
             tasks,
             max_connections=limits.max_connections,
-            strangers=Strangers.within(limits.max_connections),
+            admission_control=AdmissionControl.within(limits.max_connections),
         )
         wanted: list[tuple[Listener, int, bool, ssl.SSLContext | None]] = []
         if settings.listens_plain:
@@ -248,11 +248,11 @@ class Listeners:
         if self._front is None:
             return
         sample.refused_connections = self._front.refused_count
-        sample.strangers = len(self._front.strangers)
-        sample.cut_strangers = self._front.strangers.cut_count
+        sample.admission_control = len(self._front.admission_control)
+        sample.cut_unauthenticated = self._front.admission_control.cut_count
         sample.share_refusals = {
             **self._front.amqp.intake.refusals(),
-            **self._front.strangers.refusals_of_keys(),
+            **self._front.admission_control.refusals_of_keys(),
             "key_checks": self._suspicion.sent_away_count,
         }
         sample.failed_connections = self._front.failed_count

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final, cast
 
-from postbus.edge.access.unauthenticated import MAX_CONNECTIONS, Stranger, Strangers
+from postbus.edge.access.admission import MAX_CONNECTIONS, Admission, AdmissionControl
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.web.http_listener import MAX_HEAD_BYTES
 from postbus.edge.web.http_server import HttpServer
@@ -47,13 +47,15 @@ class PortMultiplexer:
         tasks: asyncio.TaskGroup,
         *,
         max_connections: int = MAX_CONNECTIONS,
-        strangers: Strangers | None = None,
+        admission_control: AdmissionControl | None = None,
     ) -> None:
         self.amqp = amqp
         self.http = http
         self._tasks = tasks
         self._max_connections = max_connections
-        self.strangers = Strangers() if strangers is None else strangers
+        self.admission_control = (
+            AdmissionControl() if admission_control is None else admission_control
+        )
         self._arrivals: set[Arrival] = set()
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -134,26 +136,26 @@ class PortMultiplexer:
         self, client: socket.socket, address: str, is_plain: bool, tls: ssl.SSLContext | None
     ) -> None:
         """Let a client arrive, or turn it away."""
-        stranger = self._admit(address)
-        if stranger is None:
+        admission = self._admit(address)
+        if admission is None:
             self.refused_count += 1
             client.close()
             return
-        arrival = Arrival(self, client, stranger)
+        arrival = Arrival(self, client, admission)
         self._arrivals.add(arrival)
         arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
 
-    def _admit(self, address: str) -> Stranger | None:
+    def _admit(self, address: str) -> Admission | None:
         """Return a client as a stranger, None when it must be turned away.
 
         The log hears once of a door that is full, until there is room.
         """
         is_full = self.connection_count >= self._max_connections
-        stranger = self.strangers.admit(address, is_full=is_full)
-        if is_full and stranger is None and not self._was_full:
+        admission = self.admission_control.admit(address, is_full=is_full)
+        if is_full and admission is None and not self._was_full:
             logger.warning("too many connections", extra={"limit": self._max_connections})
         self._was_full = is_full
-        return stranger
+        return admission
 
     def forget(self, arrival: Arrival) -> None:
         """An arrival is gone, or handed over."""
@@ -164,11 +166,11 @@ class Arrival(asyncio.BufferedProtocol):
     """A client of which nobody knows yet what it speaks."""
 
     def __init__(
-        self, multiplexer: PortMultiplexer, client: socket.socket, stranger: Stranger
+        self, multiplexer: PortMultiplexer, client: socket.socket, admission: Admission
     ) -> None:
         self._multiplexer = multiplexer
-        self._stranger = stranger
-        stranger.hold(self, self.abort)
+        self._admission = admission
+        admission.hold(self, self.abort)
         self._client: socket.socket | None = client
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -212,7 +214,7 @@ class Arrival(asyncio.BufferedProtocol):
 
     def _forget(self) -> None:
         self._multiplexer.forget(self)
-        self._stranger.release(self)
+        self._admission.release(self)
 
     def _leave(self) -> None:
         self._forget()
@@ -246,13 +248,13 @@ class Arrival(asyncio.BufferedProtocol):
         self._forget()
         self._transport = self.task = None
 
-    def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes, Stranger], None]) -> None:
+    def _hand_over(self, welcome: Callable[[asyncio.Transport, bytes, Admission], None]) -> None:
         assert self._transport is not None
         assert self._patience is not None
         self._patience.cancel()
         self._multiplexer.forget(self)
         transport, self._transport, self.task = self._transport, None, None
-        welcome(transport, self._first, self._stranger)
+        welcome(transport, self._first, self._admission)
 
 
 def speaks_http(first: bytes) -> bool | None:

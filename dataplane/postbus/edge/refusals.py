@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpLinkError
 from postbus.contract.entities import Right
+from postbus.edge.access.admission import MAX_LOGGED_CHARS
 from postbus.edge.access.refusal_sums import SUMMED
-from postbus.edge.access.unauthenticated import MAX_LOGGED_CHARS
 from postbus.entity.commands import Refusal, Refused
 
 logger = logging.getLogger(__name__)

@@ -112,8 +112,8 @@ class BusSample:
     window_limit_bytes: int = 0
     authentication_failures: int = 0
     refused_connections: int = 0
-    strangers: int = 0
-    cut_strangers: int = 0
+    admission_control: int = 0
+    cut_unauthenticated: int = 0
     failed_connections: int = 0
     share_refusals: dict[str, int] = field(default_factory=dict)
     """What was refused to keys that had their share: of what -> how often."""
@@ -167,12 +167,12 @@ class BusCollector(Collector):
         yield GaugeMetricFamily(
             "postbus_connections_without_key",
             "Open connections that have not shown a key yet.",
-            sample.strangers,
+            sample.admission_control,
         )
         yield CounterMetricFamily(
             "postbus_connections_cut",
             "Connections without a key that had to make room.",
-            sample.cut_strangers,
+            sample.cut_unauthenticated,
         )
         yield CounterMetricFamily(
             "postbus_connections_failed",

@@ -12,9 +12,9 @@ import pytest
 
 from postbus.amqp import conditions
 from postbus.broker.access.authz import KeyRule
+from postbus.edge.access.admission import LOGGED_REFUSALS_A_SECOND
 from postbus.edge.access.inflight_budget import Intake
 from postbus.edge.access.shares import UNKNOWN, Limit, Shares
-from postbus.edge.access.unauthenticated import TOLD_REFUSALS_A_SECOND
 from postbus.edge.amqp import unfinished
 from postbus.edge.amqp.transactions import HELD_BYTES
 from postbus.entity.commands import Command, Enqueue
@@ -49,7 +49,7 @@ def all_is_given_back(bus: BusThread) -> Iterator[None]:
     intake = bus.listener.intake
     yield
     found = [intake.reading, intake.waiting, intake.unfinished, intake.unanswered]
-    found += [intake.links, bus.front.strangers.of_keys]
+    found += [intake.links, bus.front.admission_control.of_keys]
     wait_until(bus, lambda: not any(each.used or each._of for each in found))
 
 
@@ -303,7 +303,7 @@ async def entity_no(bus: BusThread, name: str) -> int:
 def test_one_key_has_not_all_connections(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.front.strangers.of_keys, "limit", Limit(10, 0.8))
+    monkeypatch.setattr(bus.front.admission_control.of_keys, "limit", Limit(10, 0.8))
     with connect(bus, ROOT) as other, ExitStack() as clients:
         send = sender_of(other, queue)
         undisturbed_s = p99_s(send)
@@ -322,7 +322,7 @@ def test_one_key_has_not_all_connections(
         assert http.recv(1) == b""
         assert clients.enter_context(connect(bus, ROOT)).outcome == 0
         assert goes_on(send, undisturbed_s)
-    wait_until(bus, lambda: bus.front.strangers.of_keys.used == 0)
+    wait_until(bus, lambda: bus.front.admission_control.of_keys.used == 0)
     with connect(bus, TENANT) as again:
         assert again.outcome == 0
 
@@ -334,8 +334,10 @@ def test_one_key_has_not_all_connections(
 def test_refusals_of_one_key_do_not_fill_the_log(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.front.strangers, "_told", Shares(Limit(TOLD_REFUSALS_A_SECOND)))
-    monkeypatch.setattr(bus.front.strangers, "now_s", lambda: 1_000.0)
+    monkeypatch.setattr(
+        bus.front.admission_control, "_told", Shares(Limit(LOGGED_REFUSALS_A_SECOND))
+    )
+    monkeypatch.setattr(bus.front.admission_control, "now_s", lambda: 1_000.0)
     with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant:
         send = sender_of(other, queue)
         undisturbed_s = p99_s(send)
@@ -344,7 +346,7 @@ def test_refusals_of_one_key_do_not_fill_the_log(
             tenant.write(*[tenant.transfer(start + n, b"\x00\x53\x75\xa0") for n in range(500)])
             assert set(tenant.dispositions(500).values()) == {REJECTED}
         told = [record.getMessage() for record in bus.log.records]
-        assert told.count("refused") == TOLD_REFUSALS_A_SECOND // 2
+        assert told.count("refused") == LOGGED_REFUSALS_A_SECOND // 2
         assert told.count("much is refused to a key") == 4
         assert goes_on(send, undisturbed_s)
         other.write(other.transfer(1_000, b"\x00\x53\x75\xa0"))

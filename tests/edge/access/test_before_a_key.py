@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from aiohttp import web
 
-from postbus.edge.amqp.listener import STRANGER_BYTES, STRANGER_LINKS
+from postbus.edge.amqp.listener import UNAUTHENTICATED_BYTES, UNAUTHENTICATED_LINKS
 from postbus.edge.web import http_server
 from tests.edge.front_rig import GET_HEALTH, HOST, front, hangs_up, wait_a_moment, wait_until
 from tests.edge.hung_up import (
@@ -67,8 +67,8 @@ def test_http_client_without_a_key_has_twenty_seconds(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while it asks again and again for what needs none; what is under way is answered."""
-    assert http_server.STRANGER_S == 20.0
-    monkeypatch.setattr(http_server, "STRANGER_S", 0.2)
+    assert http_server.UNAUTHENTICATED_S == 20.0
+    monkeypatch.setattr(http_server, "UNAUTHENTICATED_S", 0.2)
 
     async def run() -> None:
         slow = Slow()
@@ -93,16 +93,18 @@ def waiting_heads(_port: int) -> bytes:
 
 
 def many_links(_port: int) -> bytes:
-    return opened(0) + b"".join(map(attach, range(STRANGER_LINKS)))
+    return opened(0) + b"".join(map(attach, range(UNAUTHENTICATED_LINKS)))
 
 
 def many_values(_port: int) -> bytes:
-    links = [attach(handle, properties=nested_lists(2_000)) for handle in range(STRANGER_LINKS)]
+    links = [
+        attach(handle, properties=nested_lists(2_000)) for handle in range(UNAUTHENTICATED_LINKS)
+    ]
     return opened(0) + b"".join(links)
 
 
 def long_partial(_port: int) -> tuple[bytes, bytes]:
-    count = (STRANGER_BYTES - 20_000) // PIECE_BYTES
+    count = (UNAUTHENTICATED_BYTES - 20_000) // PIECE_BYTES
     return opened(0) + attach(0), transfer(0, more=True) * count
 
 

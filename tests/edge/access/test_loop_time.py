@@ -131,12 +131,12 @@ async def test_who_signs_in_is_not_waited_for_long() -> None:
 
 async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
     machine = Machine()
-    stranger = f"{NOBODY}192.0.2.1"
-    machine.turn(stranger, 30)
-    assert machine.may(stranger)
+    admission = f"{NOBODY}192.0.2.1"
+    machine.turn(admission, 30)
+    assert machine.may(admission)
     machine.turn("own", 1)
-    machine.turn(stranger, 30)
-    assert not machine.may(stranger)
+    machine.turn(admission, 30)
+    assert not machine.may(admission)
     assert machine.may("own")
 
 
@@ -233,5 +233,5 @@ def test_frames_that_do_nothing_leave_half_of_the_loop(bus: BusThread, queue: st
                 thread.join()
             for _ in range(3):  # who pauses does not see at once that its client is gone
                 with suppress(TimeoutError):
-                    wait_until(bus, lambda: not bus.front.strangers.of_keys.of(TENANT.name))
+                    wait_until(bus, lambda: not bus.front.admission_control.of_keys.of(TENANT.name))
                     break

@@ -11,13 +11,13 @@ import pytest
 
 from postbus.broker.access.authz import NEVER_S, Grant
 from postbus.contract.entities import Right
-from postbus.edge.access.bursts import QUIET_S
-from postbus.edge.access.unauthenticated import (
+from postbus.edge.access.admission import (
+    LOGGED_REFUSALS,
     PATIENCE_S,
-    TOLD_REFUSALS,
-    Stranger,
-    Strangers,
+    Admission,
+    AdmissionControl,
 )
+from postbus.edge.access.bursts import QUIET_S
 from postbus.message.codec import Symbol, Uint
 from tests.edge.amqp.websocket_client import WebSocketClient
 from tests.edge.bus_thread import RULES, BusThread
@@ -52,8 +52,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def strangers(clock: Clock) -> Strangers:
-    return Strangers(clock, most=10, most_of_address=5)
+def admission_control(clock: Clock) -> AdmissionControl:
+    return AdmissionControl(clock, most=10, most_of_address=5)
 
 
 def grant(rule: str = "root") -> Grant:
@@ -61,14 +61,18 @@ def grant(rule: str = "root") -> Grant:
 
 
 def admit(
-    strangers: Strangers, address: str = CROWD, count: int = 1, *, is_full: bool = False
-) -> list[Stranger]:
+    admission_control: AdmissionControl,
+    address: str = CROWD,
+    count: int = 1,
+    *,
+    is_full: bool = False,
+) -> list[Admission]:
     """Return those that were let in, of some that dial."""
-    found = [strangers.admit(address, is_full=is_full) for _ in range(count)]
+    found = [admission_control.admit(address, is_full=is_full) for _ in range(count)]
     return [each for each in found if each is not None]
 
 
-def cuts(found: list[Stranger]) -> list[int]:
+def cuts(found: list[Admission]) -> list[int]:
     """Return a list of which of them are cut, as it grows."""
     cut: list[int] = []
     for number, each in enumerate(found):
@@ -76,149 +80,155 @@ def cuts(found: list[Stranger]) -> list[int]:
     return cut
 
 
-def test_one_address_has_a_part_of_the_strangers(strangers: Strangers) -> None:
-    assert len(admit(strangers, CROWD, 20)) == 5
-    assert len(admit(strangers, OTHER, 20)) == 5
-    assert len(strangers) == 10
+def test_one_address_has_a_part_of_the_strangers(admission_control: AdmissionControl) -> None:
+    assert len(admit(admission_control, CROWD, 20)) == 5
+    assert len(admit(admission_control, OTHER, 20)) == 5
+    assert len(admission_control) == 10
 
 
-def test_an_address_of_many_clients_that_show_keys_is_not_bounded(strangers: Strangers) -> None:
+def test_an_address_of_many_clients_that_show_keys_is_not_bounded(
+    admission_control: AdmissionControl,
+) -> None:
     for _ in range(100):
-        together = admit(strangers, CROWD, 5)
+        together = admit(admission_control, CROWD, 5)
         assert len(together) == 5
         for each in together:
-            assert each.show_key(grant())
-    assert len(strangers) == strangers.cut_count == 0
+            assert each.mark_authenticated(grant())
+    assert len(admission_control) == admission_control.cut_count == 0
 
 
 def test_small_house_has_room_for_fewer() -> None:
-    strangers = Strangers.within(1_000)
-    assert len(admit(strangers, CROWD, 1_000)) == 200
-    assert len(admit(strangers, OTHER, 1_000)) == 200
-    strangers = Strangers.within(5_000)
-    assert len(admit(strangers, CROWD, 5_000)) == 1_000
+    admission_control = AdmissionControl.within(1_000)
+    assert len(admit(admission_control, CROWD, 1_000)) == 200
+    assert len(admit(admission_control, OTHER, 1_000)) == 200
+    admission_control = AdmissionControl.within(5_000)
+    assert len(admit(admission_control, CROWD, 5_000)) == 1_000
 
 
 def test_who_takes_long_gives_way_to_others_of_its_address(
-    strangers: Strangers, clock: Clock
+    admission_control: AdmissionControl, clock: Clock
 ) -> None:
-    first = admit(strangers, CROWD, 5)
+    first = admit(admission_control, CROWD, 5)
     cut = cuts(first)
     clock.now_s += PATIENCE_S - 1
-    assert admit(strangers) == []
+    assert admit(admission_control) == []
     clock.now_s += 1
-    assert len(admit(strangers, CROWD, 9)) == 5
+    assert len(admit(admission_control, CROWD, 9)) == 5
     assert cut == [0, 1, 2, 3, 4]
-    assert (len(strangers), strangers.cut_count) == (5, 5)
+    assert (len(admission_control), admission_control.cut_count) == (5, 5)
 
 
 def test_crowd_gives_way_to_other_addresses_at_once(clock: Clock) -> None:
-    strangers = Strangers(clock, most=6, most_of_address=5)
-    cut = cuts(admit(strangers, CROWD, 5))
-    assert len(admit(strangers, OTHER, 2)) == 2
+    admission_control = AdmissionControl(clock, most=6, most_of_address=5)
+    cut = cuts(admit(admission_control, CROWD, 5))
+    assert len(admit(admission_control, OTHER, 2)) == 2
     assert cut == [0]
-    assert len(admit(strangers, OTHER, 9)) == 1  # until they are as many
+    assert len(admit(admission_control, OTHER, 9)) == 1  # until they are as many
     assert cut == [0, 1]
 
 
 def test_of_many_addresses_the_oldest_goes_when_it_had_its_time(
-    strangers: Strangers, clock: Clock
+    admission_control: AdmissionControl, clock: Clock
 ) -> None:
-    each_its_own = [admit(strangers, f"198.51.100.{number}")[0] for number in range(10)]
+    each_its_own = [admit(admission_control, f"198.51.100.{number}")[0] for number in range(10)]
     cut = cuts(each_its_own)
-    assert admit(strangers, OTHER) == []
+    assert admit(admission_control, OTHER) == []
     clock.now_s += PATIENCE_S
-    assert len(admit(strangers, OTHER)) == 1
+    assert len(admit(admission_control, OTHER)) == 1
     assert cut == [0]
 
 
 def test_full_house_has_room_for_as_long_as_it_has_strangers(
-    strangers: Strangers, clock: Clock
+    admission_control: AdmissionControl, clock: Clock
 ) -> None:
-    cut = cuts(admit(strangers, CROWD, 2))
-    assert len(admit(strangers, OTHER, is_full=True)) == 1
+    cut = cuts(admit(admission_control, CROWD, 2))
+    assert len(admit(admission_control, OTHER, is_full=True)) == 1
     assert cut == [0]
-    for each in list(strangers._all):
-        assert each.show_key(grant())
-    assert admit(strangers, OTHER, is_full=True) == []
+    for each in list(admission_control._all):
+        assert each.mark_authenticated(grant())
+    assert admit(admission_control, OTHER, is_full=True) == []
 
 
 def test_log_hears_once_of_a_crowd(
-    strangers: Strangers, clock: Clock, caplog: pytest.LogCaptureFixture
+    admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(30):
-        admit(strangers, CROWD, 10)
+        admit(admission_control, CROWD, 10)
         clock.now_s += 1
     assert [record.getMessage() for record in caplog.records] == [
         "too many connections without a key"
     ]
     assert vars(caplog.records[0])["address"] == CROWD
     clock.now_s += QUIET_S
-    admit(strangers, CROWD, 10)
+    admit(admission_control, CROWD, 10)
     assert len(caplog.records) == 2
 
 
 def test_refusals_of_strangers_are_summed_up(
-    strangers: Strangers, clock: Clock, caplog: pytest.LogCaptureFixture
+    admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (stranger,) = admit(strangers)
-    told = [stranger.is_refusal_told() for _ in range(1_000)]
-    assert told.count(True) == TOLD_REFUSALS
-    assert all(told[:TOLD_REFUSALS])
+    (admission,) = admit(admission_control)
+    told = [admission.is_refusal_logged() for _ in range(1_000)]
+    assert told.count(True) == LOGGED_REFUSALS
+    assert all(told[:LOGGED_REFUSALS])
     assert [vars(record)["refused"] for record in caplog.records] == [100, 1_000]
-    assert admit(strangers, OTHER)[0].is_refusal_told()
+    assert admit(admission_control, OTHER)[0].is_refusal_logged()
     clock.now_s += QUIET_S
-    assert stranger.is_refusal_told()
+    assert admission.is_refusal_logged()
 
 
 def test_refusals_with_a_key_are_summed_up_above_some_a_second(
-    strangers: Strangers, clock: Clock, caplog: pytest.LogCaptureFixture
+    admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (one, other) = admit(strangers, CROWD, 2)
-    assert one.show_key(grant("one"))
-    assert other.show_key(grant("other"))
+    (one, other) = admit(admission_control, CROWD, 2)
+    assert one.mark_authenticated(grant("one"))
+    assert other.mark_authenticated(grant("other"))
     for _ in range(3):
-        assert [one.is_refusal_told() for _ in range(400)].count(True) == 20
-        assert other.is_refusal_told()  # in the same second
+        assert [one.is_refusal_logged() for _ in range(400)].count(True) == 20
+        assert other.is_refusal_logged()  # in the same second
         clock.now_s += 1
     assert [vars(record)["refused_more"] for record in caplog.records] == [1, 10, 100, 1_000]
     assert {vars(record)["rule"] for record in caplog.records} == {"one"}
 
 
 def test_key_has_a_share_of_all_connections(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    strangers = Strangers(clock, max_connections=100)
-    together = admit(strangers, CROWD, 100)
-    assert [each.show_key(grant("greedy")) for each in together].count(True) == 80
-    assert [each.show_key(grant("later")) for each in admit(strangers, OTHER, 20)].count(True) == 16
+    admission_control = AdmissionControl(clock, max_connections=100)
+    together = admit(admission_control, CROWD, 100)
+    assert [each.mark_authenticated(grant("greedy")) for each in together].count(True) == 80
+    assert [
+        each.mark_authenticated(grant("later")) for each in admit(admission_control, OTHER, 20)
+    ].count(True) == 16
     assert [vars(record)["refused"] for record in caplog.records] == [1, 10, 1]
     gone = together[0]
     gone.hold(gone, lambda: None)
     gone.release(gone)
     gone.release(gone)
-    assert strangers.of_keys.of("greedy") == 79
-    assert not together[-1].show_key(grant("greedy"))  # another key has come meanwhile
+    assert admission_control.of_keys.of("greedy") == 79
+    assert not together[-1].mark_authenticated(grant("greedy"))  # another key has come meanwhile
     assert together[-1].account == ""
-    assert admit(strangers, OTHER)[0].show_key(grant("third"))
+    assert admit(admission_control, OTHER)[0].mark_authenticated(grant("third"))
 
 
 def test_table_of_refusals_is_bounded(
-    strangers: Strangers, monkeypatch: pytest.MonkeyPatch
+    admission_control: AdmissionControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postbus.edge.access.bursts.MAX_SOURCES", 10)
     for number in range(100):
-        strangers.note_refusal(f"198.51.100.{number}")
-    assert len(strangers._refusals) == 10
+        admission_control.note_refusal(f"198.51.100.{number}")
+    assert len(admission_control._refusals) == 10
 
 
-def test_connection_that_is_handed_over_stays_a_stranger(strangers: Strangers) -> None:
-    (stranger,) = admit(strangers)
-    stranger.hold("first", lambda: None)
-    stranger.hold("second", lambda: None)
-    stranger.release("first")
-    assert len(strangers) == 1
-    stranger.release("second")
-    stranger.release("second")
-    assert len(strangers) == 0
+def test_connection_that_is_handed_over_stays_a_stranger(
+    admission_control: AdmissionControl,
+) -> None:
+    (admission,) = admit(admission_control)
+    admission.hold("first", lambda: None)
+    admission.hold("second", lambda: None)
+    admission.release("first")
+    assert len(admission_control) == 1
+    admission.release("second")
+    admission.release("second")
+    assert len(admission_control) == 0
 
 
 # --- the doors ----------------------------------------------------------------------------------
@@ -229,7 +239,7 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
     clock = Clock()
 
     async def run() -> None:
-        async with front(max_connections=3, strangers=Strangers(clock)) as listeners:
+        async with front(max_connections=3, admission_control=AdmissionControl(clock)) as listeners:
             port = await listeners.listen(HOST, 0)
             kept = [await asyncio.open_connection(HOST, port) for _ in range(3)]
             for (reader, writer), first in zip(
@@ -238,16 +248,18 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
                 writer.write(first)
                 if len(first) > 1:
                     assert await reader.read(1)
-            assert len(listeners.strangers) == 3
+            assert len(listeners.admission_control) == 3
             clock.now_s += PATIENCE_S
             others = [await asyncio.open_connection(HOST, port) for _ in range(3)]
             for (reader, writer), _ in zip(kept, others, strict=True):
                 assert await hangs_up(reader)
                 writer.close()
-            assert listeners.strangers.cut_count == 3
+            assert listeners.admission_control.cut_count == 3
             for _, writer in others:
                 writer.close()
-            await wait_until(lambda: listeners.connection_count == len(listeners.strangers) == 0)
+            await wait_until(
+                lambda: listeners.connection_count == len(listeners.admission_control) == 0
+            )
             assert await answers_http(port)
 
     runner.run(run())
@@ -257,7 +269,7 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
 def crowded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Return what lets strangers take all the room of the bus."""
     clock = Clock()
-    monkeypatch.setattr(bus.front.strangers, "now_s", clock)
+    monkeypatch.setattr(bus.front.admission_control, "now_s", clock)
     kept: list[socket.socket] = []
 
     def crowd() -> None:
@@ -283,7 +295,7 @@ def ask(client: socket.socket, token: str, path: str = "/absent") -> bytes:
 def test_clients_with_a_key_find_room_and_keep_it(
     bus: BusThread, crowded: Callable[[], None]
 ) -> None:
-    before = bus.front.strangers.cut_count
+    before = bus.front.admission_control.cut_count
     with (
         RawClient(bus.port, ROOT.name, ROOT.keys.primary) as amqp,
         socket.create_connection(("127.0.0.1", bus.port), timeout=10) as http,
@@ -291,14 +303,14 @@ def test_clients_with_a_key_find_room_and_keep_it(
     ):
         assert ask(http, token_of(bus)).startswith(b"HTTP/1.1 404 ")
         websocket = RawClient(0, ROOT.name, ROOT.keys.primary, stream=WebSocketClient(bus.port))
-        assert len(bus.front.strangers) == 0
+        assert len(bus.front.admission_control) == 0
         crowded()
         for _ in range(3):  # each of them takes the place of one of the crowd
             client = RawClient(bus.port, ROOT.name, ROOT.keys.primary)
             assert client.outcome == 0
             clients.enter_context(client)
-        assert bus.front.strangers.cut_count == before + 3
-        assert len(bus.front.strangers) == 0
+        assert bus.front.admission_control.cut_count == before + 3
+        assert len(bus.front.admission_control) == 0
         assert ask(http, token_of(bus)).startswith(b"HTTP/1.1 404 ")
         queue = bus.queue()
         for each in (amqp, websocket):
@@ -337,11 +349,11 @@ def test_stranger_fills_no_memory(bus: BusThread, kind: str) -> None:
             while data := client.recv(1 << 20):
                 said = said[-1_000:] + data
     assert b"authenticate first" in said
-    assert len(bus.front.strangers) == 0
+    assert len(bus.front.admission_control) == 0
 
 
 def test_flood_of_refusals_is_a_few_lines(bus: BusThread) -> None:
-    bus.front.strangers._refusals.clear()
+    bus.front.admission_control._refusals.clear()
     for _ in range(30):
         with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as client:
             assert ask(client, "").startswith(b"HTTP/1.1 401 ")
@@ -355,7 +367,7 @@ def test_flood_of_refusals_is_a_few_lines(bus: BusThread) -> None:
         websocket.socket.sendall(b"\xff\xff")
         assert websocket.close_code() == 1002
         websocket.close()
-    assert len(bus.log.records) <= TOLD_REFUSALS + 1
+    assert len(bus.log.records) <= LOGGED_REFUSALS + 1
     assert bus.log.records[-1].getMessage() == "much is refused to a client without a key"
     with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as client:
         for _ in range(3):

@@ -208,11 +208,11 @@ def test_stranger_is_closed_after_twenty_seconds(
     bus: BusThread, age_s: int, is_closed: bool
 ) -> None:
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as known:
-        with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as stranger:
-            stranger.sendall(b"AMQP\x03\x01\x00\x00")
-            assert stranger.recv(8)
+        with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as admission:
+            admission.sendall(b"AMQP\x03\x01\x00\x00")
+            assert admission.recv(8)
             bus.look_in(age_s)
-            assert is_ended(stranger, 10 if is_closed else 2) is is_closed
+            assert is_ended(admission, 10 if is_closed else 2) is is_closed
         known.attach_sender(bus.queue())
 
 

@@ -116,7 +116,7 @@ def test_who_shows_no_key_is_closed_in_time(
     bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections with a key are looked at each 15 s, those without each second."""
-    monkeypatch.setattr(listener, "STRANGER_MS", 2_500)
+    monkeypatch.setattr(listener, "UNAUTHENTICATED_MS", 2_500)
     with socket.create_connection(("127.0.0.1", bus.port), timeout=8) as client:
         client.sendall(b"AMQP\x03\x01\x00\x00")
         told = b"".join(iter(lambda: client.recv(65_536), b""))

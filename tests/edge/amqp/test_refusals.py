@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from postbus.amqp import conditions
+from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.refusal_sums import MAX_ENTITIES, SUMMARY_S, RefusalSums
-from postbus.edge.access.unauthenticated import Strangers
 from postbus.edge.refusals import REFUSALS, Explainer, status_code
 from postbus.entity.commands import Refusal, Refused
 
@@ -115,11 +115,11 @@ def test_what_is_summed_up_is_told_each_time_at_level_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Of an outage a tracking id is found by whoever looks closely, of a mistake always."""
-    strangers = Strangers()
-    strangers.sums = RefusalSums(Timers().later)
-    stranger = strangers.admit("198.51.100.7", is_full=False)
-    assert stranger is not None
-    explainer = Explainer("bus", stranger.is_refusal_told)
+    admission_control = AdmissionControl()
+    admission_control.sums = RefusalSums(Timers().later)
+    admission = admission_control.admit("198.51.100.7", is_full=False)
+    assert admission is not None
+    explainer = Explainer("bus", admission.is_refusal_logged)
     with caplog.at_level(logging.DEBUG, logger="postbus"):
         for refusal in (Refusal.NOT_APPLIED, Refusal.LOCK_LOST, Refusal.NOT_APPLIED) * 3:
             explainer.refused(Refused(refusal), "q")

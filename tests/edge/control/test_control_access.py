@@ -302,9 +302,9 @@ def test_certificate_of_the_authority_is_as_good_as_a_token(database: str, tmp_p
         operator = client_certificate(tmp_path / "ours")
         assert status_over_tls(running, trusted, operator, "") == 200
         assert status_over_tls(running, trusted, operator, WRONG) == 200
-        for stranger in (client_certificate(tmp_path / "theirs"), ours.certificate_file):
+        for admission in (client_certificate(tmp_path / "theirs"), ours.certificate_file):
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                status_over_tls(running, trusted, stranger, running.caller.token)
+                status_over_tls(running, trusted, admission, running.caller.token)
         plain = Caller(running.caller.address, running.caller.token)
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             plain.get("/v1/status")

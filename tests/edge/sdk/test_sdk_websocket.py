@@ -214,7 +214,7 @@ def test_guide_sends(bus: BusThread) -> None:
         f"all ports together | {LIMITS[Sku.STANDARD].max_connections:,},",
         f"in Basic {LIMITS[Sku.BASIC].max_connections:,};",
         f"first HTTP request | {port_multiplexer.ARRIVAL_S:.0f} s each",
-        f"unauthenticated connection | {amqp_listener.STRANGER_MS // 1_000} s",
+        f"unauthenticated connection | {amqp_listener.UNAUTHENTICATED_MS // 1_000} s",
         f"without links | {amqp_listener.LINKLESS_MS // 60_000} min",
         f"without a request | {http_server.QUIET_S:.0f} s",
         f"each later one | {http_server.MAX_HEAD_BYTES >> 10} KiB, {http_server.MAX_FIELDS} fields",

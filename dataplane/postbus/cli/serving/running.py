@@ -28,7 +28,7 @@ from postbus.cli.formats.output import print_table
 from postbus.cli.serving.rereading import Rereading
 from postbus.cli.serving.rivals import Meeting, meet_rivals
 from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
-from postbus.edge.access.unauthenticated import MAX_CONNECTIONS
+from postbus.edge.access.admission import MAX_CONNECTIONS
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
 from postbus.process.allocator import keep_memory
 from postbus.process.data_directory import DataDirectory

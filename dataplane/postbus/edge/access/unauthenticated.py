@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 5_000
 """Connections of a namespace, whatever they speak; the quota of Service Bus."""
 
-MAX_STRANGERS: Final = 2_000
+MAX_UNAUTHENTICATED: Final = 2_000
 """Our choice: less than half of all connections; at 256 KiB of heap each they hold 512 MiB."""
 
-MAX_STRANGERS_OF_ADDRESS: Final = 1_000
+MAX_UNAUTHENTICATED_OF_ADDRESS: Final = 1_000
 """Our choice: all clients behind one router or balancer may come back at once, and half of the
 strangers are left to others."""
 
@@ -40,25 +40,25 @@ and a token are some ten round trips."""
 MAX_LOGGED_CHARS: Final = 300
 """What the log hears at most of a path that a client asked for; names of entities are shorter."""
 
-TOLD_REFUSALS: Final = 10
+LOGGED_REFUSALS: Final = 10
 """Refusals of an address without a key that are logged one by one, until a quiet minute."""
 
-TOLD_REFUSALS_A_SECOND: Final = 40
+LOGGED_REFUSALS_A_SECOND: Final = 40
 """Refusals with keys that are logged one by one in a second, of one key half of them. Our choice:
 a person can read no more, and a client that does something wrong does it again."""
 
 CONNECTIONS_OF_KEY: Final = 0.8
 """Part of all connections that one key may have while others have none."""
 
-_NONE: Final = OrderedDict["Stranger", None]()
+_NONE: Final = OrderedDict["Admission", None]()
 
 
-class Stranger:
+class Admission:
     """One connection before its first good key. Whoever has the connection holds it."""
 
     __slots__ = ("_cut", "_holder", "_key", "_registry", "account", "since_s", "source")
 
-    def __init__(self, registry: Strangers, source: str, since_s: float) -> None:
+    def __init__(self, registry: AdmissionControl, source: str, since_s: float) -> None:
         self._registry = registry
         self._holder: object = None
         self._cut: Callable[[], None] = _nothing
@@ -69,7 +69,7 @@ class Stranger:
         self._key = ""
 
     @property
-    def is_known(self) -> bool:
+    def is_authenticated(self) -> bool:
         """Whether the client has shown a good key."""
         return self.account is not UNKNOWN
 
@@ -83,15 +83,15 @@ class Stranger:
         if holder is self._holder:
             self._holder, self._cut = None, _nothing
             self._registry.remove(self)
-            if self.is_known:
+            if self.is_authenticated:
                 self._registry.of_keys.give_back(self.account, 1)
 
-    def show_key(self, grant: Grant) -> bool:
+    def mark_authenticated(self, grant: Grant) -> bool:
         """Be a stranger no longer, unless the key has too many connections: say which.
 
         The first key of a connection counts.
         """
-        if not self.is_known:
+        if not self.is_authenticated:
             if not self._registry.of_keys.take(grant.account, 1):
                 self._registry.note_crowd(grant.account)
                 return False
@@ -109,27 +109,27 @@ class Stranger:
         self._registry.remove(self)
         self._cut()
 
-    def is_refusal_told(self, refusal: Refusal | None = None, entity: str = "") -> bool:
+    def is_refusal_logged(self, refusal: Refusal | None = None, entity: str = "") -> bool:
         """Say whether the log hears of a refusal by itself; it hears of sums in any case.
 
         `refusal`: what it is, where it is one of the broker's.
         """
         if refusal in SUMMED:
             return self._registry.sums.is_told(refusal, entity)
-        if self.is_known:
+        if self.is_authenticated:
             return self._registry.note_refusal_of_key(self.account)
         return self._registry.note_refusal(self.source)
 
 
-class Strangers:
+class AdmissionControl:
     """All strangers of a bus. Time is real and only passes."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.monotonic,
         *,
-        most: int = MAX_STRANGERS,
-        most_of_address: int = MAX_STRANGERS_OF_ADDRESS,
+        most: int = MAX_UNAUTHENTICATED,
+        most_of_address: int = MAX_UNAUTHENTICATED_OF_ADDRESS,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.now_s = now_s
@@ -137,13 +137,13 @@ class Strangers:
         """Connections that have shown a key, by account."""
         self._most = most
         self._most_of_address = most_of_address
-        self._all: OrderedDict[Stranger, None] = OrderedDict()  # the oldest first
-        self._by_source: dict[str, OrderedDict[Stranger, None]] = {}  # as well
+        self._all: OrderedDict[Admission, None] = OrderedDict()  # the oldest first
+        self._by_source: dict[str, OrderedDict[Admission, None]] = {}  # as well
         self._crowded_s: float | None = None
         self._refusals = Bursts()
         self._crowds = Bursts()
         self._second = 0
-        self._told = Shares(Limit(TOLD_REFUSALS_A_SECOND))  # in that second
+        self._told = Shares(Limit(LOGGED_REFUSALS_A_SECOND))  # in that second
         self._untold = Bursts()
         self.sums = RefusalSums()
         """Refusals whose cause is the broker's own."""
@@ -151,18 +151,18 @@ class Strangers:
         """Strangers that had to give way so far."""
 
     @classmethod
-    def within(cls, max_connections: int) -> Strangers:
+    def within(cls, max_connections: int) -> AdmissionControl:
         """Return strangers that have no more than their part of all connections."""
         return cls(
-            most=min(MAX_STRANGERS, max_connections * 2 // 5),
-            most_of_address=min(MAX_STRANGERS_OF_ADDRESS, max_connections // 5),
+            most=min(MAX_UNAUTHENTICATED, max_connections * 2 // 5),
+            most_of_address=min(MAX_UNAUTHENTICATED_OF_ADDRESS, max_connections // 5),
             max_connections=max_connections,
         )
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def admit(self, address: str | None, *, is_full: bool) -> Stranger | None:
+    def admit(self, address: str | None, *, is_full: bool) -> Admission | None:
         """Return a new stranger, None when it must be turned away; another may have to go for it.
 
         `is_full`: there is no room unless a stranger leaves.
@@ -186,24 +186,24 @@ class Strangers:
         leaving.cut()
         return self._add(source, now_s)
 
-    def remove(self, stranger: Stranger) -> None:
+    def remove(self, admission: Admission) -> None:
         """Forget a stranger; may be called twice."""
-        if self._all.pop(stranger, True):
+        if self._all.pop(admission, True):
             return
-        found = self._by_source[stranger.source]
-        del found[stranger]
+        found = self._by_source[admission.source]
+        del found[admission]
         if not found:
-            del self._by_source[stranger.source]
+            del self._by_source[admission.source]
 
     def note_refusal(self, source: str) -> bool:
         """Count a refusal and say whether it is logged by itself; else the log hears of sums."""
         count = self._refusals.note(source, self.now_s())
-        if count > TOLD_REFUSALS and is_power_of_ten(count):
+        if count > LOGGED_REFUSALS and is_power_of_ten(count):
             logger.warning(
                 "much is refused to a client without a key",
                 extra={"address": source, "refused": count},
             )
-        return count <= TOLD_REFUSALS
+        return count <= LOGGED_REFUSALS
 
     def note_refusal_of_key(self, account: str) -> bool:
         """Do the same for a client with a key, by what was logged within a second."""
@@ -235,14 +235,14 @@ class Strangers:
             extra = {"rule": account, "connections": self.of_keys.of(account), "refused": count}
             logger.warning("too many connections with one key", extra=extra)
 
-    def _add(self, source: str, now_s: float) -> Stranger:
-        stranger = Stranger(self, source, now_s)
-        self._all[stranger] = None
-        self._by_source.setdefault(source, OrderedDict())[stranger] = None
-        return stranger
+    def _add(self, source: str, now_s: float) -> Admission:
+        admission = Admission(self, source, now_s)
+        self._all[admission] = None
+        self._by_source.setdefault(source, OrderedDict())[admission] = None
+        return admission
 
     @staticmethod
-    def _overdue(found: Iterable[Stranger], now_s: float) -> Stranger | None:
+    def _overdue(found: Iterable[Admission], now_s: float) -> Admission | None:
         """Return the oldest of strangers when it had its time."""
         oldest = next(iter(found), None)
         return oldest if oldest and now_s - oldest.since_s >= PATIENCE_S else None

@@ -42,7 +42,7 @@ class TokenNode:
         connection = self._connection
         check = partial(self._check, token, audience, respond)
         try:
-            connection.check_key(check, is_known=connection.stranger.has_signed(token))
+            connection.check_key(check, is_known=connection.admission.has_signed(token))
         except TooManyChecks:
             respond(_status(503, "Keys are being guessed at your address: try again later."))
 

@@ -39,10 +39,10 @@ from postbus.broker.access.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.audit import AuditEntry
 from postbus.broker.router import Address, Router
 from postbus.contract.entities import NamespaceLimits, Right
+from postbus.edge.access.admission import Admission
 from postbus.edge.access.attaching import attach_refusal, target_refusal
 from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
 from postbus.edge.access.inflight_budget import Intake
-from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.endings import Endings
@@ -97,7 +97,7 @@ class AmqpConnection:
         suspicion: Suspicion,
         *,
         address: str | None,
-        stranger: Stranger,
+        admission: Admission,
         connection_id: int,
         real_time_s: Callable[[], float],
         flush_soon: Callable[[], None],
@@ -121,7 +121,7 @@ class AmqpConnection:
         """Commands under way whose answers the client waits for."""
         self._suspicion = suspicion
         self.address = address
-        self.stranger = stranger
+        self.admission = admission
         self._cut = cut
         self.large_answers = 0  # requests under way whose answers may be large
         self.held_answer_bytes = 0  # of answers that wait for credit
@@ -218,7 +218,7 @@ class AmqpConnection:
     @property
     def account(self) -> str:
         """Who answers for what this connection uses; the same from its first key on."""
-        return self.stranger.account
+        return self.admission.account
 
     def endpoints(self) -> Mapping[Link, Endpoint]:
         """Return what stands behind each link."""
@@ -240,9 +240,9 @@ class AmqpConnection:
         if self.is_ended:
             return
         self._grants.add(grant)
-        if self.stranger.is_known:
+        if self.admission.is_authenticated:
             return
-        if not self.stranger.show_key(grant):
+        if not self.admission.mark_authenticated(grant):
             self.close(conditions.SERVER_BUSY, "Too many connections are open with this key.")
             return
         self._links.move(self.account)
@@ -555,7 +555,7 @@ class AmqpConnection:
         receiver.attach()
 
     def _tell_error(self, error: AmqpError) -> None:
-        if self.stranger.is_refusal_told():
+        if self.admission.is_refusal_logged():
             told = {"condition": error.condition, "why": error.description}
             extra = {"conn": self.connection_id, **told}
             logger.info("connection closed with an error", extra=extra)

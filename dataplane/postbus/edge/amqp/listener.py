@@ -22,10 +22,10 @@ from postbus.broker.access.authz import Authorizer
 from postbus.broker.router import Router
 from postbus.contract.control import ConnectionDescription
 from postbus.contract.entities import NamespaceLimits
+from postbus.edge.access.admission import Admission
 from postbus.edge.access.auth_throttle import Suspicion
 from postbus.edge.access.inflight_budget import Intake
 from postbus.edge.access.loop_time import NOBODY, SMALL_BYTES, LoopTime
-from postbus.edge.access.unauthenticated import Stranger
 from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
@@ -56,15 +56,15 @@ LINKLESS_MS: Final = 300_000
 LINK_PROPERTIES: Final = frozenset({VIA_PROPERTY, TIMEOUT_PROPERTY})
 """Those of an attach that are looked at."""
 
-STRANGER_MS: Final = 20_000
+UNAUTHENTICATED_MS: Final = 20_000
 """A connection that has shown no key is closed after this time, as Service Bus does."""
 
-STRANGER_BYTES: Final = 96 << 10
+UNAUTHENTICATED_BYTES: Final = 96 << 10
 """Bytes a client may send before it has shown a key: what it sends may be kept twice, as a name and
 in an answer it does not read. Our choice: eight large tokens."""
 
-STRANGER_SESSIONS: Final = 10
-STRANGER_LINKS: Final = 20
+UNAUTHENTICATED_SESSIONS: Final = 10
+UNAUTHENTICATED_LINKS: Final = 20
 """Sessions and links of such a client: each takes much more memory than its bytes."""
 
 CLOSING_MS: Final = 30_000
@@ -146,10 +146,10 @@ class AmqpListener:
         for connection in list(self._connections):
             connection.abort()
 
-    def welcome(self, transport: asyncio.Transport, first: bytes, stranger: Stranger) -> None:
+    def welcome(self, transport: asyncio.Transport, first: bytes, admission: Admission) -> None:
         """Take over a connection that began with `first`."""
-        protocol = AmqpTransport(self, stranger)
-        stranger.hold(protocol, transport.abort)
+        protocol = AmqpTransport(self, admission)
+        admission.hold(protocol, transport.abort)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if first:
@@ -175,7 +175,7 @@ class AmqpListener:
     # --- for transports -------------------------------------------------------------------------
 
     def add(
-        self, transport: AmqpTransport, address: str | None, stranger: Stranger
+        self, transport: AmqpTransport, address: str | None, admission: Admission
     ) -> AmqpConnection:
         """Count a new client and make its connection; it comes from an IP address."""
         self._connections.add(transport)
@@ -189,12 +189,12 @@ class AmqpListener:
             self._router,
             self._authorizer,
             self._limits,
-            Explainer(self._namespace, stranger.is_refusal_told),
+            Explainer(self._namespace, admission.is_refusal_logged),
             self.intake,
             self._endings,
             self._suspicion,
             address=address,
-            stranger=stranger,
+            admission=admission,
             connection_id=next(self._ids),
             real_time_s=self._real_time_s,
             flush_soon=transport.flush_soon,
@@ -205,9 +205,9 @@ class AmqpListener:
         self._connections.discard(transport)
         self._has_changed.set()
 
-    def buffer_for(self, stranger: Stranger) -> memoryview:
+    def buffer_for(self, admission: Admission) -> memoryview:
         """Return where the next bytes of a client go: little room where turns shall be short."""
-        if self.loop_time.costly and self.loop_time.is_costly(_account_of(stranger)):
+        if self.loop_time.costly and self.loop_time.is_costly(_account_of(admission)):
             return self._short_buffer
         return self.read_buffer
 
@@ -226,9 +226,9 @@ class AmqpListener:
 class AmqpTransport(asyncio.BufferedProtocol):
     """One socket. The only place where bytes of a client meet the event loop."""
 
-    def __init__(self, listener: AmqpListener, stranger: Stranger) -> None:
+    def __init__(self, listener: AmqpListener, admission: Admission) -> None:
         self._listener = listener
-        self._stranger = stranger
+        self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._connection: AmqpConnection | None = None
@@ -239,7 +239,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
-        self._stranger_bytes = 0
+        self._unauthenticated_bytes = 0
         self._closing_ms = 0
         self._next_tick_ms = 0
 
@@ -254,10 +254,10 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         peer = transport.get_extra_info("peername")
-        self._connection = self._listener.add(self, peer[0] if peer else None, self._stranger)
+        self._connection = self._listener.add(self, peer[0] if peer else None, self._admission)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._listener.buffer_for(self._stranger)
+        return self._listener.buffer_for(self._admission)
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._listener.read_buffer[:size_bytes])
@@ -265,14 +265,14 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     def receive(self, data: bytes, *, is_burst: bool) -> None:
         """Take bytes, in the turn of their key; of a burst more will come at once."""
-        loop_time, account = self._listener.loop_time, self._stranger.account
+        loop_time, account = self._listener.loop_time, self._admission.account
         if not loop_time.costly and len(data) <= SMALL_BYTES and account:  # most reads of receivers
             assert self._connection is not None
             if account != loop_time.last:
                 loop_time.saw(account)
             self._connection.receive(data, time.monotonic_ns() // 1_000_000)
         elif self._held or not loop_time.admit(
-            _account_of(self._stranger), len(data), self._take_turn
+            _account_of(self._admission), len(data), self._take_turn
         ):
             self._held += data
             if self._transport is not None:
@@ -289,26 +289,26 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     def _take(self, data: bytes, *, is_burst: bool) -> None:
         assert self._connection is not None
-        account = _account_of(self._stranger)
+        account = _account_of(self._admission)
         began_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
         self._connection.receive(data, began_ns // 1_000_000)
         self._listener.loop_time.note(account, began_ns, time.thread_time_ns() - cpu_ns)
-        if not self._stranger.is_known:
-            self._bound_stranger(self._connection, len(data))
+        if not self._admission.is_authenticated:
+            self._bound_unauthenticated(self._connection, len(data))
         if is_burst and not self._is_reading_stopped:
             self._rest()
 
-    def _bound_stranger(self, connection: AmqpConnection, size_bytes: int) -> None:
-        self._stranger_bytes += size_bytes
+    def _bound_unauthenticated(self, connection: AmqpConnection, size_bytes: int) -> None:
+        self._unauthenticated_bytes += size_bytes
         is_too_much = (
-            self._stranger_bytes > STRANGER_BYTES
-            or connection.engine.session_count > STRANGER_SESSIONS
-            or connection.engine.link_count > STRANGER_LINKS
+            self._unauthenticated_bytes > UNAUTHENTICATED_BYTES
+            or connection.engine.session_count > UNAUTHENTICATED_SESSIONS
+            or connection.engine.link_count > UNAUTHENTICATED_LINKS
         )
         if is_too_much and not connection.is_ended:
             text = (
-                f"A client without a key may send {STRANGER_BYTES} bytes and have"
-                f" {STRANGER_SESSIONS} sessions and {STRANGER_LINKS} links: authenticate first."
+                f"A client without a key may send {UNAUTHENTICATED_BYTES} bytes and have"
+                f" {UNAUTHENTICATED_SESSIONS} sessions and {UNAUTHENTICATED_LINKS} links: authenticate first."
             )
             connection.close(conditions.UNAUTHORIZED_ACCESS, text)
 
@@ -335,7 +335,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._transport = None
         self._held = b""
         self._listener.remove(self)
-        self._stranger.release(self)
+        self._admission.release(self)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.lost()
@@ -356,8 +356,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
             if now_ms - self._closing_ms >= CLOSING_MS:
                 self.abort()
             return
-        if not connection.is_authorised and now_ms - self._since_ms >= STRANGER_MS:
-            self._close_inactive(connection, STRANGER_MS)
+        if not connection.is_authorised and now_ms - self._since_ms >= UNAUTHENTICATED_MS:
+            self._close_inactive(connection, UNAUTHENTICATED_MS)
         elif connection.link_count:
             self._linkless_ms = 0
         elif not self._linkless_ms:
@@ -425,6 +425,6 @@ class AmqpTransport(asyncio.BufferedProtocol):
                 self._loop.call_later(LINGER_S, transport.close)
 
 
-def _account_of(stranger: Stranger) -> str:
+def _account_of(admission: Admission) -> str:
     """Return who answers for turns: the client's key, before it has shown one its address."""
-    return stranger.account or f"{NOBODY}{stranger.source}"
+    return admission.account or f"{NOBODY}{admission.source}"

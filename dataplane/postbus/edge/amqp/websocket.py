@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from postbus.edge.access.unauthenticated import Stranger
+from postbus.edge.access.admission import Admission
 from postbus.edge.amqp.listener import READ_BYTES, AmqpListener, AmqpTransport
 from postbus.edge.amqp.websocket_frames import (
     NORMAL,
@@ -27,7 +27,7 @@ from postbus.edge.amqp.websocket_frames import (
     pong_frame,
 )
 from postbus.edge.web.aiohttp_internals import AiohttpConnection
-from postbus.edge.web.authorization import STRANGER, HttpRefused
+from postbus.edge.web.authorization import ADMISSION, HttpRefused
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class WebSocketHandler:
         if transport is None or transport.is_closing():
             raise ConnectionResetError
         assert isinstance(protocol, AiohttpConnection)
-        stranger = request[STRANGER]
+        admission = request[ADMISSION]
         transport.write(
             (
                 "HTTP/1.1 101 Switching Protocols\r\n"
@@ -64,7 +64,7 @@ class WebSocketHandler:
                 f"Sec-WebSocket-Protocol: {subprotocol}\r\n\r\n"
             ).encode()
         )
-        made = WebSocketTransport(transport, self._amqp, stranger)
+        made = WebSocketTransport(transport, self._amqp, admission)
         made.begin(protocol.detach())
         return web.Response()  # to nobody
 
@@ -73,11 +73,11 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """Protocol of a socket, transport of an AMQP connection."""
 
     def __init__(
-        self, transport: asyncio.Transport, amqp: AmqpListener, stranger: Stranger
+        self, transport: asyncio.Transport, amqp: AmqpListener, admission: Admission
     ) -> None:
         super().__init__()
-        self._stranger = stranger
-        stranger.hold(self, self.abort)
+        self._admission = admission
+        admission.hold(self, self.abort)
         self._transport = transport
         self._amqp = amqp
         self._reader = FrameReader(amqp.max_buffered_bytes)
@@ -90,14 +90,14 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.pause_reading()  # the loop changes the way it reads with the next start
         self._transport.set_protocol(self)
         self._transport.resume_reading()
-        self._amqp.welcome(self, b"", self._stranger)
+        self._amqp.welcome(self, b"", self._admission)
         if early:
             self._receive(early, is_burst=False)
 
     # --- called by the event loop ---------------------------------------------------------------
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._amqp.buffer_for(self._stranger)
+        return self._amqp.buffer_for(self._admission)
 
     def buffer_updated(self, size_bytes: int) -> None:
         data = bytes(self._amqp.read_buffer[:size_bytes])
@@ -107,7 +107,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             received = self._reader.receive(data)
         except WebSocketError as error:
-            if self._stranger.is_refusal_told():
+            if self._admission.is_refusal_logged():
                 logger.info("websocket closed", extra={"code": error.code, "why": str(error)})
             self._end(error.code, str(error))
             return

@@ -19,14 +19,14 @@ from aiohttp import web
 
 from postbus.broker.access.authz import Authorizer, Grant, TokenRefused, expired, has_right
 from postbus.contract.entities import Right
+from postbus.edge.access.admission import MAX_LOGGED_CHARS, Admission
 from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
-from postbus.edge.access.unauthenticated import MAX_LOGGED_CHARS, Stranger
 from postbus.entity.commands import Refusal
 
 logger = logging.getLogger(__name__)
 
 XML: Final = "application/xml"
-STRANGER: Final = web.RequestKey("stranger", Stranger)
+ADMISSION: Final = web.RequestKey("stranger", Admission)
 """Where a request has its connection, which may have shown a key before."""
 
 AUTHORIZATION: Final = "Authorization"
@@ -94,13 +94,13 @@ class HttpAuthorizer:
         if not token:
             text = f"MissingToken: Send a shared access signature in the header {header}."
             raise HttpRefused(401, f"{NO_TOKEN} {text}", CHALLENGE)
-        stranger = request.get(STRANGER)
+        admission = request.get(ADMISSION)
 
         def check() -> Grant:
             return self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
 
         doubts = self._suspicion
-        is_known = doubts.is_alert and stranger is not None and stranger.has_signed(token)
+        is_known = doubts.is_alert and admission is not None and admission.has_signed(token)
         try:
             grant = await doubts.judge(request.remote, "http", check, is_known=is_known)
         except TokenRefused as error:
@@ -108,7 +108,7 @@ class HttpAuthorizer:
         except TooManyChecks:
             text = "Keys are being guessed at your address: come back when it is over."
             raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"}) from None
-        if stranger is not None and not stranger.show_key(grant):
+        if admission is not None and not admission.mark_authenticated(grant):
             text = "Too many connections are open with this key: close some, or use fewer."
             raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"})
         self._saw(grant.account)

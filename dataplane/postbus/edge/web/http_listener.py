@@ -42,13 +42,13 @@ TOO_LARGE: Final = (
 class HttpConnection(AiohttpConnection):
     """One HTTP client: bounds the head of every request, which the parser collects without end."""
 
-    __slots__ = ("_body", "_head_bytes", "is_stranger")
+    __slots__ = ("_body", "_head_bytes", "is_unauthenticated")
 
     def __init__(self, server: web.Server, **limits: Any) -> None:
         super().__init__(server, **limits)
         self._body: StreamReader | None = None
         self._head_bytes = 0
-        self.is_stranger: Callable[[], bool] = _never
+        self.is_unauthenticated: Callable[[], bool] = _never
         """Whether the client has yet to show a key: it has one request at a time."""
 
     @property
@@ -59,7 +59,13 @@ class HttpConnection(AiohttpConnection):
     def data_received(self, data: bytes) -> None:
         """Take bytes; a client whose head grows too long is told so and cut off."""
         is_head = self._body is None or self._body.is_eof()
-        if data and is_head and not self.is_idle and not self.is_upgraded and self.is_stranger():
+        if (
+            data
+            and is_head
+            and not self.is_idle
+            and not self.is_upgraded
+            and self.is_unauthenticated()
+        ):
             self.close()  # when the request before is answered; this one is not read
             self._count_head(data)
             return
@@ -76,7 +82,7 @@ class HttpConnection(AiohttpConnection):
         """Forget the client."""
         super().connection_lost(exc)
         self._body = None
-        self.is_stranger = _never
+        self.is_unauthenticated = _never
 
     def leave(self) -> None:
         """Hang up, when what is asked is answered."""

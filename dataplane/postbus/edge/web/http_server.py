@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from aiohttp import web
 
 from postbus.broker.access.own_names import OwnNames
-from postbus.edge.access.unauthenticated import Stranger
-from postbus.edge.web.authorization import STRANGER, HttpRefused, error_answer
+from postbus.edge.access.admission import Admission
+from postbus.edge.web.authorization import ADMISSION, HttpRefused, error_answer
 from postbus.edge.web.http_listener import MAX_HEAD_BYTES, PROTOCOL_LOG, HttpConnection
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ MAX_FIELDS: Final = 128
 BODY_S: Final = 60.0
 """How long a body may take to come."""
 
-STRANGER_S: Final = 20.0
+UNAUTHENTICATED_S: Final = 20.0
 """How long a connection may be without a key; the same over AMQP."""
 
 QUIET_S: Final = 75.0
@@ -73,7 +73,7 @@ async def _always() -> bool:
 class _Server(web.Server):
     """Knows of each connection who came."""
 
-    strangers: dict[web.RequestHandler, Stranger]
+    admission_control: dict[web.RequestHandler, Admission]
     patience: dict[web.RequestHandler, asyncio.TimerHandle]
 
     def __init__(
@@ -84,7 +84,7 @@ class _Server(web.Server):
         # a receive that waits ends with its client
         super().__init__(handler, handler_cancellation=True)
         self._limits = limits
-        self.strangers = {}
+        self.admission_control = {}
         self.patience = {}
 
     def __call__(self) -> HttpConnection:
@@ -94,9 +94,9 @@ class _Server(web.Server):
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
         super().connection_lost(handler, exc)
-        stranger = self.strangers.pop(handler, None)
-        if stranger is not None:
-            stranger.release(handler)
+        admission = self.admission_control.pop(handler, None)
+        if admission is not None:
+            admission.release(handler)
         patience = self.patience.pop(handler, None)
         if patience is not None:
             patience.cancel()
@@ -147,15 +147,15 @@ class HttpServer:
     def connection_count(self) -> int:
         return len(self._server.connections)
 
-    def welcome(self, transport: asyncio.Transport, first: bytes, stranger: Stranger) -> None:
+    def welcome(self, transport: asyncio.Transport, first: bytes, admission: Admission) -> None:
         """Take over a connection that began with `first`."""
         self.accepted_count += 1
         protocol = self._server()
-        self._server.strangers[protocol] = stranger
-        stranger.hold(protocol, transport.abort)
-        protocol.is_stranger = lambda: not stranger.is_known
+        self._server.admission_control[protocol] = admission
+        admission.hold(protocol, transport.abort)
+        protocol.is_unauthenticated = lambda: not admission.is_authenticated
         loop = asyncio.get_running_loop()
-        self._server.patience[protocol] = loop.call_later(STRANGER_S, self._leave, protocol)
+        self._server.patience[protocol] = loop.call_later(UNAUTHENTICATED_S, self._leave, protocol)
         transport.pause_reading()  # the loop changes the way it reads with the next start
         transport.set_protocol(protocol)
         transport.resume_reading()
@@ -164,7 +164,7 @@ class HttpServer:
 
     def _leave(self, protocol: HttpConnection) -> None:
         """Hang up on a client that had its time and has shown no key."""
-        if protocol.is_stranger():
+        if protocol.is_unauthenticated():
             protocol.leave()
 
     async def stop(self, grace_s: float) -> None:
@@ -181,8 +181,8 @@ class HttpServer:
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (stranger := self._server.strangers.get(request.protocol)) is not None:
-            request[STRANGER] = stranger
+        if (admission := self._server.admission_control.get(request.protocol)) is not None:
+            request[ADMISSION] = admission
         api = _api_of(request)
         answer = await self._answer_or_refuse(api, request)
         self.answers[api, answer.status] += 1
@@ -203,8 +203,8 @@ class HttpServer:
         except Exception:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
-        stranger = request.get(STRANGER)
-        is_told = stranger is None or stranger.is_refusal_told(refused.refusal, request.path)
+        admission = request.get(ADMISSION)
+        is_told = admission is None or admission.is_refusal_logged(refused.refusal, request.path)
         answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
         if refused.headers.items() >= CLOSE.items():
             answer.force_close()
