@@ -53,7 +53,7 @@ from postbus.contract.entities import (
     TopicProperties,
 )
 from postbus.contract.namespace import NamespaceDefinition
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
@@ -149,7 +149,7 @@ class BusThread:
         self.listener: AmqpListener
         self.receives: Receives
         self.http: HttpServer
-        self.suspicion: Suspicion
+        self.throttle: AuthThrottle
         self.front: PortMultiplexer
         self.port: int
         self.authority_file: Path
@@ -228,7 +228,7 @@ class BusThread:
 
     def _make_listeners(self, tasks: asyncio.TaskGroup) -> None:
         hours = itertools.count(0, 3_600)
-        self.suspicion = Suspicion(lambda: next(hours))  # each refusal is the first for long
+        self.throttle = AuthThrottle(lambda: next(hours))  # each refusal is the first for long
         self.listener = AmqpListener(
             self.router,
             self.authorizer,
@@ -236,14 +236,14 @@ class BusThread:
             tasks,
             "test-bus",
             self.real_time_s,
-            self.suspicion,
+            self.throttle,
         )
         self.receives = Receives(self.router, MAX_RECEIVES)
         http_authorizer = HttpAuthorizer(
             self.authorizer,
             "test-bus",
             self.real_time_s,
-            self.suspicion,
+            self.throttle,
             self.listener.loop_time.saw,
         )
         administration = AtomHandler(

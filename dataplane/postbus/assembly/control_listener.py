@@ -18,7 +18,7 @@ from postbus.broker.operate.controls import Controls
 from postbus.broker.operate.message_operations import Triage
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.partition.host import Host
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer
 from postbus.edge.control.development import ControlDevelopment
@@ -62,7 +62,7 @@ class ControlListener:
         data: DataDirectory,
         readiness: Readiness,
         context: ssl.SSLContext | None,
-        suspicion: Suspicion,
+        throttle: AuthThrottle,
         connections: Connections,
     ) -> ControlListener:
         """Listen, with TLS when there is a context; `connections` tells who is connected.
@@ -71,7 +71,7 @@ class ControlListener:
         """
         token_file = settings.control_token_file or data.ensure_control_token()
         token_file = token_file.absolute()
-        server = _server(controlled, settings, token_file, readiness, suspicion, connections)
+        server = _server(controlled, settings, token_file, readiness, throttle, connections)
         host = settings.control_host
         await server.start(host, settings.control_port, context)
         shown = "localhost" if is_loopback(host) or host in ANY_ADDRESS else host
@@ -91,7 +91,7 @@ def _server(
     settings: Settings,
     token_file: Path,
     readiness: Readiness,
-    suspicion: Suspicion,
+    throttle: AuthThrottle,
     connections: Connections,
 ) -> ControlServer:
     """Return the server of the API; raises `TokenFileError`."""
@@ -115,5 +115,5 @@ def _server(
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None
-    authorizer = ControlAuthorizer(token_file, suspicion, accepts_certificates=accepts_certificates)
+    authorizer = ControlAuthorizer(token_file, throttle, accepts_certificates=accepts_certificates)
     return ControlServer(operations, authorizer, controlled.fence, audit)

@@ -26,7 +26,7 @@ from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.router import Router
 from postbus.edge.access.admission import AdmissionControl
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.amqp.listener import AmqpListener
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
@@ -78,7 +78,7 @@ class Listeners:
         self._settings = settings
         self._definition = definition
         self._data = data
-        self._suspicion = Suspicion()
+        self._throttle = AuthThrottle()
         self._amqp: AmqpListener | None = None
         self._http: HttpServer | None = None
         self._runtime: RuntimeHandler | None = None
@@ -121,12 +121,12 @@ class Listeners:
             self._certificates["messages"] = reloading
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
-        suspicion = self._suspicion
+        throttle = self._throttle
         self._amqp = AmqpListener(
-            inside.router, inside.authorizer, limits, tasks, name, suspicion=suspicion
+            inside.router, inside.authorizer, limits, tasks, name, throttle=throttle
         )
         http_authorizer = HttpAuthorizer(
-            inside.authorizer, name, suspicion=suspicion, saw=self._amqp.loop_time.saw
+            inside.authorizer, name, throttle=throttle, saw=self._amqp.loop_time.saw
         )
         administration = AtomHandler(
             inside.administration,
@@ -182,7 +182,7 @@ class Listeners:
                     self._data,
                     inside.readiness,
                     context,
-                    self._suspicion,
+                    self._throttle,
                     self._amqp.described,
                 )
             except TokenFileError as error:
@@ -253,7 +253,7 @@ class Listeners:
         sample.share_refusals = {
             **self._front.amqp.intake.refusals(),
             **self._front.admission_control.refusals_of_keys(),
-            "key_checks": self._suspicion.sent_away_count,
+            "key_checks": self._throttle.sent_away_count,
         }
         sample.failed_connections = self._front.failed_count
         sample.http_answers = dict(self._front.http.answers)

@@ -22,7 +22,7 @@ from postbus.edge.access.auth_throttle import (
     MAX_DELAY_S,
     MAX_QUEUED,
     MAX_UNANSWERED,
-    Suspicion,
+    AuthThrottle,
     TooManyChecks,
     source_of,
 )
@@ -46,12 +46,12 @@ class Clock:
         return self.now_s
 
 
-def refuse(doubts: Suspicion, count: int, address: str = "192.0.2.1") -> list[float]:
+def refuse(doubts: AuthThrottle, count: int, address: str = "192.0.2.1") -> list[float]:
     return [doubts.note_refused(address, "amqp", "wrong") for _ in range(count)]
 
 
 def test_answers_wait_longer_and_longer() -> None:
-    doubts = Suspicion(Clock())
+    doubts = AuthThrottle(Clock())
     assert refuse(doubts, 12) == [0, 0, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert refuse(doubts, 2_000)[-1] == MAX_DELAY_S
     assert refuse(doubts, 1, "192.0.2.2") == [0]
@@ -59,7 +59,7 @@ def test_answers_wait_longer_and_longer() -> None:
 
 def test_burst_is_over_after_a_quiet_minute() -> None:
     clock = Clock()
-    doubts = Suspicion(clock)
+    doubts = AuthThrottle(clock)
     refuse(doubts, 10)
     clock.now_s += QUIET_S - 1
     assert refuse(doubts, 1) == [MAX_DELAY_S]
@@ -69,7 +69,7 @@ def test_burst_is_over_after_a_quiet_minute() -> None:
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bursts, "MAX_SOURCES", 100)
-    doubts = Suspicion(Clock())
+    doubts = AuthThrottle(Clock())
     refuse(doubts, 10, "192.0.2.1")
     for number in range(99):
         refuse(doubts, 1, f"198.51.100.{number}")
@@ -99,7 +99,7 @@ def test_a_client_is_an_address_or_a_network(address: str | None, source: str) -
 
 def test_log_hears_of_the_first_and_of_each_tenfold(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        refuse(Suspicion(Clock()), 1_234)
+        refuse(AuthThrottle(Clock()), 1_234)
     assert [record.getMessage() for record in caplog.records] == [
         "key refused",
         *["keys are being guessed"] * 3,
@@ -113,11 +113,11 @@ def test_log_hears_of_the_first_and_of_each_tenfold(caplog: pytest.LogCaptureFix
 @pytest.fixture
 def guarded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> BusThread:
     """The bus while somebody guesses."""
-    monkeypatch.setattr(bus.suspicion, "now_s", Clock())
+    monkeypatch.setattr(bus.throttle, "now_s", Clock())
     monkeypatch.setattr(auth_throttle, "FIRST_DELAY_S", 0.5)
     monkeypatch.setattr(auth_throttle, "MAX_DELAY_S", 0.5)
-    bus.suspicion._refusals.clear()
-    refuse(bus.suspicion, 10, "127.0.0.1")
+    bus.throttle._refusals.clear()
+    refuse(bus.throttle, 10, "127.0.0.1")
     return bus
 
 
@@ -143,7 +143,7 @@ class Timers:
 class Guesser:
     """Somebody who tries keys at an address and counts what becomes of them."""
 
-    def __init__(self, doubts: Suspicion, address: str = "192.0.2.1") -> None:
+    def __init__(self, doubts: AuthThrottle, address: str = "192.0.2.1") -> None:
         self._doubts = doubts
         self._address = address
         self.checked = self.answered = self.sent_away = 0
@@ -168,11 +168,11 @@ def timers() -> Timers:
 
 
 @pytest.fixture
-def doubts(timers: Timers) -> Suspicion:
-    return Suspicion(lambda: timers.now_s, timers.call_later)
+def doubts(timers: Timers) -> AuthThrottle:
+    return AuthThrottle(lambda: timers.now_s, timers.call_later)
 
 
-def test_keys_are_not_looked_at_while_refusals_wait(doubts: Suspicion, timers: Timers) -> None:
+def test_keys_are_not_looked_at_while_refusals_wait(doubts: AuthThrottle, timers: Timers) -> None:
     guesser = Guesser(doubts)
     for _ in range(100):
         guesser.guess()
@@ -187,7 +187,7 @@ def test_keys_are_not_looked_at_while_refusals_wait(doubts: Suspicion, timers: T
     assert (doubts._guessed, doubts.queued.used) == ({}, 0)
 
 
-def test_keys_that_are_sent_away_are_counted(doubts: Suspicion) -> None:
+def test_keys_that_are_sent_away_are_counted(doubts: AuthThrottle) -> None:
     """Whether one address or all together have too many that wait."""
     guessers = [Guesser(doubts, f"198.51.100.{number}") for number in range(100)]
     for guesser in guessers:
@@ -197,7 +197,7 @@ def test_keys_that_are_sent_away_are_counted(doubts: Suspicion) -> None:
     assert doubts.sent_away_count == sum(guesser.sent_away for guesser in guessers)
 
 
-def test_two_keys_a_second_at_most_over_a_minute(doubts: Suspicion, timers: Timers) -> None:
+def test_two_keys_a_second_at_most_over_a_minute(doubts: AuthThrottle, timers: Timers) -> None:
     """However many try, and whether they wait for answers or not."""
     guesser = Guesser(doubts)
     for _ in range(600):
@@ -207,7 +207,9 @@ def test_two_keys_a_second_at_most_over_a_minute(doubts: Suspicion, timers: Time
     assert 60 < guesser.checked <= 120
 
 
-def test_good_keys_pass_in_their_turn_and_cost_no_place(doubts: Suspicion, timers: Timers) -> None:
+def test_good_keys_pass_in_their_turn_and_cost_no_place(
+    doubts: AuthThrottle, timers: Timers
+) -> None:
     guesser = Guesser(doubts)
     for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
         guesser.guess()
@@ -219,7 +221,7 @@ def test_good_keys_pass_in_their_turn_and_cost_no_place(doubts: Suspicion, timer
     assert passed == [0, 1, 2, 3, 4]
 
 
-def test_all_addresses_together_queue_within_bounds(doubts: Suspicion) -> None:
+def test_all_addresses_together_queue_within_bounds(doubts: AuthThrottle) -> None:
     for number in range(200):
         guesser = Guesser(doubts, f"198.51.100.{number}")
         for _ in range(100):
@@ -228,7 +230,7 @@ def test_all_addresses_together_queue_within_bounds(doubts: Suspicion) -> None:
     assert Guesser(doubts, "192.0.2.1").guess() is None  # which is looked at as ever
 
 
-async def test_waiting_is_given_up_with_the_request(doubts: Suspicion, timers: Timers) -> None:
+async def test_waiting_is_given_up_with_the_request(doubts: AuthThrottle, timers: Timers) -> None:
     guesser = Guesser(doubts)
     for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
         guesser.guess()
@@ -302,12 +304,12 @@ def test_client_that_does_not_wait_for_its_refusal_harms_nobody(guarded: BusThre
 def watched(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[BusThread, Timers]]:
     """The bus and the time of its refusals."""
     timers = Timers()
-    monkeypatch.setattr(bus.suspicion, "now_s", lambda: timers.now_s)
-    monkeypatch.setattr(bus.suspicion, "call_later", timers.call_later)
-    bus.suspicion._refusals.clear()
+    monkeypatch.setattr(bus.throttle, "now_s", lambda: timers.now_s)
+    monkeypatch.setattr(bus.throttle, "call_later", timers.call_later)
+    bus.throttle._refusals.clear()
     yield bus, timers
     bus.run(passed(timers, 120))
-    assert (bus.suspicion._guessed, bus.suspicion.queued.used) == ({}, 0)
+    assert (bus.throttle._guessed, bus.throttle.queued.used) == ({}, 0)
 
 
 async def passed(timers: Timers, duration_s: float) -> None:
@@ -346,7 +348,7 @@ def test_fifty_connections_that_do_not_wait_try_two_keys_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus, timers = watched
-    asked = counted(monkeypatch, bus.suspicion, "admit")
+    asked = counted(monkeypatch, bus.throttle, "admit")
     method = "check_password" if guess is plain_guess else "check_token"
     looked_at = counted(monkeypatch, bus.authorizer, method)
     numbers = itertools.count(1)
@@ -378,8 +380,8 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         for number in range(FREE_REFUSALS + MAX_UNANSWERED):
             client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
             clients.enter_context(client).sendall(plain_guess(number))
-        wait_until(bus, lambda: len(bus.suspicion._guessed) == 1)
-        guessed = next(iter(bus.suspicion._guessed.values()))
+        wait_until(bus, lambda: len(bus.throttle._guessed) == 1)
+        guessed = next(iter(bus.throttle._guessed.values()))
         wait_until(bus, lambda: guessed.unanswered == MAX_UNANSWERED)
         put = encode_value(described(0x73, "2", None, None, None, "answers"))
         put += encode_value(Described(Ulong(0x74), properties))
@@ -401,7 +403,7 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         for number in range(100):
             client = socket.create_connection(("127.0.0.1", bus.port), timeout=10)
             clients.enter_context(client).sendall(plain_guess(1_000 + number))
-        wait_until(bus, lambda: bus.suspicion.queued.used == MAX_QUEUED)
+        wait_until(bus, lambda: bus.throttle.queued.used == MAX_QUEUED)
         with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as surplus:
             assert surplus.outcome == 4
         assert goes_on(send, undisturbed_s)
@@ -410,7 +412,7 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")
 
 
-def test_keys_that_are_sent_away_are_forgotten(doubts: Suspicion) -> None:
+def test_keys_that_are_sent_away_are_forgotten(doubts: AuthThrottle) -> None:
     """With what asks for them, which may be a megabyte."""
     late = LateCalls()
     connection = cast(AmqpConnection, SimpleNamespace(address="192.0.2.1"))

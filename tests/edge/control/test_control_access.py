@@ -25,7 +25,7 @@ from postbus.assembly.bus import BusError
 from postbus.broker.partition.clock import ClockMode
 from postbus.cli.client.contexts import Context, Target
 from postbus.contract.control import EPOCH_HEADER
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.certificates import ensure_certificate
 from postbus.edge.control.authorization import ControlAuthorizer, TokenFileError
 from postbus.edge.control.callers import Scope
@@ -281,7 +281,7 @@ def test_files_of_tokens_that_cannot_be_used(
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(TokenFileError, match=words) as caught:
-        ControlAuthorizer(file, Suspicion())
+        ControlAuthorizer(file, AuthThrottle())
     if content:
         assert content[:20].strip() not in str(caught.value) or content.startswith("#")
 

@@ -41,7 +41,7 @@ from postbus.broker.router import Address, Router
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.attaching import attach_refusal, target_refusal
-from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
+from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
 from postbus.edge.access.inflight_budget import Intake
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
@@ -94,7 +94,7 @@ class AmqpConnection:
         explainer: Explainer,
         intake: Intake,
         endings: Endings,
-        suspicion: Suspicion,
+        throttle: AuthThrottle,
         *,
         address: str | None,
         admission: Admission,
@@ -119,7 +119,7 @@ class AmqpConnection:
         self.has_peer_closed = False
         self.owed_count = 0
         """Commands under way whose answers the client waits for."""
-        self._suspicion = suspicion
+        self._throttle = throttle
         self.address = address
         self.admission = admission
         self._cut = cut
@@ -263,11 +263,11 @@ class AmqpConnection:
         if is_known:
             check()
         else:
-            self._late.admit(self, self._suspicion, check)
+            self._late.admit(self, self._throttle, check)
 
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
         """Answer a wrong key, the later the more of them came from the client's address."""
-        self._suspicion.refuse(self.address, "amqp", why, self._late.add(self, answer))
+        self._throttle.refuse(self.address, "amqp", why, self._late.add(self, answer))
 
     def is_allowed(self, path: str, right: Right) -> bool:
         """Say whether a live grant of this connection covers a right on a path."""

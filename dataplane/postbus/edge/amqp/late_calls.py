@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
+from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
@@ -39,12 +39,12 @@ class LateCalls:
         return call_late
 
     def admit(
-        self, connection: AmqpConnection, suspicion: Suspicion, check: Callable[[], None]
+        self, connection: AmqpConnection, throttle: AuthThrottle, check: Callable[[], None]
     ) -> None:
         """Let a key be looked at in its turn. Raises `TooManyChecks`, and forgets it then."""
         call = self.add(connection, check)
         try:
-            suspicion.admit(connection.address, call)
+            throttle.admit(connection.address, call)
         except TooManyChecks:
             self._waiting.popitem()
             raise

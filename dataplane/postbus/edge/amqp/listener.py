@@ -23,7 +23,7 @@ from postbus.broker.router import Router
 from postbus.contract.control import ConnectionDescription
 from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.admission import Admission
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.access.inflight_budget import Intake
 from postbus.edge.access.loop_time import NOBODY, SMALL_BYTES, LoopTime
 from postbus.edge.amqp.connected import described
@@ -86,7 +86,7 @@ class AmqpListener:
         tasks: asyncio.TaskGroup,
         namespace: str = "postbus",
         real_time_s: Callable[[], float] = time.time,
-        suspicion: Suspicion | None = None,
+        throttle: AuthThrottle | None = None,
     ) -> None:
         self._router = router
         self._authorizer = authorizer
@@ -96,7 +96,7 @@ class AmqpListener:
         self.intake = Intake.within(limits.max_message_bytes)
         """What all doors of this broker share."""
         self._real_time_s = real_time_s
-        self._suspicion = suspicion or Suspicion()
+        self._throttle = throttle or AuthThrottle()
         self._has_changed = asyncio.Event()
         self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
@@ -192,7 +192,7 @@ class AmqpListener:
             Explainer(self._namespace, admission.is_refusal_logged),
             self.intake,
             self._endings,
-            self._suspicion,
+            self._throttle,
             address=address,
             admission=admission,
             connection_id=next(self._ids),

@@ -18,7 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
-from postbus.edge.access.auth_throttle import Suspicion
+from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.control.callers import NAME, ControlCaller, Scope, certified, scopes_of
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,13 @@ class ControlAuthorizer:
     def __init__(
         self,
         token_file: Path | None,
-        suspicion: Suspicion,
+        throttle: AuthThrottle,
         *,
         accepts_certificates: bool = False,
     ) -> None:
         """Read the file; raises `TokenFileError`."""
         self._token_file = token_file
-        self._suspicion = suspicion
+        self._throttle = throttle
         self._accepts_certificates = accepts_certificates
         self._read_as: tuple[int, int, int] | None = None
         self._known: tuple[tuple[bytes, ControlCaller], ...] = ()
@@ -112,7 +112,7 @@ class ControlAuthorizer:
 
     async def _slow_down(self, remote: str | None) -> None:
         """Let a wrong token wait, longer each time; raises `NotAuthorized` when many wait."""
-        delay_s = self._suspicion.note_refused(remote, "control", "wrong token")
+        delay_s = self._throttle.note_refused(remote, "control", "wrong token")
         if self._delayed >= MOST_DELAYED:
             raise NotAuthorized("too many wrong tokens: wait a minute", is_too_often=True)
         if delay_s:

@@ -20,7 +20,7 @@ from aiohttp import web
 from postbus.broker.access.authz import Authorizer, Grant, TokenRefused, expired, has_right
 from postbus.contract.entities import Right
 from postbus.edge.access.admission import MAX_LOGGED_CHARS, Admission
-from postbus.edge.access.auth_throttle import Suspicion, TooManyChecks
+from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
 from postbus.entity.commands import Refusal
 
 logger = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ class HttpAuthorizer:
         authorizer: Authorizer,
         namespace: str,
         real_time_s: Callable[[], float] = time.time,
-        suspicion: Suspicion | None = None,
+        throttle: AuthThrottle | None = None,
         saw: Callable[[str], None] = lambda _account: None,
     ) -> None:
         """`saw` hears of whose key each request has shown."""
         self._authorizer = authorizer
         self._namespace = namespace
         self._real_time_s = real_time_s
-        self._suspicion = suspicion or Suspicion()
+        self._throttle = throttle or AuthThrottle()
         self._saw = saw
 
     async def authorize(
@@ -99,7 +99,7 @@ class HttpAuthorizer:
         def check() -> Grant:
             return self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
 
-        doubts = self._suspicion
+        doubts = self._throttle
         is_known = doubts.is_alert and admission is not None and admission.has_signed(token)
         try:
             grant = await doubts.judge(request.remote, "http", check, is_known=is_known)
