@@ -255,7 +255,7 @@ class BusThread:
             audit=self.audit,
         )
         runtime = RuntimeHandler(
-            self.router, http_authorizer, self.limits, self.listener.intake, self.receives
+            self.router, http_authorizer, self.limits, self.listener.inflight, self.receives
         )
         self.http = HttpServer(
             "test-bus",

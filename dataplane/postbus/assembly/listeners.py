@@ -136,7 +136,7 @@ class Listeners:
             inside.created_ms,
             inside.audit,
         )
-        self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.intake)
+        self._runtime = RuntimeHandler(inside.router, http_authorizer, limits, self._amqp.inflight)
         self._http = HttpServer(
             name,
             administration=administration,
@@ -251,7 +251,7 @@ class Listeners:
         sample.admission_control = len(self._front.admission_control)
         sample.cut_unauthenticated = self._front.admission_control.cut_count
         sample.share_refusals = {
-            **self._front.amqp.intake.refusals(),
+            **self._front.amqp.inflight.refusals(),
             **self._front.admission_control.refusals_of_keys(),
             "key_checks": self._throttle.sent_away_count,
         }

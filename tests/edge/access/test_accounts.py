@@ -13,7 +13,7 @@ import pytest
 from postbus.amqp import conditions
 from postbus.broker.access.authz import KeyRule
 from postbus.edge.access.admission import LOGGED_REFUSALS_A_SECOND
-from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.access.shares import UNKNOWN, Limit, Shares
 from postbus.edge.amqp import unfinished
 from postbus.edge.amqp.transactions import HELD_BYTES
@@ -46,10 +46,10 @@ BUSY = conditions.SERVER_BUSY
 
 @pytest.fixture(autouse=True)
 def all_is_given_back(bus: BusThread) -> Iterator[None]:
-    intake = bus.listener.intake
+    inflight = bus.listener.inflight
     yield
-    found = [intake.reading, intake.waiting, intake.unfinished, intake.unanswered]
-    found += [intake.links, bus.front.admission_control.of_keys]
+    found = [inflight.reading, inflight.waiting, inflight.unfinished, inflight.unanswered]
+    found += [inflight.links, bus.front.admission_control.of_keys]
     wait_until(bus, lambda: not any(each.used or each._of for each in found))
 
 
@@ -102,12 +102,12 @@ def put_token(bus: BusThread, client: RawClient, queue: str) -> Frame:
 def test_bodies_that_are_promised_cost_nothing(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener.intake.reading, "limit", Limit(1_000_000))
+    monkeypatch.setattr(bus.listener.inflight.reading, "limit", Limit(1_000_000))
     with ExitStack() as clients:
         for _ in range(100):
             slow = clients.enter_context(dial(bus))
             slow.sendall(post_head(bus, queue, TENANT, 262_144) + b"x")
-        wait_until(bus, lambda: bus.listener.intake.reading.used == 100)
+        wait_until(bus, lambda: bus.listener.inflight.reading.used == 100)
         poster(bus, clients.enter_context(dial(bus)), queue, 100_000)()  # checks for a 201
 
 
@@ -115,7 +115,7 @@ def test_bodies_that_are_promised_cost_nothing(
 def test_bodies_of_one_key_leave_room_for_those_of_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading = bus.listener.intake.reading
+    reading = bus.listener.inflight.reading
     monkeypatch.setattr(reading, "limit", Limit(400_000))
     with dial(bus) as other, ExitStack() as clients:
         send = poster(bus, other, queue, 10_000)
@@ -137,7 +137,7 @@ def test_bodies_of_one_key_leave_room_for_those_of_others(
 def test_transactions_of_one_key_leave_room_for_those_of_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener.intake.waiting, "limit", Limit(400_000))
+    monkeypatch.setattr(bus.listener.inflight.waiting, "limit", Limit(400_000))
     with (
         TransactionClient(bus) as other,
         TransactionClient(bus, TENANT.name, TENANT.keys.primary) as tenant,
@@ -166,7 +166,7 @@ def test_transactions_of_one_key_leave_room_for_those_of_others(
 def test_links_of_one_key_leave_room_for_those_of_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = bus.listener.intake.links
+    links = bus.listener.inflight.links
     monkeypatch.setattr(links, "limit", Limit(400_000))
     with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant, ExitStack() as clients:
         for handle in range(150):
@@ -192,7 +192,7 @@ def test_links_of_one_key_leave_room_for_those_of_others(
 
 @pytest.mark.slow
 def test_links_from_before_a_key_are_its_own_afterwards(bus: BusThread, queue: str) -> None:
-    links = bus.listener.intake.links
+    links = bus.listener.inflight.links
     with RawClient(bus.port, "", "") as client:
         client.attach_sender("$cbs", 7, "early")
         assert links.of(UNKNOWN) > 2_000
@@ -215,20 +215,20 @@ def begin_delivery(client: RawClient, queue: str, handle: int, size_bytes: int) 
 def test_unfinished_deliveries_of_one_key_leave_room_for_those_of_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    intake = bus.listener.intake
-    monkeypatch.setattr(intake.unfinished, "limit", Limit(1_000_000))
+    inflight = bus.listener.inflight
+    monkeypatch.setattr(inflight.unfinished, "limit", Limit(1_000_000))
     with connect(bus, ROOT) as other, ExitStack() as clients:
         send = sender_of(other, queue, b"x" * 150_000)
         undisturbed_s = p99_s(send)
         for _ in range(2):
             begin_delivery(clients.enter_context(connect(bus, TENANT)), queue, 0, 200_000)
-        wait_until(bus, lambda: intake.unfinished.used == 400_000)
-        assert intake.unanswered.used == 400_000
+        wait_until(bus, lambda: inflight.unfinished.used == 400_000)
+        assert inflight.unanswered.used == 400_000
         third = clients.enter_context(connect(bus, TENANT))
         begin_delivery(third, queue, 0, 40_000)
         begin_delivery(third, queue, 1, 90_000)
         assert refused_as(third.expect(DETACH)) == BUSY
-        wait_until(bus, lambda: intake.unfinished.used == 440_000)  # the largest had to go
+        wait_until(bus, lambda: inflight.unfinished.used == 440_000)  # the largest had to go
         third.write(third.transfer(0, b"rest"))  # the link beside it goes on
         assert third.expect(DISPOSITION)
         assert goes_on(send, undisturbed_s)
@@ -238,7 +238,7 @@ def test_unfinished_delivery_before_a_key_is_counted_for_nobody_in_particular(
     bus: BusThread, queue: str
 ) -> None:
     """Then for the key, once it is shown."""
-    counted = bus.listener.intake.unfinished
+    counted = bus.listener.inflight.unfinished
     with RawClient(bus.port, "", "") as client:
         begin_delivery(client, "$cbs", 1, 20_000)
         wait_until(bus, lambda: counted.of("") == 20_000)
@@ -252,12 +252,12 @@ def test_a_delivery_has_its_time(
     monkeypatch.setattr(unfinished, "DELIVERY_MS", 120_000)
     with connect(bus, TENANT) as client:
         begin_delivery(client, queue, 0, 50_000)
-        wait_until(bus, lambda: bus.listener.intake.unfinished.used == 50_000)
+        wait_until(bus, lambda: bus.listener.inflight.unfinished.used == 50_000)
         bus.look_in(100)
-        assert bus.listener.intake.unfinished.used == 50_000
+        assert bus.listener.inflight.unfinished.used == 50_000
         bus.look_in(121)
         assert refused_as(client.expect(DETACH)) == conditions.TIMEOUT
-        assert bus.listener.intake.unfinished.used == 0
+        assert bus.listener.inflight.unfinished.used == 0
 
 
 # --- sends that wait for their commit -------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
 ) -> None:
     slow_queue = bus.queue()
     number = bus.run(entity_no(bus, slow_queue))
-    intake = Intake(200_000, 400_000, 0)
-    monkeypatch.setattr(bus.listener, "intake", intake)
+    inflight = InflightBudget(200_000, 400_000, 0)
+    monkeypatch.setattr(bus.listener, "intake", inflight)
 
     def is_slow(command: Command) -> bool:
         return isinstance(command, Enqueue) and command.entity_no == number
@@ -282,13 +282,13 @@ def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
         tenant.attach_sender(slow_queue)
         tenant.write(*[tenant.transfer(n, message(b"x" * 50_000)) for n in range(8)])
         assert refused_as(tenant.expect(DISPOSITION)) == BUSY
-        assert intake.is_full(TENANT.name)
-        assert intake.is_over(TENANT.name)
-        assert not intake.is_full(ROOT.name)
-        assert not intake.is_over(ROOT.name)
+        assert inflight.is_full(TENANT.name)
+        assert inflight.is_over(TENANT.name)
+        assert not inflight.is_full(ROOT.name)
+        assert not inflight.is_over(ROOT.name)
         assert goes_on(send, undisturbed_s)
         bus.run(partition.let_go())
-        wait_until(bus, lambda: intake.unanswered.used == 0)
+        wait_until(bus, lambda: inflight.unanswered.used == 0)
 
 
 async def entity_no(bus: BusThread, name: str) -> int:
@@ -409,21 +409,27 @@ class HeldEndpoint:
 
 def test_further_bytes_of_a_delivery_give_nobody_credit() -> None:
     """An account above its share waits, also while one of its deliveries grows."""
-    intake = Intake(soft_bytes=1_000, hard_bytes=10_000, unfinished_bytes=4_000)
+    inflight = InflightBudget(soft_bytes=1_000, hard_bytes=10_000, unfinished_bytes=4_000)
     engine = SimpleNamespace(partial_bytes=1_000)
-    connection: Any = SimpleNamespace(engine=engine, intake=intake, account="tenant", links=list)
-    intake.take("tenant", 2_400)  # a share by itself, which the delivery exceeds
+    connection: Any = SimpleNamespace(
+        engine=engine, inflight=inflight, account="tenant", links=list
+    )
+    inflight.take("tenant", 2_400)  # a share by itself, which the delivery exceeds
     counted = unfinished.Unfinished()
     counted.count(connection)
-    assert intake.is_over("tenant")
+    assert inflight.is_over("tenant")
     endpoint = HeldEndpoint()
-    intake.hold("tenant", endpoint)
+    inflight.hold("tenant", endpoint)
     engine.partial_bytes = 1_100
     counted.count(connection)
-    assert (endpoint.granted, intake.unfinished.used, intake.unanswered.used) == (0, 1_100, 3_500)
+    assert (endpoint.granted, inflight.unfinished.used, inflight.unanswered.used) == (
+        0,
+        1_100,
+        3_500,
+    )
     engine.partial_bytes = 0
     counted.count(connection)
-    assert (intake.unfinished.used, intake.unanswered.used) == (0, 2_400)
+    assert (inflight.unfinished.used, inflight.unanswered.used) == (0, 2_400)
 
 
 EMPTY = b"\x00\x53\x75\xa0\x00"
@@ -432,7 +438,7 @@ EMPTY = b"\x00\x53\x75\xa0\x00"
 
 @pytest.mark.slow
 def test_messages_in_transactions_count_what_they_hold(bus: BusThread, queue: str) -> None:
-    waiting = bus.listener.intake.waiting
+    waiting = bus.listener.inflight.waiting
     with TransactionClient(bus) as client:
         client.attach_sender(queue, 1)
         transaction = client.declare()

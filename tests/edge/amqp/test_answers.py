@@ -102,7 +102,7 @@ def test_answers_wait_for_a_client_that_reads(
     assert peak_bytes() - before < 32 * MIB
     connection = request_endpoint(bus, queue)._connection
     assert connection.large_answers == connection.held_answer_bytes == 0
-    assert connection.intake.unanswered.used == 0
+    assert connection.inflight.unanswered.used == 0
 
 
 def test_requests_that_nobody_took_are_forgotten_with_their_link(
@@ -116,10 +116,10 @@ def test_requests_that_nobody_took_are_forgotten_with_their_link(
     wait_until(
         bus, lambda: endpoint._link.delivery_count == 79 and len(endpoint._waiting) == 79 - held
     )
-    assert bus.listener.intake.unanswered.used == (79 - held) * len(PEEK)
+    assert bus.listener.inflight.unanswered.used == (79 - held) * len(PEEK)
     raw.write(frame(DETACH, Uint(REQUESTS), True))
     raw.expect(DETACH)
-    assert bus.listener.intake.unanswered.used == 0
+    assert bus.listener.inflight.unanswered.used == 0
 
 
 def lists(count: int) -> bytes:

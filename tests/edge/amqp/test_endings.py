@@ -83,7 +83,7 @@ def test_all_links_of_a_client_that_hung_up_are_taken_down(bus: BusThread, queue
     assert connection.link_count == 1_000
     client.socket.close()
     wait_until(bus, lambda: connection.link_count == 0)
-    wait_until(bus, lambda: bus.listener.intake.links.used == 0)
+    wait_until(bus, lambda: bus.listener.inflight.links.used == 0)
     assert connection.engine.link_count == 0
     with RawClient(bus.port, RULE.name, RULE.keys.primary) as other:
         assert other.attach_sender(queue).fields[6] is not None

@@ -325,18 +325,18 @@ def request_endpoint(bus: BusThread, queue: str) -> RequestEndpoint:
 def test_requests_without_an_answer_hold_credit_and_count_as_bytes_taken_in(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait_until(bus, lambda: bus.listener.intake.unanswered.used == 0)
+    wait_until(bus, lambda: bus.listener.inflight.unanswered.used == 0)
     partition = HeldBack(bus, monkeypatch, is_enqueue)
     raw.write(*scheduling(raw, queue, 80), raw.flow(80, handle=21))
     wait_until(bus, lambda: len(partition.held) == 80)
     endpoint = request_endpoint(bus, queue)
     assert endpoint._link.credit == 20
-    assert bus.listener.intake.unanswered.used > 80_000
+    assert bus.listener.inflight.unanswered.used > 80_000
     bus.run(partition.let_go())
     for _ in range(80):
         assert raw.expect(TRANSFER)
     wait_until(bus, lambda: endpoint._link.credit >= 50)
-    assert bus.listener.intake.unanswered.used == 0
+    assert bus.listener.inflight.unanswered.used == 0
     assert bus.counts(queue).scheduled == 0
     assert bus.counts(queue).active == 80
 
@@ -358,7 +358,7 @@ def test_too_many_requests_are_refused_as_busy(
 def test_what_is_scheduled_is_refused_when_too_much_was_taken_in(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener.intake, "unanswered", Shares(Limit(0)))
+    monkeypatch.setattr(bus.listener.inflight, "unanswered", Shares(Limit(0)))
     raw.write(*scheduling(raw, queue, 1), raw.flow(1, handle=21))
     assert b"server-busy" in raw.expect(TRANSFER).payload
 

@@ -307,7 +307,7 @@ def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) ->
 
 
 def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) -> None:
-    account = bus.listener.intake
+    account = bus.listener.inflight
     with TransactionClient(bus) as client:
         client.attach_sender(queue)
         transaction = client.declare()
@@ -452,7 +452,7 @@ def test_a_client_without_a_key_may_open_few(bus: BusThread, client: Transaction
 def test_open_transactions_hold_nobody_up(
     bus: BusThread, client: TransactionClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = bus.listener.intake
+    account = bus.listener.inflight
     monkeypatch.setattr(account, "waiting", Shares(Limit(200_000)))
     client.attach_sender(queue)
     rolled_back, committed = client.declare(), client.declare()
@@ -512,7 +512,7 @@ def test_one_bad_message_through_an_entity_fails_alone(
         ]
     )
     assert client.dispositions(3) == dict(zip(ids, [ACCEPTED, REJECTED, ACCEPTED], strict=True))
-    assert bus.listener.intake.unanswered.used == 0
+    assert bus.listener.inflight.unanswered.used == 0
 
 
 def test_nothing_is_sent_on_to_what_cannot_be_sent_to(
@@ -564,14 +564,14 @@ def test_a_right_that_is_lost_ends_what_waits(
     robot.attach_sender(queue)
     transaction = robot.declare()
     assert accepts(robot.send_in(transaction, message(b"x" * 1_000)), transaction)
-    assert bus.listener.intake.waiting.used > 1_000
+    assert bus.listener.inflight.waiting.used > 1_000
     now = {
         "rule": [],
         "key": [replace(ROBOT, keys=Keys("another", "second"))],
         "right": [replace(ROBOT, rights=frozenset({Right.LISTEN}))],
     }[lost]
     bus.set_rules(*RULES, *now)
-    assert bus.listener.intake.waiting.used == 0
+    assert bus.listener.inflight.waiting.used == 0
     assert str(robot.expect(DETACH).fields[2].value[0]) == "amqp:unauthorized-access"
     answer = robot.discharge(transaction)
     assert condition(answer) == "amqp:transaction:rollback"

@@ -37,7 +37,7 @@ from tests.edge.sdk.sdk_steps import send
 async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
     async with aiohttp.ClientSession() as session:
         yield HttpClient(bus, session)
-    assert bus.listener.intake.unanswered.used == 0
+    assert bus.listener.inflight.unanswered.used == 0
 
 
 async def test_a_message_is_sent_locked_and_completed(http: HttpClient, queue: str) -> None:
@@ -307,10 +307,10 @@ async def tell(on_reply: Callable[[Reply], None], reply: Reply) -> None:
 
 
 async def test_sends_are_refused_when_too_much_is_under_way(http: HttpClient, queue: str) -> None:
-    intake = http.bus.listener.intake
-    intake.take("others", intake.unanswered.limit.total)
+    inflight = http.bus.listener.inflight
+    inflight.take("others", inflight.unanswered.limit.total)
     answer = await http.send(queue, "more")
-    intake.give_back("others", intake.unanswered.limit.total)
+    inflight.give_back("others", inflight.unanswered.limit.total)
     assert (answer.status, "busy" in answer.detail) == (503, True)
     assert (await http.send(queue, "more")).status == 201
 
@@ -336,7 +336,7 @@ async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
-    assert http.bus.listener.intake.unanswered.used == len("maybe")  # it is under way still
+    assert http.bus.listener.inflight.unanswered.used == len("maybe")  # it is under way still
     http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
 
 
@@ -351,7 +351,7 @@ async def test_who_hangs_up_while_a_send_is_under_way_makes_no_room(
         sending.cancel()
         await asyncio.wait([sending])
         await wait_for_connections(http, 0)
-        assert http.bus.listener.intake.unanswered.used == 5 * count
+        assert http.bus.listener.inflight.unanswered.used == 5 * count
     for on_reply in late:
         http.bus.run(tell(on_reply, Refused(Refusal.NOT_APPLIED)))
 

@@ -25,8 +25,8 @@ TOKEN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 async def http(bus: BusThread) -> AsyncIterator[HttpClient]:
     async with aiohttp.ClientSession() as session:
         yield HttpClient(bus, session)
-    assert bus.listener.intake.unanswered.used == 0
-    assert bus.listener.intake.reading.used == 0
+    assert bus.listener.inflight.unanswered.used == 0
+    assert bus.listener.inflight.reading.used == 0
     assert sum(bus.receives._waiting.values()) == 0
 
 
@@ -214,7 +214,7 @@ async def test_a_client_that_stops_in_its_body_stores_nothing(http: HttpClient, 
 
 async def wait_for_reading(http: HttpClient, size_bytes: int) -> None:
     async with asyncio.timeout(10):
-        while http.bus.listener.intake.reading.used != size_bytes:
+        while http.bus.listener.inflight.reading.used != size_bytes:
             await asyncio.sleep(0.005)
 
 

@@ -1,6 +1,6 @@
 """What protects the broker from its clients: bounds on bytes taken in, and a bound on errors.
 
-Doors of all connections share one `Intake`. Each key has its share of it: whoever is at its limit
+Doors of all connections share one `InflightBudget`. Each key has its share of it: whoever is at its limit
 waits or is refused as busy, the others go on.
 """
 
@@ -11,11 +11,11 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from postbus.edge.access.shares import Limit, Shares
 
-INTAKE_BYTES: Final = 64 << 20
+INFLIGHT_BYTES: Final = 64 << 20
 """Bytes of unanswered messages, beside unfinished ones, within which credit is given. Our choice: a
 second of sends of a busy bus."""
 
-INTAKE_HARD_BYTES: Final = 256 << 20
+INFLIGHT_HARD_BYTES: Final = 256 << 20
 """The same within which sends are not refused as busy (ADR 25)."""
 
 UNFINISHED_BYTES: Final = 64 << 20
@@ -69,13 +69,13 @@ def guarded(method: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D
     return call
 
 
-class Intake:
+class InflightBudget:
     """Bytes of messages on the way from all sockets to their commits, for each account."""
 
     def __init__(
         self,
-        soft_bytes: int = INTAKE_BYTES,
-        hard_bytes: int = INTAKE_HARD_BYTES,
+        soft_bytes: int = INFLIGHT_BYTES,
+        hard_bytes: int = INFLIGHT_HARD_BYTES,
         unfinished_bytes: int = UNFINISHED_BYTES,
     ) -> None:
         self.unfinished = Shares(Limit(unfinished_bytes))
@@ -91,7 +91,7 @@ class Intake:
         self._held: dict[str, dict[WaitingEndpoint, None]] = {}
 
     @classmethod
-    def within(cls, max_message_bytes: int) -> Intake:
+    def within(cls, max_message_bytes: int) -> InflightBudget:
         """Return an intake that has room for some messages of the largest size."""
         return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
 

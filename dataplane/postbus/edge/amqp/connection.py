@@ -42,7 +42,7 @@ from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.attaching import attach_refusal, target_refusal
 from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
-from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.endings import Endings
@@ -92,7 +92,7 @@ class AmqpConnection:
         authorizer: Authorizer,
         limits: NamespaceLimits,
         explainer: Explainer,
-        intake: Intake,
+        inflight: InflightBudget,
         endings: Endings,
         throttle: AuthThrottle,
         *,
@@ -108,7 +108,7 @@ class AmqpConnection:
         self.authorizer = authorizer
         self.limits = limits
         self.explainer = explainer
-        self.intake = intake
+        self.inflight = inflight
         self.connection_id = connection_id
         self.real_time_s = real_time_s
         self.flush_soon = flush_soon
@@ -135,7 +135,7 @@ class AmqpConnection:
         self.transactions = Transactions(explainer)
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
-        self._links = LinkMemory(intake.links)
+        self._links = LinkMemory(inflight.links)
         self._endings = endings
         authorizer.add_holder(self)
 

@@ -24,7 +24,7 @@ from postbus.contract.control import ConnectionDescription
 from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.auth_throttle import AuthThrottle
-from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.access.loop_time import NOBODY, SMALL_BYTES, LoopTime
 from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
@@ -93,7 +93,7 @@ class AmqpListener:
         self._limits = limits
         self._tasks = tasks
         self._namespace = namespace
-        self.intake = Intake.within(limits.max_message_bytes)
+        self.inflight = InflightBudget.within(limits.max_message_bytes)
         """What all doors of this broker share."""
         self._real_time_s = real_time_s
         self._throttle = throttle or AuthThrottle()
@@ -190,7 +190,7 @@ class AmqpListener:
             self._authorizer,
             self._limits,
             Explainer(self._namespace, admission.is_refusal_logged),
-            self.intake,
+            self.inflight,
             self._endings,
             self._throttle,
             address=address,

@@ -355,14 +355,14 @@ class ManagementNode:
         if body[TRANSACTION] is not None:
             self._schedule_in(body[TRANSACTION], address, envelopes, size_bytes, respond)
             return
-        intake, account = self._connection.intake, self._connection.account
-        if intake.is_full(account):
+        inflight, account = self._connection.inflight, self._connection.account
+        if inflight.is_full(account):
             self.refuse(respond, Refused(Refusal.BUSY))
             return
-        intake.take(account, size_bytes)
+        inflight.take(account, size_bytes)
 
         def answer(reply: Reply) -> None:
-            intake.give_back(account, size_bytes)
+            inflight.give_back(account, size_bytes)
             self._scheduled(respond, reply)
 
         self.submit(address, Enqueue(address.entity_no, envelopes, is_atomic=True), answer)

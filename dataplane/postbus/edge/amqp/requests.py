@@ -173,14 +173,14 @@ class RequestEndpoint:
         connection = self._connection
         if self._open + len(self._waiting) >= MAX_OPEN_REQUESTS:
             return Rejected(conditions.SERVER_BUSY, "Too many requests wait for an answer.")
-        if self._waiting and connection.intake.is_full(connection.account):
+        if self._waiting and connection.inflight.is_full(connection.account):
             return Rejected(conditions.SERVER_BUSY, "Too many bytes wait for an answer.")
         request.account = connection.account
-        connection.intake.take(request.account, request.size_bytes)
+        connection.inflight.take(request.account, request.size_bytes)
         return request
 
     def _give_back(self, request: Request) -> None:
-        self._connection.intake.give_back(request.account, request.size_bytes)
+        self._connection.inflight.give_back(request.account, request.size_bytes)
 
     def _must_wait(self) -> bool:
         """Say whether the client must read first; if so, `pump` comes again when it has."""

@@ -62,7 +62,7 @@ class SenderEndpoint:
         self.idleness = Idleness()
         self._link = link
         self._address = address
-        self._intake = connection.intake
+        self._inflight = connection.inflight
         self._account = connection.account
         self._waiting = 0  # deliveries without an answer
         self._last_bytes = 1_024
@@ -88,7 +88,7 @@ class SenderEndpoint:
         envelopes: list[Envelope] = []
         ids: list[int] = []
         size_bytes = 0
-        is_busy = self._intake.is_full(self._account) or self._waiting >= MAX_UNANSWERED
+        is_busy = self._inflight.is_full(self._account) or self._waiting >= MAX_UNANSWERED
         self.idleness.is_used = True
         self._waiting += len(transfers)
         self._last_bytes = len(transfers[-1].payload) or 1
@@ -126,7 +126,7 @@ class SenderEndpoint:
 
     def close(self) -> None:
         """Forget the link; answers still under way find it detached."""
-        self._intake.forget(self._account, self)
+        self._inflight.forget(self._account, self)
         self.connection.router.unwatch(self._address.entity_no, self)
 
     @guarded
@@ -142,8 +142,8 @@ class SenderEndpoint:
         if link.is_attached and link.credit <= target >> 1:
             credit = target - self._waiting
             if credit > max(link.credit, 0):  # below 0 where a client ignores its credit
-                if self._intake.is_over(self._account):
-                    self._intake.hold(self._account, self)
+                if self._inflight.is_over(self._account):
+                    self._inflight.hold(self._account, self)
                     return
                 link.grant(credit)
                 self.connection.flush_soon()
@@ -213,7 +213,7 @@ class SenderEndpoint:
                 alone = Enqueue(command.entity_no, [envelope])
                 self._submit([delivery_id], alone, envelope.size_bytes)
             return
-        self._intake.take(self._account, size_bytes)
+        self._inflight.take(self._account, size_bytes)
         connection = self.connection
         connection.owed_count += 1
         answered = partial(self._answered, ids, size_bytes)
@@ -228,7 +228,7 @@ class SenderEndpoint:
     @guarded
     def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
         """Answer the deliveries of one command; a batch is one delivery of many messages."""
-        self._intake.give_back(self._account, size_bytes)
+        self._inflight.give_back(self._account, size_bytes)
         self.connection.note_answered()
         if isinstance(reply, Refused):
             self._refuse(ids, reply)

@@ -303,7 +303,7 @@ class Transaction:
 
         def answered(reply: Reply) -> None:
             connection.note_answered()
-            intake.give_back(connection.account, self._size_bytes)
+            inflight.give_back(connection.account, self._size_bytes)
             error: AmqpError | None = None
             if isinstance(reply, Refused):
                 error = explainer.refused(reply, home.name)
@@ -318,19 +318,19 @@ class Transaction:
                 self._connection.broke()
 
         self._is_submitted = True
-        connection, intake = self._connection, self._connection.intake
+        connection, inflight = self._connection, self._connection.inflight
         self._let_go()
-        intake.take(connection.account, self._size_bytes)
+        inflight.take(connection.account, self._size_bytes)
         connection.owed_count += 1
         connection.router.submit(home.partition_id, Transact(self._operations), answered)
 
     def _let_wait(self, size_bytes: int) -> bool:
         """Count messages that wait; say whether the key may have so many."""
-        return self._connection.intake.waiting.take(self._connection.account, size_bytes)
+        return self._connection.inflight.waiting.take(self._connection.account, size_bytes)
 
     def _let_go(self) -> None:
         """Nothing waits any more. The account is the same: who may send has shown a key."""
-        self._connection.intake.waiting.give_back(self._connection.account, self._size_bytes)
+        self._connection.inflight.waiting.give_back(self._connection.account, self._size_bytes)
 
     def _expire(self) -> None:
         self.has_timed_out = True

@@ -32,26 +32,26 @@ class Unfinished:
 
     def count(self, connection: AmqpConnection) -> None:
         """Tell the accounts what the engine holds; above the share the largest deliveries go."""
-        engine, intake = connection.engine, connection.intake
+        engine, inflight = connection.engine, connection.inflight
         grown = engine.partial_bytes - self.counted_bytes
         is_same = self.counted_bytes and self._account == connection.account
         # What grows is taken alone: to give all back first would let held links have credit.
-        if grown > 0 and is_same and intake.unfinished.take(self._account, grown):
-            intake.take(self._account, grown)
+        if grown > 0 and is_same and inflight.unfinished.take(self._account, grown):
+            inflight.take(self._account, grown)
             self.counted_bytes += grown
             return
         self._give_back(connection)
         if not engine.partial_bytes:
             return
         self._account = connection.account
-        while not intake.unfinished.take(self._account, engine.partial_bytes):
+        while not inflight.unfinished.take(self._account, engine.partial_bytes):
             link = max(_links(connection), key=lambda each: len(each.partial), default=None)
             if link is None:
                 return
             text = "Too many bytes of unfinished deliveries were sent with this key."
             _detach(connection, link, conditions.SERVER_BUSY, text)
         self.counted_bytes = engine.partial_bytes
-        intake.take(self._account, self.counted_bytes)
+        inflight.take(self._account, self.counted_bytes)
 
     def end(self, connection: AmqpConnection) -> None:
         """The connection is over."""
@@ -67,11 +67,11 @@ class Unfinished:
             self.count(connection)
 
     def _give_back(self, connection: AmqpConnection) -> None:
-        intake, size_bytes = connection.intake, self.counted_bytes
+        inflight, size_bytes = connection.inflight, self.counted_bytes
         if size_bytes:
             self.counted_bytes = 0
-            intake.unfinished.give_back(self._account, size_bytes)
-            intake.give_back(self._account, size_bytes)
+            inflight.unfinished.give_back(self._account, size_bytes)
+            inflight.give_back(self._account, size_bytes)
 
 
 def _links(connection: AmqpConnection) -> list[IncomingLink]:

@@ -19,7 +19,7 @@ from postbus.broker.access.authz import Grant
 from postbus.broker.router import Address, Router
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.attaching import attach_refusal
-from postbus.edge.access.inflight_budget import Intake
+from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.runtime.answers import body_of, headers_of, location_path
 from postbus.edge.runtime.messages import (
     BATCH_TYPE,
@@ -76,13 +76,13 @@ class RuntimeHandler:
         router: Router,
         authorizer: HttpAuthorizer,
         limits: NamespaceLimits,
-        intake: Intake,
+        inflight: InflightBudget,
         receives: Receives | None = None,
     ) -> None:
         self._router = router
         self._authorizer = authorizer
         self._limits = limits
-        self._intake = intake
+        self._inflight = inflight
         self._receives = receives or Receives(router)
         self._handlings: dict[Action, Handling] = {
             Action.SEND: self._send,
@@ -137,8 +137,8 @@ class RuntimeHandler:
         self._authorizer.check_again(grant, Right.SEND)
         kind = request.headers.get("Content-Type")
         is_batch = kind is not None and kind.strip().lower() == BATCH_TYPE
-        give_back = partial(self._intake.give_back, account, len(body))
-        self._intake.take(account, len(body))
+        give_back = partial(self._inflight.give_back, account, len(body))
+        self._inflight.take(account, len(body))
         try:
             if is_batch:
                 envelopes = await _members(body)
@@ -163,9 +163,9 @@ class RuntimeHandler:
     ) -> bytes:
         """Read a body. What has come counts, not what was promised, for the key it came with."""
         max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
-        if self._intake.unanswered.is_used_up:
+        if self._inflight.unanswered.is_used_up:
             raise refusal_of(BUSY, target)
-        reading, come_bytes = self._intake.reading, 0
+        reading, come_bytes = self._inflight.reading, 0
 
         def count(size_bytes: int) -> None:
             nonlocal come_bytes
@@ -173,7 +173,7 @@ class RuntimeHandler:
                 raise _share_is_used_up()
             come_bytes += size_bytes
 
-        if self._intake.is_full(account):
+        if self._inflight.is_full(account):
             raise _share_is_used_up()
         too_large = STATUSES[Refusal.MESSAGE_TOO_LARGE]
         try:
