@@ -20,7 +20,7 @@ from postbus.entity.commands import Refusal, Refused
 
 logger = logging.getLogger(__name__)
 
-IsTold: TypeAlias = Callable[[Refusal | None, str], bool]
+IsLogged: TypeAlias = Callable[[Refusal | None, str], bool]
 
 REFUSALS: Final = {
     Refusal.ENTITY_NOT_FOUND: (
@@ -169,10 +169,10 @@ REFUSALS: Final = {
 """Refusal -> AMQP condition, status code of a management response, text."""
 
 
-class Explainer:
+class ErrorMapper:
     """Makes errors for one namespace."""
 
-    def __init__(self, namespace: str, is_told: IsTold = lambda _refusal, _path: True) -> None:
+    def __init__(self, namespace: str, is_told: IsLogged = lambda _refusal, _path: True) -> None:
         """`is_told`: whether the log hears of the next error by itself."""
         self._namespace = namespace
         self._is_told = is_told

@@ -24,7 +24,7 @@ from postbus.contract.entities import Right
 from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.amqp import listener as amqp_listener
 from postbus.edge.amqp import receiver_links
-from postbus.edge.refusals import Explainer
+from postbus.edge.refusals import ErrorMapper
 from postbus.message.codec import Described, Ulong, encode_value
 from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
@@ -171,14 +171,14 @@ def test_change_of_a_rule_detaches_its_links(bus: BusThread, queue: str, change:
 def test_a_connection_that_breaks_keeps_no_other_in_its_rights(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    explain, calls = Explainer.missing_right, itertools.count()
+    explain, calls = ErrorMapper.missing_right, itertools.count()
 
-    def breaking(explainer: Explainer, right: Right, path: str) -> AmqpLinkError:
+    def breaking(error_mapper: ErrorMapper, right: Right, path: str) -> AmqpLinkError:
         if next(calls) == 0:
             raise ZeroDivisionError
-        return explain(explainer, right, path)
+        return explain(error_mapper, right, path)
 
-    monkeypatch.setattr(Explainer, "missing_right", breaking)
+    monkeypatch.setattr(ErrorMapper, "missing_right", breaking)
     bus.set_rules(ROOT, KeyRule("robot", frozenset({Right.LISTEN}), Keys("one")))
     with (
         RawClient(bus.port, "robot", "one") as first,

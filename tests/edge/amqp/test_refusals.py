@@ -11,7 +11,7 @@ import pytest
 from postbus.amqp import conditions
 from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.refusal_sums import MAX_ENTITIES, SUMMARY_S, RefusalSums
-from postbus.edge.refusals import REFUSALS, Explainer, status_code
+from postbus.edge.refusals import REFUSALS, ErrorMapper, status_code
 from postbus.entity.commands import Refusal, Refused
 
 RETRIED = {conditions.SERVER_BUSY, conditions.TIMEOUT}
@@ -35,7 +35,7 @@ def test_every_text_can_be_found_in_the_log(
     refusal: Refusal, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="postbus"):
-        error = Explainer("bus").refused(Refused(refusal, "More."), "some/{queue}")
+        error = ErrorMapper("bus").refused(Refused(refusal, "More."), "some/{queue}")
     found = re.fullmatch(
         r".+ More\. Reference:[0-9a-f-]{36}, TrackingId:([0-9a-f-]{36}_G\d+),"
         r" SystemTracker:bus:Queue:some/\{queue\}, Timestamp:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d",
@@ -119,10 +119,10 @@ def test_what_is_summed_up_is_told_each_time_at_level_debug(
     admission_control.sums = RefusalSums(Timers().later)
     admission = admission_control.admit("198.51.100.7", is_full=False)
     assert admission is not None
-    explainer = Explainer("bus", admission.is_refusal_logged)
+    error_mapper = ErrorMapper("bus", admission.is_refusal_logged)
     with caplog.at_level(logging.DEBUG, logger="postbus"):
         for refusal in (Refusal.NOT_APPLIED, Refusal.LOCK_LOST, Refusal.NOT_APPLIED) * 3:
-            explainer.refused(Refused(refusal), "q")
+            error_mapper.refused(Refused(refusal), "q")
     told = [(each.levelname, vars(each)["condition"]) for each in caplog.records]
     busy, lost = conditions.SERVER_BUSY, conditions.MESSAGE_LOCK_LOST
     again = ("DEBUG", busy)
@@ -131,5 +131,5 @@ def test_what_is_summed_up_is_told_each_time_at_level_debug(
 
 
 def test_missing_entity_is_said_as_clients_parse_it() -> None:
-    text = Explainer("bus").refused(Refused(Refusal.ENTITY_NOT_FOUND), "q").description
+    text = ErrorMapper("bus").refused(Refused(Refusal.ENTITY_NOT_FOUND), "q").description
     assert re.match(r"The messaging entity .* could not be found", text)

@@ -66,7 +66,7 @@ class TokenNode:
         def resolved(address: Address | None) -> None:
             if address is None:
                 text = f"The messaging entity '{audience}' could not be found."
-                error = self._connection.explainer.error("amqp:not-found", text, entity)
+                error = self._connection.error_mapper.error("amqp:not-found", text, entity)
                 respond(_status(404, error.description))
                 return
             self._connection.add_grant(grant)

@@ -59,7 +59,7 @@ from postbus.edge.amqp.session_links import SessionEndpoint, SessionFilter, sour
 from postbus.edge.amqp.settlements import LOST
 from postbus.edge.amqp.transactions import CoordinatorEndpoint, Transactions
 from postbus.edge.amqp.unfinished import Unfinished
-from postbus.edge.refusals import Explainer
+from postbus.edge.refusals import ErrorMapper
 from postbus.entity.commands import Refusal, Refused, SubQueue
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class AmqpConnection:
         router: Router,
         authorizer: Authorizer,
         limits: NamespaceLimits,
-        explainer: Explainer,
+        error_mapper: ErrorMapper,
         inflight: InflightBudget,
         endings: Endings,
         throttle: AuthThrottle,
@@ -107,7 +107,7 @@ class AmqpConnection:
         self.router = router
         self.authorizer = authorizer
         self.limits = limits
-        self.explainer = explainer
+        self.error_mapper = error_mapper
         self.inflight = inflight
         self.connection_id = connection_id
         self.real_time_s = real_time_s
@@ -132,7 +132,7 @@ class AmqpConnection:
         self._late = LateCalls()
         self._endpoints: dict[Link, Endpoint] = {}
         self._sessions: dict[tuple[int, bytes], SessionEndpoint] = {}
-        self.transactions = Transactions(explainer)
+        self.transactions = Transactions(error_mapper)
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
         self._links = LinkMemory(inflight.links)
@@ -184,13 +184,15 @@ class AmqpConnection:
         """Detach all links and close, in the words clients reconnect on."""
         text = "The broker is shutting down; reconnect."
         for link in list(self._endpoints):
-            error = self.explainer.error(conditions.DETACH_FORCED, text, self._endpoints[link].path)
+            error = self.error_mapper.error(
+                conditions.DETACH_FORCED, text, self._endpoints[link].path
+            )
             self.detach(link, error)
         self.close(conditions.CONNECTION_FORCED, text)
 
     def close(self, condition: str, text: str) -> None:
         """Close from our side, saying why."""
-        self.engine.close(self.explainer.error(condition, text, ""))
+        self.engine.close(self.error_mapper.error(condition, text, ""))
         self._end()
         self.flush_soon()
 
@@ -372,7 +374,7 @@ class AmqpConnection:
                 case SaslInitReceived():
                     self._authenticate(event)
                 case UnknownDeliveries(session, first, last):
-                    error = self.explainer.refused(LOST, "")
+                    error = self.error_mapper.refused(LOST, "")
                     state = Rejected(error.condition, error.description)
                     session.settle_unknown(first, last, state)
                 case ConnectionOpened(container_id):
@@ -447,11 +449,11 @@ class AmqpConnection:
             return
         if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
             text = "Nodes that are made for one link are not supported."
-            link.refuse(self.explainer.error(conditions.NOT_IMPLEMENTED, text, ""))
+            link.refuse(self.error_mapper.error(conditions.NOT_IMPLEMENTED, text, ""))
             return
         if terminus is None or not terminus.address:
             text = "The link names no address."
-            link.refuse(self.explainer.error(conditions.INVALID_FIELD, text, ""))
+            link.refuse(self.error_mapper.error(conditions.INVALID_FIELD, text, ""))
             return
         node = parse_address(terminus.address)
         if node.node is Node.CBS:
@@ -460,7 +462,7 @@ class AmqpConnection:
         right = Right.SEND if link.is_incoming else Right.LISTEN
         wanted = tuple(Right) if node.node is Node.MANAGEMENT else (right,)
         if not any(self.is_allowed(node.path, each) for each in wanted):
-            error = self.explainer.missing_right(right, node.path)
+            error = self.error_mapper.missing_right(right, node.path)
             link.refuse(error)
             return
         via = link.properties.get(VIA_PROPERTY)
@@ -474,13 +476,13 @@ class AmqpConnection:
         if self._links.take(link):
             return True
         text = "Too many links are attached with this key."
-        link.refuse(self.explainer.error(conditions.RESOURCE_LIMIT_EXCEEDED, text, ""))
+        link.refuse(self.error_mapper.error(conditions.RESOURCE_LIMIT_EXCEEDED, text, ""))
         return False
 
     def _attach_via(self, link: Link, node: NodeAddress, destination: NodeAddress) -> None:
         """Attach a sender whose messages go on to another entity; both need the right to send."""
         if not self.is_allowed(destination.path, Right.SEND):
-            link.refuse(self.explainer.missing_right(Right.SEND, destination.path))
+            link.refuse(self.error_mapper.missing_right(Right.SEND, destination.path))
             return
 
         def resolved(address: Address | None) -> None:
@@ -489,7 +491,7 @@ class AmqpConnection:
             absent = Refused(Refusal.ENTITY_NOT_FOUND)
             refused = absent if address is None else target_refusal(address)
             if refused is not None or address is None:
-                link.refuse(self.explainer.refused(refused or absent, destination.path))
+                link.refuse(self.error_mapper.refused(refused or absent, destination.path))
                 return
             resolve = partial(self._resolved, link, node, via=address.name)
             self.router.resolve(node.path, resolve)
@@ -519,7 +521,7 @@ class AmqpConnection:
         elif node.node is Node.ENTITY:
             refused = attach_refusal(address, is_sender=link.is_incoming)
         if refused is not None or address is None:
-            link.refuse(self.explainer.refused(refused or Refused(Refusal.BUSY), node.path))
+            link.refuse(self.error_mapper.refused(refused or Refused(Refusal.BUSY), node.path))
         elif node.node is Node.MANAGEMENT:
             handle = ManagementNode(self, node.path).handle
             max_bytes = self.limits.max_message_bytes + REQUEST_BYTES
@@ -539,11 +541,11 @@ class AmqpConnection:
         needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
         if wanted is not None and not needs_session:
             refused = Refused(Refusal.SESSION_NOT_SUPPORTED)
-            link.refuse(self.explainer.refused(refused, node.path))
+            link.refuse(self.error_mapper.refused(refused, node.path))
             return
         refusal = source_refusal(link.source, needs_session=needs_session)
         if refusal is not None:
-            link.refuse(self.explainer.error(*refusal, node.path))
+            link.refuse(self.error_mapper.error(*refusal, node.path))
             return
         if not self._has_room_for(link):
             return
@@ -622,4 +624,4 @@ class AmqpConnection:
                     paths += [] if endpoint.via is None else [endpoint.via]
                 lost = [each for each in paths if not self.is_allowed(each, right)]
                 if lost:
-                    self.detach(link, self.explainer.missing_right(right, lost[0]))
+                    self.detach(link, self.error_mapper.missing_right(right, lost[0]))

@@ -63,5 +63,5 @@ def detach_idle(connection: AmqpConnection, endpoints: Mapping[Link, Watched], n
             f" Details: AmqpMessage{kind}.IdleTimerExpired:"
             f" Idle timeout: 00:{minutes:02}:{seconds:02}."
         )
-        error = connection.explainer.error(conditions.DETACH_FORCED, text, endpoints[link].path)
+        error = connection.error_mapper.error(conditions.DETACH_FORCED, text, endpoints[link].path)
         connection.detach(link, error)

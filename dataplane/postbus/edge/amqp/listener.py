@@ -30,7 +30,7 @@ from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
-from postbus.edge.refusals import Explainer
+from postbus.edge.refusals import ErrorMapper
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ class AmqpListener:
             self._router,
             self._authorizer,
             self._limits,
-            Explainer(self._namespace, admission.is_refusal_logged),
+            ErrorMapper(self._namespace, admission.is_refusal_logged),
             self.inflight,
             self._endings,
             self._throttle,

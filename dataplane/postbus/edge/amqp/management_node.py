@@ -445,12 +445,12 @@ class ManagementNode:
         """Answer with the refusal of an entity."""
         assert isinstance(reply, Refused)
         refusal = reply
-        error = self._connection.explainer.refused(refusal, self.path)
+        error = self._connection.error_mapper.refused(refusal, self.path)
         respond(failure(status_code(refusal.refusal), error))
 
     def fail(self, respond: Respond, code: int, condition: str, why: str) -> None:
         """Answer with an error that is no refusal of an entity."""
-        respond(failure(code, self._connection.explainer.error(condition, why, self.path)))
+        respond(failure(code, self._connection.error_mapper.error(condition, why, self.path)))
 
 
 def _peeked(message: PeekedMessage) -> bytes:

@@ -227,7 +227,7 @@ class ReceiverEndpoint:
 
     def ended(self, refusal: Refusal) -> None:
         """The entity was dropped or disabled, or the session's lock is lost."""
-        error = self.connection.explainer.refused(Refused(refusal), self.path)
+        error = self.connection.error_mapper.refused(Refused(refusal), self.path)
         self.connection.detach(self._link, error)
 
     def reset(self) -> None:
@@ -479,7 +479,7 @@ class ReceiverEndpoint:
 
     def _refuse(self, ids: list[int], reply: Refused) -> None:
         for delivery_id in ids:
-            error = self.connection.explainer.refused(reply, self.path)
+            error = self.connection.error_mapper.refused(reply, self.path)
             self._answer([delivery_id], Rejected(error.condition, error.description))
 
     def _submit(self, command: Command, on_reply: OnReply | None = None) -> None:

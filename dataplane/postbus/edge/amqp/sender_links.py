@@ -132,7 +132,7 @@ class SenderEndpoint:
     @guarded
     def deleted(self) -> None:
         """The entity is gone: nothing can be sent here any more."""
-        error = self.connection.explainer.refused(Refused(Refusal.ENTITY_NOT_FOUND), self.path)
+        error = self.connection.error_mapper.refused(Refused(Refusal.ENTITY_NOT_FOUND), self.path)
         self.connection.detach(self._link, error)
 
     def replenish(self) -> None:
@@ -250,7 +250,7 @@ class SenderEndpoint:
     def _refuse(self, ids: list[int], reply: Refused) -> None:
         error = None
         for delivery_id in ids:  # each refusal has a tracking id of its own (S6)
-            error = self.connection.explainer.refused(reply, self.path)
+            error = self.connection.error_mapper.refused(reply, self.path)
             self._settle([delivery_id], Rejected(error.condition, error.description))
         if error is not None and reply.refusal in LINK_ENDING and self._link.is_attached:
             self.connection.detach(self._link, error)

@@ -237,7 +237,7 @@ class SessionEndpoint(ReceiverEndpoint):
         self._wait_timer = None
         text = "The operation did not complete within the allotted timeout: no session came."
         self.connection.detach(
-            self._link, self.connection.explainer.error(conditions.TIMEOUT, text, self.path)
+            self._link, self.connection.error_mapper.error(conditions.TIMEOUT, text, self.path)
         )
 
     def _stop_wait_timer(self) -> None:

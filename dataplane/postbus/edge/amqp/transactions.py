@@ -49,7 +49,7 @@ from postbus.message.sections import slice_message
 
 if TYPE_CHECKING:
     from postbus.edge.amqp.connection import AmqpConnection
-    from postbus.edge.refusals import Explainer
+    from postbus.edge.refusals import ErrorMapper
 
 COORDINATOR: Final = "$coordinator"
 REQUEST_BYTES: Final = 4_096
@@ -283,18 +283,18 @@ class Transaction:
         self._size_bytes = 0
 
     def _commit(self, answer: Answer) -> None:
-        explainer, path = self._connection.explainer, COORDINATOR
+        error_mapper, path = self._connection.error_mapper, COORDINATOR
         self.review_rights()
         reason = ""
         if self._lost is not None:
             lost_path, right = self._lost
-            reason = explainer.missing_right(right, lost_path).description
+            reason = error_mapper.missing_right(right, lost_path).description
         elif self._failure is not None:
-            reason = explainer.refused(self._failure, path).description
+            reason = error_mapper.refused(self._failure, path).description
         if reason:
             text = f"The transaction was rolled back: {reason}"
             self.roll_back()
-            answer(explainer.error(conditions.TRANSACTION_ROLLBACK, text, path))
+            answer(error_mapper.error(conditions.TRANSACTION_ROLLBACK, text, path))
             return
         home = self._home
         if home is None or not self._operations:
@@ -306,10 +306,10 @@ class Transaction:
             inflight.give_back(connection.account, self._size_bytes)
             error: AmqpError | None = None
             if isinstance(reply, Refused):
-                error = explainer.refused(reply, home.name)
+                error = error_mapper.refused(reply, home.name)
                 if reply.refusal not in (Refusal.UNKNOWN, Refusal.BUSY):
                     text = f"The transaction was rolled back: {error.description}"
-                    error = explainer.error(conditions.TRANSACTION_ROLLBACK, text, home.name)
+                    error = error_mapper.error(conditions.TRANSACTION_ROLLBACK, text, home.name)
             else:
                 assert isinstance(reply, Transacted)
             try:
@@ -340,8 +340,8 @@ class Transaction:
 class Transactions:
     """The open transactions of one connection, which it must not refer to: they would keep it."""
 
-    def __init__(self, explainer: Explainer) -> None:
-        self._explainer = explainer
+    def __init__(self, error_mapper: ErrorMapper) -> None:
+        self._error_mapper = error_mapper
         self._open: dict[bytes, Transaction] = {}
 
     def declare(self, coordinator: CoordinatorEndpoint) -> Transaction | None:
@@ -366,9 +366,9 @@ class Transactions:
         known = self._open.get(transaction_id)
         if known is not None and known.has_timed_out:
             text = f"The transaction was open for more than {LIFETIME_S:.0f} s and was rolled back."
-            return self._explainer.error(conditions.TRANSACTION_TIMEOUT, text, "")
+            return self._error_mapper.error(conditions.TRANSACTION_TIMEOUT, text, "")
         text = "No such transaction is open on this connection."
-        return self._explainer.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
+        return self._error_mapper.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
 
     def forget_late(self, transaction_id: bytes) -> None:
         """Forget a transaction that timed out; its client has been told."""
@@ -472,7 +472,7 @@ class CoordinatorEndpoint:
             transaction.discharge(answer)
 
     def _error(self, condition: str, text: str) -> AmqpError:
-        return self.connection.explainer.error(condition, text, COORDINATOR)
+        return self.connection.error_mapper.error(condition, text, COORDINATOR)
 
     def _reject(self, transfer: TransferReceived, error: AmqpError) -> None:
         if self._link.is_attached and not transfer.is_settled:

@@ -84,5 +84,5 @@ def _links(connection: AmqpConnection) -> list[IncomingLink]:
 
 def _detach(connection: AmqpConnection, link: IncomingLink, condition: str, text: str) -> None:
     connection.detach(
-        link, connection.explainer.error(condition, text, connection.endpoints()[link].path)
+        link, connection.error_mapper.error(condition, text, connection.endpoints()[link].path)
     )
