@@ -30,7 +30,7 @@ from tests.broker.partition_rig import message
 BUSY = Refused(Refusal.BUSY)
 AWAY = Refused(Refusal.NOT_APPLIED)
 LOST = Refused(Refusal.UNKNOWN)
-NO_ROOM = Refused(Refusal.STORE_FULL)
+STORE_FULL = Refused(Refusal.STORE_FULL)
 FULL = Refused(Refusal.QUOTA_EXCEEDED)
 GONE = Refused(Refusal.ENTITY_NOT_FOUND)
 
@@ -149,7 +149,7 @@ async def test_a_copy_is_sent_that_says_where_it_has_been() -> None:
         assert (first.hop_count, first.dead_letter_source) == (0, None)
 
 
-@pytest.mark.parametrize("again", [BUSY, AWAY, LOST, NO_ROOM])
+@pytest.mark.parametrize("again", [BUSY, AWAY, LOST, STORE_FULL])
 async def test_what_says_nothing_about_the_message_is_repeated(again: Refused) -> None:
     async with port() as at:
         at.harbours[2].answers = [again, Arrived(1, again), again]

@@ -14,12 +14,12 @@ from postbus.store.reserve import fill_reserve, give_up_reserve, look_for_room
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = Refused(Refusal.STORE_FULL, "the store has no room for messages")
-ROOM_LOOK_S = 5.0
+STORE_FULL = Refused(Refusal.STORE_FULL, "the store has no room for messages")
+RESERVE_LOOK_S = 5.0
 """How often a full store is asked whether it has room again."""
 
 
-class Room:
+class DiskReserve:
     """Of one partition; outlives its reloads. `epoch`: that of the life that asks."""
 
     def __init__(self, store: Store, partition_id: int) -> None:

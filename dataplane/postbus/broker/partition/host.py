@@ -17,7 +17,7 @@ from typing import TypeAlias, assert_never
 from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
-from postbus.broker.partition.disk_reserve import NO_ROOM, ROOM_LOOK_S, Room
+from postbus.broker.partition.disk_reserve import RESERVE_LOOK_S, STORE_FULL, DiskReserve
 from postbus.broker.partition.ownership import HostStatus, Ownership
 from postbus.broker.partition.recovery import INTERRUPTED, Recovery
 from postbus.broker.partition.sends import BEHIND, SendOrder, Waiting, brings_messages
@@ -114,7 +114,7 @@ class Host:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._recovery = Recovery(monotonic_s)
-        self._room = Room(store, partition_id)
+        self._disk_reserve = DiskReserve(store, partition_id)
         self.ownership = Ownership(partition_id, store)
         self._send_order = SendOrder()
         self._early_error: Exception | None = None
@@ -189,7 +189,7 @@ class Host:
     @property
     def is_full(self) -> bool:
         """Whether sends are refused because the store has no room."""
-        return self._room.is_full
+        return self._disk_reserve.is_full
 
     @property
     def trouble(self) -> str | None:
@@ -261,8 +261,8 @@ class Host:
         if state is None or journal is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             return
-        if (journal.is_congested or self._room.is_full) and brings_messages(command):
-            self._reply(on_reply, NO_ROOM if self._room.is_full else BEHIND)
+        if (journal.is_congested or self._disk_reserve.is_full) and brings_messages(command):
+            self._reply(on_reply, STORE_FULL if self._disk_reserve.is_full else BEHIND)
             return
         if found is None and self._send_order.must_wait(command, on_reply):
             return
@@ -375,7 +375,7 @@ class Host:
             "commit failed, reloading",
             extra={"partition": self.partition_id, "error": repr(error), "parked": len(parked)},
         )
-        self._room.note_failure(error)
+        self._disk_reserve.note_failure(error)
         if journal is not None:
             self._reload(journal, error)
         else:
@@ -450,14 +450,14 @@ class Host:
             is_behind = False
             try:
                 self.clock.observe(await journal.sample_clock_ms())
-                if not is_first or not self._room.is_full:  # receivers first
-                    await self._room.look(journal.epoch)
+                if not is_first or not self._disk_reserve.is_full:  # receivers first
+                    await self._disk_reserve.look(journal.epoch)
                 is_behind = await journal.upkeep(self.clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._troubles.log(self.partition_id, "upkeep failed", error)
             is_first = False
-            is_hasty = is_behind or self._room.is_full
-            await asyncio.sleep(ROOM_LOOK_S if is_hasty else CLOCK_SAMPLE_S)
+            is_hasty = is_behind or self._disk_reserve.is_full
+            await asyncio.sleep(RESERVE_LOOK_S if is_hasty else CLOCK_SAMPLE_S)
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -500,7 +500,7 @@ class Host:
                 journal, loaded = await self._open_journal()
                 self.clock.observe(now_ms := await journal.sample_clock_ms())
                 loaded.begin_at(now_ms)
-                await self._room.make(journal.epoch)
+                await self._disk_reserve.make(journal.epoch)
                 gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
                 if self._early_error is not None:  # it died while nobody knew it
                     raise self._early_error
