@@ -65,7 +65,7 @@ class Source:
         ]
 
 
-class Harbour:
+class Destination:
     """A partition that takes what is sent; answers as told, then takes everything."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Port:
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.source = Source(tasks)
-        self.harbours = [Harbour() for _ in range(4)]
+        self.destinations = [Destination() for _ in range(4)]
         self.catalog: dict[str, Target] = {
             "plain": Target(7, 2, is_partitioned=False, detects_duplicates=False),
             "spread": Target(8, 0, is_partitioned=True, detects_duplicates=False),
@@ -98,7 +98,7 @@ class Port:
         }
         self.retained: list[Target] = []
         self.shipper = Shipper(
-            self.source, self.harbours, self.catalog.get, lambda name: self.retained
+            self.source, self.destinations, self.catalog.get, lambda name: self.retained
         )
 
     async def ship(self, target: str, messages: dict[int, Envelope | None]) -> Shipped:
@@ -130,7 +130,7 @@ async def test_what_arrived_is_told() -> None:
     async with port() as at:
         told = await at.ship("plain", several(3, 5, 9))
         assert told == Shipped("plain", [3, 5, 9], {})
-        (arrive,) = at.harbours[2].arrived
+        (arrive,) = at.destinations[2].arrived
         assert (arrive.source_partition, arrive.entity_no, arrive.numbers) == (5, 7, [3, 5, 9])
 
 
@@ -142,7 +142,7 @@ async def test_a_copy_is_sent_that_says_where_it_has_been() -> None:
         sources = [b"orders", None]
         at.shipper.ship(Ship("plain", [1, 2], [first, None], sources))
         await until(lambda: len(at.source.told) == 1)
-        sent = at.harbours[2].arrived[0].messages
+        sent = at.destinations[2].arrived[0].messages
         assert [each.hop_count for each in sent] == [1, 3]
         assert [each.dead_letter_source for each in sent] == [b"orders", None]
         assert [each.body for each in sent] == [b"a", b"b"]
@@ -152,19 +152,19 @@ async def test_a_copy_is_sent_that_says_where_it_has_been() -> None:
 @pytest.mark.parametrize("again", [BUSY, AWAY, LOST, STORE_FULL])
 async def test_what_says_nothing_about_the_message_is_repeated(again: Refused) -> None:
     async with port() as at:
-        at.harbours[2].answers = [again, Arrived(1, again), again]
+        at.destinations[2].answers = [again, Arrived(1, again), again]
         told = await at.ship("plain", several(1, 2, 3))
         assert told == Shipped("plain", [1, 2, 3], {})
-        assert at.harbours[2].numbers == [[1, 2, 3], [1, 2, 3], [2, 3], [2, 3]]
+        assert at.destinations[2].numbers == [[1, 2, 3], [1, 2, 3], [2, 3], [2, 3]]
 
 
 async def test_nothing_is_sent_behind_a_refused_message() -> None:
     """If the refusal were forgotten in a crash, the target would skip that number."""
     async with port() as at:
-        at.harbours[2].answers = [Arrived(1, FULL)]
+        at.destinations[2].answers = [Arrived(1, FULL)]
         told = await at.ship("plain", several(1, 2, 3))
         assert told == Shipped("plain", [1], {2: FULL})
-        assert at.harbours[2].numbers == [[1, 2, 3]]
+        assert at.destinations[2].numbers == [[1, 2, 3]]
         told = await at.ship("plain", several(3))
         assert told == Shipped("plain", [3], {})
 
@@ -172,7 +172,7 @@ async def test_nothing_is_sent_behind_a_refused_message() -> None:
 async def test_an_entity_that_takes_nothing_refuses_all() -> None:
     async with port() as at:
         disabled = Refused(Refusal.ENTITY_DISABLED, "plain")
-        at.harbours[2].answers = [disabled]
+        at.destinations[2].answers = [disabled]
         told = await at.ship("plain", several(1, 2))
         assert told == Shipped("plain", [], {1: disabled, 2: disabled})
 
@@ -188,21 +188,21 @@ async def test_a_name_nobody_has_is_refused() -> None:
 async def test_a_name_is_looked_up_at_each_attempt() -> None:
     """Deleted and made again meanwhile: it goes to the new one; deleted for good: refused."""
     async with port() as at:
-        at.harbours[2].opened.clear()
+        at.destinations[2].opened.clear()
         at.begin("plain", several(1))
-        await until(lambda: len(at.harbours[2].arrived) == 1)
-        at.harbours[2].answers = [GONE, GONE]
+        await until(lambda: len(at.destinations[2].arrived) == 1)
+        at.destinations[2].answers = [GONE, GONE]
         at.catalog["plain"] = Target(70, 3, is_partitioned=False, detects_duplicates=False)
-        at.harbours[2].opened.set()
+        at.destinations[2].opened.set()
         await until(lambda: len(at.source.told) == 1)
         assert at.source.told == [Shipped("plain", [1], {})]
-        assert [each.entity_no for each in at.harbours[3].arrived] == [70]
-        at.harbours[3].opened.clear()
-        at.harbours[3].answers = [GONE]
+        assert [each.entity_no for each in at.destinations[3].arrived] == [70]
+        at.destinations[3].opened.clear()
+        at.destinations[3].answers = [GONE]
         at.begin("plain", several(2))
-        await until(lambda: len(at.harbours[3].arrived) == 2)
+        await until(lambda: len(at.destinations[3].arrived) == 2)
         del at.catalog["plain"]
-        at.harbours[3].opened.set()
+        at.destinations[3].opened.set()
         await until(lambda: len(at.source.told) == 2)
         assert at.source.told[1].refused == {2: GONE}
 
@@ -210,15 +210,17 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
 @pytest.mark.behaviour("S205", "S238")
 async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_now() -> None:
     async with port() as at:
-        at.harbours[2].opened.clear()
-        at.harbours[2].answers = [Arrived(0, Refused(Refusal.ENTITY_DISABLED))]
+        at.destinations[2].opened.clear()
+        at.destinations[2].answers = [Arrived(0, Refused(Refusal.ENTITY_DISABLED))]
         at.begin("plain", several(1, 2))
-        await until(lambda: len(at.harbours[2].arrived) == 1)
+        await until(lambda: len(at.destinations[2].arrived) == 1)
         at.catalog["plain"] = Target(12, 3, is_partitioned=False, detects_duplicates=False)
-        at.harbours[2].opened.set()
+        at.destinations[2].opened.set()
         await until(lambda: len(at.source.told) == 1)
         assert at.source.told == [Shipped("plain", [1, 2], {})]
-        assert [(each.entity_no, each.numbers) for each in at.harbours[3].arrived] == [(12, [1, 2])]
+        assert [(each.entity_no, each.numbers) for each in at.destinations[3].arrived] == [
+            (12, [1, 2])
+        ]
 
 
 @pytest.mark.behaviour("S205")
@@ -228,13 +230,13 @@ async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> No
         at.retained = [Target(70, 3, is_partitioned=False, detects_duplicates=False)]
         if not has_namesake:
             del at.catalog["plain"]
-        at.harbours[3].answers = [AWAY, LOST, Arrived(1, Refused(Refusal.ENTITY_DISABLED))]
+        at.destinations[3].answers = [AWAY, LOST, Arrived(1, Refused(Refusal.ENTITY_DISABLED))]
         told = await at.ship("plain", several(1, 2, 3))
-        assert at.harbours[3].numbers == [[1, 2, 3]] * 3
-        assert {each.entity_no for each in at.harbours[3].arrived} == {70}
+        assert at.destinations[3].numbers == [[1, 2, 3]] * 3
+        assert {each.entity_no for each in at.destinations[3].arrived} == {70}
         if has_namesake:
             assert told == Shipped("plain", [1, 2, 3], {})
-            assert at.harbours[2].numbers == [[2, 3]]
+            assert at.destinations[2].numbers == [[2, 3]]
         else:
             assert told.arrived == [1]
             assert {n: each.refusal for n, each in told.refused.items()} == {
@@ -251,17 +253,21 @@ async def test_a_retained_entity_is_not_asked_about_what_came_after_it() -> None
             Target(70, 3, is_partitioned=False, detects_duplicates=False),
             Target(71, 0, is_partitioned=True, detects_duplicates=False),
         ]
-        at.harbours[3].answers = [no_more]
-        at.harbours[1].answers = [no_more, no_more]
+        at.destinations[3].answers = [no_more]
+        at.destinations[1].answers = [no_more, no_more]
         assert await at.ship("plain", several(1)) == Shipped("plain", [1], {})
-        assert [(each.entity_no, each.numbers) for each in at.harbours[1].arrived] == [(71, [1])]
+        assert [(each.entity_no, each.numbers) for each in at.destinations[1].arrived] == [
+            (71, [1])
+        ]
         assert await at.ship("plain", several(5)) == Shipped("plain", [5], {})
-        assert len(at.harbours[1].arrived) == 1
-        at.harbours[0].answers = [Arrived(1)]  # the answer to 8 was lost
+        assert len(at.destinations[1].arrived) == 1
+        at.destinations[0].answers = [Arrived(1)]  # the answer to 8 was lost
         assert await at.ship("plain", several(8)) == Shipped("plain", [8], {})
-        assert [(each.entity_no, each.numbers) for each in at.harbours[0].arrived] == [(71, [8])]
-        assert at.harbours[2].numbers == [[1], [5]]
-        assert at.harbours[3].numbers == [[1]]
+        assert [(each.entity_no, each.numbers) for each in at.destinations[0].arrived] == [
+            (71, [8])
+        ]
+        assert at.destinations[2].numbers == [[1], [5]]
+        assert at.destinations[3].numbers == [[1]]
 
 
 async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None:
@@ -269,17 +275,17 @@ async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None
         back = Target(70, 3, is_partitioned=False, detects_duplicates=False)
         at.retained = [back]
         del at.catalog["plain"]
-        at.harbours[3].opened.clear()
-        at.harbours[3].answers = [
+        at.destinations[3].opened.clear()
+        at.destinations[3].answers = [
             Arrived(0, Refused(Refusal.ENTITY_DISABLED)),  # retained
             LOST,  # restored: it took it, and nobody heard
             Arrived(1),  # retained again
         ]
         at.begin("plain", several(1))
-        await until(lambda: len(at.harbours[3].arrived) == 1)
+        await until(lambda: len(at.destinations[3].arrived) == 1)
         at.retained, at.catalog["plain"] = [], back
-        at.harbours[3].opened.set()
-        await until(lambda: len(at.harbours[3].arrived) == 2)
+        at.destinations[3].opened.set()
+        await until(lambda: len(at.destinations[3].arrived) == 2)
         at.retained = [back]
         del at.catalog["plain"]
         await until(lambda: len(at.source.told) == 1)
@@ -297,7 +303,7 @@ async def test_the_key_decides_where_in_a_partitioned_entity() -> None:
         }
         told = await at.ship("spread", messages)
         assert told == Shipped("spread", [10, 11, 12, 13, 14], {})
-        places = {n: p for p in range(4) for part in at.harbours[p].numbers for n in part}
+        places = {n: p for p in range(4) for part in at.destinations[p].numbers for n in part}
         by_key = {10: b"s", 11: b"k", 14: b"k"}
         assert places == {
             **{number: partition_of_key(key, 4) for number, key in by_key.items()},
@@ -307,20 +313,20 @@ async def test_the_key_decides_where_in_a_partitioned_entity() -> None:
         await at.ship("detecting", {20: message(message_id="m"), 21: message()})
         there = partition_of_key(b"m", 4)
         assert any(
-            each.entity_no == 9 and 20 in each.numbers for each in at.harbours[there].arrived
+            each.entity_no == 9 and 20 in each.numbers for each in at.destinations[there].arrived
         )
 
 
 async def test_a_partition_that_is_away_gets_its_own_later_and_holds_up_no_other_target() -> None:
     async with port() as at:
-        at.harbours[1].answers = [AWAY, LOST, AWAY]
+        at.destinations[1].answers = [AWAY, LOST, AWAY]
         at.begin("spread", several(*range(8)))
         told = await at.ship("plain", several(100))
         assert told == Shipped("plain", [100], {})
         await until(lambda: len(at.source.told) == 2)
         assert at.source.told[1] == Shipped("spread", list(range(8)), {})
-        assert at.harbours[0].numbers == [[0, 4]]  # once
-        assert at.harbours[1].numbers == [[1, 5]] * 4
+        assert at.destinations[0].numbers == [[0, 4]]  # once
+        assert at.destinations[1].numbers == [[1, 5]] * 4
 
 
 async def test_rows_are_read_until_the_store_answers() -> None:
@@ -329,7 +335,7 @@ async def test_rows_are_read_until_the_store_answers() -> None:
         at.source.failures = [StoreUnavailable("away"), StoreUnavailable("away")]
         told = await at.ship("plain", {1: None, 2: None, 3: None})
         assert told == Shipped("plain", [1, 2, 3], {})  # number 3 has no row: it is gone
-        assert at.harbours[2].numbers == [[1, 2]]
+        assert at.destinations[2].numbers == [[1, 2]]
 
 
 async def test_a_shipment_that_breaks_begins_again() -> None:
@@ -341,11 +347,11 @@ async def test_a_shipment_that_breaks_begins_again() -> None:
 
 async def test_a_reload_drops_what_is_under_way() -> None:
     async with port() as at:
-        at.harbours[2].opened.clear()
+        at.destinations[2].opened.clear()
         at.begin("plain", several(1, 2))
-        await until(lambda: len(at.harbours[2].arrived) == 1)
+        await until(lambda: len(at.destinations[2].arrived) == 1)
         at.shipper.drop()
-        at.harbours[2].opened.set()
+        at.destinations[2].opened.set()
         assert await at.ship("plain", several(1, 2)) == Shipped("plain", [1, 2], {})
         assert len(at.source.told) == 1
 
@@ -353,7 +359,7 @@ async def test_a_reload_drops_what_is_under_way() -> None:
 async def test_an_outbox_that_could_not_read_is_told_again() -> None:
     """Refused messages are buried with a reason, for which the outbox reads them."""
     async with port() as at:
-        at.harbours[2].answers = [Arrived(0, FULL)]
+        at.destinations[2].answers = [Arrived(0, FULL)]
         at.source.answers = [AWAY, AWAY]
         at.begin("plain", several(1))
         await until(lambda: len(at.source.told) == 3)
@@ -365,11 +371,14 @@ async def test_an_outbox_that_could_not_read_is_told_again() -> None:
 async def test_what_a_target_wrote_before_it_failed_is_not_sent_again() -> None:
     """A topic gives each message its number there; a reload of the partition takes it back."""
     async with port() as at:
-        at.harbours[2].answers = [AWAY]
-        at.harbours[2].opened.clear()
+        at.destinations[2].answers = [AWAY]
+        at.destinations[2].opened.clear()
         at.begin("plain", several(1))
-        await until(lambda: len(at.harbours[2].arrived) == 1)
-        at.harbours[2].arrived[0].messages[0].origin_sequence = 77
-        at.harbours[2].opened.set()
+        await until(lambda: len(at.destinations[2].arrived) == 1)
+        at.destinations[2].arrived[0].messages[0].origin_sequence = 77
+        at.destinations[2].opened.set()
         await until(lambda: len(at.source.told) == 1)
-        assert [each.messages[0].origin_sequence for each in at.harbours[2].arrived] == [77, None]
+        assert [each.messages[0].origin_sequence for each in at.destinations[2].arrived] == [
+            77,
+            None,
+        ]

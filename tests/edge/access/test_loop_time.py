@@ -13,7 +13,13 @@ from time import monotonic_ns
 import pytest
 
 from postbus.broker.access.authz import KeyRule
-from postbus.edge.access.loop_time import COSTLY_NS, NOBODY, OTHERS_NS, SIGNING_IN_NS, LoopTime
+from postbus.edge.access.loop_time import (
+    COSTLY_NS,
+    OTHERS_NS,
+    SIGNING_IN_NS,
+    TARGET_NOT_FOUND,
+    LoopTime,
+)
 from tests.edge.access.test_accounts import dial, poster
 from tests.edge.access.two_keys import p99_s, sender_of
 from tests.edge.amqp.test_links import wait_until
@@ -120,7 +126,7 @@ async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
 
 async def test_who_signs_in_is_not_waited_for_long() -> None:
     machine = Machine()
-    machine.turn(f"{NOBODY}127.0.0.1", 1)
+    machine.turn(f"{TARGET_NOT_FOUND}127.0.0.1", 1)
     machine.turn("own", 30)
     assert machine.time.is_costly("own")
     machine.clock.now_ns += SIGNING_IN_NS + COSTLY_NS
@@ -131,7 +137,7 @@ async def test_who_signs_in_is_not_waited_for_long() -> None:
 
 async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
     machine = Machine()
-    admission = f"{NOBODY}192.0.2.1"
+    admission = f"{TARGET_NOT_FOUND}192.0.2.1"
     machine.turn(admission, 30)
     assert machine.may(admission)
     machine.turn("own", 1)

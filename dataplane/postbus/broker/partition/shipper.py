@@ -39,7 +39,7 @@ REPEATABLE: Final = frozenset(
 )
 """Refusals that say nothing about a message: it is sent again until it arrives."""
 
-NOBODY: Final = Refused(Refusal.ENTITY_NOT_FOUND)
+TARGET_NOT_FOUND: Final = Refused(Refusal.ENTITY_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Source(Protocol):
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]: ...
 
 
-class Harbour(Protocol):
+class Destination(Protocol):
     """A host that takes what is shipped to its partition."""
 
     async def call(self, command: Command) -> Reply: ...
@@ -76,7 +76,7 @@ class Shipper:
     def __init__(
         self,
         source: Source,
-        harbours: Sequence[Harbour],
+        destinations: Sequence[Destination],
         find_target: Callable[[str], Target | None],
         find_retained: Callable[[str], Sequence[Target]],
     ) -> None:
@@ -86,7 +86,7 @@ class Shipper:
         until it was deleted, and can come back.
         """
         self._source = source
-        self._harbours = harbours
+        self._destinations = destinations
         self._find_target = find_target
         self._find_retained = find_retained
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +128,7 @@ class Shipper:
         """Choose the partition; a repeat must go where its number may have been stored."""
         if not target.is_partitioned:
             return target.home_partition
-        count = len(self._harbours)
+        count = len(self._destinations)
         key = key_of(envelope, detects_duplicates=target.detects_duplicates)
         return number % count if key is None else partition_of_key(key, count)
 
@@ -142,7 +142,7 @@ class Shipper:
     ) -> Reply:
         source = self._source.partition_id
         command = Arrive(source, target.entity_no, numbers, messages, resent)
-        return await self._harbours[partition_id].call(command)
+        return await self._destinations[partition_id].call(command)
 
     async def read(self, row_keys: list[int]) -> dict[int, Envelope]:
         """Return row key -> message; repeated until the store answers."""
@@ -234,7 +234,7 @@ class _Shipment:
             if target is None:
                 target, send = self._shipper.find_target(self._ship.target), self._send_part
                 if target is None:
-                    self._refused.update(dict.fromkeys(messages, NOBODY))
+                    self._refused.update(dict.fromkeys(messages, TARGET_NOT_FOUND))
                     return
                 places = self._places(target, messages)
                 self._shipper.forget_asked(target)

@@ -36,7 +36,7 @@ SMALL_AT_ONCE: Final = 8
 """Reads up to this size go first, as many in a row: who signs in, or asks for a little, does not
 wait for all that others with its key or address have sent. Our choice."""
 
-NOBODY: Final = "\0"
+TARGET_NOT_FOUND: Final = "\0"
 
 
 class _Costly:
@@ -73,7 +73,7 @@ class LoopTime:
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._loop = asyncio.get_running_loop()
         self._now_ns = now_ns
-        self.last = NOBODY
+        self.last = TARGET_NOT_FOUND
         """Who had a turn last."""
         self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
         """When another key than the last one had a turn, when any had, and a client without."""
@@ -104,7 +104,7 @@ class LoopTime:
     def saw(self, account: str) -> None:
         """Note that an account is there, whatever its turns cost."""
         now_ns = self._now_ns()
-        if account.startswith(NOBODY):
+        if account.startswith(TARGET_NOT_FOUND):
             self._unknown_ns = now_ns
             return
         if account != self.last:
@@ -133,7 +133,7 @@ class LoopTime:
 
     def _is_alone(self, account: str, now_ns: int) -> bool:
         """Say whether nobody else was there a moment ago."""
-        if account.startswith(NOBODY):
+        if account.startswith(TARGET_NOT_FOUND):
             return now_ns - self._known_ns > OTHERS_NS
         others_ns = self._others_ns if account == self.last else self._known_ns
         return now_ns - others_ns > OTHERS_NS and now_ns - self._unknown_ns > SIGNING_IN_NS

@@ -39,7 +39,7 @@ class ControlCaller:
         return scope is Scope.READ or not self.scopes.isdisjoint({scope, Scope.ALL})
 
 
-NOBODY: Final = ControlCaller("nobody", frozenset())
+TARGET_NOT_FOUND: Final = ControlCaller("nobody", frozenset())
 """Who asks for what is open to everybody."""
 
 

@@ -32,7 +32,7 @@ from postbus.contract.control import (
 )
 from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer, NotAuthorized
-from postbus.edge.control.callers import NOBODY, ControlCaller, Scope
+from postbus.edge.control.callers import TARGET_NOT_FOUND, ControlCaller, Scope
 from postbus.edge.control.calls import (
     Answer,
     Call,
@@ -94,7 +94,7 @@ class ControlServer:
         operation = self._operations[route.operation]
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = NOBODY
+            caller = TARGET_NOT_FOUND
             if not route.is_open:
                 caller = await self._authorizer.authorize(request)
                 _check_scope(caller, route.scope)
