@@ -458,13 +458,13 @@ class Journal(Generic[P]):
             return
         batch.is_done = True
         self._counters.note_commit(time.monotonic() - batch.started, batch.row_count)
-        self._tell()
+        self._report_committed()
         if self._upkeep.note(batch) and not self._is_dead:
             self._spawn(self._aside("VACUUM failed", self._upkeep.vacuum_if_due()))
         if self._upkeep.is_sweep_due and not self._is_dead:
             self._spawn(self._aside("bodies were not removed", self._upkeep.sweep()))
 
-    def _tell(self) -> None:
+    def _report_committed(self) -> None:
         """Tell what is durable, in order; then end if what comes next has failed."""
         in_flight = self._in_flight
         while in_flight and in_flight[0].is_done:
@@ -495,7 +495,7 @@ class Journal(Generic[P]):
         batch.error = error
         batch.refusal = refusal_of(error) if batch.is_sent else Refusal.NOT_APPLIED
         self._error = self._error or error
-        self._tell()
+        self._report_committed()
 
     def _end(self, error: Exception) -> None:
         """Die: say of everything not told what is known of it (ADR 2)."""
@@ -570,7 +570,7 @@ class Journal(Generic[P]):
             await stage_bodies(self._store, self.partition_id, self.epoch, bodies)
         except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
             self._error = self._error or error
-            self._tell()
+            self._report_committed()
             return
         self._loop.call_soon(self._kick)  # when this task is done
 

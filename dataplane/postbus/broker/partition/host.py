@@ -103,8 +103,8 @@ class Host:
         self._new_seed = new_seed
         self._tasks = tasks
         self._monotonic_s = monotonic_s
-        self._untold: deque[tuple[Outcome, OnReply | None]] = deque()
-        self._is_telling = False
+        self._unreleased: deque[tuple[Outcome, OnReply | None]] = deque()
+        self._is_releasing = False
         self._confirm_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._state: PartitionState | None = None
@@ -247,7 +247,7 @@ class Host:
         if self._shipper is not None:
             self._shipper.drop()
         self._state = self._journal = None
-        self._refuse_untold()
+        self._refuse_unreleased()
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, "the broker is stopping"))
         if journal is not None:
             await journal.close()
@@ -280,7 +280,7 @@ class Host:
             return
         assert isinstance(result, Outcome)
         if journal.is_idle and not (result.inserts or result.deletes or result.mutations):
-            self._tell(journal, [(result, on_reply)])
+            self._release_durable(journal, [(result, on_reply)])
         else:
             journal.submit(result, on_reply)
         deadline_ms = state.next_deadline_ms
@@ -321,20 +321,20 @@ class Host:
         if self._state is not None:
             self._state.mark_committed(parked[-1][0].applied_ms)
         if self._journal is not None:
-            self._tell(self._journal, parked)
+            self._release_durable(self._journal, parked)
         else:  # the host is stopping: its sinks are gone, replies are not
             for outcome, on_reply in parked:
                 self._release(outcome, on_reply)
 
-    def _tell(
+    def _release_durable(
         self, journal: PartitionJournal, told: Sequence[tuple[Outcome, OnReply | None]]
     ) -> None:
         """Release in order; what a release itself causes comes after all that was told before."""
-        self._untold.extend(told)
-        if not self._is_telling:
-            self._release_untold(journal)
+        self._unreleased.extend(told)
+        if not self._is_releasing:
+            self._release_in_order(journal)
 
-    def _release_untold(self, journal: PartitionJournal) -> None:
+    def _release_in_order(self, journal: PartitionJournal) -> None:
         """Release what waits, or hold it until our ownership is confirmed again (ADR 22)."""
         if self._monotonic_s() - journal.confirmed_at > CONFIRMATION_S:
             if self._confirm_timer is None:
@@ -342,19 +342,19 @@ class Host:
                     CONFIRM_LOOK_S, self._look_for_confirmation, journal
                 )
             return
-        self._is_telling = True
+        self._is_releasing = True
         try:
-            while self._untold:  # a reload empties it
-                self._release(*self._untold.popleft())
+            while self._unreleased:  # a reload empties it
+                self._release(*self._unreleased.popleft())
         finally:
-            self._is_telling = False
+            self._is_releasing = False
 
     def _look_for_confirmation(self, journal: PartitionJournal) -> None:
         self._confirm_timer = None
         if journal is self._journal:
-            self._release_untold(journal)
+            self._release_in_order(journal)
 
-    def _refuse_untold(self) -> None:
+    def _refuse_unreleased(self) -> None:
         """Answer what was held when the partition may not be ours any more; nothing is guessed."""
         order, self._send_order = self._send_order, SendOrder()
         for _, on_reply in order.drop():
@@ -362,8 +362,8 @@ class Host:
         if self._confirm_timer is not None:
             self._confirm_timer.cancel()
             self._confirm_timer = None
-        while self._untold:
-            _, on_reply = self._untold.popleft()
+        while self._unreleased:
+            _, on_reply = self._unreleased.popleft()
             self._reply(on_reply, Refused(Refusal.UNKNOWN, "ownership was not confirmed"))
 
     def _failed(
@@ -471,7 +471,7 @@ class Host:
         journal.abandon()
         if self._shipper is not None:
             self._shipper.drop()
-        self._refuse_untold()
+        self._refuse_unreleased()
         self._recovery.failed(error)
         self.reload_count += 1
         self.ownership.failed(error)
