@@ -33,7 +33,7 @@ from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.operate.controls import Controls
-from postbus.broker.operate.message_operations import Triage
+from postbus.broker.operate.message_operations import MessageOperations
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.operate.tracing import TracedRouter
 from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
@@ -116,7 +116,7 @@ class Bus:
         self._authorizer = Authorizer(names=self._names, is_taken=self._is_taken)
         self._administration: Administration | None = None
         self._audit: Audit | None = None
-        self._triage: Triage | None = None
+        self._message_operations: MessageOperations | None = None
         self._listeners = Listeners(settings, definition, data)
         self._sampler: Sampler | None = None
         self._readiness: Readiness | None = None
@@ -236,7 +236,7 @@ class Bus:
         """Load, let clients in, and stop in order when that is asked for."""
         readiness = self.readiness
         router = self._make_hosts(stores, opened.directory, tasks)
-        self._triage = Triage(router, self._hosts)
+        self._message_operations = MessageOperations(router, self._hosts)
         self._administration = Administration(
             opened.directory,
             self._hosts,
@@ -429,7 +429,7 @@ class Bus:
             opened.rules,
             self._hosts,
             opened.fence,
-            self.triage,
+            self.message_operations,
             self.audit,
             controls,
         )
@@ -458,10 +458,10 @@ class Bus:
         return self._readiness
 
     @property
-    def triage(self) -> Triage:
+    def message_operations(self) -> MessageOperations:
         """Messages by hand; only while the bus runs."""
-        assert self._triage is not None
-        return self._triage
+        assert self._message_operations is not None
+        return self._message_operations
 
     def listeners(self) -> dict[Listener, tuple[str, int]]:
         """Return where clients of this machine connect, by door."""

@@ -15,7 +15,7 @@ from postbus.broker.access.caller_fence import CallerFence
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
 from postbus.broker.operate.controls import Controls
-from postbus.broker.operate.message_operations import Triage
+from postbus.broker.operate.message_operations import MessageOperations
 from postbus.broker.operate.readiness import Readiness
 from postbus.broker.partition.host import Host
 from postbus.edge.access.auth_throttle import AuthThrottle
@@ -41,7 +41,7 @@ class Controlled:
     rules: AuthorizationRules
     hosts: Sequence[Host]
     fence: CallerFence
-    triage: Triage
+    message_operations: MessageOperations
     audit: Audit
     controls: Controls | None
 
@@ -111,7 +111,7 @@ def _server(
         **ControlRules(controlled.rules, controlled.administration).operations(),
         **ControlHistory(controlled.administration).operations(),
         **audit.operations(),
-        **ControlMessages(controlled.triage).operations(),
+        **ControlMessages(controlled.message_operations).operations(),
         **ControlDevelopment(controlled.controls).operations(),
     }
     accepts_certificates = settings.control_client_ca_file is not None

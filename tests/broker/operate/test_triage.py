@@ -18,9 +18,9 @@ from postbus.broker.operate.message_operations import (
     LOOKED_AT,
     MAX_CHOSEN,
     MessageEdit,
+    MessageOperations,
+    OperationRefused,
     PeekPage,
-    Triage,
-    TriageRefused,
 )
 from postbus.contract.entities import (
     RuleProperties,
@@ -81,16 +81,18 @@ async def kill(bus: Bus, path: str, *, reason: str = "poison") -> None:
         assert await bus.call(address, settle) == Settled()
 
 
-def triage_of(bus: Bus) -> Triage:
-    return Triage(bus.router, bus.hosts)
+def message_operations_of(bus: Bus) -> MessageOperations:
+    return MessageOperations(bus.router, bus.hosts)
 
 
-async def all_of(triage: Triage, path: str, where: str | None = None) -> list[PeekPage]:
+async def all_of(
+    message_operations: MessageOperations, path: str, where: str | None = None
+) -> list[PeekPage]:
     """Peek to the end; the pages."""
     pages: list[PeekPage] = []
     while not pages or not pages[-1].is_end:
         first = pages[-1].next_number if pages else 0
-        pages.append(await triage.peek(path, from_number=first, where=where))
+        pages.append(await message_operations.peek(path, from_number=first, where=where))
     return pages
 
 
@@ -103,12 +105,14 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
     store: Store, is_spread: bool
 ) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread)
         address = bus.address("q")
         await bus.sent(address, *(numbered(n) for n in range(300)))
         await kill(bus, "q")
-        pages = await all_of(triage, "q" + DEAD, "parity = 1 AND DeadLetterReason LIKE 'poi%'")
+        pages = await all_of(
+            message_operations, "q" + DEAD, "parity = 1 AND DeadLetterReason LIKE 'poi%'"
+        )
         odd = numbers_of(pages)
         assert len(odd) == 150
         assert sum(page.looked_at for page in pages) == 300
@@ -120,9 +124,9 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
         assert (view.delivery_count, view.state) == (0, MessageState.ACTIVE)
         assert view.application_properties["parity"] == 1
         assert view.body is None
-        gone = await triage.delete("q" + DEAD, odd[:10])
+        gone = await message_operations.delete("q" + DEAD, odd[:10])
         assert list(gone.numbers) == odd[:10]
-        sent = await triage.resend("q" + DEAD, odd)
+        sent = await message_operations.resend("q" + DEAD, odd)
         assert set(sent.resent) == set(odd[10:])
         assert {each.refusal for each in sent.refused.values()} == {Refusal.MESSAGE_NOT_FOUND}
         assert not sent.forwarded
@@ -132,13 +136,13 @@ async def test_dead_letters_are_peeked_with_a_filter_deleted_and_sent_again(
             host.interrupt(0.01)
         await until(lambda: all(host.is_loaded for host in bus.hosts if host.reload_count))
         assert len(await bus.peek_all(address)) == 140
-        assert len(numbers_of(await all_of(triage, "q" + DEAD))) == 150
+        assert len(numbers_of(await all_of(message_operations, "q" + DEAD))) == 150
 
 
 @pytest.mark.parametrize("is_spread", [False, True])
 async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread)
         address = bus.address("q")
         await bus.sent(address, *(numbered(n) for n in range(1_100)))
@@ -150,7 +154,7 @@ async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) 
         pages = 0
         first, is_end = 0, False
         while not is_end:
-            page = await triage.summarize("q" + DEAD, from_number=first)
+            page = await message_operations.summarize("q" + DEAD, from_number=first)
             assert len(page.groups) <= MAX_GROUPS
             assert page.looked_at <= LOOKED_AT
             assert page.total == 1_100 + MAX_GROUPS + 5
@@ -161,15 +165,17 @@ async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) 
         assert pages > 1
         assert counts.pop("often") == 1_100
         assert counts == Counter({f"reason {number}": 1 for number in range(MAX_GROUPS + 5)})
-        some = await triage.summarize("q" + DEAD, where="DeadLetterReason = 'reason 7' AND x = 1")
+        some = await message_operations.summarize(
+            "q" + DEAD, where="DeadLetterReason = 'reason 7' AND x = 1"
+        )
         assert (some.groups, some.absent) == ((), ("x",))
-        with pytest.raises(TriageRefused, match="only dead letters"):
-            await triage.summarize("q")
+        with pytest.raises(OperationRefused, match="only dead letters"):
+            await message_operations.summarize("q")
 
 
 async def test_what_is_peeked_is_told_and_stays_as_it_is(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", default_message_ttl_ms=3_600_000)
         address = bus.address("q")
         sent = numbered(7, key="k")
@@ -177,17 +183,21 @@ async def test_what_is_peeked_is_told_and_stays_as_it_is(store: Store) -> None:
         due_ms = int(time.time() * 1000) + 60_000
         late = message("late", scheduled_ms=due_ms)
         await bus.sent(address, sent, late)
-        (view,) = (await triage.peek("q", body_bytes=3, state=MessageState.ACTIVE)).messages
+        (view,) = (
+            await message_operations.peek("q", body_bytes=3, state=MessageState.ACTIVE)
+        ).messages
         assert (view.body, view.body_bytes, view.body_kind) == (b"hel", 5, BodyKind.DATA)
         assert (view.message_id, view.subject, view.partition_key) == ("id7", "subject 1", "k")
         assert view.expires_ms == view.enqueued_ms + 3_600_000
         assert view.size_bytes >= 100
-        (waits,) = (await triage.peek("q", state=MessageState.SCHEDULED)).messages
+        (waits,) = (await message_operations.peek("q", state=MessageState.SCHEDULED)).messages
         assert (waits.state, waits.scheduled_ms) == (MessageState.SCHEDULED, due_ms)
         _, door = await bus.consume(address, 1)
         await until(lambda: len(door.deliveries) == 1)
         assert door.deliveries[0].delivery_count == 0
-        result = await triage.delete("q", [view.sequence_number, waits.sequence_number, 99])
+        result = await message_operations.delete(
+            "q", [view.sequence_number, waits.sequence_number, 99]
+        )
         assert result.numbers == (waits.sequence_number,)
         assert {n: each.refusal for n, each in result.refused.items()} == {
             view.sequence_number: Refusal.MESSAGE_LOCKED,
@@ -198,7 +208,7 @@ async def test_what_is_peeked_is_told_and_stays_as_it_is(store: Store) -> None:
 @pytest.mark.parametrize("is_spread", [False, True])
 async def test_a_purge_counts_first_and_deletes_in_parts(store: Store, is_spread: bool) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread)
         address = bus.address("q")
         keys = keys_for(4)
@@ -207,7 +217,7 @@ async def test_a_purge_counts_first_and_deletes_in_parts(store: Store, is_spread
         for dry_run in (True, False):
             is_end, first = False, 0
             while not is_end:
-                page = await triage.purge(
+                page = await message_operations.purge(
                     "q", where="n % 3 = 0", from_number=first, count=400, dry_run=dry_run
                 )
                 assert page.looked_at <= 400
@@ -222,16 +232,16 @@ async def test_a_purge_counts_first_and_deletes_in_parts(store: Store, is_spread
 
 async def test_a_partition_that_is_away_is_named(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=True)
         keys = keys_for(4)
         numbers = await bus.sent(bus.address("q"), *(numbered(n, key=keys[n]) for n in range(4)))
         bus.hosts[1].interrupt(30)
         await until(lambda: bus.hosts[1].trouble is not None)
-        page = await triage.peek("q")
+        page = await message_operations.peek("q")
         assert page.away == (1,)
         assert len(page.messages) == 3
-        result = await triage.delete("q", [*numbers, 77 << 48])
+        result = await message_operations.delete("q", [*numbers, 77 << 48])
         assert len(result.numbers) == 3
         assert {each.refusal for each in result.refused.values()} == {
             Refusal.NOT_APPLIED,
@@ -241,28 +251,33 @@ async def test_a_partition_that_is_away_is_named(store: Store) -> None:
 
 async def test_what_is_not_understood_is_refused_as_a_whole(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q")
         await put(bus, "closed", status="Disabled")
         await put(bus, "deaf", status="SendDisabled")
         attempts = [
-            (triage.peek("none"), Refusal.ENTITY_NOT_FOUND),
-            (triage.peek("q", where="n ="), Refusal.ARGUMENT_OUT_OF_RANGE),
-            (triage.purge("q", where="((("), Refusal.ARGUMENT_OUT_OF_RANGE),
-            (triage.purge("q", where="n = 1 OR sys.Colour = 'red'"), Refusal.ARGUMENT_OUT_OF_RANGE),
-            (triage.peek("closed"), Refusal.ENTITY_DISABLED),
-            (triage.delete("q", range(MAX_CHOSEN + 1)), Refusal.ARGUMENT_OUT_OF_RANGE),
-            (triage.resend("q", [1]), Refusal.NOT_ALLOWED),
-            (triage.resend("q" + DEAD, [1], to="none"), Refusal.ENTITY_NOT_FOUND),
-            (triage.resend("q" + DEAD, [1], to="deaf"), Refusal.SEND_DISABLED),
-            (triage.resend("q" + DEAD, [1], to="deaf" + DEAD), Refusal.NOT_ALLOWED),
+            (message_operations.peek("none"), Refusal.ENTITY_NOT_FOUND),
+            (message_operations.peek("q", where="n ="), Refusal.ARGUMENT_OUT_OF_RANGE),
+            (message_operations.purge("q", where="((("), Refusal.ARGUMENT_OUT_OF_RANGE),
             (
-                triage.resend("q" + DEAD, [1], edit=MessageEdit(fields={"colour": "red"})),
+                message_operations.purge("q", where="n = 1 OR sys.Colour = 'red'"),
+                Refusal.ARGUMENT_OUT_OF_RANGE,
+            ),
+            (message_operations.peek("closed"), Refusal.ENTITY_DISABLED),
+            (message_operations.delete("q", range(MAX_CHOSEN + 1)), Refusal.ARGUMENT_OUT_OF_RANGE),
+            (message_operations.resend("q", [1]), Refusal.NOT_ALLOWED),
+            (message_operations.resend("q" + DEAD, [1], to="none"), Refusal.ENTITY_NOT_FOUND),
+            (message_operations.resend("q" + DEAD, [1], to="deaf"), Refusal.SEND_DISABLED),
+            (message_operations.resend("q" + DEAD, [1], to="deaf" + DEAD), Refusal.NOT_ALLOWED),
+            (
+                message_operations.resend(
+                    "q" + DEAD, [1], edit=MessageEdit(fields={"colour": "red"})
+                ),
                 Refusal.ARGUMENT_OUT_OF_RANGE,
             ),
         ]
         for attempt, refusal in attempts:
-            with pytest.raises(TriageRefused) as caught:
+            with pytest.raises(OperationRefused) as caught:
                 await attempt
             assert caught.value.refused.refusal is refusal
             assert caught.value.refused.detail
@@ -271,7 +286,7 @@ async def test_what_is_not_understood_is_refused_as_a_whole(store: Store) -> Non
 @pytest.mark.parametrize("away", [None, 0, 1])
 async def test_to_another_partition_each_arrives_once(store: Store, away: int | None) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         source, target = named(0), named(1)
         await put(bus, source)
         await put(bus, target, requires_duplicate_detection=True)
@@ -279,10 +294,10 @@ async def test_to_another_partition_each_arrives_once(store: Store, away: int | 
         await bus.sent(there, *(numbered(n) for n in range(60)))
         await bus.sent(bus.address(source), *(numbered(n) for n in range(120)))
         await kill(bus, source)
-        numbers = numbers_of(await all_of(triage, source + DEAD))
+        numbers = numbers_of(await all_of(message_operations, source + DEAD))
         if away == 1:
             bus.hosts[1].interrupt(0.5)
-        result = await triage.resend(source + DEAD, numbers, to=target.upper())
+        result = await message_operations.resend(source + DEAD, numbers, to=target.upper())
         assert list(result.forwarded) == numbers
         assert not result.resent
         assert not result.refused
@@ -298,22 +313,22 @@ async def test_to_another_partition_each_arrives_once(store: Store, away: int | 
 
 async def test_the_keys_of_an_edit_choose_the_partition(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=True, requires_session=True)
         address = bus.address("q")
         first, second = keys_for(2)
         await bus.sent(address, *(message(f"m{n}", session=first) for n in range(4)))
         for n in range(3):
             await bus.sent(address, message(f"none{n}", session=first))
-        numbers = numbers_of([await triage.peek("q")])
+        numbers = numbers_of([await message_operations.peek("q")])
         assert len(numbers) == 7
         consumer = bus.router.new_consumer_id()
         await dead_letter_session(bus, "q", first, consumer)
-        dead = numbers_of([await triage.peek("q" + DEAD)])
+        dead = numbers_of([await message_operations.peek("q" + DEAD)])
         assert len(dead) == 7
-        stays = await triage.resend("q" + DEAD, dead[:3])
+        stays = await message_operations.resend("q" + DEAD, dead[:3])
         assert len(stays.resent) == 3
-        moves = await triage.resend(
+        moves = await message_operations.resend(
             "q" + DEAD, dead[3:], edit=MessageEdit(fields={"session_id": second})
         )
         assert list(moves.forwarded) == dead[3:]
@@ -345,7 +360,7 @@ async def dead_letter_session(bus: Bus, path: str, session: str, consumer_id: in
 async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | None) -> None:
     """Repeat until nothing is left, whatever was refused: the answer may be lost, a message not."""
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         source = named(0)
         target = source if to is None else named(to)
         await put(bus, source)
@@ -354,12 +369,12 @@ async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | N
         await bus.sent(bus.address(source), *(numbered(n) for n in range(300)))
         await kill(bus, source)
         chooser = random.Random(7)
-        left = numbers_of(await all_of(triage, source + DEAD))
+        left = numbers_of(await all_of(message_operations, source + DEAD))
         cuts = 6
         while left:
             part = left[: chooser.randint(1, 30)]
             sending = asyncio.create_task(
-                triage.resend(source + DEAD, part, to=None if to is None else target)
+                message_operations.resend(source + DEAD, part, to=None if to is None else target)
             )
             victim = bus.hosts[chooser.choice([0, 0, to or 0])]
             if cuts and victim.is_loaded:
@@ -387,13 +402,13 @@ async def wait_until_told(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except (TriageRefused, AssertionError):
+        except (OperationRefused, AssertionError):
             await asyncio.sleep(0.02)
 
 
 async def test_filters_know_what_a_stored_message_has(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q")
         first, second, _ = await bus.sent(bus.address("q"), *(numbered(n) for n in range(3)))
         for where, expected in (
@@ -404,26 +419,26 @@ async def test_filters_know_what_a_stored_message_has(store: Store) -> None:
             ("sys.MessageId IN ('id0', 'id2')", 2),
             ("missing = 1", 0),
         ):
-            page = await triage.peek("q", where=where)
+            page = await message_operations.peek("q", where=where)
             assert len(page.messages) == expected, where
             assert (page.looked_at, page.failed, page.is_end) == (3, 0, True)
-        page = await triage.peek("q", where="1 / (sys.DeliveryCount) > 0")
+        page = await message_operations.peek("q", where="1 / (sys.DeliveryCount) > 0")
         assert (page.messages, page.failed) == ((), 3)
 
 
 async def test_a_page_holds_so_many_bytes(store: Store) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q")
         large = b"\x00\x53\x75\xb0" + (200_000).to_bytes(4, "big") + b"x" * 200_000
         for _ in range(50):
             sent = message("m")
             sent.body, sent.size_bytes = large, 200_100
             await bus.sent(bus.address("q"), sent)
-        page = await triage.peek("q")
+        page = await message_operations.peek("q")
         assert 8_000_000 < 200_100 * page.looked_at < 9_500_000
         assert not page.is_end
-        rest = await triage.peek("q", from_number=page.next_number)
+        rest = await message_operations.peek("q", from_number=page.next_number)
         assert len(page.messages) + len(rest.messages) == 50
         assert rest.is_end
 
@@ -432,7 +447,7 @@ async def test_a_page_holds_so_many_bytes(store: Store) -> None:
 async def test_what_takes_long_to_read_holds_up_nobody(store: Store, call: str) -> None:
     """Sixty kilobytes of properties or of a list take longer to read than any command."""
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q")
         sent = numbered(1)
         if call == "show":
@@ -452,10 +467,10 @@ async def test_what_takes_long_to_read_holds_up_nobody(store: Store, call: str) 
         watching = asyncio.create_task(watch())
         await asyncio.sleep(0)
         if call == "purge":
-            looked_at = (await triage.purge("q", where="p1 = 'no'")).looked_at
+            looked_at = (await message_operations.purge("q", where="p1 = 'no'")).looked_at
         else:
             where = None if call == "show" else "p1 = ''"
-            looked_at = (await triage.peek("q", where=where)).looked_at
+            looked_at = (await message_operations.peek("q", where=where)).looked_at
         watching.cancel()
         turns_s.append(time.process_time())
         gaps_s = [end - start for start, end in itertools.pairwise(turns_s)]
@@ -466,15 +481,15 @@ async def test_what_takes_long_to_read_holds_up_nobody(store: Store, call: str) 
 @pytest.mark.parametrize("is_spread", [False, True])
 async def test_a_session_is_peeked_and_purged_alone(store: Store, is_spread: bool) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread, requires_session=True)
         sessions = keys_for(4)
         sent = [message(f"{session}{n}", session=session) for session in sessions for n in range(3)]
         await bus.sent(bus.address("q"), *sent)
-        page = await triage.peek("q", session_id=sessions[2])
+        page = await message_operations.peek("q", session_id=sessions[2])
         assert {each.session_id for each in page.messages} == {sessions[2]}
         assert len(page.messages) == 3
-        purged = await triage.purge("q", session_id=sessions[2])
+        purged = await message_operations.purge("q", session_id=sessions[2])
         assert (purged.deleted, purged.is_end) == (3, True)
         left = await bus.peek_all(bus.address("q"))
         assert {each.envelope.session_id for each in left} == {
@@ -485,23 +500,25 @@ async def test_a_session_is_peeked_and_purged_alone(store: Store, is_spread: boo
 @pytest.mark.parametrize("is_spread", [False, True])
 async def test_dead_letters_of_a_session_are_purged_alone(store: Store, is_spread: bool) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", is_spread=is_spread)
         sessions = keys_for(4)
         sent = [message(f"{session}{n}", session=session) for session in sessions for n in range(3)]
         await bus.sent(bus.address("q"), *sent)
         for path in ("q", "q" + DEAD):
-            pages = [await triage.peek(path, session_id=sessions[2], count=2)]
+            pages = [await message_operations.peek(path, session_id=sessions[2], count=2)]
             pages.append(
-                await triage.peek(path, session_id=sessions[2], from_number=pages[0].next_number)
+                await message_operations.peek(
+                    path, session_id=sessions[2], from_number=pages[0].next_number
+                )
             )
             found = [each.session_id for page in pages for each in page.messages]
             assert found == [sessions[2]] * 3
             if path == "q":
                 await kill(bus, "q")
-        purged = await triage.purge("q" + DEAD, session_id=sessions[2])
+        purged = await message_operations.purge("q" + DEAD, session_id=sessions[2])
         assert (purged.matched, purged.deleted, purged.is_end) == (3, 3, True)
-        left = await triage.peek("q" + DEAD)
+        left = await message_operations.peek("q" + DEAD)
         assert {each.session_id for each in left.messages} == {*sessions} - {sessions[2]}
         assert len(left.messages) == 9
 
@@ -511,7 +528,7 @@ async def test_dead_letters_of_a_subscription_return_to_it_alone(
     store: Store, is_spread: bool
 ) -> None:
     async with running(store) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         topic = TopicProperties(enable_partitioning=is_spread)
         await put_topic(bus.directory, "t", topic)
         everything = RuleProperties(name="all", sql_filter=SqlFilter(sql_expression="1=1"))
@@ -520,23 +537,23 @@ async def test_dead_letters_of_a_subscription_return_to_it_alone(
         await bus.sent(bus.address("t"), *(numbered(n) for n in range(8)))
         await kill(bus, "t/Subscriptions/a")
         path = "t/Subscriptions/a"
-        numbers = numbers_of(await all_of(triage, path + DEAD))
-        result = await triage.resend(path + DEAD, numbers[:6])
+        numbers = numbers_of(await all_of(message_operations, path + DEAD))
+        result = await message_operations.resend(path + DEAD, numbers[:6])
         assert len(result.resent) == 6
         assert len(await bodies_of(bus, path)) == 6
         assert len(await bodies_of(bus, "t/Subscriptions/b")) == 8
-        result = await triage.resend(path + DEAD, numbers[6:], to="t")
+        result = await message_operations.resend(path + DEAD, numbers[6:], to="t")
         assert len(result.resent) + len(result.forwarded) == 2
         assert len(await arrived(bus, path, 8)) == 8
         assert len(await bodies_of(bus, "t/Subscriptions/b")) == 10
-        with pytest.raises(TriageRefused):
-            await triage.resend(path + DEAD, numbers, to="t/Subscriptions/b")
+        with pytest.raises(OperationRefused):
+            await message_operations.resend(path + DEAD, numbers, to="t/Subscriptions/b")
 
 
 async def test_ten_thousand_dead_letters(store: Store) -> None:
     """Filtered and, nine of ten, sent again while a sender and a receiver go on."""
     async with running(store, partition_count=1) as bus:
-        triage = triage_of(bus)
+        message_operations = message_operations_of(bus)
         await put(bus, "q", max_delivery_count=1000)
         await put(bus, "busy")
         address = bus.address("q")
@@ -547,7 +564,9 @@ async def test_ten_thousand_dead_letters(store: Store) -> None:
         numbers: list[int] = []
         first, is_end = 0, False
         while not is_end:
-            page = await triage.peek("q" + DEAD, from_number=first, count=250, where="n % 10 <> 0")
+            page = await message_operations.peek(
+                "q" + DEAD, from_number=first, count=250, where="n % 10 <> 0"
+            )
             numbers += numbers_of([page])
             first, is_end = page.next_number, page.is_end
         peeked_s = time.monotonic() - began
@@ -556,7 +575,7 @@ async def test_ten_thousand_dead_letters(store: Store) -> None:
         slowest_s = 0.0
         for start in range(0, 9_000, MAX_CHOSEN):
             part = asyncio.create_task(
-                triage.resend("q" + DEAD, numbers[start : start + MAX_CHOSEN])
+                message_operations.resend("q" + DEAD, numbers[start : start + MAX_CHOSEN])
             )
             sent_at = time.monotonic()
             await bus.sent(bus.address("busy"), message("m"))

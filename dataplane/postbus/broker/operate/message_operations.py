@@ -44,14 +44,14 @@ from postbus.rules.grammar import RuleError
 __all__ = [
     "MAX_CHOSEN",
     "MessageEdit",
+    "MessageOperations",
     "MessageView",
+    "OperationRefused",
+    "OperationResult",
     "PeekPage",
     "PurgePage",
     "ResendResult",
     "SummaryPage",
-    "Triage",
-    "TriageRefused",
-    "TriageResult",
     "Walked",
 ]
 
@@ -80,7 +80,7 @@ IN_DOUBT: Final = (
 Numbers: TypeAlias = Sequence[int]
 
 
-class TriageRefused(Exception):
+class OperationRefused(Exception):
     """A whole call is refused; nothing was done."""
 
     def __init__(self, refused: Refused) -> None:
@@ -125,7 +125,7 @@ class SummaryPage(Walked):
 
 
 @dataclass(frozen=True, slots=True)
-class TriageResult:
+class OperationResult:
     """`numbers` were handled; `refused`: number -> why it was not."""
 
     numbers: tuple[int, ...]
@@ -161,8 +161,8 @@ class _Work:
     refused: dict[int, Refused] = field(default_factory=dict)
 
 
-class Triage:
-    """See the module's docstring. Whatever is refused as a whole raises `TriageRefused`."""
+class MessageOperations:
+    """See the module's docstring. Whatever is refused as a whole raises `OperationRefused`."""
 
     def __init__(self, router: Router, hosts: Sequence[Host]) -> None:
         """Take the hosts of all partitions in order."""
@@ -234,12 +234,12 @@ class Triage:
 
     # --- deleting -------------------------------------------------------------------------------
 
-    async def delete(self, path: str, numbers: Numbers) -> TriageResult:
+    async def delete(self, path: str, numbers: Numbers) -> OperationResult:
         """Delete messages of any state by number, at most `MAX_CHOSEN`."""
         address = self._address(path)
         _limit(numbers)
         work = await self._delete(address, numbers)
-        return TriageResult(tuple(work.done), work.refused)
+        return OperationResult(tuple(work.done), work.refused)
 
     async def purge(
         self,
@@ -361,7 +361,7 @@ class Triage:
         found: list[Address | None] = []
         self._router.resolve(path, found.append)
         if not found or found[0] is None:
-            raise TriageRefused(Refused(Refusal.ENTITY_NOT_FOUND, path))
+            raise OperationRefused(Refused(Refusal.ENTITY_NOT_FOUND, path))
         return found[0]
 
     def _total(self, address: Address) -> int | None:
@@ -468,7 +468,7 @@ class _Walk:
                 if not self._address.is_partitioned or (
                     reply.refusal not in (*ELSEWHERE, Refusal.UNKNOWN)
                 ):
-                    raise TriageRefused(reply)
+                    raise OperationRefused(reply)
                 self.away.append(host.partition_id)
             del self._hosts[0]
         return []
@@ -519,7 +519,7 @@ def _parts(address: Address, numbers: Numbers) -> dict[int, list[int]]:
 
 def _limit(numbers: Numbers) -> None:
     if len(numbers) > MAX_CHOSEN:
-        raise TriageRefused(TOO_MANY)
+        raise OperationRefused(TOO_MANY)
 
 
 def _check_edit(edit: MessageEdit) -> None:
@@ -535,5 +535,5 @@ def _default_ttl_ms(address: Address) -> int | None:
     return None if ttl_ms >= MAX_DURATION_MS else ttl_ms
 
 
-def _refused(refusal: Refusal, detail: str) -> TriageRefused:
-    return TriageRefused(Refused(refusal, detail))
+def _refused(refusal: Refusal, detail: str) -> OperationRefused:
+    return OperationRefused(Refused(refusal, detail))

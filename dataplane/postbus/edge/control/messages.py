@@ -1,6 +1,6 @@
 """Control API of messages by hand: show, delete, purge, send again.
 
-`Triage` does it; here JSON becomes its arguments, and its results JSON.
+`MessageOperations` does it; here JSON becomes its arguments, and its results JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from postbus.broker.operate.dead_letter_groups import DeadLetterGroup
-from postbus.broker.operate.message_operations import MessageEdit, Triage, TriageRefused, Walked
+from postbus.broker.operate.message_operations import (
+    MessageEdit,
+    MessageOperations,
+    OperationRefused,
+    Walked,
+)
 from postbus.broker.operate.message_view import MessageView
 from postbus.contract import control_messages as contract
 from postbus.contract.control import (
@@ -65,8 +70,8 @@ LAST_MS: Final = 253_402_300_799_999
 class ControlMessages:
     """Handlers of messages by hand."""
 
-    def __init__(self, triage: Triage) -> None:
-        self._triage = triage
+    def __init__(self, message_operations: MessageOperations) -> None:
+        self._message_operations = message_operations
 
     def operations(self) -> Mapping[str, Handler]:
         return {
@@ -80,7 +85,7 @@ class ControlMessages:
     async def _peek(self, call: Call) -> Answer:
         asked = call.read(PeekMessages)
         try:
-            page = await self._triage.peek(
+            page = await self._message_operations.peek(
                 path_of(asked),
                 from_number=asked.from_number,
                 count=asked.count,
@@ -90,7 +95,7 @@ class ControlMessages:
                 body_contains=asked.body_contains,
                 body_bytes=asked.body_bytes,
             )
-        except TriageRefused as error:
+        except OperationRefused as error:
             raise refused(error.refused) from error
         return Answer(
             MessagePage(
@@ -103,10 +108,10 @@ class ControlMessages:
     async def _summarize(self, call: Call) -> Answer:
         asked = call.read(SummarizeMessages)
         try:
-            page = await self._triage.summarize(
+            page = await self._message_operations.summarize(
                 path_of(asked), from_number=asked.from_number, where=asked.where
             )
-        except TriageRefused as error:
+        except OperationRefused as error:
             raise refused(error.refused) from error
         return Answer(
             MessageSummary(
@@ -117,8 +122,8 @@ class ControlMessages:
     async def _delete(self, call: Call) -> Answer:
         asked = call.read(DeleteMessages)
         try:
-            done = await self._triage.delete(path_of(asked), asked.numbers)
-        except TriageRefused as error:
+            done = await self._message_operations.delete(path_of(asked), asked.numbers)
+        except OperationRefused as error:
             raise refused(error.refused) from error
         numbers = list(done.numbers)
         return Answer(DeletedMessages(numbers=numbers, refused=_refused(done.refused)))
@@ -126,7 +131,7 @@ class ControlMessages:
     async def _purge(self, call: Call) -> Answer:
         asked = call.read(PurgeMessages)
         try:
-            page = await self._triage.purge(
+            page = await self._message_operations.purge(
                 path_of(asked),
                 where=asked.where,
                 from_number=asked.from_number,
@@ -136,7 +141,7 @@ class ControlMessages:
                 state=None if asked.state is None else STATES[asked.state],
                 body_contains=asked.body_contains,
             )
-        except TriageRefused as error:
+        except OperationRefused as error:
             raise refused(error.refused) from error
         return Answer(
             PurgedMessages(
@@ -151,8 +156,10 @@ class ControlMessages:
         asked = call.read(ResendMessages)
         edit = None if asked.edit is None else _edit(asked.edit)
         try:
-            done = await self._triage.resend(path_of(asked), asked.numbers, to=asked.to, edit=edit)
-        except TriageRefused as error:
+            done = await self._message_operations.resend(
+                path_of(asked), asked.numbers, to=asked.to, edit=edit
+            )
+        except OperationRefused as error:
             raise refused(error.refused) from error
         resent = [
             ResentMessage(number=number, new_number=new) for number, new in done.resent.items()
