@@ -10,12 +10,12 @@ from postbus.contract.entities import DAY_MS, QueueProperties
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
-    DeleteChosen,
+    DeleteBySequence,
     Disposition,
     Enqueue,
     Enqueued,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     SetDemand,
     Settle,
     Settled,
@@ -104,14 +104,14 @@ class Traffic:
         if known:
             numbers = self.random.sample(known, min(len(known), 3))
             if self.random.random() < 0.8:
-                self.rig.submit(ResendChosen(QUEUE, DLQ, numbers, QUEUE))
+                self.rig.submit(ResendBySequence(QUEUE, DLQ, numbers, QUEUE))
             else:
                 names = [
                     name_of(self.rig.tables.rows[key][1])
                     for key, (number, _) in self.rig.tables.kept.items()
                     if number in numbers
                 ]
-                replies = self.rig.submit(DeleteChosen(QUEUE, DLQ, numbers))
+                replies = self.rig.submit(DeleteBySequence(QUEUE, DLQ, numbers))
                 self.deleted.update(dict.fromkeys(names, replies))
 
     def names(self) -> tuple[list[str], list[str]]:

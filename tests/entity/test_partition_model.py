@@ -20,7 +20,7 @@ from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
     DeferredReceived,
-    DeleteChosen,
+    DeleteBySequence,
     DeleteMessages,
     Delivery,
     Disposition,
@@ -31,7 +31,7 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     RenewLocks,
-    ResendChosen,
+    ResendBySequence,
     Settled,
 )
 from postbus.entity.outcomes import Settling
@@ -296,10 +296,10 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
-    def delete_chosen(self, data: st.DataObject) -> None:
+    def delete_by_sequence(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(sorted(self.known.values(), key=lambda k: k.name)))
         sub_queue = DLQ if known.state == "dead" else ACTIVE
-        reply = self.rig.apply(DeleteChosen(QUEUE, sub_queue, [known.sequence]))
+        reply = self.rig.apply(DeleteBySequence(QUEUE, sub_queue, [known.sequence]))
         assert isinstance(reply, Handled)
         if known.state in ("ready", "deferred", "dead", "scheduled"):
             assert reply == Handled({known.sequence: 0}, {}, [])
@@ -316,7 +316,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def resend(self, data: st.DataObject, is_crashed: bool) -> None:
         dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
         numbers = [known.sequence for known in dead]
-        reply = self.rig.apply(ResendChosen(QUEUE, DLQ, numbers, QUEUE))
+        reply = self.rig.apply(ResendBySequence(QUEUE, DLQ, numbers, QUEUE))
         assert isinstance(reply, Handled)
         assert list(reply.done) == numbers
         for known in dead:

@@ -15,7 +15,7 @@ from postbus.contract.entities import (
 )
 from postbus.entity.commands import (
     DeferredReceived,
-    DeleteChosen,
+    DeleteBySequence,
     Disposition,
     Enqueue,
     Handled,
@@ -27,13 +27,13 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     SetDemand,
     Settle,
     Settled,
     SubQueue,
 )
-from postbus.entity.message_operations import MAX_CHOSEN
+from postbus.entity.message_operations import MAX_SEQUENCE_NUMBERS
 from postbus.entity.outcomes import Found, Needs, Outcome, Settling
 from postbus.entity.queues import paging
 from postbus.entity.topics.topic_state import TopicState
@@ -75,7 +75,7 @@ def kill(rig: Rig, *sent: str | Envelope, entity_no: int = QUEUE, to: int = QUEU
 def delete(
     rig: Rig, *numbers: int, sub_queue: SubQueue = ACTIVE, entity_no: int = QUEUE
 ) -> Handled:
-    reply = rig.apply(DeleteChosen(entity_no, sub_queue, list(numbers)))
+    reply = rig.apply(DeleteBySequence(entity_no, sub_queue, list(numbers)))
     assert isinstance(reply, Handled), reply
     return reply
 
@@ -89,7 +89,7 @@ def asked_to_resend(
     entity_no: int = QUEUE,
 ) -> Reply:
     target_no, target = (to, None) if isinstance(to, int) else (None, to)
-    command = ResendChosen(entity_no, sub_queue, list(numbers), target_no, target, edit)
+    command = ResendBySequence(entity_no, sub_queue, list(numbers), target_no, target, edit)
     reply = rig.apply(command)
     rig.tick_now()
     return reply
@@ -301,8 +301,8 @@ def test_only_dead_letters_are_sent_again_and_not_too_many() -> None:
     assert isinstance(reply, Refused)
     assert reply.refusal is Refusal.NOT_ALLOWED
     for command in (
-        ResendChosen(QUEUE, DLQ, list(range(MAX_CHOSEN + 1)), QUEUE),
-        DeleteChosen(QUEUE, DLQ, list(range(MAX_CHOSEN + 1))),
+        ResendBySequence(QUEUE, DLQ, list(range(MAX_SEQUENCE_NUMBERS + 1)), QUEUE),
+        DeleteBySequence(QUEUE, DLQ, list(range(MAX_SEQUENCE_NUMBERS + 1))),
     ):
         reply = rig.apply(command)
         assert isinstance(reply, Refused)
@@ -547,7 +547,7 @@ def test_properties_that_were_set_on_deferring_are_not_lost_before_their_commit(
     rig.is_auto = False
     settle = Settle(QUEUE, DLQ, [dead.lock_token], Disposition.DEFER, properties={"seen": 1})
     rig.submit(settle)
-    rig.submit(ResendChosen(QUEUE, DLQ, [dead.sequence], QUEUE))
+    rig.submit(ResendBySequence(QUEUE, DLQ, [dead.sequence], QUEUE))
     rig.commit()
     (found,) = rig.peek()
     assert properties_of(found.envelope) == {"seen": 1}
@@ -573,7 +573,7 @@ def test_properties_that_were_set_on_abandoning_are_sent_again_before_their_comm
     rig = Rig()
     (number,) = kill(rig, "a")
     changed_and_unloaded(rig, DLQ, number)
-    rig.submit(ResendChosen(QUEUE, DLQ, [number], QUEUE))
+    rig.submit(ResendBySequence(QUEUE, DLQ, [number], QUEUE))
     rig.commit()
     (found,) = rig.peek()
     assert properties_of(found.envelope) == {"seen": 1}
@@ -634,7 +634,7 @@ def test_a_message_whose_commit_is_under_way_is_deleted_after_it() -> None:
     rig.send("a")
     rig.is_auto = False
     rig.submit(Enqueue(QUEUE, [message("b"), message("c")]))
-    rig.submit(DeleteChosen(QUEUE, ACTIVE, [2]))  # the rig looks whether it says so
+    rig.submit(DeleteBySequence(QUEUE, ACTIVE, [2]))  # the rig looks whether it says so
     rig.commit()
     assert rig.peek_names() == ["a", "c"]
 
@@ -674,7 +674,7 @@ def test_nothing_is_deleted_in_a_disabled_entity() -> None:
     rig = Rig()
     (number,) = rig.send("a")
     rig.put(QueueProperties(status=EntityStatus.DISABLED))
-    reply = rig.apply(DeleteChosen(QUEUE, ACTIVE, [number]))
+    reply = rig.apply(DeleteBySequence(QUEUE, ACTIVE, [number]))
     assert isinstance(reply, Refused)
     assert reply.refusal is Refusal.ENTITY_DISABLED
     rig.put(QueueProperties(status=EntityStatus.RECEIVE_DISABLED))

@@ -13,14 +13,14 @@ from pydantic import BeforeValidator, Field
 from postbus.contract.control import Body, Told
 from postbus.contract.entities import DurationMs
 
-MAX_CHOSEN: Final = 250
+MAX_SEQUENCE_NUMBERS: Final = 250
 """How many messages a request may name, or a page show."""
 
 MAX_LOOKED_AT: Final = 1_000
 MAX_SHOWN_BYTES: Final = 1024 * 1024
 
 SequenceNumber = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Chosen = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MAX_CHOSEN)]
+Chosen = Annotated[list[SequenceNumber], Field(min_length=1, max_length=MAX_SEQUENCE_NUMBERS)]
 Path = Annotated[str, Field(min_length=1, max_length=400)]
 Where = Annotated[str, Field(min_length=1, max_length=1_024)]
 BodyText = Annotated[str, Field(min_length=1, max_length=1_024)]
@@ -52,7 +52,7 @@ class PeekMessages(MessagesOf):
     """
 
     from_number: SequenceNumber = 0
-    count: int = Field(100, ge=1, le=MAX_CHOSEN)
+    count: int = Field(100, ge=1, le=MAX_SEQUENCE_NUMBERS)
     where: Where | None = None
     session_id: str | None = Field(None, max_length=128)
     state: StateName | None = None

@@ -283,7 +283,7 @@ class DeleteMessages:
 
 
 @dataclass(slots=True)
-class DeleteChosen:
+class DeleteBySequence:
     """Delete messages by number, in any state but locked. Reply `Handled`."""
 
     entity_no: int
@@ -306,7 +306,7 @@ class MessageEdit:
 
 
 @dataclass(slots=True)
-class ResendChosen:
+class ResendBySequence:
     """Send dead letters again, by number, in this order; each leaves its queue in that commit.
 
     `target_no` names an entity of this partition, `target` one that is reached through the outbox.
@@ -486,7 +486,7 @@ class Quiesce:
     """Clean stop: journal every acquisition that is outstanding and the sizes (ADR 19, ADR 37)."""
 
 
-MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendChosen
+MessageCommand: TypeAlias = Enqueue | Transact | Arrive | ResendBySequence
 """Commands that bring messages: refused while the store is full or behind."""
 SettleCommand: TypeAlias = Settle | CompleteSessions
 """Commands that settle locked messages; `Transact` holds some too."""
@@ -500,7 +500,7 @@ OtherCommand: TypeAlias = (
     | Peek
     | ReceiveDeferred
     | DeleteMessages
-    | DeleteChosen
+    | DeleteBySequence
     | AcceptSession
     | RenewSession
     | GetSessionState

@@ -32,7 +32,7 @@ from postbus.entity.commands import (
     Refused,
     RemoveConsumer,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     SetDemand,
     Shipped,
     SupplyRows,
@@ -209,7 +209,7 @@ class IdleEntities:
             return []
         if isinstance(command, Transact):
             return [operation.entity_no for operation in command.operations]
-        if isinstance(command, ResendChosen) and command.target_no is not None:
+        if isinstance(command, ResendBySequence) and command.target_no is not None:
             return [command.entity_no, command.target_no]
         if isinstance(command, SetDemand | RemoveConsumer):
             registered = self._turn.consumers.get(command.consumer_id)

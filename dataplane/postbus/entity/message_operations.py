@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Final
 from postbus.contract.entities import EntityStatus
 from postbus.entity import by_sequence
 from postbus.entity.commands import (
-    DeleteChosen,
+    DeleteBySequence,
     Enqueue,
     Enqueued,
     Handled,
     MessageEdit,
     Refusal,
     Refused,
-    ResendChosen,
+    ResendBySequence,
     StoredRow,
     SubQueue,
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from postbus.entity.transfer.outbox import Outbox
     from postbus.message.envelope import Envelope
 
-MAX_CHOSEN: Final = 250
+MAX_SEQUENCE_NUMBERS: Final = 250
 """Most messages of one command. Our choice: a commit of 10 ms, between which others have theirs."""
 
 PARTITION_KEY: Final = "partition_key"
@@ -70,7 +70,7 @@ DEAD_LETTER_PROPERTIES: Final = (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION, DE
 _DATA_SECTION: Final = b"\x00\x53\x75"
 
 TOO_MANY: Final = Refused(
-    Refusal.ARGUMENT_OUT_OF_RANGE, f"at most {MAX_CHOSEN} messages may be named at a time"
+    Refusal.ARGUMENT_OUT_OF_RANGE, f"at most {MAX_SEQUENCE_NUMBERS} messages may be named at a time"
 )
 NO_DEAD_LETTERS: Final = Refused(
     Refusal.NOT_ALLOWED, "only messages of a dead-letter queue are sent again"
@@ -80,7 +80,7 @@ NO_DEAD_LETTERS: Final = Refused(
 def handle(
     entities: Mapping[int, QueueState],
     outbox: Outbox,
-    command: DeleteChosen | ResendChosen,
+    command: DeleteBySequence | ResendBySequence,
     found: Sequence[StoredRow] | None,
 ) -> Handled | Refused | Needs:
     """Do what was asked for with each message that can be handled; the others are named.
@@ -90,11 +90,11 @@ def handle(
     entity = entities.get(command.entity_no)
     if entity is None:
         return Refused(Refusal.ENTITY_NOT_FOUND)
-    if len(command.sequence_numbers) > MAX_CHOSEN:
+    if len(command.sequence_numbers) > MAX_SEQUENCE_NUMBERS:
         return TOO_MANY
     if entity.properties.status is EntityStatus.DISABLED:
         return Refused(Refusal.ENTITY_DISABLED, entity.name)
-    if isinstance(command, DeleteChosen):
+    if isinstance(command, DeleteBySequence):
         return _delete(entity, command, found)
     target = None if command.target_no is None else entities.get(command.target_no)
     if target is None and command.target is None:
@@ -111,7 +111,7 @@ def handle(
 
 
 def _delete(
-    entity: QueueState, command: DeleteChosen, found: Sequence[StoredRow] | None
+    entity: QueueState, command: DeleteBySequence, found: Sequence[StoredRow] | None
 ) -> Handled | Needs:
     """Delete messages by number; those a receiver has stay and are refused."""
     numbers = list(dict.fromkeys(command.sequence_numbers))
@@ -136,7 +136,7 @@ def _resend(
     entity: QueueState,
     target: QueueState | None,
     outbox: Outbox,
-    command: ResendChosen,
+    command: ResendBySequence,
     found: Sequence[StoredRow] | None,
 ) -> Handled | Needs:
     """Send dead letters again, each for itself; what is refused stays where it is.
@@ -171,7 +171,7 @@ def _resend(
 
 
 def _check(
-    entity: QueueState, target: QueueState | None, command: ResendChosen, choices: list[Choice]
+    entity: QueueState, target: QueueState | None, command: ResendBySequence, choices: list[Choice]
 ) -> tuple[list[tuple[Choice, Envelope]], dict[int, Refused], list[int]]:
     """Decide about each message; return what is sent, what is refused, what is for later.
 

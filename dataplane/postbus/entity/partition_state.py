@@ -25,7 +25,7 @@ from postbus.entity.commands import (
     CheckLocks,
     Command,
     CompleteSessions,
-    DeleteChosen,
+    DeleteBySequence,
     DeleteMessages,
     DemandSet,
     DropEntity,
@@ -45,7 +45,7 @@ from postbus.entity.commands import (
     RenewLocks,
     RenewSession,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     ReserveNumbers,
     SetDemand,
     SetSessionState,
@@ -228,7 +228,7 @@ class PartitionState:
                 return self._cancel(command)
             case DeleteMessages():
                 return self._delete_messages(command, found)
-            case DeleteChosen() | ResendChosen():
+            case DeleteBySequence() | ResendBySequence():
                 return message_operations.handle(self.entities, self._outbox, command, found)
             case AddConsumer():
                 return self._add_consumer(command)

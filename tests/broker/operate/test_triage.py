@@ -16,7 +16,7 @@ import pytest
 from postbus.broker.operate.dead_letter_groups import MAX_GROUPS
 from postbus.broker.operate.message_operations import (
     LOOKED_AT,
-    MAX_CHOSEN,
+    MAX_SEQUENCE_NUMBERS,
     MessageEdit,
     MessageOperations,
     OperationRefused,
@@ -264,7 +264,10 @@ async def test_what_is_not_understood_is_refused_as_a_whole(store: Store) -> Non
                 Refusal.ARGUMENT_OUT_OF_RANGE,
             ),
             (message_operations.peek("closed"), Refusal.ENTITY_DISABLED),
-            (message_operations.delete("q", range(MAX_CHOSEN + 1)), Refusal.ARGUMENT_OUT_OF_RANGE),
+            (
+                message_operations.delete("q", range(MAX_SEQUENCE_NUMBERS + 1)),
+                Refusal.ARGUMENT_OUT_OF_RANGE,
+            ),
             (message_operations.resend("q", [1]), Refusal.NOT_ALLOWED),
             (message_operations.resend("q" + DEAD, [1], to="none"), Refusal.ENTITY_NOT_FOUND),
             (message_operations.resend("q" + DEAD, [1], to="deaf"), Refusal.SEND_DISABLED),
@@ -573,14 +576,14 @@ async def test_ten_thousand_dead_letters(store: Store) -> None:
         assert len(numbers) == 9_000
         began = time.monotonic()
         slowest_s = 0.0
-        for start in range(0, 9_000, MAX_CHOSEN):
+        for start in range(0, 9_000, MAX_SEQUENCE_NUMBERS):
             part = asyncio.create_task(
-                message_operations.resend("q" + DEAD, numbers[start : start + MAX_CHOSEN])
+                message_operations.resend("q" + DEAD, numbers[start : start + MAX_SEQUENCE_NUMBERS])
             )
             sent_at = time.monotonic()
             await bus.sent(bus.address("busy"), message("m"))
             slowest_s = max(slowest_s, time.monotonic() - sent_at)
-            assert len((await part).resent) == len(numbers[start : start + MAX_CHOSEN])
+            assert len((await part).resent) == len(numbers[start : start + MAX_SEQUENCE_NUMBERS])
         resent_s = time.monotonic() - began
         counts = bus.hosts[0].counts(address.entity_no)
         assert counts is not None

@@ -18,7 +18,7 @@ from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import (
     CompleteSessions,
     DeferredReceived,
-    DeleteChosen,
+    DeleteBySequence,
     DeleteMessages,
     Delivery,
     Disposition,
@@ -33,7 +33,7 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     RenewSession,
-    ResendChosen,
+    ResendBySequence,
     SessionRenewed,
     SessionsListed,
     SessionState,
@@ -446,12 +446,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.known)
     @rule(data=st.data())
-    def delete_chosen(self, data: st.DataObject) -> None:
+    def delete_by_sequence(self, data: st.DataObject) -> None:
         everything = sorted(self.model.known.values(), key=lambda known: known.name)
         chosen = data.draw(st.lists(st.sampled_from(everything), unique_by=id, max_size=5))
         chosen = [known for known in chosen if known.state != "dead"]
         numbers = [known.sequence for known in chosen]
-        reply = self.rig.apply(DeleteChosen(QUEUE, ACTIVE, numbers))
+        reply = self.rig.apply(DeleteBySequence(QUEUE, ACTIVE, numbers))
         assert isinstance(reply, Handled)
         reasons = {"locked": Refusal.MESSAGE_LOCKED, "gone": Refusal.MESSAGE_NOT_FOUND}
         for known in chosen:
@@ -466,7 +466,7 @@ class SessionMachine(RuleBasedStateMachine):
     def resend(self, data: st.DataObject) -> None:
         dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
         numbers = [known.sequence for known in dead]
-        reply = self.rig.apply(ResendChosen(QUEUE, DLQ, numbers, QUEUE))
+        reply = self.rig.apply(ResendBySequence(QUEUE, DLQ, numbers, QUEUE))
         assert isinstance(reply, Handled)
         assert list(reply.done) == numbers
         for known in dead:

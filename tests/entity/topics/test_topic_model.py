@@ -24,14 +24,14 @@ from postbus.contract.entities import (
 from postbus.entity.commands import (
     Cancelled,
     CancelScheduled,
-    DeleteChosen,
+    DeleteBySequence,
     Disposition,
     DropEntity,
     Enqueue,
     Enqueued,
     Handled,
     Refused,
-    ResendChosen,
+    ResendBySequence,
     SubQueue,
 )
 from postbus.entity.queues import dedup
@@ -239,7 +239,7 @@ class TopicMachine(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.integers(0, len(found) - 1), min_size=1))
         numbers = [found[index].sequence for index in sorted(chosen)]
         target_no = TOPIC if to_topic else entity_no
-        reply = self.rig.apply(ResendChosen(entity_no, DLQ, numbers, target_no))
+        reply = self.rig.apply(ResendBySequence(entity_no, DLQ, numbers, target_no))
         assert isinstance(reply, Handled)
         assert list(reply.done) == numbers
         known.dead = [name for index, name in enumerate(known.dead) if index not in chosen]
@@ -254,13 +254,13 @@ class TopicMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), is_dead=st.booleans())
-    def delete_chosen(self, data: st.DataObject, is_dead: bool) -> None:
+    def delete_by_sequence(self, data: st.DataObject, is_dead: bool) -> None:
         entity_no = data.draw(st.sampled_from(sorted(self.known)))
         known, sub_queue = self.known[entity_no], DLQ if is_dead else ACTIVE
         found = self.rig.peek(0, 10_000, sub_queue, 1 << 30, entity_no)
         chosen = data.draw(st.sets(st.integers(0, max(len(found) - 1, 0))))
         numbers = [found[index].sequence for index in sorted(chosen) if found]
-        reply = self.rig.apply(DeleteChosen(entity_no, sub_queue, numbers))
+        reply = self.rig.apply(DeleteBySequence(entity_no, sub_queue, numbers))
         assert reply == Handled(dict.fromkeys(numbers, 0), {}, [])
         places: list[object] = known.dead if is_dead else known.copies  # type: ignore[assignment]
         places[:] = [each for index, each in enumerate(places) if index not in chosen]

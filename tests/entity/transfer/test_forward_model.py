@@ -13,7 +13,7 @@ from postbus.entity.commands import (
     Enqueue,
     Enqueued,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     SetDemand,
     Settle,
     Settled,
@@ -141,7 +141,7 @@ class ForwardMachine(RuleBasedStateMachine):
                 and block.sub_queue is TRANSFER
             ]
             target_no, target = (None, to) if to else (entity_no, None)
-            command = ResendChosen(entity_no, TRANSFER, numbers[:count], target_no, target)
+            command = ResendBySequence(entity_no, TRANSFER, numbers[:count], target_no, target)
             self.rigs[number].submit(command)
 
     def teardown(self) -> None:

@@ -25,7 +25,7 @@ from postbus.broker.spread.transactions import detects_duplicates
 from postbus.contract.entities import MAX_DURATION_MS, EntityKind, EntityStatus
 from postbus.entity.by_sequence import ABSENT
 from postbus.entity.commands import (
-    DeleteChosen,
+    DeleteBySequence,
     Handled,
     MessageEdit,
     MessageState,
@@ -34,15 +34,20 @@ from postbus.entity.commands import (
     PeekedMessage,
     Refusal,
     Refused,
-    ResendChosen,
+    ResendBySequence,
     SubQueue,
 )
 from postbus.entity.counts import count_in
-from postbus.entity.message_operations import EDITABLE, MAX_CHOSEN, PARTITION_KEY, TOO_MANY
+from postbus.entity.message_operations import (
+    EDITABLE,
+    MAX_SEQUENCE_NUMBERS,
+    PARTITION_KEY,
+    TOO_MANY,
+)
 from postbus.rules.grammar import RuleError
 
 __all__ = [
-    "MAX_CHOSEN",
+    "MAX_SEQUENCE_NUMBERS",
     "MessageEdit",
     "MessageOperations",
     "MessageView",
@@ -235,7 +240,7 @@ class MessageOperations:
     # --- deleting -------------------------------------------------------------------------------
 
     async def delete(self, path: str, numbers: Numbers) -> OperationResult:
-        """Delete messages of any state by number, at most `MAX_CHOSEN`."""
+        """Delete messages of any state by number, at most `MAX_SEQUENCE_NUMBERS`."""
         address = self._address(path)
         _limit(numbers)
         work = await self._delete(address, numbers)
@@ -281,7 +286,7 @@ class MessageOperations:
                 partition_id,
                 part,
                 work,
-                lambda some: DeleteChosen(address.entity_no, address.sub_queue, some),
+                lambda some: DeleteBySequence(address.entity_no, address.sub_queue, some),
             )
         return work
 
@@ -290,7 +295,7 @@ class MessageOperations:
     async def resend(
         self, path: str, numbers: Numbers, *, to: str | None = None, edit: MessageEdit | None = None
     ) -> ResendResult:
-        """Send messages of a dead-letter queue again, at most `MAX_CHOSEN`, in the order given.
+        """Send messages of a dead-letter queue again, at most `MAX_SEQUENCE_NUMBERS`, in the order given.
 
         They go to the entity they are from, of a subscription to itself and not by way of its
         topic, or to another queue or topic. Nothing of them says any more that they were dead
@@ -306,9 +311,9 @@ class MessageOperations:
             is_here = self._is_here(address, target, partition_id, edit)
             target_no = target.entity_no if is_here else None
 
-            def command(some: list[int], target_no: int | None = target_no) -> ResendChosen:
+            def command(some: list[int], target_no: int | None = target_no) -> ResendBySequence:
                 name = None if target_no is not None else target.name
-                return ResendChosen(
+                return ResendBySequence(
                     address.entity_no, address.sub_queue, some, target_no, name, edit
                 )
 
@@ -395,7 +400,7 @@ class MessageOperations:
         partition_id: int,
         numbers: list[int],
         work: _Work,
-        command: Callable[[list[int]], DeleteChosen | ResendChosen],
+        command: Callable[[list[int]], DeleteBySequence | ResendBySequence],
     ) -> None:
         """Have a partition handle numbers, in as many commits as their size asks for."""
         if not 0 <= partition_id < len(self._hosts):
@@ -518,7 +523,7 @@ def _parts(address: Address, numbers: Numbers) -> dict[int, list[int]]:
 
 
 def _limit(numbers: Numbers) -> None:
-    if len(numbers) > MAX_CHOSEN:
+    if len(numbers) > MAX_SEQUENCE_NUMBERS:
         raise OperationRefused(TOO_MANY)
 
 

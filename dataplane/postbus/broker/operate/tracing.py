@@ -31,7 +31,7 @@ from postbus.entity.commands import (
     Refusal,
     Refused,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     Settle,
     Transact,
 )
@@ -161,7 +161,7 @@ class TracedRouter(Router):
             case Transact(operations):
                 for operation in operations:
                     yield from self._traced(operation)
-            case Arrive() | ResendChosen():
+            case Arrive() | ResendBySequence():
                 pass
             case _:
                 _other: OtherCommand = command  # a type error when a case is missing above

@@ -46,7 +46,7 @@ from postbus.entity.commands import (
     Command,
     CompleteSessions,
     DeferredReceived,
-    DeleteChosen,
+    DeleteBySequence,
     DeleteMessages,
     Delivery,
     Disposition,
@@ -72,7 +72,7 @@ from postbus.entity.commands import (
     RenewLocks,
     RenewSession,
     Reply,
-    ResendChosen,
+    ResendBySequence,
     ReserveNumbers,
     SessionsListed,
     SetDemand,
@@ -172,8 +172,8 @@ class PartitionedEntities:
             case (
                 Transact()
                 | CompleteSessions()
-                | DeleteChosen()
-                | ResendChosen()
+                | DeleteBySequence()
+                | ResendBySequence()
                 | Arrive()
                 | Shipped()
                 | Freeze()

@@ -19,7 +19,7 @@ from rich.markup import escape
 from postbus.cli.client.control_client import ControlClient, NotFoundError, part
 from postbus.cli.failures import InputError, RefusedError, err
 from postbus.cli.formats.message_json import read_time, shown_time
-from postbus.contract.control_messages import MAX_CHOSEN
+from postbus.contract.control_messages import MAX_SEQUENCE_NUMBERS
 
 if TYPE_CHECKING:
     from postbus.cli.formats.progress import ProgressBar
@@ -190,7 +190,7 @@ async def peeked(
     while True:
         asked = chosen.body(
             fromNumber=from_number,
-            count=min(left, MAX_CHOSEN) if most else MAX_CHOSEN,
+            count=min(left, MAX_SEQUENCE_NUMBERS) if most else MAX_SEQUENCE_NUMBERS,
             bodyBytes=body_bytes,
         )
         page = await ask(control, "peek", asked)
@@ -286,9 +286,9 @@ async def handle_all(
 
     `result` is kept up to date, so that it is true also when this is cut short.
     """
-    size = MAX_CHOSEN
+    size = MAX_SEQUENCE_NUMBERS
     if rate is not None:
-        size = min(max(int(rate / PACED_CHUNKS_A_SECOND), 1), MAX_CHOSEN)
+        size = min(max(int(rate / PACED_CHUNKS_A_SECOND), 1), MAX_SEQUENCE_NUMBERS)
     loop = asyncio.get_running_loop()
     begun, handled = loop.time(), 0
     for at in range(0, len(numbers), size):
