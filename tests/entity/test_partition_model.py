@@ -24,9 +24,9 @@ from postbus.entity.commands import (
     DeleteMessages,
     Delivery,
     Disposition,
-    Handled,
     LocksRenewed,
     MessagesDeleted,
+    MessagesHandled,
     ReceiveDeferred,
     Refusal,
     Refused,
@@ -300,9 +300,9 @@ class PartitionMachine(RuleBasedStateMachine):
         known = data.draw(st.sampled_from(sorted(self.known.values(), key=lambda k: k.name)))
         sub_queue = DLQ if known.state == "dead" else ACTIVE
         reply = self.rig.apply(DeleteBySequence(QUEUE, sub_queue, [known.sequence]))
-        assert isinstance(reply, Handled)
+        assert isinstance(reply, MessagesHandled)
         if known.state in ("ready", "deferred", "dead", "scheduled"):
-            assert reply == Handled({known.sequence: 0}, {}, [])
+            assert reply == MessagesHandled({known.sequence: 0}, {}, [])
             if known.state == "scheduled":
                 known.state = "gone"
             else:
@@ -317,7 +317,7 @@ class PartitionMachine(RuleBasedStateMachine):
         dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
         numbers = [known.sequence for known in dead]
         reply = self.rig.apply(ResendBySequence(QUEUE, DLQ, numbers, QUEUE))
-        assert isinstance(reply, Handled)
+        assert isinstance(reply, MessagesHandled)
         assert list(reply.done) == numbers
         for known in dead:
             self.remember(known, Settling.RESENT)

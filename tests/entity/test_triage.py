@@ -18,8 +18,8 @@ from postbus.entity.commands import (
     DeleteBySequence,
     Disposition,
     Enqueue,
-    Handled,
     MessageEdit,
+    MessagesHandled,
     MessageState,
     Peek,
     Peeked,
@@ -74,9 +74,9 @@ def kill(rig: Rig, *sent: str | Envelope, entity_no: int = QUEUE, to: int = QUEU
 
 def delete(
     rig: Rig, *numbers: int, sub_queue: SubQueue = ACTIVE, entity_no: int = QUEUE
-) -> Handled:
+) -> MessagesHandled:
     reply = rig.apply(DeleteBySequence(entity_no, sub_queue, list(numbers)))
-    assert isinstance(reply, Handled), reply
+    assert isinstance(reply, MessagesHandled), reply
     return reply
 
 
@@ -102,15 +102,15 @@ def resend(
     edit: MessageEdit | None = None,
     sub_queue: SubQueue = DLQ,
     entity_no: int = QUEUE,
-) -> Handled:
+) -> MessagesHandled:
     reply = asked_to_resend(
         rig, *numbers, to=to, edit=edit, sub_queue=sub_queue, entity_no=entity_no
     )
-    assert isinstance(reply, Handled), reply
+    assert isinstance(reply, MessagesHandled), reply
     return reply
 
 
-def refusals(handled: Handled) -> dict[int, Refusal]:
+def refusals(handled: MessagesHandled) -> dict[int, Refusal]:
     return {number: refused.refusal for number, refused in handled.refused.items()}
 
 
@@ -125,7 +125,7 @@ def test_chosen_dead_letters_are_sent_again_as_new_messages(budget_bytes: int, k
     numbers = kill(rig, "a", "b", "c", "d")
     rig.advance(1_000)
     handled = resend(rig, numbers[2], numbers[0])
-    assert handled == Handled({numbers[2]: 5, numbers[0]: 6}, {}, [])
+    assert handled == MessagesHandled({numbers[2]: 5, numbers[0]: 6}, {}, [])
     assert rig.peek_names(DLQ) == ["b", "d"]
     found = rig.peek()
     assert [name_of(each.envelope) for each in found] == ["c", "a"]

@@ -284,7 +284,7 @@ class DeleteMessages:
 
 @dataclass(slots=True)
 class DeleteBySequence:
-    """Delete messages by number, in any state but locked. Reply `Handled`."""
+    """Delete messages by number, in any state but locked. Reply `MessagesHandled`."""
 
     entity_no: int
     sub_queue: SubQueue
@@ -310,7 +310,7 @@ class ResendBySequence:
     """Send dead letters again, by number, in this order; each leaves its queue in that commit.
 
     `target_no` names an entity of this partition, `target` one that is reached through the outbox.
-    What a target here refuses stays where it is. Reply `Handled`.
+    What a target here refuses stays where it is. Reply `MessagesHandled`.
     """
 
     entity_no: int
@@ -596,7 +596,7 @@ class MessagesDeleted:
 
 
 @dataclass(slots=True)
-class Handled:
+class MessagesHandled:
     """What became of messages chosen by number.
 
     `done`: number -> the one it has where it went, 0 where it has none yet or no more. `left`: not
@@ -664,7 +664,7 @@ Reply: TypeAlias = (
     | Peeked
     | DeferredReceived
     | MessagesDeleted
-    | Handled
+    | MessagesHandled
     | Cancelled
     | SessionRenewed
     | SessionState

@@ -20,8 +20,8 @@ from postbus.entity.commands import (
     DeleteBySequence,
     Enqueue,
     Enqueued,
-    Handled,
     MessageEdit,
+    MessagesHandled,
     Refusal,
     Refused,
     ResendBySequence,
@@ -82,7 +82,7 @@ def handle(
     outbox: Outbox,
     command: DeleteBySequence | ResendBySequence,
     found: Sequence[StoredRow] | None,
-) -> Handled | Refused | Needs:
+) -> MessagesHandled | Refused | Needs:
     """Do what was asked for with each message that can be handled; the others are named.
 
     That an entity takes or gives nothing is no reason to refuse, only that it is disabled.
@@ -112,7 +112,7 @@ def handle(
 
 def _delete(
     entity: QueueState, command: DeleteBySequence, found: Sequence[StoredRow] | None
-) -> Handled | Needs:
+) -> MessagesHandled | Needs:
     """Delete messages by number; those a receiver has stay and are refused."""
     numbers = list(dict.fromkeys(command.sequence_numbers))
     is_main = command.sub_queue is SubQueue.ACTIVE
@@ -126,7 +126,7 @@ def _delete(
     by_sequence.take(picked.choices, Settling.PURGED)
     picked.rest()
     done = [*scheduled, *(choice.number for choice in picked.choices)]
-    return Handled(dict.fromkeys(done, 0), picked.refused, picked.left)
+    return MessagesHandled(dict.fromkeys(done, 0), picked.refused, picked.left)
 
 
 # --- resend ---------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def _resend(
     outbox: Outbox,
     command: ResendBySequence,
     found: Sequence[StoredRow] | None,
-) -> Handled | Needs:
+) -> MessagesHandled | Needs:
     """Send dead letters again, each for itself; what is refused stays where it is.
 
     No id is looked up: within the window a message would be a duplicate of its former self, and
@@ -154,11 +154,11 @@ def _resend(
     numbers = [choice.number for choice, _ in plan]
     envelopes = [envelope for _, envelope in plan]
     if not plan:
-        return Handled({}, refusals, left)
+        return MessagesHandled({}, refusals, left)
     if target is None:
         assert command.target is not None
         outbox.send(entity, envelopes, command.target, numbers)
-        return Handled(dict.fromkeys(numbers, 0), refusals, left)
+        return MessagesHandled(dict.fromkeys(numbers, 0), refusals, left)
     turn = target.turn
     turn.is_checked = True
     reply = target.enqueue(
@@ -167,7 +167,7 @@ def _resend(
     turn.is_checked = False
     assert isinstance(reply, Enqueued)
     assert reply.refusals is None
-    return Handled(dict(zip(numbers, reply.sequence_numbers, strict=True)), refusals, left)
+    return MessagesHandled(dict(zip(numbers, reply.sequence_numbers, strict=True)), refusals, left)
 
 
 def _check(

@@ -24,9 +24,9 @@ from postbus.entity.commands import (
     Disposition,
     Done,
     GetSessionState,
-    Handled,
     ListSessions,
     MessagesDeleted,
+    MessagesHandled,
     Peek,
     Peeked,
     ReceiveDeferred,
@@ -452,7 +452,7 @@ class SessionMachine(RuleBasedStateMachine):
         chosen = [known for known in chosen if known.state != "dead"]
         numbers = [known.sequence for known in chosen]
         reply = self.rig.apply(DeleteBySequence(QUEUE, ACTIVE, numbers))
-        assert isinstance(reply, Handled)
+        assert isinstance(reply, MessagesHandled)
         reasons = {"locked": Refusal.MESSAGE_LOCKED, "gone": Refusal.MESSAGE_NOT_FOUND}
         for known in chosen:
             if known.state in reasons:
@@ -467,7 +467,7 @@ class SessionMachine(RuleBasedStateMachine):
         dead = data.draw(st.lists(st.sampled_from(self.of("dead")), unique_by=id, min_size=1))
         numbers = [known.sequence for known in dead]
         reply = self.rig.apply(ResendBySequence(QUEUE, DLQ, numbers, QUEUE))
-        assert isinstance(reply, Handled)
+        assert isinstance(reply, MessagesHandled)
         assert list(reply.done) == numbers
         for known in dead:
             known.sequence, known.place = reply.done[known.sequence], self.next_place()

@@ -29,7 +29,7 @@ from postbus.entity.commands import (
     DropEntity,
     Enqueue,
     Enqueued,
-    Handled,
+    MessagesHandled,
     Refused,
     ResendBySequence,
     SubQueue,
@@ -240,7 +240,7 @@ class TopicMachine(RuleBasedStateMachine):
         numbers = [found[index].sequence for index in sorted(chosen)]
         target_no = TOPIC if to_topic else entity_no
         reply = self.rig.apply(ResendBySequence(entity_no, DLQ, numbers, target_no))
-        assert isinstance(reply, Handled)
+        assert isinstance(reply, MessagesHandled)
         assert list(reply.done) == numbers
         known.dead = [name for index, name in enumerate(known.dead) if index not in chosen]
         for index in sorted(chosen):
@@ -261,7 +261,7 @@ class TopicMachine(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.integers(0, max(len(found) - 1, 0))))
         numbers = [found[index].sequence for index in sorted(chosen) if found]
         reply = self.rig.apply(DeleteBySequence(entity_no, sub_queue, numbers))
-        assert reply == Handled(dict.fromkeys(numbers, 0), {}, [])
+        assert reply == MessagesHandled(dict.fromkeys(numbers, 0), {}, [])
         places: list[object] = known.dead if is_dead else known.copies  # type: ignore[assignment]
         places[:] = [each for index, each in enumerate(places) if index not in chosen]
 

@@ -26,8 +26,8 @@ from postbus.contract.entities import MAX_DURATION_MS, EntityKind, EntityStatus
 from postbus.entity.by_sequence import ABSENT
 from postbus.entity.commands import (
     DeleteBySequence,
-    Handled,
     MessageEdit,
+    MessagesHandled,
     MessageState,
     Peek,
     Peeked,
@@ -414,7 +414,7 @@ class MessageOperations:
                     reply = Refused(Refusal.UNKNOWN, IN_DOUBT)
                 work.refused.update(dict.fromkeys(numbers, reply))
                 return
-            assert isinstance(reply, Handled)
+            assert isinstance(reply, MessagesHandled)
             work.done.update(reply.done)
             work.refused.update(reply.refused)
             numbers = reply.left

@@ -265,7 +265,7 @@ def _body(view: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Handled:
+class Progress:
     """What became of messages so far."""
 
     done: int = 0
@@ -280,7 +280,7 @@ Handle = Callable[[Sequence[int]], Awaitable[dict[str, Any]]]
 
 
 async def handle_all(
-    numbers: Sequence[int], handle: Handle, bar: ProgressBar, result: Handled, rate: float | None
+    numbers: Sequence[int], handle: Handle, bar: ProgressBar, result: Progress, rate: float | None
 ) -> None:
     """Handle messages in order; `rate`: at most so many a second. Raises `RefusedError`.
 
@@ -300,7 +300,7 @@ async def handle_all(
             await asyncio.sleep(max(begun + handled / rate - loop.time(), 0))
 
 
-async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Handled) -> None:
+async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Progress) -> None:
     """Handle some; what is refused for the moment is tried again."""
     for attempt in range(ATTEMPTS):
         told = await handle(chunk)
@@ -339,7 +339,7 @@ async def purge_page(
     return page
 
 
-def summary(verb: str, result: Handled, total: int) -> str:
+def summary(verb: str, result: Progress, total: int) -> str:
     """Return what was done, in a line."""
     text = f"{verb} {result.done} of {counted(total)}"
     text += f"; on their way through the outbox: {result.forwarded}" if result.forwarded else ""
@@ -355,6 +355,6 @@ def counted(count: int, what: str = "message") -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def interrupted(verb: str, result: Handled, total: int, error: RefusedError) -> RefusedError:
+def interrupted(verb: str, result: Progress, total: int, error: RefusedError) -> RefusedError:
     """Return an error that also says what was done before it."""
     return RefusedError(f"{error}\n{summary(verb, result, total)}; run it again to go on")

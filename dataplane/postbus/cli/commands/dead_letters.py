@@ -42,7 +42,7 @@ from postbus.cli.formats.output import (
 
 if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
-    from postbus.cli.client.message_pages import Handled, Selection
+    from postbus.cli.client.message_pages import Progress, Selection
 
 LIST: Final = (
     "postbus dlq list orders",
@@ -323,7 +323,7 @@ class _Work:
     ) -> None:
         """Find the messages, ask, and handle them."""
         from postbus.cli.client.control_client import run_with
-        from postbus.cli.client.message_pages import Handled, counted, numbers_of, summary
+        from postbus.cli.client.message_pages import Progress, counted, numbers_of, summary
 
         numbers = self._numbers
         is_named = numbers is not None
@@ -338,7 +338,7 @@ class _Work:
             return
         if not is_named:
             asks_yes(question.format(len(numbers)), is_sure=yes)
-        result = Handled()
+        result = Progress()
         chosen = numbers
         self._handle(what, body, chosen, rate, result)
         out.print(summary(self._verb, result, len(numbers)), markup=False)
@@ -352,7 +352,7 @@ class _Work:
         body: dict[str, Any],
         numbers: list[int],
         rate: float | None,
-        result: Handled,
+        result: Progress,
     ) -> None:
         from postbus.cli.client.control_client import run_with
         from postbus.cli.client.message_pages import ask, handle_all, interrupted, summary
