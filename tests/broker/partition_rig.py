@@ -146,13 +146,13 @@ class Bus:
 async def running(
     *stores: Store,
     partition_count: int = 4,
-    tell: Callable[[Directory], None] = lambda _: None,
+    notify: Callable[[Directory], None] = lambda _: None,
     clock: EntityClock | None = None,
 ) -> AsyncIterator[Bus]:
     """Run a bus whose partitions lie in turn on these databases; the first has the catalog."""
     directory = Directory(CatalogStore(stores[0]), partition_count)
     await directory.load()
-    tell(directory)
+    notify(directory)
     clock = clock or EntityClock(
         lambda: time.monotonic_ns() // 1_000_000, lambda: time.time_ns() // 1_000_000
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from postbus.broker.catalog.directory import Directory
-from postbus.broker.catalog.preconditions import ANYHOW, Precondition, WantedEntity
+from postbus.broker.catalog.preconditions import UNCONDITIONAL, Precondition, WantedEntity
 from postbus.contract.entities import (
     EntityKind,
     QueueProperties,
@@ -20,7 +20,7 @@ async def put_queue(
     directory: Directory,
     name: str,
     properties: QueueProperties,
-    condition: Precondition = ANYHOW,
+    condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
     wanted = WantedEntity(EntityKind.QUEUE, name, properties)
     return (await directory.put(wanted, condition)).entry
@@ -30,7 +30,7 @@ async def put_topic(
     directory: Directory,
     name: str,
     properties: TopicProperties,
-    condition: Precondition = ANYHOW,
+    condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
     wanted = WantedEntity(EntityKind.TOPIC, name, properties)
     return (await directory.put(wanted, condition)).entry
@@ -42,7 +42,7 @@ async def put_subscription(
     name: str,
     properties: SubscriptionProperties,
     rules: Sequence[RuleProperties] | None = None,
-    condition: Precondition = ANYHOW,
+    condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
     wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
     return (await directory.put(wanted, condition)).entry

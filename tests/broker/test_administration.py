@@ -294,7 +294,7 @@ async def test_what_breaks_after_the_commit_is_unknown_and_logged(
 
     async with administered(store) as (administration, bus):
         await administration.put_queue("q", QUEUE, mode=CREATE)
-        bus.directory.tell_deletions(broken)
+        bus.directory.on_deletion(broken)
         assert await refusal_of(administration.delete("q")) is Refusal.UNKNOWN
         assert administration.find("q") is None
     assert any(each.exc_info and each.levelname == "ERROR" for each in caplog.records)

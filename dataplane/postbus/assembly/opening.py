@@ -140,8 +140,8 @@ class Opening:
         )
         await rules.load()
         directory.catalog.on_read.append(rules.load)
-        directory.tell_deletions(lambda _entity_no: rules.refresh())
-        directory.tell_restores(lambda _entity_no: rules.refresh())
+        directory.on_deletion(lambda _entity_no: rules.refresh())
+        directory.on_restore(lambda _entity_no: rules.refresh())
         return rules
 
 

@@ -98,7 +98,7 @@ class Router:
         self.audit: Audit | None = None
         """Where changes of rules are noted, when the bus has an audit."""
         self._watchers: dict[int, dict[Watcher, None]] = {}
-        directory.tell_deletions(self._tell_watchers)
+        directory.on_deletion(self._notify_watchers)
         for host in hosts:
             host.ship_with(Shipper(host, hosts, self._target_of, self._retained_targets_of))
 
@@ -205,7 +205,7 @@ class Router:
             if not watchers:
                 del self._watchers[entity_no]
 
-    def _tell_watchers(self, entity_no: int) -> None:
+    def _notify_watchers(self, entity_no: int) -> None:
         for watcher in list(self._watchers.get(entity_no, ())):
             watcher.deleted()
 

@@ -109,7 +109,7 @@ async def rig(store: Store) -> Rig:
     await made.directory.load()
     await put_queue(made.directory, "Orders", QueueProperties())
     await made.rules.load()
-    made.directory.tell_deletions(lambda _: made.rules.refresh())
+    made.directory.on_deletion(lambda _: made.rules.refresh())
     return made
 
 

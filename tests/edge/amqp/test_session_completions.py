@@ -93,7 +93,7 @@ def test_completions_of_several_links_are_one_command(
     assert bus.counts(queue).active == 0
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
-    assert connection.owed_count == 0
+    assert connection.unanswered_count == 0
 
 
 def test_what_was_lost_is_refused_alone(

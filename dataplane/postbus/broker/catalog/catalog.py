@@ -119,7 +119,7 @@ class Catalog:
         """Let nobody else change the catalog in a block; raises `DirectoryRefusal` as `own`."""
         await self.own()
         async with self._lock:
-            await self._make_sure()
+            await self._resolve_unknown_write()
             self._owned()
             yield
 
@@ -132,7 +132,7 @@ class Catalog:
         try:
             result = await work
         except Exception as error:
-            await self._make_sure()
+            await self._resolve_unknown_write()
             if not is_written():
                 raise NotWritten(error) from error
             return None
@@ -146,9 +146,9 @@ class Catalog:
         for entry in moved:
             self.entries.put(entry)
             self.version = entry.version
-        await self._tell([(entry, put_of(entry)) for entry in moved])
+        await self._notify([(entry, put_of(entry)) for entry in moved])
         for entry in moved if was_elsewhere else ():
-            self.followers.tell_move(entry)
+            self.followers.notify_move(entry)
 
     async def remove(self, entry: CatalogEntry, version: int) -> None:
         """Take over that an entity went for good, a topic with its subscriptions, and tell."""
@@ -157,9 +157,9 @@ class Catalog:
         self.version = version
         for gone in (*below, entry):
             self.entries.remove(gone)
-        await self.followers.tell_gone([*below, entry], version)
+        await self.followers.notify_gone([*below, entry], version)
 
-    async def _make_sure(self) -> None:
+    async def _resolve_unknown_write(self) -> None:
         """Read the catalog again if a write's result is unknown; repeated until it works."""
         backoff = Backoff()
         while self._is_unsure:
@@ -255,9 +255,9 @@ class Catalog:
             raise
         known_version, self.version = self._version, version
         self._is_unsure = False
-        await self._tell_changes(known, known_version, buried)
+        await self._notify_changes(known, known_version, buried)
 
-    async def _tell_changes(
+    async def _notify_changes(
         self, known: list[CatalogEntry], known_version: int, buried: set[int]
     ) -> None:
         """Let partitions follow what the tables turned out to say, in order of version (ADR 27)."""
@@ -267,20 +267,20 @@ class Catalog:
             entry = self.entries.stored_numbered(put.entity_no)
             assert entry is not None
             news.append((entry, put))
-        await self._tell(news)
+        await self._notify(news)
         for entry in {entry.entity_no: entry for entry, _ in news}.values():
             was = before.get(entry.entity_no)
             if was is not None and was.is_retained is not entry.is_retained:
-                self.followers.tell_move(entry)
+                self.followers.notify_move(entry)
         known.sort(key=lambda each: each.entity_no, reverse=True)
         gone = [each for each in known if each.entity_no in buried]
-        await self.followers.tell_gone(gone, self.version)
+        await self.followers.notify_gone(gone, self.version)
 
-    async def _tell(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
+    async def _notify(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
         """Let partitions follow; that thaws what was frozen since the write began."""
         for entry, _ in news:
             self._on_told(entry)
-        await self.followers.tell(news)
+        await self.followers.notify(news)
 
 
 def _elsewhere(why: str) -> DirectoryRefusal:

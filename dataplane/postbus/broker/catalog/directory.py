@@ -20,7 +20,7 @@ from postbus.broker.catalog.entries import Entries
 from postbus.broker.catalog.followers import DefinitionFollower
 from postbus.broker.catalog.idle_deletion import freeze, hold
 from postbus.broker.catalog.preconditions import (
-    ANYHOW,
+    UNCONDITIONAL,
     DirectoryRefusal,
     Precondition,
     Put,
@@ -66,7 +66,7 @@ PUT_AT_ONCE = 1_000
 PURGED_AT_ONCE = 100
 """Retained entities that one purge lets go: no other definition changes meanwhile."""
 
-CONSIDERED: Final = Refused(Refusal.BUSY, "its deletion is being considered; try again")
+DELETION_PENDING: Final = Refused(Refusal.BUSY, "its deletion is being considered; try again")
 USED: Final = Refused(Refusal.BUSY, "it was used or changed meanwhile; try again")
 
 
@@ -85,7 +85,7 @@ class Directory:
     ) -> None:
         self._partition_count = partition_count
         self._limits = limits
-        self.catalog = Catalog(catalog, partition_count, self._was_told)
+        self.catalog = Catalog(catalog, partition_count, self._catalog_changed)
         self._unused: dict[int, bool] = {}  # whose deletion is considered -> not put since then
         self._condemned: set[int] = set()  # those that no partition takes anything for
         self._room_for_idle = asyncio.Semaphore(IDLE_AT_ONCE)
@@ -103,11 +103,11 @@ class Directory:
         """Name the hosts of the partitions, in order of partition id."""
         self.catalog.followers.hosts = followers
 
-    def tell_deletions(self, on_deleted: Callable[[int], None]) -> None:
+    def on_deletion(self, on_deleted: Callable[[int], None]) -> None:
         """Add who gets the numbers of deleted entities, when their partitions know of it."""
         self.catalog.followers.on_deleted.append(on_deleted)
 
-    def tell_restores(self, on_restored: Callable[[int], None]) -> None:
+    def on_restore(self, on_restored: Callable[[int], None]) -> None:
         """Add who gets the numbers of entities that came back."""
         self.catalog.followers.on_restored.append(on_restored)
 
@@ -208,7 +208,7 @@ class Directory:
                 raise refusal(Refusal.CONFLICT, detail)
             yield
 
-    async def put(self, wanted: WantedEntity, condition: Precondition = ANYHOW) -> Put:
+    async def put(self, wanted: WantedEntity, condition: Precondition = UNCONDITIONAL) -> Put:
         """Create an entity or change its definition, if the condition holds."""
         async with self.catalog.changing():
             return await self._put(wanted, condition)
@@ -239,7 +239,7 @@ class Directory:
         try:
             for count, each in enumerate(wanted):
                 try:
-                    put = self._plan(each, ANYHOW)
+                    put = self._plan(each, UNCONDITIONAL)
                 except DirectoryRefusal as error:
                     detail = f"the {each.kind.value} {each.name} cannot be so: {error}"
                     raise refusal(error.refused.refusal, detail) from error
@@ -310,7 +310,7 @@ class Directory:
         """
         entity_no = entry.entity_no
         if entity_no in self._unused:
-            return CONSIDERED
+            return DELETION_PENDING
         hosts = self.catalog.followers.hosts_of(entry)
         lives = [host.reload_count for host in hosts]
         if_empty = reason is DeletedReason.REQUESTED
@@ -437,7 +437,7 @@ class Directory:
             topic.name,
             [rule.properties for rule in rules],
         )
-        return await self._put(wanted, ANYHOW)
+        return await self._put(wanted, UNCONDITIONAL)
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -477,7 +477,7 @@ class Directory:
         if entity_no in self._unused:
             self._unused[entity_no] = False
 
-    def _was_told(self, entry: CatalogEntry) -> None:
+    def _catalog_changed(self, entry: CatalogEntry) -> None:
         """A change of a definition is a use of it, and of its topic."""
         self._note_use(entry.entity_no)
         self._note_use(entry.topic_no)

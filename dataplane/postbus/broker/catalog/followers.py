@@ -17,7 +17,7 @@ from postbus.store.catalog import CatalogEntry
 logger = logging.getLogger(__name__)
 
 
-TOLD_AT_ONCE: Final = 100
+NOTIFIED_AT_ONCE: Final = 100
 """Entities that partitions are told of together. Our choice: each commits them at once, and the
 commands for sixteen partitions hold up others for less than a tenth of a second."""
 
@@ -49,7 +49,9 @@ class Followers:
 
     def __init__(self, partition_count: int) -> None:
         self._partition_count = partition_count
-        self._told: dict[int, int] = {}  # partition that is being told -> what it has until then
+        self._notified: dict[
+            int, int
+        ] = {}  # partition that is being told -> what it has until then
         self.hosts: Sequence[DefinitionFollower] = ()
         """In order of partition id."""
 
@@ -66,11 +68,11 @@ class Followers:
     def acknowledged(self, version: int) -> dict[int, int]:
         """Return partition -> the version of the catalog it has; `version` is the latest."""
         return {
-            partition_id: self._told.get(partition_id, version)
+            partition_id: self._notified.get(partition_id, version)
             for partition_id in range(self._partition_count)
         }
 
-    async def tell(self, news: Sequence[News]) -> None:
+    async def notify(self, news: Sequence[News]) -> None:
         """Return when the loaded partitions follow all of it, in this order, or are being loaded.
 
         Whom it concerns they learn of many at a time, which they commit together.
@@ -80,15 +82,15 @@ class Followers:
         told = {home for entry, _ in news for home in self.homes_of(entry)}
         told = {home for home in told if self.hosts[home].is_loaded}
         for home in told:
-            self._told.setdefault(home, news[0][1].catalog_version - 1)
+            self._notified.setdefault(home, news[0][1].catalog_version - 1)
         try:
-            for start in range(0, len(news), TOLD_AT_ONCE):
-                await self._tell_some(news[start : start + TOLD_AT_ONCE])
+            for start in range(0, len(news), NOTIFIED_AT_ONCE):
+                await self._notify_some(news[start : start + NOTIFIED_AT_ONCE])
         finally:
             for home in told:
-                self._told.pop(home, None)
+                self._notified.pop(home, None)
 
-    async def _tell_some(self, news: Sequence[News]) -> None:
+    async def _notify_some(self, news: Sequence[News]) -> None:
         calls = [
             (home, command)
             for entry, command in news
@@ -108,14 +110,14 @@ class Followers:
         host = self.hosts[home]
         return await host.call(command) if host.is_loaded else DONE
 
-    async def tell_gone(self, entries: Sequence[CatalogEntry], version: int) -> None:
+    async def notify_gone(self, entries: Sequence[CatalogEntry], version: int) -> None:
         """Have partitions drop entities, subscriptions before their topic; then tell others."""
-        await self.tell([(entry, DropEntity(entry.entity_no, version)) for entry in entries])
+        await self.notify([(entry, DropEntity(entry.entity_no, version)) for entry in entries])
         for entry in entries:
-            for tell in self.on_deleted:
-                tell(entry.entity_no)
+            for notify in self.on_deleted:
+                notify(entry.entity_no)
 
-    def tell_move(self, entry: CatalogEntry) -> None:
+    def notify_move(self, entry: CatalogEntry) -> None:
         """Tell that an entity is retained now, or came back; its partitions know."""
-        for tell in self.on_deleted if entry.is_retained else self.on_restored:
-            tell(entry.entity_no)
+        for notify in self.on_deleted if entry.is_retained else self.on_restored:
+            notify(entry.entity_no)

@@ -34,8 +34,8 @@ class Namespace:
         before, put = self.definition, await self._store.load()
         self.definition = in_force(self._declared, put)
         if self.definition != before:
-            for tell in self.on_change:
-                tell(self.definition)
+            for notify in self.on_change:
+                notify(self.definition)
 
     async def redeclare(self, declared: NamespaceDefinition) -> None:
         """Let another manifest count, which says the same of what is for life.
@@ -68,8 +68,8 @@ class Namespace:
             return
         catalog.version = version
         self.definition = wanted
-        for tell in self.on_change:
-            tell(wanted)
+        for notify in self.on_change:
+            notify(wanted)
 
 
 def _why_not(fields: list[str]) -> str:

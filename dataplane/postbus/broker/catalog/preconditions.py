@@ -92,7 +92,7 @@ class Precondition:
             )
 
 
-ANYHOW: Final = Precondition()
+UNCONDITIONAL: Final = Precondition()
 
 
 @dataclass(frozen=True, slots=True)

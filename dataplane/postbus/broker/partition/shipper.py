@@ -158,7 +158,7 @@ class Shipper:
                 )
             await backoff.pause()
 
-    async def tell(self, shipped: Shipped) -> None:
+    async def notify(self, shipped: Shipped) -> None:
         """Tell the outbox; repeated while it cannot read what it needs, for it waits for this."""
         backoff = Backoff()
         while isinstance(await self._source.call(shipped), Refused):
@@ -200,7 +200,7 @@ class _Shipment:
                 self._shipper.log_trouble(self._ship)
             await backoff.pause()
         arrived = [number for number in self._ship.numbers if number in self._arrived]
-        await self._shipper.tell(Shipped(self._ship.target, arrived, self._refused))
+        await self._shipper.notify(Shipped(self._ship.target, arrived, self._refused))
 
     async def _load(self) -> dict[int, Envelope]:
         """Return number -> the copy to send of all that is not decided yet."""

@@ -365,7 +365,7 @@ class SessionSeeker:
     def withdraw(self) -> None:
         """Stop asking; sessions granted from now on are free again at once."""
         self._stop(None)
-        self._tell(Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
+        self._answer(Refused(Refusal.NOT_APPLIED, "the consumer was removed"))
 
     # --- for the seekers ------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class SessionSeeker:
     def found(self, winner: _Seeker, session_id: bytes, locked_until_ms: int) -> None:
         self._stop(winner)
         self._on_found(winner.host, session_id, locked_until_ms)
-        self._tell(Done())
+        self._answer(Done())
 
     def answered(self, reply: Reply) -> None:
         """Tell the first answer that counts; none does while a partition may still come back."""
@@ -390,7 +390,7 @@ class SessionSeeker:
             self._stop(None)
             if self._on_reply is None:
                 self._on_lost(reply.refusal)
-        self._tell(reply)
+        self._answer(reply)
 
     def _stop(self, winner: _Seeker | None) -> None:
         if not self._is_over:
@@ -399,7 +399,7 @@ class SessionSeeker:
                 if seeker is not winner:
                     seeker.stop()
 
-    def _tell(self, reply: Reply) -> None:
+    def _answer(self, reply: Reply) -> None:
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)

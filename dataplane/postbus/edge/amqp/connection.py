@@ -117,7 +117,7 @@ class AmqpConnection:
         self.is_ended = False
         self._is_lost = False
         self.has_peer_closed = False
-        self.owed_count = 0
+        self.unanswered_count = 0
         """Commands under way whose answers the client waits for."""
         self._throttle = throttle
         self.address = address
@@ -292,7 +292,7 @@ class AmqpConnection:
 
     def note_answered(self) -> None:
         """Count an answer that a client waited for."""
-        self.owed_count -= 1
+        self.unanswered_count -= 1
 
     def note_session(self, entity_no: int, session_id: bytes, endpoint: SessionEndpoint) -> None:
         """Remember which link holds a session."""

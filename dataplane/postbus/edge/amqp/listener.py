@@ -375,7 +375,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
     @property
     def is_owing(self) -> bool:
         """Whether the client waits for an answer to what it sent."""
-        return self._connection is not None and self._connection.owed_count > 0
+        return self._connection is not None and self._connection.unanswered_count > 0
 
     def stop_reading(self) -> None:
         """Take nothing more from the client; it reads on."""

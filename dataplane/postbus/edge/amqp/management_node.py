@@ -438,7 +438,7 @@ class ManagementNode:
             except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends
                 connection.broke()
 
-        connection.owed_count += 1
+        connection.unanswered_count += 1
         connection.router.submit(address.partition_id, command, answer)
 
     def refuse(self, respond: Respond, reply: Reply) -> None:

@@ -151,7 +151,7 @@ class ReceiverEndpoint:
             self._count_settled(len(event.delivery_ids))
             self._submit(command)
         else:
-            self.connection.owed_count += 1
+            self.connection.unanswered_count += 1
             self._settle(command, event.delivery_ids, answer_of(state))
 
     def _settlement(self, tags: list[bytes], state: DeliveryState | None) -> Settle:

@@ -215,7 +215,7 @@ class SenderEndpoint:
             return
         self._inflight.take(self._account, size_bytes)
         connection = self.connection
-        connection.owed_count += 1
+        connection.unanswered_count += 1
         answered = partial(self._answered, ids, size_bytes)
         if self.via is None:
             connection.router.submit(self._address.partition_id, command, answered)

@@ -52,7 +52,7 @@ class SessionCompletions:
             entities.setdefault(each.endpoint.place, []).append(each)
         connection = added[0].endpoint.connection
         for (partition_id, entity_no), group in entities.items():
-            connection.owed_count += len(group)
+            connection.unanswered_count += len(group)
             parts = [(each.endpoint.session_id, each.event.tags) for each in group]
             command = CompleteSessions(entity_no, parts)
             connection.router.submit(partition_id, command, _Submitted(connection, group).completed)
@@ -71,7 +71,7 @@ class _Submitted:
         if not isinstance(reply, Settled) or reply.lost:
             self._answer_apart(reply)
             return
-        self.connection.owed_count -= len(self._group)
+        self.connection.unanswered_count -= len(self._group)
         ids: dict[Session, list[int]] = {}
         for endpoint, _, event in self._group:
             session = endpoint.note_completed(event)

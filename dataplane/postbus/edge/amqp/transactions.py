@@ -321,7 +321,7 @@ class Transaction:
         connection, inflight = self._connection, self._connection.inflight
         self._let_go()
         inflight.take(connection.account, self._size_bytes)
-        connection.owed_count += 1
+        connection.unanswered_count += 1
         connection.router.submit(home.partition_id, Transact(self._operations), answered)
 
     def _let_wait(self, size_bytes: int) -> bool:

@@ -175,7 +175,7 @@ def _listed(operation: str, path: str, tag: str, what: str, answer: type[BaseMod
     return Route(operation, "GET", path, tag, summary, answer, queries=PAGE, refusals=refusals)
 
 
-def _told(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
+def _get(operation: str, path: str, tag: str, what: str, answer: type[BaseModel]) -> Route:
     return Route(operation, "GET", path, tag, f"Get {what}", answer, refusals=(404,))
 
 
@@ -220,17 +220,17 @@ def _counted(operation: str, path: str, tag: str, what: str) -> Route:
 
 ENTITIES: Final = (
     _listed("listQueues", QUEUES, "queues", "queues", QueuePage),
-    _told("getQueue", QUEUE, "queues", "a queue", QueueDescription),
+    _get("getQueue", QUEUE, "queues", "a queue", QueueDescription),
     _put("putQueue", QUEUE, "queues", "a queue", QueueProperties),
     _deleted("deleteQueue", QUEUE, "queues", "a queue"),
     _counted("countQueue", QUEUE, "queues", "a queue"),
     _listed("listTopics", TOPICS, "topics", "topics", TopicPage),
-    _told("getTopic", TOPIC, "topics", "a topic", TopicDescription),
+    _get("getTopic", TOPIC, "topics", "a topic", TopicDescription),
     _put("putTopic", TOPIC, "topics", "a topic", TopicProperties),
     _deleted("deleteTopic", TOPIC, "topics", "a topic and its subscriptions"),
     _counted("countTopic", TOPIC, "topics", "a topic"),
     _listed("listSubscriptions", SUBSCRIPTIONS, "subscriptions", "subscriptions", SubscriptionPage),
-    _told(
+    _get(
         "getSubscription", SUBSCRIPTION, "subscriptions", "a subscription", SubscriptionDescription
     ),
     _put(
@@ -243,7 +243,7 @@ ENTITIES: Final = (
     _deleted("deleteSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
     _counted("countSubscription", SUBSCRIPTION, "subscriptions", "a subscription"),
     _listed("listRules", RULES, "rules", "the rules of a subscription", RulePage),
-    _told("getRule", RULE, "rules", "a rule", RuleDescription),
+    _get("getRule", RULE, "rules", "a rule", RuleDescription),
     Route(
         "putRule",
         "PUT",
@@ -329,7 +329,7 @@ AUTHORIZATION: Final = (
 )
 
 NAMESPACE: Final = (
-    _told("getNamespace", "/v1/namespace", "namespace", "the namespace", NamespaceDescription),
+    _get("getNamespace", "/v1/namespace", "namespace", "the namespace", NamespaceDescription),
     Route(
         "putNamespace",
         "PUT",

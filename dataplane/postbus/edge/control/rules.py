@@ -41,20 +41,20 @@ class ControlRules:
     async def _list(self, kind: EntityKind | None, call: Call) -> Answer:
         with_keys = call.flag("keys")
         known = self._rules.listed(self._scope(kind, call))
-        return Answer(AuthorizationRulePage(items=[_told(rule, with_keys) for rule in known]))
+        return Answer(AuthorizationRulePage(items=[_described(rule, with_keys) for rule in known]))
 
     async def _get(self, kind: EntityKind | None, call: Call) -> Answer:
         found = self._find(self._scope(kind, call), call.names["authorization_rule"])
         if found is None:
             raise _missing(call)
-        return Answer(_told(found, call.flag("keys")))
+        return Answer(_described(found, call.flag("keys")))
 
     async def _put(self, kind: EntityKind | None, call: Call) -> Answer:
         scope, name = self._scope(kind, call), call.names["authorization_rule"]
         body = call.read(AuthorizationRuleDefinition)
         wanted = WantedRule(name, body.rights, _text(body.primary_key), _text(body.secondary_key))
         put = await self._rules.put(scope, wanted)
-        return Answer(_told(put, with_keys=False), 201 if put.is_new else 200)
+        return Answer(_described(put, with_keys=False), 201 if put.is_new else 200)
 
     async def _delete(self, kind: EntityKind | None, call: Call) -> Answer:
         scope, name = self._scope(kind, call), call.names["authorization_rule"]
@@ -62,7 +62,7 @@ class ControlRules:
         if found is None:
             raise _missing(call)
         await self._rules.delete(scope, name)
-        return Answer(_told(found, with_keys=False))
+        return Answer(_described(found, with_keys=False))
 
     def _scope(self, kind: EntityKind | None, call: Call) -> str | None:
         """Return the name of a queue or topic that exists, None for the namespace."""
@@ -87,7 +87,7 @@ def _text(key: SecretStr | None) -> str | None:
     return None if key is None else key.get_secret_value()
 
 
-def _told(rule: KnownRule, with_keys: bool) -> AuthorizationRuleDescription:
+def _described(rule: KnownRule, with_keys: bool) -> AuthorizationRuleDescription:
     return AuthorizationRuleDescription(
         name=rule.name,
         rights=sorted(rule.rights, key=lambda right: right.value),

@@ -410,7 +410,7 @@ class Outbox:
             elif refused is None or _TRANSFER_REASONS[refused.refusal] is None:
                 kept.append(index)
             else:
-                self._bury(lane, index, entity, refused, rows.get(number))
+                self._move_to_transfer_dead_letters(lane, index, entity, refused, rows.get(number))
         if kept and len(kept) == lane.open_count:
             lane.retry_ms = turn.now_ms + RETRY_MS
             turn.set_timer(lane.retry_ms, self._retry)
@@ -431,7 +431,7 @@ class Outbox:
             and lane.sources[index] in self._entities
         )
 
-    def _bury(
+    def _move_to_transfer_dead_letters(
         self,
         lane: _Lane,
         index: int,
