@@ -14,17 +14,17 @@ ELSEWHERE = "postgresql://bus:secret@db.internal/bus"
 
 @pytest.mark.parametrize("name", KEY_FILES)
 @pytest.mark.parametrize(
-    ("mode", "is_told"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)]
+    ("mode", "is_logged"), [(0o600, False), (0o400, False), (0o640, True), (0o604, True)]
 )
 def test_file_of_keys_that_others_may_read_is_remarked(
-    tmp_path: Path, name: str, mode: int, is_told: bool
+    tmp_path: Path, name: str, mode: int, is_logged: bool
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("secret")
     file.chmod(mode)
     remarks = exposures(Settings.model_validate({name: file}))
     assert [remark.startswith(f"{name}: others may read {file}") for remark in remarks] == (
-        [True] if is_told else []
+        [True] if is_logged else []
     )
 
 

@@ -172,10 +172,10 @@ REFUSALS: Final = {
 class ErrorMapper:
     """Makes errors for one namespace."""
 
-    def __init__(self, namespace: str, is_told: IsLogged = lambda _refusal, _path: True) -> None:
-        """`is_told`: whether the log hears of the next error by itself."""
+    def __init__(self, namespace: str, is_logged: IsLogged = lambda _refusal, _path: True) -> None:
+        """`is_logged`: whether the log hears of the next error by itself."""
         self._namespace = namespace
-        self._is_told = is_told
+        self._is_logged = is_logged
 
     def refused(self, reply: Refused, path: str) -> AmqpLinkError:
         """Return the error of a refusal and log it under its tracking id."""
@@ -202,11 +202,11 @@ class ErrorMapper:
         """
         tracking_id = f"{uuid.uuid4()}_G0"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        is_told = self._is_told(refusal, path)
-        if is_told or (refusal in SUMMED and logger.isEnabledFor(logging.DEBUG)):
+        is_logged = self._is_logged(refusal, path)
+        if is_logged or (refusal in SUMMED and logger.isEnabledFor(logging.DEBUG)):
             entity = path[:MAX_LOGGED_CHARS]
             logger.log(
-                logging.INFO if is_told else logging.DEBUG,
+                logging.INFO if is_logged else logging.DEBUG,
                 "refused",
                 extra={"tracking_id": tracking_id, "condition": condition, "entity": entity},
             )

@@ -335,7 +335,7 @@ def test_refusals_of_one_key_do_not_fill_the_log(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        bus.front.admission_control, "_told", Shares(Limit(LOGGED_REFUSALS_A_SECOND))
+        bus.front.admission_control, "_logged", Shares(Limit(LOGGED_REFUSALS_A_SECOND))
     )
     monkeypatch.setattr(bus.front.admission_control, "now_s", lambda: 1_000.0)
     with connect(bus, ROOT) as other, connect(bus, TENANT) as tenant:

@@ -76,21 +76,21 @@ def test_outage_is_told_at_once_and_then_summed_up_each_minute(
     timers = Timers()
     sums = RefusalSums(timers.later)
     away = Refusal.NOT_APPLIED
-    assert sums.is_told(away, "orders")
-    assert not any(sums.is_told(away, "orders") for _ in range(500))
-    assert not any(sums.is_told(away, "bills") for _ in range(20))
-    assert sums.is_told(Refusal.STORE_FULL, "orders")  # another reason is told at once
+    assert sums.is_logged(away, "orders")
+    assert not any(sums.is_logged(away, "orders") for _ in range(500))
+    assert not any(sums.is_logged(away, "bills") for _ in range(20))
+    assert sums.is_logged(Refusal.STORE_FULL, "orders")  # another reason is told at once
     assert summaries(caplog) == []
     timers.pass_a_minute()
     assert summaries(caplog) == [
         {"reason": "not-applied", "refused": 520, "entities": "orders 500, bills 20"}
     ]
-    assert not sums.is_told(away, "bills")
+    assert not sums.is_logged(away, "bills")
     timers.pass_a_minute()
     assert summaries(caplog) == [{"reason": "not-applied", "refused": 1, "entities": "bills 1"}]
     timers.pass_a_minute()  # a quiet minute: the next outage is told at once
     assert summaries(caplog) == []
-    assert sums.is_told(away, "orders")
+    assert sums.is_logged(away, "orders")
 
 
 def test_sum_names_the_entities_refused_most_and_is_bounded(
@@ -99,10 +99,10 @@ def test_sum_names_the_entities_refused_most_and_is_bounded(
     timers = Timers()
     sums = RefusalSums(timers.later)
     for number in range(MAX_ENTITIES + 51):
-        sums.is_told(Refusal.BUSY, f"q{number}" + "x" * 1_000)
+        sums.is_logged(Refusal.BUSY, f"q{number}" + "x" * 1_000)
     for _ in range(6):
         for number in range(1, 8):
-            sums.is_told(Refusal.BUSY, f"q{number}" + "x" * 1_000)
+            sums.is_logged(Refusal.BUSY, f"q{number}" + "x" * 1_000)
     timers.pass_a_minute()
     [told] = summaries(caplog)
     named = str(told["entities"]).split(", ")

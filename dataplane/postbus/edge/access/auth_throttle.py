@@ -151,7 +151,7 @@ class AuthThrottle:
         """Count a refusal and return for how many seconds its answer has to wait."""
         source = source_of(address)
         count = self._refusals.note(source, self.now_s())
-        _tell(source, protocol, why, count)
+        _log(source, protocol, why, count)
         over = count - FREE_REFUSALS
         if over <= 0:
             return 0.0
@@ -182,7 +182,7 @@ def source_of(address: str | None) -> str:
     return f"{IPv6Address(int(found) >> shift << shift)}/{SUBNET_BITS}"
 
 
-def _tell(source: str, protocol: str, why: str, count: int) -> None:
+def _log(source: str, protocol: str, why: str, count: int) -> None:
     """Log the first refusal of a burst, then each time there are ten times as many."""
     if count == 1:
         logger.warning("key refused", extra={"address": source, "protocol": protocol, "why": why})

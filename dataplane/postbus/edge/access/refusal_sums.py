@@ -26,7 +26,7 @@ SUMMARY_S: Final = 60.0
 MAX_ENTITIES: Final = 1_000
 """Entities counted apart for each reason; more are counted together."""
 
-TOLD_ENTITIES: Final = 5
+LOGGED_ENTITIES: Final = 5
 """Entities that a line names, those first that were refused most."""
 
 MAX_NAME_CHARS: Final = 100
@@ -41,27 +41,27 @@ class RefusalSums:
     def __init__(self, later: Later | None = None) -> None:
         """`later` calls something after so many seconds, by default in the running loop."""
         self._later = later or _in_loop
-        self._untold: dict[Refusal, Counter[str]] = {}
+        self._unlogged: dict[Refusal, Counter[str]] = {}
 
-    def is_told(self, refusal: Refusal, entity: str) -> bool:
+    def is_logged(self, refusal: Refusal, entity: str) -> bool:
         """Count a refusal and say whether the log hears of it by itself."""
-        untold = self._untold.get(refusal)
-        if untold is None:
-            self._untold[refusal] = Counter()
+        unlogged = self._unlogged.get(refusal)
+        if unlogged is None:
+            self._unlogged[refusal] = Counter()
             self._later(SUMMARY_S, lambda: self._sum_up(refusal))
             return True
         name = entity[:MAX_NAME_CHARS]
-        untold[name if name in untold or len(untold) < MAX_ENTITIES else OTHERS] += 1
+        unlogged[name if name in unlogged or len(unlogged) < MAX_ENTITIES else OTHERS] += 1
         return False
 
     def _sum_up(self, refusal: Refusal) -> None:
         """Tell what came in a minute; after one without a refusal the next one is a first again."""
-        untold = self._untold.pop(refusal)
-        if not untold:
+        unlogged = self._unlogged.pop(refusal)
+        if not unlogged:
             return
-        named = [(name, count) for name, count in untold.most_common() if name != OTHERS]
-        told, rest = named[:TOLD_ENTITIES], named[TOLD_ENTITIES:]
-        others = sum(count for _, count in rest) + untold[OTHERS]
+        named = [(name, count) for name, count in unlogged.most_common() if name != OTHERS]
+        told, rest = named[:LOGGED_ENTITIES], named[LOGGED_ENTITIES:]
+        others = sum(count for _, count in rest) + unlogged[OTHERS]
         entities = [f"{name or '-'} {count}" for name, count in told]
         if others:
             entities.append(f"{OTHERS} {others}")
@@ -69,12 +69,12 @@ class RefusalSums:
             "more was refused",
             extra={
                 "reason": refusal.value,
-                "refused": untold.total(),
+                "refused": unlogged.total(),
                 "within_s": round(SUMMARY_S),
                 "entities": ", ".join(entities),
             },
         )
-        self._untold[refusal] = Counter()
+        self._unlogged[refusal] = Counter()
         self._later(SUMMARY_S, lambda: self._sum_up(refusal))
 
 

@@ -115,7 +115,7 @@ class Admission:
         `refusal`: what it is, where it is one of the broker's.
         """
         if refusal in SUMMED:
-            return self._registry.sums.is_told(refusal, entity)
+            return self._registry.sums.is_logged(refusal, entity)
         if self.is_authenticated:
             return self._registry.note_refusal_of_key(self.account)
         return self._registry.note_refusal(self.source)
@@ -143,8 +143,8 @@ class AdmissionControl:
         self._refusals = Bursts()
         self._crowds = Bursts()
         self._second = 0
-        self._told = Shares(Limit(LOGGED_REFUSALS_A_SECOND))  # in that second
-        self._untold = Bursts()
+        self._logged = Shares(Limit(LOGGED_REFUSALS_A_SECOND))  # in that second
+        self._unlogged = Bursts()
         self.sums = RefusalSums()
         """Refusals whose cause is the broker's own."""
         self.cut_count = 0
@@ -179,7 +179,7 @@ class AdmissionControl:
         else:
             return self._add(source, now_s)
         if crowd:
-            self._tell_crowded(next(iter(crowd)).source, len(crowd), now_s)
+            self._log_crowded(next(iter(crowd)).source, len(crowd), now_s)
         if leaving is None:
             return None
         self.cut_count += 1
@@ -211,10 +211,10 @@ class AdmissionControl:
         second = int(now_s)
         if second != self._second:
             self._second = second
-            self._told.clear()
-        if self._told.take(account, 1):
+            self._logged.clear()
+        if self._logged.take(account, 1):
             return True
-        count = self._untold.note(account, now_s)
+        count = self._unlogged.note(account, now_s)
         if is_power_of_ten(count):
             logger.warning(
                 "much is refused to a key", extra={"rule": account, "refused_more": count}
@@ -225,7 +225,7 @@ class AdmissionControl:
         """Return how often a share was used up, by what it is of."""
         return {
             "connections": self.of_keys.refused_count,
-            "log_lines": self._told.refused_count,
+            "log_lines": self._logged.refused_count,
         }
 
     def note_crowd(self, account: str) -> None:
@@ -247,7 +247,7 @@ class AdmissionControl:
         oldest = next(iter(found), None)
         return oldest if oldest and now_s - oldest.since_s >= PATIENCE_S else None
 
-    def _tell_crowded(self, source: str, count: int, now_s: float) -> None:
+    def _log_crowded(self, source: str, count: int, now_s: float) -> None:
         """Log the first of a burst that lasts until there was room for a minute."""
         if self._crowded_s is None or now_s - self._crowded_s >= QUIET_S:
             logger.warning(

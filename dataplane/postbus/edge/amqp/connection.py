@@ -386,7 +386,7 @@ class AmqpConnection:
                     self.has_peer_closed = not isinstance(error, AmqpConnectionError)
                     self._end()
                     if error is not None:
-                        self._tell_error(error)
+                        self._log_error(error)
                 case SessionBegun() | DeliveriesAnswered() | LinkDrained():  # the last two: clients
                     pass
                 case _:
@@ -556,7 +556,7 @@ class AmqpConnection:
         self._endpoints[link] = receiver
         receiver.attach()
 
-    def _tell_error(self, error: AmqpError) -> None:
+    def _log_error(self, error: AmqpError) -> None:
         if self.admission.is_refusal_logged():
             told = {"condition": error.condition, "why": error.description}
             extra = {"conn": self.connection_id, **told}

@@ -146,7 +146,7 @@ def _bad_token(refused: TokenRefused) -> str:
 
 
 def error_answer(
-    refused: HttpRefused, namespace: str, path: str, *, is_told: bool = True
+    refused: HttpRefused, namespace: str, path: str, *, is_logged: bool = True
 ) -> web.Response:
     """Return the answer of a refused request: `<Error><Code>401</Code><Detail>…</Detail></Error>`.
 
@@ -154,7 +154,7 @@ def error_answer(
     """
     tracking_id = f"{uuid.uuid4()}_G0"
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    if is_told:
+    if is_logged:
         logger.info(
             "refused",
             extra={

@@ -204,15 +204,15 @@ class HttpServer:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
         admission = request.get(ADMISSION)
-        is_told = admission is None or admission.is_refusal_logged(refused.refusal, request.path)
-        answer = error_answer(refused, self._namespace, request.path, is_told=is_told)
+        is_logged = admission is None or admission.is_refusal_logged(refused.refusal, request.path)
+        answer = error_answer(refused, self._namespace, request.path, is_logged=is_logged)
         if refused.headers.items() >= CLOSE.items():
             answer.force_close()
         return answer
 
     async def _answer(self, api: str, request: web.BaseRequest) -> web.StreamResponse:
         if api == HEALTH:
-            return await self._tell_health()
+            return await self._answer_health()
         handler = self._handlers[api]
         if handler is None:
             text = (
@@ -221,7 +221,7 @@ class HttpServer:
             raise HttpRefused(404, text)
         return await handler.handle(request)
 
-    async def _tell_health(self) -> web.Response:
+    async def _answer_health(self) -> web.Response:
         is_healthy = await self._is_healthy()
         return web.Response(
             text=json.dumps(HEALTHY if is_healthy else UNHEALTHY),
