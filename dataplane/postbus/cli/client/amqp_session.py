@@ -94,7 +94,7 @@ class AmqpSession:
         self._session: ClientSession
         self.failure: RefusedError | None = None
         """What ended the connection."""
-        self._is_late_told = False
+        self._is_late_printed = False
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Feed the engine until the connection ends."""
@@ -154,16 +154,16 @@ class AmqpSession:
             raise self.failure
         await asyncio.wait({future}, timeout=expected_s + PATIENT_S)
         if not future.done():
-            self.tell_late(f"the bus has not answered yet: waiting for {ANSWER_S:.0f} s")
+            self.print_late(f"the bus has not answered yet: waiting for {ANSWER_S:.0f} s")
         try:
             return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except TimeoutError:
             raise RefusedError(f"the bus did not answer within {ANSWER_S:.0f} s") from None
 
-    def tell_late(self, why: str) -> None:
+    def print_late(self, why: str) -> None:
         """Say, once, why nothing seems to happen."""
-        if not self._is_late_told:
-            self._is_late_told = True
+        if not self._is_late_printed:
+            self._is_late_printed = True
             err.print(f"[yellow]postbus:[/yellow] {escape(why)}")
 
     # --- links ----------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class Selection:
         self.total = page.get("total")
         self.next_number = None if page["isEnd"] else page["nextNumber"]
 
-    def tell_more(self, shown: int, command: str) -> None:
+    def print_more(self, shown: int, command: str) -> None:
         """Say how many there are, and how to see those that were not shown."""
         if self.next_number is None or (self.total is not None and shown >= self.total):
             return

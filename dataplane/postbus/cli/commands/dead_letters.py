@@ -20,7 +20,7 @@ from postbus.cli.commands.messages import (
     Transfer,
     Where,
     print_messages,
-    tell_refused,
+    print_refused,
 )
 from postbus.cli.failures import (
     InputError,
@@ -132,7 +132,7 @@ def list_letters(
             print_messages(rows, output, is_dead=True, bodies=bodies)
         if output.is_table:
             option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
-            chosen.tell_more(len(rows), f"dlq list{option}")
+            chosen.print_more(len(rows), f"dlq list{option}")
         chosen.warn()
 
 
@@ -343,7 +343,7 @@ class _Work:
         self._handle(what, body, chosen, rate, result)
         out.print(summary(self._verb, result, len(numbers)), markup=False)
         if result.refused or (is_named and result.gone):
-            tell_refused(result.refused)
+            print_refused(result.refused)
             raise typer.Exit(1)
 
     def _handle(

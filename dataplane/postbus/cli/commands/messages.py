@@ -135,7 +135,7 @@ def peek(
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=part != "main", bodies=bodies)
         if output.is_table:
-            chosen.tell_more(len(rows), f"peek{_OPTIONS[part]}")
+            chosen.print_more(len(rows), f"peek{_OPTIONS[part]}")
         chosen.warn()
 
 
@@ -208,11 +208,11 @@ def purge(
         out.print(f"deleted {counted(done, what)} of {entity}", markup=False)
         chosen.warn()
         if refused:
-            tell_refused(refused)
+            print_refused(refused)
             raise typer.Exit(1)
 
 
-def tell_refused(refused: dict[int, str], most: int = 10) -> None:
+def print_refused(refused: dict[int, str], most: int = 10) -> None:
     """Say which messages were refused, the first few of many."""
     for number in sorted(refused)[:most]:
         err.print(f"{number}: {refused[number]}", markup=False)

@@ -349,7 +349,7 @@ class _Run:
         """Send a refused message, and those behind it that are refused too, until none is."""
         loop = asyncio.get_running_loop()
         deadline, backoff = loop.time() + BUSY_S, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        sender.session.tell_late(f"{busy}: trying again for {BUSY_S:.0f} s")
+        sender.session.print_late(f"{busy}: trying again for {BUSY_S:.0f} s")
         refused = [payload, *await self._refused(sender)]
         self._has_gap = True
         while refused:

@@ -289,7 +289,7 @@ def decode_json_message(payload: bytes) -> dict[str, Any]:
             told[name] = str(fields[place])
     if len(header) > 2 and isinstance(header[2], int):
         told["timeToLive"] = format_duration(int(header[2]))
-    _tell_annotations(told, annotations)
+    _put_annotations(told, annotations)
     if number is not None:
         failed = header[4] if len(header) > 4 else 0
         told["deliveryCount"] = (int(failed) if isinstance(failed, int) else 0) + 1
@@ -306,7 +306,7 @@ def decode_json_message(payload: bytes) -> dict[str, Any]:
     return told
 
 
-def _tell_annotations(told: dict[str, Any], annotations: Mapping[str, Any]) -> None:
+def _put_annotations(told: dict[str, Any], annotations: Mapping[str, Any]) -> None:
     for key, name in (
         ("x-opt-partition-key", "partitionKey"),
         ("x-opt-deadletter-source", "deadLetterSource"),

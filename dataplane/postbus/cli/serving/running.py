@@ -225,7 +225,7 @@ async def _run_until_end(
                 for remark in remarks:
                     err.print(f"[yellow]postbus:[/yellow] {escape(remark)}")
                 announce(bus, with_keys=is_dev)
-                beside.append(asyncio.create_task(tell_standing(bus)))
+                beside.append(asyncio.create_task(announce_standing(bus)))
                 beside.append(asyncio.create_task(collect_forever()))
                 await _unless(stopping, bus.wait())
     finally:
@@ -299,7 +299,7 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
         )
 
 
-async def tell_standing(bus: Bus) -> None:
+async def announce_standing(bus: Bus) -> None:
     """Print a line that scripts may wait for, and tell systemd: ready, or a stand-by, and for whom.
 
     systemd has started a stand-by all the same: it does what it is there for.
