@@ -63,7 +63,7 @@ class Body(BaseModel):
     )
 
 
-class Told(BaseModel):
+class ResponseBody(BaseModel):
     """A body that this API answers with."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
@@ -90,7 +90,7 @@ class DeletionPolicy(Enum):
     RETAIN = "Retain"
 
 
-class Applied(Told):
+class Applied(ResponseBody):
     """What a change led to.
 
     `version` is the catalog's when the entity changed last; `acknowledged` says of each partition
@@ -104,7 +104,7 @@ class Applied(Told):
     created: bool
 
 
-class Deleted(Told):
+class Deleted(ResponseBody):
     """An entity went. `restorable`: `entity_id` brings it back until its retention is over."""
 
     entity_id: int
@@ -141,7 +141,7 @@ def _canonical(model: BaseModel, without: set[str]) -> dict[str, Any]:
 # --- what exists --------------------------------------------------------------------------------
 
 
-class EntityFacts(Told):
+class EntityFacts(ResponseBody):
     """What is said of every entity. `version` is its ETag.
 
     `warnings`, told of one entity and not in lists: what of the definition is allowed and hardly
@@ -179,7 +179,7 @@ class SubscriptionDescription(EntityFacts):
     properties: SubscriptionDefinition
 
 
-class RuleDescription(Told):
+class RuleDescription(ResponseBody):
     """A rule of a subscription. `properties` may be put back as they are."""
 
     name: str
@@ -187,35 +187,35 @@ class RuleDescription(Told):
     properties: RuleProperties
 
 
-class QueuePage(Told):
+class QueuePage(ResponseBody):
     """Some of the queues, by name. `next_skip` None: that was the last page."""
 
     items: list[QueueDescription]
     next_skip: int | None
 
 
-class TopicPage(Told):
+class TopicPage(ResponseBody):
     """Some of the topics, by name. `next_skip` None: that was the last page."""
 
     items: list[TopicDescription]
     next_skip: int | None
 
 
-class SubscriptionPage(Told):
+class SubscriptionPage(ResponseBody):
     """Some subscriptions of a topic, by name. `next_skip` None: that was the last page."""
 
     items: list[SubscriptionDescription]
     next_skip: int | None
 
 
-class RulePage(Told):
+class RulePage(ResponseBody):
     """Some rules of a subscription, by name. `next_skip` None: that was the last page."""
 
     items: list[RuleDescription]
     next_skip: int | None
 
 
-class CountDetails(Told):
+class CountDetails(ResponseBody):
     """How many messages lie where."""
 
     active_message_count: int
@@ -225,7 +225,7 @@ class CountDetails(Told):
     transfer_dead_letter_message_count: int
 
 
-class MessageRates(Told):
+class MessageRates(ResponseBody):
     """Messages a second over the last 10 to 15 seconds, as this broker sees them.
 
     `incoming`: sent, of a subscription its copies. `outgoing`: delivered, again each time; of a
@@ -237,7 +237,7 @@ class MessageRates(Told):
     completed: float
 
 
-class RuntimeInformation(Told):
+class RuntimeInformation(ResponseBody):
     """What an entity holds, exact while nobody sends or receives.
 
     `availability` is `Available`, or `Limited` while one of its partitions is away or takes no
@@ -260,7 +260,7 @@ class RuntimeInformation(Told):
     oldest_message_age_seconds: float | None
 
 
-class NamespaceDescription(Told):
+class NamespaceDescription(ResponseBody):
     """The bus namespace. `version`: the catalog's, the ETag. `properties` may be put back."""
 
     name: str
@@ -273,7 +273,7 @@ class NamespaceDescription(Told):
 # --- deleted entities and changes ---------------------------------------------------------------
 
 
-class Tombstone(Told):
+class Tombstone(ResponseBody):
     """An entity that is gone. `restorable_until` None: its messages are gone too."""
 
     entity_id: int
@@ -285,14 +285,14 @@ class Tombstone(Told):
     restorable_until: datetime | None
 
 
-class Tombstones(Told):
+class Tombstones(ResponseBody):
     """What was deleted after a version, oldest first. `version`: ask from here next time."""
 
     version: int
     items: list[Tombstone]
 
 
-class Change(Told):
+class Change(ResponseBody):
     """One change of the catalog: an entity was put (created or changed), or deleted."""
 
     version: int
@@ -302,7 +302,7 @@ class Change(Told):
     change: Literal["put", "deleted"]
 
 
-class Changes(Told):
+class Changes(ResponseBody):
     """What changed after a version, oldest first. `version`: ask from here next time."""
 
     version: int
@@ -323,7 +323,7 @@ class AuthorizationRuleDefinition(Body):
     secondary_key: KeyText | None = None
 
 
-class AuthorizationRuleDescription(Told):
+class AuthorizationRuleDescription(ResponseBody):
     """A rule. Its keys are told only to who asks for them (`?keys=true`), else they are None.
 
     `is_declared`: a manifest declares it, and only there it is changed; it has no times.
@@ -338,7 +338,7 @@ class AuthorizationRuleDescription(Told):
     secondary_key: str | None = Field(None, repr=False)
 
 
-class AuthorizationRulePage(Told):
+class AuthorizationRulePage(ResponseBody):
     """All rules of a namespace, a queue or a topic, by name."""
 
     items: list[AuthorizationRuleDescription]
@@ -347,7 +347,7 @@ class AuthorizationRulePage(Told):
 # --- status -------------------------------------------------------------------------------------
 
 
-class PartitionStatus(Told):
+class PartitionStatus(ResponseBody):
     """One partition. `version`: the catalog's that it follows. `trouble` None: it works."""
 
     partition: int
@@ -357,7 +357,7 @@ class PartitionStatus(Told):
     trouble: str | None
 
 
-class Status(Told):
+class Status(ResponseBody):
     """How this broker is. `is_ready`: clients may come, at least one partition can be used.
 
     `troubles` name what does not work, for people.
@@ -376,7 +376,7 @@ class Status(Told):
     troubles: list[str]
 
 
-class LinkDescription(Told):
+class LinkDescription(ResponseBody):
     """A link of a client. `credit`: messages that may come; `locks`: those not settled."""
 
     entity: str
@@ -385,7 +385,7 @@ class LinkDescription(Told):
     locks: int
 
 
-class ConnectionDescription(Told):
+class ConnectionDescription(ResponseBody):
     """A client over AMQP. `rules`: whose keys it has shown; `idle_s`: since it said something."""
 
     connection: int
@@ -395,7 +395,7 @@ class ConnectionDescription(Told):
     links: list[LinkDescription]
 
 
-class ConnectionPage(Told):
+class ConnectionPage(ResponseBody):
     """Some clients, the longest connected ones first. `next_skip` None: that was the last page."""
 
     items: list[ConnectionDescription]
@@ -439,7 +439,7 @@ class StoreOutage(Body):
     partition: int | None = Field(None, ge=0)
 
 
-class Clock(Told):
+class Clock(ResponseBody):
     """`now` is entity time, `offset_ms` how far it was moved ahead of the wall."""
 
     mode: Literal["wall", "manual"]
@@ -447,13 +447,13 @@ class Clock(Told):
     offset_ms: int
 
 
-class LocksLost(Told):
+class LocksLost(ResponseBody):
     """`entity` as it was created."""
 
     entity: str
 
 
-class StoreInterrupted(Told):
+class StoreInterrupted(ResponseBody):
     """Which partitions have no store for that long."""
 
     duration: DurationMs
@@ -481,14 +481,14 @@ class ProblemType(Enum):
     UNAVAILABLE = "urn:postbus:problem:unavailable"
 
 
-class FieldProblem(Told):
+class FieldProblem(ResponseBody):
     """What is wrong with one field; `field` as in the body, with dots."""
 
     field: str
     problem: str
 
 
-class Problem(Told):
+class Problem(ResponseBody):
     """Why a request was refused (RFC 9457). `detail` is for people and says what to do."""
 
     type: ProblemType = ProblemType.PLAIN
@@ -501,7 +501,7 @@ class Problem(Told):
 # --- audit --------------------------------------------------------------------------------------
 
 
-class AuditedChange(Told):
+class AuditedChange(ResponseBody):
     """Who changed what by hand.
 
     `calls` of one caller that did the same within a minute are taken together. `entity` "" is the
@@ -522,7 +522,7 @@ class AuditedChange(Told):
     outcome: str | None
 
 
-class AuditPage(Told):
+class AuditPage(ResponseBody):
     """Lines of the audit, the newest first; go on with `before` as `next_before`, null: no more."""
 
     items: list[AuditedChange]

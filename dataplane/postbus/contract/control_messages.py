@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from postbus.contract.control import Body, Told
+from postbus.contract.control import Body, ResponseBody
 from postbus.contract.entities import DurationMs
 
 MAX_SEQUENCE_NUMBERS: Final = 250
@@ -116,7 +116,7 @@ class ResendMessages(MessagesOf):
     edit: EditedMessage | None = None
 
 
-class ShownMessage(Told):
+class ShownMessage(ResponseBody):
     """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the whole length.
 
     Of a dead letter: when it became one, how often it had been delivered by then, and name of link
@@ -156,7 +156,7 @@ class ShownMessage(Told):
     is_malformed: bool
 
 
-class RefusedMessage(Told):
+class RefusedMessage(ResponseBody):
     """A message that nothing was done to, and why."""
 
     number: int
@@ -164,7 +164,7 @@ class RefusedMessage(Told):
     detail: str
 
 
-class Walked(Told):
+class Walked(ResponseBody):
     """How far a call came among messages in order of number. Go on from `next_number`.
 
     `failed`: how many the filter could not be evaluated for. `away`: partitions that did not
@@ -190,7 +190,7 @@ class MessagePage(Walked):
     total: int | None
 
 
-class DeadLetterGroup(Told):
+class DeadLetterGroup(ResponseBody):
     """Dead letters of one reason and, but for numbers, ids and addresses, one description.
 
     Each word that was taken out is a `*`; `is_cut`: the description went on. `example_number` is
@@ -215,7 +215,7 @@ class MessageSummary(Walked):
     total: int | None
 
 
-class DeletedMessages(Told):
+class DeletedMessages(ResponseBody):
     """What was deleted, and what was not."""
 
     numbers: list[int]
@@ -230,14 +230,14 @@ class PurgedMessages(Walked):
     refused: list[RefusedMessage]
 
 
-class ResentMessage(Told):
+class ResentMessage(ResponseBody):
     """A message that was sent again has another number where it is."""
 
     number: int
     new_number: int
 
 
-class ResentMessages(Told):
+class ResentMessages(ResponseBody):
     """What was sent again.
 
     `forwarded` are on their way to another partition, exactly once; what the target refuses for
