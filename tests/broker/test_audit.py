@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from postbus.broker import audit as audit_module
-from postbus.broker.audit import Audit, AuditEntry, AuditLine, Told
+from postbus.broker.audit import Audit, AuditEntry, AuditLine, AuditResult
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditStore
@@ -134,8 +134,8 @@ async def test_change_is_completed_though_its_caller_hangs_up(rig: Rig) -> None:
 
 
 async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
-    def told(count: int) -> Told:
-        return Told({"deleted": count}, range(count))
+    def told(count: int) -> AuditResult:
+        return AuditResult({"deleted": count}, range(count))
 
     for count in (250, 250, 40):
         await rig.audit.recorded(PURGE, returning(count), told, may_repeat=True)

@@ -22,7 +22,16 @@ from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditEntry, AuditLine, AuditStore
 from postbus.store.errors import StoreError, StoreFull
 
-__all__ = ["DONE", "UNKNOWN", "Audit", "AuditEntry", "AuditLine", "Line", "Told", "outcome_of"]
+__all__ = [
+    "DONE",
+    "UNKNOWN",
+    "Audit",
+    "AuditEntry",
+    "AuditLine",
+    "AuditResult",
+    "Line",
+    "outcome_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +67,7 @@ UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AuditResult:
     """What a change came to: name -> how many, and which messages or rules it was done to."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +89,7 @@ class Line:
     numbers: list[int] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
 
-    def count(self, told: Told) -> None:
+    def count(self, told: AuditResult) -> None:
         """Add what a call came to."""
         for name, count in told.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
@@ -129,7 +138,7 @@ class Audit:
         self,
         entry: AuditEntry,
         work: Awaitable[T],
-        told: Callable[[T], Told] = lambda _: Told(),
+        told: Callable[[T], AuditResult] = lambda _: AuditResult(),
         *,
         may_repeat: bool = False,
         may_change_nothing: bool = False,
@@ -169,7 +178,7 @@ class Audit:
         self,
         entry: AuditEntry,
         work: Awaitable[T],
-        told: Callable[[T], Told],
+        told: Callable[[T], AuditResult],
         may_repeat: bool,
         may_change_nothing: bool,
     ) -> T:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from postbus.broker.audit import Audit, AuditEntry, Told
+from postbus.broker.audit import Audit, AuditEntry, AuditResult
 from postbus.broker.catalog.changes import explained
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
@@ -237,7 +237,9 @@ class Router:
         if self.audit is None:
             await work
         else:
-            await self.audit.recorded(entry, work, lambda _: Told(rules=(rule,)), may_repeat=True)
+            await self.audit.recorded(
+                entry, work, lambda _: AuditResult(rules=(rule,)), may_repeat=True
+            )
         return Done()
 
     def list_rules(

@@ -30,7 +30,7 @@ DEFINITION = BusDefinition(
 )
 
 
-class Told(NamedTuple):
+class AuditResult(NamedTuple):
     """An answer; `body` is read as JSON."""
 
     status: int
@@ -59,7 +59,7 @@ class Caller:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         token: str | None = None,
-    ) -> Told:
+    ) -> AuditResult:
         """Return the answer. `token` empty sends none; `data` is sent instead of JSON."""
         url = urlsplit(self.address)
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S)
@@ -82,18 +82,18 @@ class Caller:
         if response.status >= 400:
             assert told["status"] == response.status
             assert told["detail"]
-        return Told(response.status, told, response.headers)
+        return AuditResult(response.status, told, response.headers)
 
-    def get(self, path: str, **said: Any) -> Told:
+    def get(self, path: str, **said: Any) -> AuditResult:
         return self.call("GET", path, **said)
 
-    def put(self, path: str, body: object, **said: Any) -> Told:
+    def put(self, path: str, body: object, **said: Any) -> AuditResult:
         return self.call("PUT", path, body, **said)
 
-    def post(self, path: str, body: object = None, **said: Any) -> Told:
+    def post(self, path: str, body: object = None, **said: Any) -> AuditResult:
         return self.call("POST", path, body, **said)
 
-    def delete(self, path: str, **said: Any) -> Told:
+    def delete(self, path: str, **said: Any) -> AuditResult:
         return self.call("DELETE", path, **said)
 
 

@@ -16,9 +16,9 @@ from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import (
     WAIT_S,
+    AuditResult,
     Caller,
     ControlledBus,
-    Told,
     controlled_bus,
     path_of,
 )
@@ -239,7 +239,7 @@ def test_changes_are_told_since_a_version(api: Caller, name: str) -> None:
 
 def test_a_question_waits_for_a_change(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
-    told: list[Told] = []
+    told: list[AuditResult] = []
     asking = threading.Thread(
         target=lambda: told.append(api.get(f"/v1/changes?since={since}&wait=60"))
     )
