@@ -416,7 +416,7 @@ class Bus:
 
     def _make_sampler(self, stores: Stores) -> Sampler:
         def complete(sample: BusSample) -> None:
-            self._listeners.tell(sample)
+            self._listeners.add_to(sample)
             sample.authentication_failures = self._authorizer.refused_count
 
         return Sampler(self._hosts, stores.all, self._clocks[stores.first], self._budget, complete)

@@ -239,7 +239,7 @@ class Listeners:
 
     # --- what it tells --------------------------------------------------------------------------
 
-    def tell(self, sample: BusSample) -> None:
+    def add_to(self, sample: BusSample) -> None:
         """Complete a sample of the bus by what doors count."""
         for name, context in self._certificates.items():
             sample.certificate_expiries[name] = context.expires_s

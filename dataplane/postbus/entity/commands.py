@@ -295,7 +295,8 @@ class DeleteBySequence:
 class MessageEdit:
     """What is changed in messages that are sent again; the rest stays as it is.
 
-    `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, None removes.
+    `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, or
+    None, which removes it.
     `properties` are application properties to be set, values as `message.codec` decodes them.
     """
 

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from postbus.store.connections import Lane
+from postbus.store.connections import SharedConnection
 from postbus.store.errors import (
     CONNECTION_ERRORS,
     Connection,
@@ -84,7 +84,7 @@ class Beats:
         self._on_dead = on_dead
         self._clock = clock
         self._outage = outage or Outage("")
-        self._lane = Lane(connect)
+        self._shared = SharedConnection(connect)
         self._beginning = asyncio.Lock()
         self._entering: UUID | None = None
         """A life whose entry got no answer, so that it is perhaps there: the next one is it."""
@@ -120,12 +120,12 @@ class Beats:
         identity = self._forget() or self._entering
         if identity is not None:
             try:
-                async with asyncio.timeout(ANSWER_S), self._lane.use() as connection:
+                async with asyncio.timeout(ANSWER_S), self._shared.use() as connection:
                     await connection.execute(LEAVE, identity, self.persisted_ms, LEFT)
             except (*CONNECTION_ERRORS, StoreError, asyncpg.PostgresError) as error:
                 logger.warning("the end was not told", extra={"error": repr(error)})
-                self._lane.drop()
-        await self._lane.close()
+                self._shared.drop()
+        await self._shared.close()
 
     def _forget(self) -> UUID | None:
         identity, self.identity = self.identity, None
@@ -143,7 +143,7 @@ class Beats:
             process = self.broker.process
             started = self._clock()
             newest = all_migrations()[-1].number
-            async with self._lane.use() as connection:
+            async with self._shared.use() as connection:
                 entry = identity, self.broker.name, *process, newest
                 is_ours = await connection.fetchval(ENTER, *entry) is not None
             self._entering = None
@@ -170,7 +170,7 @@ class Beats:
             await asyncio.sleep(max(BEAT_S - (self._clock() - started), 0.05))
 
     async def _beat(self, started: float) -> None:
-        async with self._lane.use() as connection:
+        async with self._shared.use() as connection:
             rows = await connection.fetch(BEAT, self.identity, self.persisted_ms)
             self._look(rows)
             for identity, seen in list(self._others.items()):

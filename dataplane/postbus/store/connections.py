@@ -103,7 +103,7 @@ def _is_in_transaction(connection: Connection) -> bool:
     return connection._top_xact is not None or connection.is_in_transaction()
 
 
-class Lane:
+class SharedConnection:
     """One connection, opened at first use, lent to one user at a time, replaced when broken."""
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]]) -> None:

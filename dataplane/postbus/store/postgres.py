@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 
 from postbus.store.beats import ANSWER_S, Beats
-from postbus.store.connections import Lane, connect
+from postbus.store.connections import SharedConnection, connect
 from postbus.store.errors import (
     COMMIT_MS,
     Connection,
@@ -92,11 +92,11 @@ class Store:
         self.outage = Outage(self.where)
         self.commits_under_way = 0  # of all partitions; their journals count
         self._synchronous_commit = "on"
-        self._read = Lane(self._connect_read)
-        self._side = Lane(self._connect_side)
-        self._vacuum = Lane(self._connect_vacuum)
+        self._read = SharedConnection(self._connect_read)
+        self._side = SharedConnection(self._connect_side)
+        self._vacuum = SharedConnection(self._connect_vacuum)
         broker = broker or Broker("broker-0", this_process())
-        self.beats = Beats(self._connect_beat, broker, self._drop_lanes, outage=self.outage)
+        self.beats = Beats(self._connect_beat, broker, self._drop_shared, outage=self.outage)
 
     @property
     def where(self) -> str:
@@ -134,15 +134,15 @@ class Store:
             self.outage.ended()
 
     async def _prepare(self) -> None:
-        lane = Lane(self._connect_setup)
+        shared = SharedConnection(self._connect_setup)
         try:
-            async with lane.use() as connection:
+            async with shared.use() as connection:
                 await self._check_server(connection)
                 await prepare_store(connection)
                 if self._check is not None:
                     await self._check(connection)
         finally:
-            await lane.close()
+            await shared.close()
 
     async def holds_anything(self, partition_id: int) -> bool:
         """Say whether a partition has tables, and rows of an entity in one of them."""
@@ -186,13 +186,13 @@ class Store:
     async def close(self) -> None:
         """End our life in the store, close what is shared; a later use opens it again."""
         await self.beats.stop()
-        for lane in (self._read, self._side, self._vacuum):
-            await lane.close()
+        for shared in (self._read, self._side, self._vacuum):
+            await shared.close()
 
-    def _drop_lanes(self) -> None:
+    def _drop_shared(self) -> None:
         """Let nobody wait for a database that is gone."""
-        for lane in (self._read, self._side, self._vacuum):
-            lane.drop()
+        for shared in (self._read, self._side, self._vacuum):
+            shared.drop()
 
     async def _connect_beat(self) -> Connection:
         settings = {"synchronous_commit": self._synchronous_commit}

@@ -295,7 +295,7 @@ class MessageOperations:
     async def resend(
         self, path: str, numbers: Numbers, *, to: str | None = None, edit: MessageEdit | None = None
     ) -> ResendResult:
-        """Send messages of a dead-letter queue again, at most `MAX_SEQUENCE_NUMBERS`, in the order given.
+        """Resend at most `MAX_SEQUENCE_NUMBERS` dead letters, in the given order.
 
         They go to the entity they are from, of a subscription to itself and not by way of its
         topic, or to another queue or topic. Nothing of them says any more that they were dead

@@ -1,6 +1,6 @@
 """Who guesses keys: refused tokens and passwords by source address, and how long they wait.
 
-All doors share one `AuthThrottle`. What is refused waits the longer the more was refused. While some
+All listeners share one `AuthThrottle`. Refusals wait longer the more there were. While some
 refusals of an address wait for their answers, further keys from there are not even looked at: who
 hangs up instead of waiting gains nothing. So a good key may have to queue at an address where
 somebody guesses; a key that its connection has shown before never does. The log hears of it once in

@@ -1,7 +1,7 @@
-"""What protects the broker from its clients: bounds on bytes taken in, and a bound on errors.
+"""Limits on bytes in flight from clients, and a guard against errors of ours in callbacks.
 
-Doors of all connections share one `InflightBudget`. Each key has its share of it: whoever is at its limit
-waits or is refused as busy, the others go on.
+Endpoints of all connections share one `InflightBudget`. Each key has its share of it: a key at its
+limit waits or is refused as busy, the others go on.
 """
 
 from __future__ import annotations

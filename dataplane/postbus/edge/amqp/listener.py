@@ -308,7 +308,8 @@ class AmqpTransport(asyncio.BufferedProtocol):
         if is_too_much and not connection.is_ended:
             text = (
                 f"A client without a key may send {UNAUTHENTICATED_BYTES} bytes and have"
-                f" {UNAUTHENTICATED_SESSIONS} sessions and {UNAUTHENTICATED_LINKS} links: authenticate first."
+                f" {UNAUTHENTICATED_SESSIONS} sessions and {UNAUTHENTICATED_LINKS} links:"
+                " authenticate first."
             )
             connection.close(conditions.UNAUTHORIZED_ACCESS, text)
 

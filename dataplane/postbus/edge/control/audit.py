@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from postbus.broker.audit import Audit, AuditEntry, AuditLine, ResponseBody
+from postbus.broker.audit import Audit, AuditEntry, AuditLine, AuditResult
 from postbus.contract.control import AuditedChange, AuditPage, AuthorizationRuleDefinition
 from postbus.contract.control_messages import (
     DeletedMessages,
@@ -77,17 +77,17 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
     return AuditEntry(caller.name, address, PROTOCOL, verb, entity, detail)
 
 
-def told_of(answer: Answer) -> ResponseBody:
+def told_of(answer: Answer) -> AuditResult:
     """Return what a line says a call came to."""
     match answer.body:
         case DeletedMessages(numbers=numbers, refused=refused):
-            return ResponseBody({"deleted": len(numbers), "refused": len(refused)}, numbers)
+            return AuditResult({"deleted": len(numbers), "refused": len(refused)}, numbers)
         case PurgedMessages(matched=matched, deleted=deleted, refused=refused):
-            return ResponseBody({"matched": matched, "deleted": deleted, "refused": len(refused)})
+            return AuditResult({"matched": matched, "deleted": deleted, "refused": len(refused)})
         case ResentMessages(resent=resent, forwarded=forwarded, refused=refused):
             numbers = [*(each.number for each in resent), *forwarded]
-            return ResponseBody({"resent": len(numbers), "refused": len(refused)}, numbers)
-    return ResponseBody()
+            return AuditResult({"resent": len(numbers), "refused": len(refused)}, numbers)
+    return AuditResult()
 
 
 class ControlAudit:

@@ -1,9 +1,9 @@
-"""Connections that have not shown a key: how many there may be, who gives way, what the log hears.
+"""Admission of connections: limits before authentication, who gives way, and rate of log entries.
 
-A client is a stranger from its dial until its first good key, over whatever door. Strangers are
-bounded, all together and of one address, and give way when there is no room: so that nobody
-without a key keeps clients out that have one. Those who dial at once from behind one router are
-strangers for milliseconds; only who takes long is asked to leave.
+A connection is unauthenticated from its dial until its first good key, whatever it speaks. Such
+connections are limited in total and for each address, and give way when the limit is reached, so
+that nobody without a key keeps clients out that have one. Clients that dial at once from behind one
+router are unauthenticated for milliseconds; only the slow ones are disconnected.
 """
 
 from __future__ import annotations
