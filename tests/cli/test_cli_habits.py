@@ -143,6 +143,7 @@ async def test_watching_tells_rates_and_how_dead_letters_grow(
     row = {
         "name": "orders", "status": "Active", "active": 5, "deadLetter": 0, "scheduled": 0,
         "incomingRate": "12.5", "outgoingRate": "7", "oldestAge": "3m",
+        "availability": "Available",
     }  # fmt: skip
     looks = [[row], [{**row, "deadLetter": 500_000}]]
 
