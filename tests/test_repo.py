@@ -255,6 +255,31 @@ def test_what_contributors_are_told_to_run_exists() -> None:
         assert not test or f"def {test}(" in read(ROOT / path), test
 
 
+def test_recipes_name_files_and_symbols_that_exist() -> None:
+    """A row has a file or folder, and steps; what a step quotes is a name in that file."""
+    package = PACKAGES["postbus"]
+    text = read(ROOT / "docs" / "recipes.md")
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 50
+    missing = []
+    for name, step in rows:
+        place = next((each / name for each in (ROOT, package) if (each / name).exists()), None)
+        quoted = re.findall(r"`@?([A-Za-z_]+)(?:\(\))?`", step) if name.endswith(".py") else []
+        if place is None:
+            missing.append(name)
+        else:
+            missing += [f"{name}: {each}" for each in quoted if not named_in(place, each)]
+    paths = re.findall(r"`((?:\w+/)+[\w.]*)`", text)
+    missing += [
+        path for path in paths if not any((each / path).exists() for each in (ROOT, package))
+    ]
+    assert missing == []
+
+
+def named_in(path: Path, name: str) -> bool:
+    return re.search(rf"\b{name}\b", read(path)) is not None
+
+
 def test_fast_tests_leave_out_what_needs_sql_or_sockets() -> None:
     recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]
     assert '-m "not slow and not sdk"' in recipe
