@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import time
@@ -74,11 +75,12 @@ class Clients(NamedTuple):
 
 
 def send_or_repeat(sender: ServiceBusSender) -> None:
-    """Send a message; the commit that meets the outage may be unknown, which a client repeats."""
-    try:
-        sender.send_messages(ServiceBusMessage("m"))
-    except ServiceBusError:
-        sender.send_messages(ServiceBusMessage("m"))
+    """Send a message; clients repeat it when a commit met the outage and its result is unknown."""
+    for _ in range(5):
+        with contextlib.suppress(ServiceBusError):
+            sender.send_messages(ServiceBusMessage("m"))
+            return
+    raise AssertionError("the message was not sent")
 
 
 def eventually(is_so: Callable[[], bool]) -> None:
