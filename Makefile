@@ -6,8 +6,10 @@ BIN := .venv/bin
 DEMO_BIN := .venv-demo/bin
 PIP := -m pip --disable-pip-version-check install --quiet
 PYTEST_FLAGS ?=
+# Tests start hundreds of processes, and pytest rewrites 800 modules: both keep what they compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # A Postgres for each worker; a file's tests stay together because they share a bus. More workers than
-# cores: clients of SDKs mostly sleep, a second at each close.
+# cores: half of the time tests wait for timers and processes.
 PARALLEL := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 PACKAGES := dataplane
 CODE := dataplane tests bench examples .ci

@@ -1,4 +1,4 @@
-"""`postbus clock` and `postbus fault` as processes, against a bus that `postbus dev` runs."""
+"""`postbus clock` and `postbus fault`, against a bus that `postbus dev` runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import MessageLockLostError
 
 from postbus.cli.commands.development import read_duration
-from tests.cli.test_cli import assert_fails, postbus
+from tests.cli.test_cli import assert_fails, postbus, run_here
 from tests.dev_bus import FREE_PORTS, DevBus, running_dev_bus
 
 QUEUE = "queue.1"
@@ -30,7 +30,7 @@ def dev_bus() -> Iterator[DevBus]:
 
 
 def asked(bus: DevBus, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return postbus(*arguments, POSTBUS_CONTROL_PORT=bus.control_port)
+    return run_here(*arguments, POSTBUS_CONTROL_PORT=bus.control_port)
 
 
 def shown(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -78,9 +78,9 @@ def test_clock_is_shown_and_advanced(dev_bus: DevBus) -> None:
     assert (before["clock"], before["ahead"], after["ahead"]) == ("manual", "PT0S", "PT5M")
     passed = datetime.fromisoformat(after["now"]) - datetime.fromisoformat(before["now"])
     assert timedelta(minutes=5) <= passed < timedelta(minutes=6)
-    by_option = postbus("clock", "--control-port", dev_bus.control_port, "advance", "PT1H")
+    by_option = run_here("clock", "--control-port", dev_bus.control_port, "advance", "PT1H")
     assert shown(by_option)["ahead"] == "PT1H5M"
-    by_option = postbus("clock", "advance", "1d", "--control-port", dev_bus.control_port)
+    by_option = run_here("clock", "advance", "1d", "--control-port", dev_bus.control_port)
     assert shown(by_option)["ahead"] == "P1DT1H5M"
 
 
@@ -156,7 +156,7 @@ def test_what_the_bus_refuses_is_told_with_its_words(dev_bus: DevBus) -> None:
 def test_no_bus_listens(command: tuple[str, ...]) -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
-        done = postbus(*command, "--control-port", str(bound.getsockname()[1]))
+        done = run_here(*command, "--control-port", str(bound.getsockname()[1]))
     assert_fails(done, 7, r"no bus answers at http://127\.0\.0\.1:\d+: start one with postbus dev")
 
 
@@ -174,17 +174,17 @@ class Admission(BaseHTTPRequestHandler):
 def test_something_else_listens() -> None:
     with HTTPServer(("127.0.0.1", 0), Admission) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        done = postbus("clock", "--control-port", str(server.server_port))
+        done = run_here("clock", "--control-port", str(server.server_port))
         server.shutdown()
     assert_fails(done, 7, r"what listens at http://127\.0\.0\.1:\d+ is no control API of a bus")
 
 
 @pytest.mark.slow
 def test_usage() -> None:
-    assert_fails(postbus("clock", "advance", "5x"), 2, "use 90s, 5m, 2h, 7d")
-    assert_fails(postbus("clock", "advance"), 2, "Missing argument")
-    assert_fails(postbus("clock", "--control-port", "70000"), 3, "--control-port: input should be")
-    assert_fails(postbus("serve", "--clock", "manual"), 2, "No such option: --clock")
+    assert_fails(run_here("clock", "advance", "5x"), 2, "use 90s, 5m, 2h, 7d")
+    assert_fails(run_here("clock", "advance"), 2, "Missing argument")
+    assert_fails(run_here("clock", "--control-port", "70000"), 3, "--control-port: input should be")
+    assert_fails(run_here("serve", "--clock", "manual"), 2, "No such option: --clock")
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_usage() -> None:
     ],
 )
 def test_help_shows_examples_and_exit_codes(command: tuple[str, ...], example: str) -> None:
-    done = postbus(*command, "--help")
+    done = run_here(*command, "--help")
     assert done.returncode == 0
     assert example in done.stdout
     code = "5 data directory" if command == ("dev",) else "7 no bus answers, or it refuses"
