@@ -304,7 +304,7 @@ class BusThread:
         )
         await self.authorization_rules.load()
         self._directory.catalog.on_read.append(self.authorization_rules.load)
-        self._directory.tell_deletions(lambda _: self.authorization_rules.refresh())
+        self._directory.on_deletion(lambda _: self.authorization_rules.refresh())
 
     # --- what a test does to it -----------------------------------------------------------------
 
