@@ -112,7 +112,7 @@ def test_check_warns_of_what_is_hardly_meant(tmp_path: Path) -> None:
         file.write(LOOP)
     done = run_here("check", str(tmp_path))
     warned, *_ = done.stdout.splitlines()
-    circle = "spec.forwardTo: messages go in a circle until they are dead-lettered: loop -> loop"
+    circle = "spec.forwardTo: forwarding loop; messages in it will be dead-lettered: loop -> loop"
     assert done.returncode == 0
     assert warned.startswith("warning ")
     assert warned.endswith(f"loop.yaml:8: {circle}")

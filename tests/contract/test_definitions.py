@@ -235,8 +235,8 @@ def test_messages_are_not_forwarded_to_a_subscription() -> None:
 @pytest.mark.parametrize(
     ("field", "warning"),
     [
-        ("forwardTo", "messages go in a circle until they are dead-lettered: "),
-        ("forwardDeadLetteredMessagesTo", "dead letters come back to where they died"),
+        ("forwardTo", "forwarding loop; messages in it will be dead-lettered: "),
+        ("forwardDeadLetteredMessagesTo", "dead letters return to this entity"),
     ],
 )
 def test_what_forwards_to_itself_is_warned_of(field: str, warning: str) -> None:
@@ -249,7 +249,7 @@ def test_what_forwards_to_itself_is_warned_of(field: str, warning: str) -> None:
 
 def test_sessions_that_are_forwarded_are_warned_of() -> None:
     bus = Namespace(a=queue(requiresSession=True, forwardTo="b"), b=queue(requiresSession=True))
-    assert "no session is received" in bus.warnings("a")["forwardTo"]
+    assert "no session can be received" in bus.warnings("a")["forwardTo"]
     assert bus.warnings("b") == {}
 
 

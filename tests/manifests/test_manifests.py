@@ -358,7 +358,7 @@ def test_circle_of_forwarding_is_warned_of(tmp_path: Path) -> None:
         TOPIC,
         SUBSCRIPTION + "  forwardTo: orders\n",
     )
-    circle = "spec.forwardTo: messages go in a circle until they are dead-lettered"
+    circle = "spec.forwardTo: forwarding loop; messages in it will be dead-lettered"
     assert [str(each).partition(".yaml")[2] for each in bus.warnings] == [
         f":11: {circle}: orders -> events -> orders",
         f":24: {circle}: events/Subscriptions/audit -> orders -> events",

@@ -1,7 +1,7 @@
-"""What a definition must be besides a valid model: within its tier, its namespace, its past.
+"""Checks of definitions against their tier, their namespace and their previous state.
 
-Doors, manifests and the directory ask here, so that each gives the same answer. Everything is a
-question: field of the manifest -> what is wrong with it, empty when nothing is.
+Listeners, manifests and the directory all use them, so that each gives the same answer. A check
+returns a mapping, field of the manifest -> problem, that is empty when there is no problem.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ IMMUTABLE: Final = {
     "requires_duplicate_detection": "requiresDuplicateDetection",
     "enable_partitioning": "enablePartitioning",
 }
-"""Fields that keep the value they were created with."""
+"""Fields that cannot change after creation."""
 
 
 class Definition(Protocol):
-    """An entity as a manifest or the catalog describes it; subscriptions go by their path."""
+    """An entity in a manifest or the catalog; the name of a subscription is its path."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Definition(Protocol):
 
 
 class Described(NamedTuple):
-    """The plainest `Definition`."""
+    """The minimal `Definition`."""
 
     name: str
     kind: EntityKind
@@ -57,9 +57,9 @@ class Described(NamedTuple):
 
 
 def complete(properties: P, limits: NamespaceLimits) -> P:
-    """Return the properties with the tier's defaults where nothing was said.
+    """Return the properties with the tier's defaults for unset fields.
 
-    In a namespace that is partitioned as a whole each entity says that it is partitioned.
+    In a namespace that is partitioned as a whole, `enable_partitioning` is true for each entity.
     """
     return properties.model_copy(update=_tier_defaults(properties, limits))
 
@@ -78,7 +78,7 @@ def _tier_defaults(properties: EntityProperties, limits: NamespaceLimits) -> dic
 
 
 def tier_problems(properties: EntityProperties, limits: NamespaceLimits) -> dict[str, str]:
-    """Say what the namespace's tier does not allow, and what contradicts itself."""
+    """Return properties that the namespace's tier does not allow, and contradictions."""
     problems: dict[str, str] = {}
     if properties.default_message_ttl_ms > limits.max_default_ttl_ms:
         most = format_duration(limits.max_default_ttl_ms)
@@ -100,7 +100,7 @@ def _can_partition(limits: NamespaceLimits) -> bool:
 
 
 def _basic_problems(properties: EntityProperties) -> dict[str, str]:
-    """Say what Basic does not have. Source: the price page and the limits of Azure Service Bus."""
+    """Return features that Basic lacks. Source: price page and limits of Azure Service Bus."""
     missing = "not available in Basic: use Standard or Premium"
     asked = {
         "requiresSession": getattr(properties, "requires_session", False),
@@ -126,7 +126,7 @@ def _size_problems(
         problems["maxSizeInMegabytes"] = f"this tier allows {sizes}"
     size_kb = properties.max_message_size_in_kilobytes
     if not limits.is_message_size_settable and size_kb != limits.default_message_size_kb:
-        problems["maxMessageSizeInKilobytes"] = "only Premium lets you choose it"
+        problems["maxMessageSizeInKilobytes"] = "can only be changed in Premium"
     elif limits.is_message_size_settable and size_kb < 1024:
         problems["maxMessageSizeInKilobytes"] = "must be at least 1024"
     return problems
@@ -136,7 +136,7 @@ def _size_problems(
 
 
 def change_problems(before: EntityProperties, after: EntityProperties) -> dict[str, str]:
-    """Say what cannot be changed after an entity was created."""
+    """Return changes to fields that cannot change after creation."""
     return {
         field: (
             f"cannot be changed from {_said(getattr(before, name))}: create another entity and"
@@ -157,9 +157,9 @@ def _said(value: object) -> str:
 def forwarding_problems(
     wanted: Definition, find: Callable[[str], Definition | None]
 ) -> dict[str, str]:
-    """Say where messages cannot be forwarded to.
+    """Return invalid forwarding targets.
 
-    A target must exist when it is named, as in Azure; when it is deleted later, what goes there is
+    A target must exist when it is set, as in Azure; when it is deleted later, messages for it are
     dead-lettered. `find` takes names in lower case.
     """
     problems: dict[str, str] = {}
@@ -178,7 +178,7 @@ def forwarding_problems(
         if (found := find(name)) is None:
             problems[field] = f"there is no queue or topic {target}"
         elif found.kind is EntityKind.SUBSCRIPTION:
-            problems[field] = "messages are forwarded to a queue or a topic"
+            problems[field] = "messages can only be forwarded to a queue or a topic"
     return problems
 
 
@@ -187,10 +187,10 @@ def forwarding_warnings(
     find: Callable[[str], Definition | None],
     subscriptions_of: Callable[[str], Iterable[Definition]],
 ) -> dict[str, str]:
-    """Say what of forwarding is allowed, as in Azure, and hardly meant.
+    """Return forwarding that is allowed, as in Azure, but probably not intended.
 
-    Messages that go in a circle end in a transfer dead-letter queue, since each hop is counted and
-    few are allowed. Dead letters may come back by way of another entity: that is a retry queue.
+    Messages in a forwarding loop end in a transfer dead-letter queue, since hops are counted and
+    limited. Dead letters that return through another entity are a valid retry queue.
     """
     warnings: dict[str, str] = {}
     properties = wanted.properties
@@ -200,18 +200,18 @@ def forwarding_warnings(
         way = _way_back(wanted, properties.forward_to.lower(), find, subscriptions_of)
         if way:
             warnings["forwardTo"] = (
-                f"messages go in a circle until they are dead-lettered: {' -> '.join(way)}"
+                f"forwarding loop; messages in it will be dead-lettered: {' -> '.join(way)}"
             )
         elif properties.requires_session:
-            warnings["forwardTo"] = "all its messages are forwarded: no session is received"
+            warnings["forwardTo"] = "all messages are forwarded, so no session can be received"
     dead_to = properties.forward_dead_lettered_messages_to
     if dead_to is not None and dead_to.lower() in _homes(wanted):
-        warnings["forwardDeadLetteredMessagesTo"] = "dead letters come back to where they died"
+        warnings["forwardDeadLetteredMessagesTo"] = "dead letters return to this entity"
     return warnings
 
 
 def _homes(wanted: Definition) -> set[str]:
-    """Return the names under which messages come to an entity, in lower case."""
+    """Return the names that messages for an entity are sent to, in lower case."""
     name = wanted.name.lower()
     is_subscription = wanted.kind is EntityKind.SUBSCRIPTION
     return {name, topic_of(name)} if is_subscription else {name}
@@ -223,7 +223,7 @@ def _way_back(
     find: Callable[[str], Definition | None],
     subscriptions_of: Callable[[str], Iterable[Definition]],
 ) -> list[str]:
-    """Return the names on the way from an entity back to it, empty when there is none."""
+    """Return the names of a forwarding loop through an entity, empty when there is none."""
     goals = _homes(wanted)
     came_from: dict[str, str | None] = {target: None}
     open_names = [target]
@@ -249,7 +249,7 @@ def _targets_of(
     find: Callable[[str], Definition | None],
     subscriptions_of: Callable[[str], Iterable[Definition]],
 ) -> list[str]:
-    """Return where the messages of a queue or topic are forwarded to, in lower case."""
+    """Return the forwarding targets of a queue or topic, in lower case."""
     found = find(name)
     if found is None:
         return []
@@ -259,10 +259,10 @@ def _targets_of(
 
 
 def in_order_of_forwarding(definitions: Iterable[Definition]) -> list[Definition]:
-    """Return targets before what forwards to them; a topic comes after its subscriptions.
+    """Return targets before the entities that forward to them; a topic follows its subscriptions.
 
-    When definitions are changed in this order, no circle appears that is not in the result. Where
-    there is one, each of it may come first.
+    Changing definitions in this order creates no loop that is not in the result. The members of a
+    loop may come in any order.
     """
     named = {each.name.lower(): each for each in definitions}
     subscriptions: dict[str, list[Definition]] = {}
@@ -278,7 +278,7 @@ def in_order_of_forwarding(definitions: Iterable[Definition]) -> list[Definition
             if is_ready:
                 ordered[name] = named[name]
                 continue
-            if name not in named or name in begun:  # begun and not ready: a circle
+            if name not in named or name in begun:  # begun and not ready: a loop
                 continue
             begun.add(name)
             waiting.append((name, True))
@@ -293,7 +293,7 @@ def in_order_of_forwarding(definitions: Iterable[Definition]) -> list[Definition
 
 
 def rule_count_problem(rules: Iterable[RuleProperties], limits: NamespaceLimits) -> str | None:
-    """Say that all the rules of a topic's subscriptions are too many, None when they are not."""
+    """Return an error if the rules of all subscriptions of a topic are too many, else None."""
     sql = correlation = 0
     for rule in rules:
         if rule.sql_filter is not None:
@@ -309,11 +309,11 @@ def rule_count_problem(rules: Iterable[RuleProperties], limits: NamespaceLimits)
 
 
 MAX_RULES_BYTES: Final = 1_048_576
-"""Largest sum of a subscription's rules as JSON. Our choice: each change stores all of them."""
+"""Maximum size of a subscription's rules as JSON. Our choice: each change stores all of them."""
 
 
 def rules_size_problem(rules: Iterable[RuleProperties]) -> str | None:
-    """Say that the rules of a subscription are too large together, None when they are not."""
+    """Return an error if the rules of a subscription are too large together, else None."""
     size_bytes = sum([len(rule.text.encode()) for rule in rules])
     if size_bytes <= MAX_RULES_BYTES:
         return None
@@ -324,7 +324,7 @@ def rules_size_problem(rules: Iterable[RuleProperties]) -> str | None:
 
 
 def doubled_rule(rules: Iterable[RuleProperties]) -> str | None:
-    """Return a name that two rules have, None when there is none. Names ignore case."""
+    """Return a rule name that occurs twice, None when there is none. Names compare without case."""
     seen: set[str] = set()
     for rule in rules:
         if rule.name.lower() in seen:

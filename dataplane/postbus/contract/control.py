@@ -1,8 +1,8 @@
-"""Bodies of the control API: what the operator, CI and the command line say, and what they hear.
+"""Request and response bodies of the control API.
 
-Models of JSON and nothing else, so that whoever calls the API may use them too. What an entity is
-told to be is said in `entities`'s models, whose field names are those of the manifests. An unknown
-field of a request is refused; answers may gain fields, callers ignore what they do not know.
+Only JSON models, so that clients (operator, CI, command line) can use them too. Definitions of
+entities use the models of `entities`, with the field names of the manifests. Unknown fields of a
+request are rejected; responses may gain fields, and clients ignore fields they do not know.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROTOCOL: Final = 1
 """Version of this API, the `1` of `/v1`. Fields and paths are only added within one version."""
 
 EPOCH_HEADER: Final = "Postbus-Caller-Epoch"
-"""Which holder of a lease speaks: whoever has seen a higher number refuses it."""
+"""The epoch of the calling lease holder; a bus that has seen a higher one rejects the call."""
 
 MAX_EPOCH: Final = 2**63 - 1
 MAX_OUTAGE_MS: Final = 3_600_000
@@ -48,11 +48,11 @@ MAX_OUTAGE_MS: Final = 3_600_000
 MAX_PAGE: Final = 1_000
 DEFAULT_PAGE: Final = 100
 MAX_WAIT_S: Final = 60
-"""How long a question for changes may wait. Our choice: less than what proxies allow."""
+"""Maximum wait of a request for changes. Our choice: below the usual timeouts of proxies."""
 
 
 class Body(BaseModel):
-    """A body that this API is sent: camel case on the wire, nothing unknown accepted."""
+    """Base of request bodies: camel case on the wire, unknown fields are rejected."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -64,7 +64,7 @@ class Body(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """A body that this API answers with."""
+    """Base of response bodies."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
@@ -75,15 +75,15 @@ class ResponseBody(BaseModel):
 class SubscriptionDefinition(SubscriptionProperties):
     """A subscription with its rules.
 
-    `rules` replace those it has. Without the field they stay, and a new subscription takes every
-    message of its topic.
+    `rules` replace the existing rules. Without the field they stay; a new subscription then
+    receives every message of its topic.
     """
 
     rules: tuple[RuleProperties, ...] | None = Field(None, max_length=100_000)
 
 
 class DeletionPolicy(Enum):
-    """What happens to messages: gone, in the way of the deletion, or kept for a restore."""
+    """Whether a deletion drops messages, fails if there are any, or keeps them for a restore."""
 
     DELETE = "Delete"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -91,10 +91,10 @@ class DeletionPolicy(Enum):
 
 
 class Applied(ResponseBody):
-    """What a change led to.
+    """The result of a change.
 
-    `version` is the catalog's when the entity changed last; `acknowledged` says of each partition
-    which version of the catalog it follows. `applied_hash` changes with the definition only.
+    `version` is the catalog version of the entity's last change; `acknowledged` maps each partition
+    to the catalog version it follows. `applied_hash` changes only with the definition.
     """
 
     entity_id: int
@@ -105,7 +105,7 @@ class Applied(ResponseBody):
 
 
 class Deleted(ResponseBody):
-    """An entity went. `restorable`: `entity_id` brings it back until its retention is over."""
+    """A deleted entity. `restorable`: a restore by `entity_id` works until its retention ends."""
 
     entity_id: int
     version: int
@@ -115,10 +115,10 @@ class Deleted(ResponseBody):
 def applied_hash(
     properties: EntityProperties | NamespaceProperties, rules: Sequence[RuleProperties] = ()
 ) -> str:
-    """Return sha256, in hex, of a definition as canonical JSON.
+    """Return the sha256, in hex, of a definition as canonical JSON.
 
-    Fields that have their default do not count, so that a field that is added later changes no
-    hash; neither does the order of rules. Whether `rules` are part of `properties` is the same.
+    Fields with their default value are left out, so that a field that is added later changes no
+    hash. The order of rules does not matter, nor whether `rules` are part of `properties`.
     """
     said = _canonical(properties, {"rules"})
     rules = getattr(properties, "rules", None) or rules
@@ -142,10 +142,10 @@ def _canonical(model: BaseModel, without: set[str]) -> dict[str, Any]:
 
 
 class EntityFacts(ResponseBody):
-    """What is said of every entity. `version` is its ETag.
+    """Fields common to all entities. `version` is the ETag.
 
-    `warnings`, told of one entity and not in lists: what of the definition is allowed and hardly
-    meant, each with its field.
+    `warnings` name fields of the definition that are valid but probably not intended. They are
+    present for a single entity, not in lists.
     """
 
     entity_id: int
@@ -160,19 +160,19 @@ class EntityFacts(ResponseBody):
 
 
 class QueueDescription(EntityFacts):
-    """A queue. `properties` may be put back as they are."""
+    """A queue. `properties` can be sent back unchanged in a PUT."""
 
     properties: QueueProperties
 
 
 class TopicDescription(EntityFacts):
-    """A topic. `properties` may be put back as they are."""
+    """A topic. `properties` can be sent back unchanged in a PUT."""
 
     properties: TopicProperties
 
 
 class SubscriptionDescription(EntityFacts):
-    """A subscription; `name` is its own, `path` what a receiver opens."""
+    """A subscription; `name` is the name within its topic, `path` the address for receivers."""
 
     topic: str
     path: str
@@ -180,7 +180,7 @@ class SubscriptionDescription(EntityFacts):
 
 
 class RuleDescription(ResponseBody):
-    """A rule of a subscription. `properties` may be put back as they are."""
+    """A rule of a subscription. `properties` can be sent back unchanged in a PUT."""
 
     name: str
     created_at: datetime
@@ -188,35 +188,35 @@ class RuleDescription(ResponseBody):
 
 
 class QueuePage(ResponseBody):
-    """Some of the queues, by name. `next_skip` None: that was the last page."""
+    """A page of queues, by name. `next_skip` is null on the last page."""
 
     items: list[QueueDescription]
     next_skip: int | None
 
 
 class TopicPage(ResponseBody):
-    """Some of the topics, by name. `next_skip` None: that was the last page."""
+    """A page of topics, by name. `next_skip` is null on the last page."""
 
     items: list[TopicDescription]
     next_skip: int | None
 
 
 class SubscriptionPage(ResponseBody):
-    """Some subscriptions of a topic, by name. `next_skip` None: that was the last page."""
+    """A page of a topic's subscriptions, by name. `next_skip` is null on the last page."""
 
     items: list[SubscriptionDescription]
     next_skip: int | None
 
 
 class RulePage(ResponseBody):
-    """Some rules of a subscription, by name. `next_skip` None: that was the last page."""
+    """A page of a subscription's rules, by name. `next_skip` is null on the last page."""
 
     items: list[RuleDescription]
     next_skip: int | None
 
 
 class CountDetails(ResponseBody):
-    """How many messages lie where."""
+    """Message counts by sub-queue."""
 
     active_message_count: int
     dead_letter_message_count: int
@@ -226,10 +226,11 @@ class CountDetails(ResponseBody):
 
 
 class MessageRates(ResponseBody):
-    """Messages a second over the last 10 to 15 seconds, as this broker sees them.
+    """Messages per second over the last 10 to 15 seconds, as seen by this broker.
 
-    `incoming`: sent, of a subscription its copies. `outgoing`: delivered, again each time; of a
-    topic none, its subscriptions have them. `completed` ones are gone.
+    `incoming`: messages sent; for a subscription, its copies. `outgoing`: deliveries, including
+    repeated ones; zero for a topic, its subscriptions count them. `completed`: messages removed by
+    receivers.
     """
 
     incoming: float
@@ -238,15 +239,16 @@ class MessageRates(ResponseBody):
 
 
 class RuntimeInformation(ResponseBody):
-    """What an entity holds, exact while nobody sends or receives.
+    """Counts and size of an entity, exact while nobody sends or receives.
 
-    `availability` is `Available`, or `Limited` while one of its partitions is away or takes no
-    messages. Counts, size, `accessed_at` and the age of the oldest message leave out the partitions
-    that are away: `unavailable_partitions`. While all are away the answer is 503.
+    `availability` is `Available`, or `Limited` while one of its partitions is unavailable or
+    accepts no messages. Counts, size, `accessed_at` and the age of the oldest message exclude the
+    partitions listed in `unavailable_partitions`. When all partitions are unavailable, the response
+    is 503.
 
-    `message_count` is the sum of all sub-queues. `accessed_at` is coarse, the creation at first.
-    `rates` is null in a broker's first second. `oldest_message_age_seconds`: how long the active
-    message has waited that waits longest; null when none waits, or when its partition is away.
+    `message_count` is the sum over all sub-queues. `accessed_at` is coarse and starts with the time
+    of creation. `rates` is null in a broker's first second. `oldest_message_age_seconds` is the age
+    of the oldest active message; null when there is none, or when its partition is unavailable.
     """
 
     message_count: int
@@ -261,7 +263,7 @@ class RuntimeInformation(ResponseBody):
 
 
 class NamespaceDescription(ResponseBody):
-    """The bus namespace. `version`: the catalog's, the ETag. `properties` may be put back."""
+    """The bus namespace. `version`: the catalog's, the ETag. `properties` can be sent back."""
 
     name: str
     version: int
@@ -274,7 +276,7 @@ class NamespaceDescription(ResponseBody):
 
 
 class Tombstone(ResponseBody):
-    """An entity that is gone. `restorable_until` None: its messages are gone too."""
+    """A deleted entity. `restorable_until` is null when its messages are deleted too."""
 
     entity_id: int
     name: str
@@ -286,14 +288,14 @@ class Tombstone(ResponseBody):
 
 
 class Tombstones(ResponseBody):
-    """What was deleted after a version, oldest first. `version`: ask from here next time."""
+    """Entities deleted after a version, oldest first. `version`: start of the next request."""
 
     version: int
     items: list[Tombstone]
 
 
 class Change(ResponseBody):
-    """One change of the catalog: an entity was put (created or changed), or deleted."""
+    """A change of the catalog: an entity was put (created or changed), or deleted."""
 
     version: int
     entity_id: int
@@ -303,7 +305,7 @@ class Change(ResponseBody):
 
 
 class Changes(ResponseBody):
-    """What changed after a version, oldest first. `version`: ask from here next time."""
+    """Changes after a version, oldest first. `version`: start of the next request."""
 
     version: int
     items: list[Change]
@@ -316,7 +318,7 @@ KeyText = Annotated[SecretStr, Field(min_length=1, max_length=256)]
 
 
 class AuthorizationRuleDefinition(Body):
-    """What a rule may do. A key that is not given stays as it is; a new rule gets random ones."""
+    """Rights of a rule. Keys that are not given stay as they are; a new rule gets random keys."""
 
     rights: frozenset[Right] = Field(min_length=1)
     primary_key: KeyText | None = None
@@ -324,9 +326,9 @@ class AuthorizationRuleDefinition(Body):
 
 
 class AuthorizationRuleDescription(ResponseBody):
-    """A rule. Its keys are told only to who asks for them (`?keys=true`), else they are None.
+    """An authorization rule. Keys are null unless requested with `?keys=true`.
 
-    `is_declared`: a manifest declares it, and only there it is changed; it has no times.
+    `is_declared`: a manifest declares the rule; it can only be changed there and has no times.
     """
 
     name: str
@@ -348,7 +350,7 @@ class AuthorizationRulePage(ResponseBody):
 
 
 class PartitionStatus(ResponseBody):
-    """One partition. `version`: the catalog's that it follows. `trouble` None: it works."""
+    """A partition. `version`: catalog version it follows. `trouble` is null while it works."""
 
     partition: int
     status: str
@@ -358,9 +360,9 @@ class PartitionStatus(ResponseBody):
 
 
 class Status(ResponseBody):
-    """How this broker is. `is_ready`: clients may come, at least one partition can be used.
+    """The state of this broker. `is_ready`: it accepts clients; at least one partition is usable.
 
-    `troubles` name what does not work, for people.
+    `troubles` describe current problems, for people.
     """
 
     program: Literal["postbus"] = "postbus"
@@ -377,7 +379,7 @@ class Status(ResponseBody):
 
 
 class LinkDescription(ResponseBody):
-    """A link of a client. `credit`: messages that may come; `locks`: those not settled."""
+    """A link of a client. `credit`: outstanding link credit; `locks`: unsettled messages."""
 
     entity: str
     role: Literal["sender", "receiver"]
@@ -386,7 +388,7 @@ class LinkDescription(ResponseBody):
 
 
 class ConnectionDescription(ResponseBody):
-    """A client over AMQP. `rules`: whose keys it has shown; `idle_s`: since it said something."""
+    """An AMQP client. `rules`: rules it authenticated with; `idle_s`: time since its last frame."""
 
     connection: int
     address: str | None
@@ -396,7 +398,7 @@ class ConnectionDescription(ResponseBody):
 
 
 class ConnectionPage(ResponseBody):
-    """Some clients, the longest connected ones first. `next_skip` None: that was the last page."""
+    """A page of clients, longest connected first. `next_skip` is null on the last page."""
 
     items: list[ConnectionDescription]
     next_skip: int | None
@@ -421,26 +423,26 @@ SomeTime = Annotated[DurationMs, AfterValidator(_above_zero)]
 
 
 class Advance(Body):
-    """How far to move the time of messages."""
+    """Duration by which to advance the time of messages."""
 
     duration: SomeTime
 
 
 class LoseLocksOf(Body):
-    """Whose locks to take away."""
+    """The entity that loses its locks."""
 
     entity: str = Field(min_length=1)
 
 
 class StoreOutage(Body):
-    """`partition` None: all of them. The duration is real time."""
+    """A simulated outage of the store, in real time. `partition` null: all partitions."""
 
     duration: Annotated[SomeTime, AfterValidator(_short)]
     partition: int | None = Field(None, ge=0)
 
 
 class Clock(ResponseBody):
-    """`now` is entity time, `offset_ms` how far it was moved ahead of the wall."""
+    """The time of messages. `offset_ms`: milliseconds by which it is ahead of the wall clock."""
 
     mode: Literal["wall", "manual"]
     now: datetime
@@ -448,13 +450,13 @@ class Clock(ResponseBody):
 
 
 class LocksLost(ResponseBody):
-    """`entity` as it was created."""
+    """The entity that lost its locks, named as it was created."""
 
     entity: str
 
 
 class StoreInterrupted(ResponseBody):
-    """Which partitions have no store for that long."""
+    """The partitions without a store, and for how long."""
 
     duration: DurationMs
     partitions: list[int]
@@ -464,7 +466,7 @@ class StoreInterrupted(ResponseBody):
 
 
 class ProblemType(Enum):
-    """Kinds of problems, for programs; of the others the status says everything."""
+    """Kinds of problems, for programs; `about:blank` where the status says everything."""
 
     PLAIN = "about:blank"
     INVALID = "urn:postbus:problem:invalid"
@@ -482,14 +484,14 @@ class ProblemType(Enum):
 
 
 class FieldProblem(ResponseBody):
-    """What is wrong with one field; `field` as in the body, with dots."""
+    """A problem with one field; `field` is its path in the body, with dots."""
 
     field: str
     problem: str
 
 
 class Problem(ResponseBody):
-    """Why a request was refused (RFC 9457). `detail` is for people and says what to do."""
+    """The reason for rejecting a request (RFC 9457). `detail` is for people and says what to do."""
 
     type: ProblemType = ProblemType.PLAIN
     title: str
@@ -502,11 +504,11 @@ class Problem(ResponseBody):
 
 
 class AuditedChange(ResponseBody):
-    """Who changed what by hand.
+    """A manual change and its caller.
 
-    `calls` of one caller that did the same within a minute are taken together. `entity` "" is the
-    namespace. `outcome` is `done`, `unknown`, or says why it was refused; null: it is under way, or
-    nobody knows how it ended.
+    Equal `calls` of one caller within a minute are one entry. `entity` "" is the namespace.
+    `outcome` is `done`, `unknown`, or the reason for a refusal; null: the change is in progress, or
+    its result was not recorded.
     """
 
     number: int
@@ -523,7 +525,7 @@ class AuditedChange(ResponseBody):
 
 
 class AuditPage(ResponseBody):
-    """Lines of the audit, the newest first; go on with `before` as `next_before`, null: no more."""
+    """Audit entries, newest first. Next page: `next_before` as `before`; null on the last page."""
 
     items: list[AuditedChange]
     next_before: int | None

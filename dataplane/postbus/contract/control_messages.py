@@ -1,6 +1,6 @@
-"""Bodies of the control API about messages by hand: show, delete, purge, send again.
+"""Bodies of the control API for message operations: peek, delete, purge, resend.
 
-The rest, and what all bodies have in common, is in `control_contract`.
+All other bodies and the base classes are in `control`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from postbus.contract.control import Body, ResponseBody
 from postbus.contract.entities import DurationMs
 
 MAX_SEQUENCE_NUMBERS: Final = 250
-"""How many messages a request may name, or a page show."""
+"""Maximum number of messages in a request or page."""
 
 MAX_LOOKED_AT: Final = 1_000
 MAX_SHOWN_BYTES: Final = 1024 * 1024
@@ -39,16 +39,16 @@ PlainProperty = Annotated[Plain, BeforeValidator(_check_plain)]
 
 
 class MessagesOf(Body):
-    """Whose messages: a queue, or `topic/Subscriptions/name`, and which of its sub-queues."""
+    """The entity, a queue or `topic/Subscriptions/name`, and one of its sub-queues."""
 
     entity: Path
     sub_queue: SubQueueName = "main"
 
 
 class PeekMessages(MessagesOf):
-    """Which messages to show. `where` is a SQL filter as of a rule; `body_bytes` 0: no bodies.
+    """The messages to show. `where` is a SQL filter as in a rule; `body_bytes` 0: no bodies.
 
-    `body_contains`: only those with this text in their body, as UTF-8.
+    `body_contains` selects messages whose body contains this text, as UTF-8.
     """
 
     from_number: SequenceNumber = 0
@@ -61,13 +61,13 @@ class PeekMessages(MessagesOf):
 
 
 class DeleteMessages(MessagesOf):
-    """Which messages to delete, by sequence number."""
+    """The messages to delete, by sequence number."""
 
     numbers: Chosen
 
 
 class PurgeMessages(MessagesOf):
-    """Which messages to delete, by filter; without one all. `count`: how many to look at."""
+    """The messages to delete, by filter; all without one. `count`: maximum number to examine."""
 
     where: Where | None = None
     from_number: SequenceNumber = 0
@@ -79,7 +79,7 @@ class PurgeMessages(MessagesOf):
 
 
 class SummarizeMessages(MessagesOf):
-    """Which dead letters to sum up; `where` is a SQL filter as of a rule."""
+    """The dead letters to summarize; `where` is a SQL filter as in a rule."""
 
     sub_queue: SubQueueName = "deadLetter"
     from_number: SequenceNumber = 0
@@ -87,9 +87,9 @@ class SummarizeMessages(MessagesOf):
 
 
 class EditedMessage(Body):
-    """What is changed of a message that is sent again.
+    """Changes to a message that is resent.
 
-    What is not said stays; a field that is null is removed. The body is text or base64.
+    Fields that are left out stay; fields that are null are removed. The body is text or base64.
     """
 
     body: str | None = None
@@ -108,7 +108,7 @@ class EditedMessage(Body):
 
 
 class ResendMessages(MessagesOf):
-    """Which dead letters to send again, in this order, and where: `to` null is where they died."""
+    """The dead letters to resend, in this order. `to` null: to where they were dead-lettered."""
 
     sub_queue: SubQueueName = "deadLetter"
     numbers: Chosen
@@ -117,10 +117,10 @@ class ResendMessages(MessagesOf):
 
 
 class ShownMessage(ResponseBody):
-    """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the whole length.
+    """A message. Binary properties are base64, times ISO 8601; `body_bytes` is the full length.
 
-    Of a dead letter: when it became one, how often it had been delivered by then, and name of link
-    and address of the receiver it died with.
+    For a dead letter also the time of dead-lettering, the delivery count at that time, and the link
+    name and address of its last receiver.
     """
 
     sequence_number: int
@@ -157,7 +157,7 @@ class ShownMessage(ResponseBody):
 
 
 class RefusedMessage(ResponseBody):
-    """A message that nothing was done to, and why."""
+    """A message that was left unchanged, and the reason."""
 
     number: int
     reason: str
@@ -165,11 +165,11 @@ class RefusedMessage(ResponseBody):
 
 
 class Walked(ResponseBody):
-    """How far a call came among messages in order of number. Go on from `next_number`.
+    """Progress of a call through messages by sequence number. Continue from `next_number`.
 
-    `failed`: how many the filter could not be evaluated for. `away`: partitions that did not
-    answer, whose messages are missing. `absent`: properties that the filter names and none of the
-    messages that were looked at has.
+    `failed`: number of messages for which the filter could not be evaluated. `away`: partitions
+    that did not answer; their messages are missing. `absent`: properties in the filter that no
+    examined message has.
     """
 
     next_number: int
@@ -181,9 +181,9 @@ class Walked(ResponseBody):
 
 
 class MessagePage(Walked):
-    """Messages in order of number; may be empty before `is_end`.
+    """A page of messages by sequence number; may be empty before `is_end`.
 
-    `total`: how many there are in the queue or sub-queue. The rest as wherever messages are walked.
+    `total`: number of messages in the queue or sub-queue.
     """
 
     messages: list[ShownMessage]
@@ -191,10 +191,10 @@ class MessagePage(Walked):
 
 
 class DeadLetterGroup(ResponseBody):
-    """Dead letters of one reason and, but for numbers, ids and addresses, one description.
+    """Dead letters with the same reason and, apart from numbers, ids and addresses, description.
 
-    Each word that was taken out is a `*`; `is_cut`: the description went on. `example_number` is
-    the first of them; the times are null of what died before times were kept.
+    `*` stands for each word left out; `is_cut`: the description is longer. `example_number` is the
+    first message; times are null for messages dead-lettered before times were recorded.
     """
 
     reason: str | None
@@ -209,21 +209,21 @@ class DeadLetterGroup(ResponseBody):
 
 
 class MessageSummary(Walked):
-    """Of what dead letters died, the largest group first. Go on from `next_number`, and add up."""
+    """Groups of dead letters, largest first. Continue from `next_number` and add up the groups."""
 
     groups: list[DeadLetterGroup]
     total: int | None
 
 
 class DeletedMessages(ResponseBody):
-    """What was deleted, and what was not."""
+    """The deleted messages and the refused ones."""
 
     numbers: list[int]
     refused: list[RefusedMessage]
 
 
 class PurgedMessages(Walked):
-    """How many were selected and deleted, none in a dry run. Go on from `next_number`."""
+    """Counts of selected and deleted messages (none in a dry run). Continue from `next_number`."""
 
     matched: int
     deleted: int
@@ -231,17 +231,17 @@ class PurgedMessages(Walked):
 
 
 class ResentMessage(ResponseBody):
-    """A message that was sent again has another number where it is."""
+    """A resent message: its number in the source and its new number in the target."""
 
     number: int
     new_number: int
 
 
 class ResentMessages(ResponseBody):
-    """What was sent again.
+    """The resent messages and the refused ones.
 
-    `forwarded` are on their way to another partition, exactly once; what the target refuses for
-    good comes into the transfer dead-letter queue of the source.
+    `forwarded` messages are on their way to another partition and arrive exactly once; those that
+    the target rejects permanently move to the transfer dead-letter queue of the source.
     """
 
     resent: list[ResentMessage]

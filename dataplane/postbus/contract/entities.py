@@ -1,9 +1,9 @@
-"""Entity properties, limits and defaults: all that every other package may import.
+"""Entity properties, limits and defaults.
 
-Field aliases are the ones of the manifests (camelCase of Service Bus's names); inside, durations
-are integer milliseconds. A model refuses what no tier allows; `checks` refuses what the
-tier or the rest of the namespace does not. What is known but not built yet is refused by name,
-never ignored.
+Every other package may import this module. Field aliases are those of the manifests (camelCase of
+Service Bus's names); inside, durations are integer milliseconds. A model rejects values that no
+tier allows; `checks` rejects values that the tier or the rest of the namespace does not allow.
+Known features that do not exist yet are rejected by name, never ignored.
 Source: the quota and property tables of Azure Service Bus.
 """
 
@@ -43,7 +43,7 @@ ROOT_RULE_NAME: Final = "RootManageSharedAccessKey"  # what Azure calls a namesp
 
 
 class EntityStatus(Enum):
-    """What an entity accepts. Source: Service Bus EntityStatus."""
+    """Operations that an entity accepts. Source: Service Bus EntityStatus."""
 
     ACTIVE = "Active"
     DISABLED = "Disabled"
@@ -60,7 +60,7 @@ class Sku(Enum):
 
 
 class Right(Enum):
-    """What a rule's key may do. `Manage` implies the other two."""
+    """A right of an authorization rule's keys. `Manage` implies the other two."""
 
     LISTEN = "Listen"
     SEND = "Send"
@@ -73,7 +73,7 @@ PREMIUM_SIZES_MB: Final = (*STANDARD_SIZES_MB, 10_240, 20_480, 40_960, 81_920)
 
 @dataclass(frozen=True, slots=True)
 class NamespaceLimits:
-    """What a tier allows. Sizes in bytes. Source: the quota page of Azure Service Bus."""
+    """Limits of a tier. Sizes are in bytes. Source: the quota page of Azure Service Bus."""
 
     partition_count: int
     max_message_bytes: int
@@ -87,34 +87,34 @@ class NamespaceLimits:
     sizes_mb: tuple[int, ...] = STANDARD_SIZES_MB
     max_session_state_bytes: int = 256 * 1024
     max_entity_count: int = 10_000
-    """Queues and topics together. Premium's thousand a messaging unit is not enforced: the units
-    are only information here."""
+    """Queues and topics together. Premium's limit of 1,000 per messaging unit is not enforced:
+    messaging units are only informative here."""
 
     max_partitioned_count: int | None = 100
-    """None: there it is the namespace that is partitioned, with everything in it, or not."""
+    """None: partitioning is a property of the namespace and applies to every entity in it."""
 
     max_subscription_count: int = 2_000
     max_sql_rule_count: int = 2_000
     max_correlation_rule_count: int = 100_000
-    """Subscriptions and rules are counted for each topic."""
+    """Limits of subscriptions and rules apply per topic."""
 
     max_connections: int = 5_000
-    """Of all doors together. Premium's thousand a messaging unit is not enforced either."""
+    """Over all listeners. Premium's limit of 1,000 per messaging unit is not enforced either."""
 
     is_basic: bool = False
-    """No topics, sessions, duplicate detection, forwarding, transactions, deletion when idle."""
+    """No topics, sessions, duplicate detection, forwarding, transactions, auto-delete on idle."""
 
     @property
     def is_wholly_partitioned(self) -> bool:
-        """Whether every entity is partitioned, whatever its definition says."""
+        """Whether every entity is partitioned, regardless of its definition."""
         return self.max_partitioned_count is None and self.partition_count > 1
 
     def size_factor(self, *, is_partitioned: bool) -> int:
-        """Return how often an entity has the size that its definition says.
+        """Return the factor by which an entity's size exceeds the size in its definition.
 
-        In Standard each part of a partitioned one has all of it: 5 GB are 80 GB. Where the
-        namespace is partitioned as a whole the parts share it. Source: Azure's page on partitioned
-        entities.
+        In Standard each partition of a partitioned entity has the full size: 5 GB become 80 GB. In
+        a namespace that is partitioned as a whole, the partitions share it. Source: Azure's page on
+        partitioned entities.
         """
         is_each = is_partitioned and self.max_partitioned_count is not None
         return self.partition_count if is_each else 1
@@ -144,7 +144,7 @@ LIMITS: Final = {
 
 
 def parse_duration_ms(value: object) -> int:
-    """Return milliseconds of an ISO 8601 duration such as `PT1M`; integers pass as they are."""
+    """Return the milliseconds of an ISO 8601 duration such as `PT1M`; integers pass unchanged."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = DURATION.match(value) if isinstance(value, str) else None
@@ -156,7 +156,7 @@ def parse_duration_ms(value: object) -> int:
 
 
 def format_duration(value_ms: int) -> str:
-    """Return the ISO 8601 form that `parse_duration_ms` reads back."""
+    """Return the ISO 8601 form of a duration; the inverse of `parse_duration_ms`."""
     if value_ms >= MAX_DURATION_MS:
         return "P10675199DT2H48M5.4775807S"
     days, rest = divmod(value_ms, 86_400_000)
@@ -169,14 +169,14 @@ def format_duration(value_ms: int) -> str:
 
 
 def _read_duration(value: object, info: ValidationInfo) -> int:
-    """Read a field; in JSON, thus in manifests, a bare number has no unit and is refused."""
+    """Read a field; in JSON, thus in manifests, a bare number has no unit and is rejected."""
     if info.mode == "json" and not isinstance(value, str):
         raise ValueError("use an ISO 8601 duration such as PT30S, PT5M or P14D")
     return parse_duration_ms(value)
 
 
 def _duration_between(least_ms: int, most_ms: int) -> AfterValidator:
-    """Check a range and say it in the notation of the field."""
+    """Return a check of a range; its error uses the notation of the field."""
 
     def check(value_ms: int) -> int:
         if not least_ms <= value_ms <= most_ms:
@@ -209,7 +209,7 @@ FILTER_NAME: Final = re.compile(r"\$Default|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,48}[A
 
 
 def check_entity_name(name: str) -> str:
-    """Return the name of a queue or topic, or raise ValueError. Names ignore case when compared."""
+    """Return a valid name of a queue or topic, or raise ValueError. Names compare without case."""
     if ENTITY_NAME.fullmatch(name) is None or "//" in name or "/subscriptions/" in name.lower():
         raise ValueError(
             "the name of a queue or topic has 1 to 260 letters, digits and . - _ / ~, begins and"
@@ -220,32 +220,32 @@ def check_entity_name(name: str) -> str:
 
 
 def catalog_key(path: str) -> str:
-    """Return the name by which a catalog finds a path: without outer slashes, in lower case."""
+    """Return the catalog key of a path: without outer slashes, in lower case."""
     return path.strip("/").lower()
 
 
 def is_subscription_path(path: str) -> bool:
-    """Say whether a path has the shape `topic/Subscriptions/name`."""
+    """Return whether a path has the shape `topic/Subscriptions/name`."""
     return path.lower().rpartition("/")[0].endswith("/subscriptions")
 
 
 def topic_of(path: str) -> str:
-    """Return the topic's part of the path of a subscription."""
+    """Return the topic in the path of a subscription."""
     return path.rpartition("/")[0].rpartition("/")[0]
 
 
 def subscription_name(path: str) -> str:
-    """Return the name a subscription has below its topic."""
+    """Return the subscription's own name in its path."""
     return path.rpartition("/")[2]
 
 
 def subscription_path(topic: str, subscription: str) -> str:
-    """Return the path by which a subscription is addressed and catalogued."""
+    """Return the path that addresses a subscription and identifies it in the catalog."""
     return f"{topic}/Subscriptions/{subscription}"
 
 
 def check_subscription_name(name: str) -> str:
-    """Return the name of a subscription, or raise ValueError."""
+    """Return a valid name of a subscription, or raise ValueError."""
     if SUBSCRIPTION_NAME.fullmatch(name) is None:
         raise ValueError(
             "a subscription's name has 1 to 50 letters, digits and . - _, and begins and ends"
@@ -255,7 +255,7 @@ def check_subscription_name(name: str) -> str:
 
 
 def check_filter_name(name: str) -> str:
-    """Return the name of a subscription's rule, or raise ValueError."""
+    """Return a valid name of a subscription's rule, or raise ValueError."""
     if FILTER_NAME.fullmatch(name) is None:
         raise ValueError(
             "a rule's name has 1 to 50 letters, digits and . - _, begins and ends with a letter"
@@ -265,7 +265,7 @@ def check_filter_name(name: str) -> str:
 
 
 def check_namespace_name(name: str) -> str:
-    """Return the name of a bus namespace, or raise ValueError."""
+    """Return a valid name of a bus namespace, or raise ValueError."""
     if NAMESPACE_NAME.fullmatch(name) is None:
         raise ValueError(
             "a namespace's name has 6 to 50 letters, digits and hyphens, begins with a letter and"
@@ -275,15 +275,15 @@ def check_namespace_name(name: str) -> str:
 
 
 LEAST_KEY_CHARS: Final = 20
-"""Of a key that somebody chooses. Our choice: what people make up is shorter; of random base64 this
-is 120 bits."""
+"""Minimum length of a key that a user supplies. Our choice: keys that people make up are shorter;
+20 characters of random base64 are 120 bits."""
 
 PUBLIC_KEY: Final = "SAS_KEY_VALUE"
-"""The key that everybody knows, of Microsoft's emulator and our examples: for loopback only."""
+"""The publicly known key of Microsoft's emulator and our examples; for loopback only."""
 
 
 def check_rule_name(name: str) -> str:
-    """Return the name of an authorization rule, or raise ValueError."""
+    """Return a valid name of an authorization rule, or raise ValueError."""
     if RULE_NAME.fullmatch(name) is None:
         raise ValueError(
             "a rule's name has 1 to 256 letters, digits and . - _, and begins and ends with a"
@@ -296,7 +296,7 @@ def check_rule_name(name: str) -> str:
 
 
 def not_yet(allowed: object, feature: str) -> AfterValidator:
-    """Refuse any other value: honest until the feature exists."""
+    """Return a check that rejects any other value, until the feature exists."""
 
     def check(value: T) -> T:
         if value is not None and value != allowed:
@@ -307,13 +307,13 @@ def not_yet(allowed: object, feature: str) -> AfterValidator:
 
 
 class Model(BaseModel):
-    """Settings of all models here: frozen, and an unknown field is an error."""
+    """Base of all models here: frozen; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 class AuthorizationRule(Model):
-    """A named key pair and what it may do, for a namespace or one entity."""
+    """A named key pair and its rights, for a namespace or one entity."""
 
     name: Annotated[str, AfterValidator(check_rule_name)]
     rights: frozenset[Right] = Field(min_length=1)
@@ -321,7 +321,7 @@ class AuthorizationRule(Model):
 
     @property
     def effective_rights(self) -> frozenset[Right]:
-        """Rights with what they imply."""
+        """The rights including those that `Manage` implies."""
         return frozenset(Right) if Right.MANAGE in self.rights else self.rights
 
 
@@ -339,7 +339,7 @@ Rules = Annotated[
 
 
 class SkuProperties(Model):
-    """`tier` repeats `name` as in Azure's templates; `capacity` is kept for information."""
+    """The tier. `tier` repeats `name` as in Azure's templates; `capacity` is informative only."""
 
     name: Sku = Sku.STANDARD
     tier: Sku | None = None
@@ -361,7 +361,7 @@ class SkuProperties(Model):
 
 
 class NamespaceProperties(Model):
-    """What a bus namespace is told to be."""
+    """The definition of a bus namespace."""
 
     sku: SkuProperties = SkuProperties()
     premium_messaging_partitions: Literal[1, 2, 4, 8] | None = Field(
@@ -388,12 +388,12 @@ class NamespaceProperties(Model):
     def _partitions_are_premium(cls, value: int | None, info: ValidationInfo) -> int | None:
         sku = info.data.get("sku")
         if value is not None and sku is not None and sku.name is not Sku.PREMIUM:
-            raise ValueError("only Premium chooses its partitions; Basic and Standard have 16")
+            raise ValueError("only Premium can set its partitions; Basic and Standard have 16")
         return value
 
     @property
     def limits(self) -> NamespaceLimits:
-        """What the namespace's tier allows, with the partitions it was given."""
+        """The limits of the namespace's tier, with the namespace's number of partitions."""
         limits = LIMITS[self.sku.name]
         return replace(
             limits, partition_count=self.premium_messaging_partitions or limits.partition_count
@@ -402,20 +402,20 @@ class NamespaceProperties(Model):
 
 EntityPath = Annotated[str, StringConstraints(min_length=1, max_length=260)]
 UserMetadata = Annotated[str, StringConstraints(max_length=1_024)]
-"""A note of the owner's. It is kept and given back; nothing here reads it."""
+"""A note of the owner. It is stored and returned; the bus does not interpret it."""
 
 LockDuration = Annotated[DurationMs, _duration_between(5_000, 300_000)]
 TtlDuration = Annotated[DurationMs, _duration_between(1_000, MAX_DURATION_MS)]
 DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
 IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
 Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]
-"""How long settled messages are kept. Our choice: the store looks every ten seconds for what is too
-old, so less than a minute would promise what it does not keep; 90 days is the longest that Azure
-keeps a log (Event Hubs), and what is kept counts in no quota."""
+"""How long settled messages are kept. Our choice: the store looks for expired rows every ten
+seconds, so it could not honour less than a minute; 90 days is the longest retention of a log in
+Azure (Event Hubs), and kept messages count towards no quota."""
 
 
 class QueueFields(Model):
-    """What Service Bus's templates say of a queue; defaults are Service Bus's."""
+    """Properties of a queue in Service Bus's templates; defaults are Service Bus's."""
 
     status: EntityStatus = EntityStatus.ACTIVE
     lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
@@ -429,7 +429,7 @@ class QueueFields(Model):
         256, alias="maxMessageSizeInKilobytes", ge=256, le=102_400
     )
     enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
-    """Accepted for the sake of templates; the store groups operations in any case."""
+    """Accepted for compatibility with templates; the store groups operations in any case."""
 
     duplicate_detection_history_time_window_ms: DetectionWindow = Field(
         600_000, alias="duplicateDetectionHistoryTimeWindow"
@@ -438,7 +438,7 @@ class QueueFields(Model):
     requires_duplicate_detection: bool = Field(False, alias="requiresDuplicateDetection")
     enable_partitioning: bool = Field(False, alias="enablePartitioning")
     enable_express: bool = Field(False, alias="enableExpress")
-    """Accepted for the sake of clients; each message is stored before it is accepted."""
+    """Accepted for compatibility with clients; each message is stored before it is accepted."""
 
     auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
     forward_to: EntityPath | None = Field(None, alias="forwardTo")
@@ -449,7 +449,7 @@ class QueueFields(Model):
 
 
 class QueueProperties(QueueFields):
-    """What a queue is told to be. `history_retention_ms` None: what is settled is deleted."""
+    """The definition of a queue. `history_retention_ms` None: settled messages are deleted."""
 
     history_retention_ms: Retention | None = Field(None, alias="historyRetention")
 
@@ -458,7 +458,7 @@ class QueueProperties(QueueFields):
 
 
 class TopicProperties(Model):
-    """What a topic is told to be; fields mean what they mean for a queue."""
+    """The definition of a topic; fields have the same meaning as for a queue."""
 
     status: EntityStatus = EntityStatus.ACTIVE
     default_message_ttl_ms: TtlDuration = Field(MAX_DURATION_MS, alias="defaultMessageTimeToLive")
@@ -474,14 +474,14 @@ class TopicProperties(Model):
     enable_batched_operations: bool = Field(True, alias="enableBatchedOperations")
     enable_express: bool = Field(False, alias="enableExpress")
     support_ordering: bool = Field(True, alias="supportOrdering")
-    """Accepted for the sake of templates; every subscription keeps the order of its topic."""
+    """Accepted for compatibility with templates; subscriptions always keep their topic's order."""
 
     auto_delete_on_idle_ms: IdleDuration = Field(MAX_DURATION_MS, alias="autoDeleteOnIdle")
     user_metadata: UserMetadata | None = Field(None, alias="userMetadata")
 
 
 class SubscriptionFields(Model):
-    """What Service Bus's templates say of a subscription; size and partitioning are its topic's."""
+    """Properties of a subscription in Service Bus's templates; the topic has size, partitioning."""
 
     status: EntityStatus = EntityStatus.ACTIVE
     lock_duration_ms: LockDuration = Field(60_000, alias="lockDuration")
@@ -504,7 +504,7 @@ class SubscriptionFields(Model):
 
 
 class SubscriptionProperties(SubscriptionFields):
-    """What a subscription is told to be. `history_retention_ms` as for a queue."""
+    """The definition of a subscription. `history_retention_ms` as for a queue."""
 
     history_retention_ms: Retention | None = Field(None, alias="historyRetention")
 
@@ -513,9 +513,9 @@ SqlText = Annotated[str, StringConstraints(min_length=1, max_length=1_024)]
 
 
 class SqlFilter(Model):
-    """Selects messages by an expression. The level is kept for clients and means nothing.
+    """Selects messages by an expression. The compatibility level is stored but has no effect.
 
-    `parameters` are what `@name` stands for in the expression, under its name with or without `@`.
+    `parameters` are the values of `@name` in the expression; keys may have the `@` or not.
     """
 
     sql_expression: SqlText = Field(alias="sqlExpression")
@@ -524,7 +524,7 @@ class SqlFilter(Model):
 
 
 class CorrelationFilter(Model):
-    """Selects messages whose named fields equal these; at least one is set."""
+    """Selects messages whose fields equal the given ones; at least one is set."""
 
     content_type: str | None = Field(None, alias="contentType")
     correlation_id: str | None = Field(None, alias="correlationId")
@@ -548,7 +548,7 @@ class CorrelationFilter(Model):
 
 
 class SqlAction(Model):
-    """Changes a copy of the message that its rule selected. `parameters` as of a filter."""
+    """Changes the copy of a message that the rule selected. `parameters` as in a filter."""
 
     sql_expression: SqlText = Field(alias="sqlExpression")
     compatibility_level: int = Field(20, alias="compatibilityLevel")
@@ -556,14 +556,14 @@ class SqlAction(Model):
 
 
 FIXED_FILTERS: Final = {"TrueFilter": "1=1", "FalseFilter": "1=0"}
-"""Types of filters that say the same of every message -> the SQL that does."""
+"""Type of a filter with a constant result -> the equivalent SQL."""
 
 
 class RuleProperties(Model):
-    """A named filter, and an action or none.
+    """A named filter with an optional action.
 
-    `filter_type` says what `sql_filter` does not: whether it was made as a true or a false filter,
-    whose SQL need not be given. The other types are known by the filter and become None.
+    `filter_type` distinguishes true and false filters, which need no `sql_filter`, from SQL
+    filters. Other values only repeat which filter is set and become None.
     """
 
     name: Annotated[str, AfterValidator(check_filter_name)]
@@ -599,26 +599,26 @@ class RuleProperties(Model):
 
     @cached_property
     def text(self) -> str:
-        """The rule as JSON, as it is stored; a rule does not change, so it is made once."""
+        """The rule as JSON, as it is stored; cached, since a rule does not change."""
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
     def model_copy(
         self, *, update: Mapping[str, Any] | None = None, deep: bool = False
     ) -> RuleProperties:
-        """Return a copy; its text is its own."""
+        """Return a copy without the cached text."""
         copied = super().model_copy(update=update, deep=deep)
         copied.__dict__.pop("text", None)
         return copied
 
 
 DEFAULT_RULE: Final = RuleProperties(name="$Default", filter_type="TrueFilter")
-"""What a subscription begins with when no rules are given."""
+"""The rule of a new subscription when no rules are given."""
 
 EntityProperties: TypeAlias = QueueProperties | TopicProperties | SubscriptionProperties
 
 
 class EntityKind(Enum):
-    """What the catalog holds; the value is its column."""
+    """Kinds of entities in the catalog; the value is that of its column."""
 
     QUEUE = "queue"
     TOPIC = "topic"

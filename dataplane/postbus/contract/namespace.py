@@ -1,4 +1,4 @@
-"""What a namespace is told to be, as the control API and the store know it; see `entities`."""
+"""The definition of a namespace, as used by the control API and the store; see `entities`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from postbus.contract.entities import DAY_MS, Model, NamespaceProperties, Retent
 
 
 class SoftDelete(Model):
-    """How long deleted entities are kept that are to be kept, so that they can be restored."""
+    """How long entities deleted with the policy Retain can be restored."""
 
     retention_ms: Retention = Field(7 * DAY_MS, alias="retention")
 
 
 class NamespaceDefinition(NamespaceProperties):
-    """Everything a `PUT` may say of a namespace.
+    """The definition of a namespace in a `PUT`.
 
-    What it is for life may be left out. `authorizationRules` are told as the manifest says them;
-    rules are changed by their own paths.
+    Immutable fields may be left out. `authorizationRules` are those of the manifest; rules have
+    paths of their own for changes.
     """
 
     soft_delete: SoftDelete = Field(SoftDelete(), alias="softDelete")
@@ -30,11 +30,11 @@ FOR_LIFE: Final = {
     "premium_messaging_partitions": "premiumMessagingPartitions",
     "authorization_rules": "authorizationRules",
 }
-"""Fields that no `PUT` changes. Of `sku` that is the name."""
+"""Immutable fields -> their names for users. Of `sku` only the name is immutable."""
 
 
 def immutable_fields(before: NamespaceDefinition, wanted: NamespaceDefinition) -> list[str]:
-    """Return what is said of a namespace and differs, although it cannot be changed."""
+    """Return the immutable fields that the wanted definition would change."""
     return [
         shown
         for name, shown in FOR_LIFE.items()
@@ -48,13 +48,13 @@ def immutable_fields(before: NamespaceDefinition, wanted: NamespaceDefinition) -
 
 
 def changed(before: NamespaceDefinition, wanted: NamespaceDefinition) -> NamespaceDefinition:
-    """Return a definition as it is wanted; what is for life and not said stays."""
+    """Return the wanted definition; immutable fields that it leaves out stay."""
     kept = {name: getattr(before, name) for name in FOR_LIFE if name not in wanted.model_fields_set}
     return wanted.model_copy(update=kept)
 
 
 def in_force(declared: NamespaceDefinition, put: NamespaceDefinition | None) -> NamespaceDefinition:
-    """Return what counts after a start: what a manifest says, beside that what was put last."""
+    """Return the definition after a start: fields of the manifest, else those of the last PUT."""
     if put is None:
         return declared
     said = declared.model_fields_set | set(FOR_LIFE)

@@ -1,8 +1,8 @@
-"""What rules of subscriptions compare with: beside plain values times, durations, ids and octets.
+"""Values that rules of subscriptions compare with: plain ones, times, durations, ids and octets.
 
-JSON has no notation for these, and a text stays one: in definitions they are
+JSON has no notation for the latter, and a string stays a string: in definitions they are
 `{"dateTime": "2026-01-01T00:00:00Z"}`, `{"duration": "PT5M"}`, `{"uuid": "..."}` and
-`{"binary": "base64"}`. A time that was given without a zone counts as UTC and stays without one.
+`{"binary": "base64"}`. A time without a zone counts as UTC and is written back without one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pydantic import (
 )
 
 TICKS_A_SECOND: Final = 10_000_000
-"""Durations are counted as .NET does, whose clients send them."""
+"""Durations are counted in .NET's ticks, since .NET clients send them."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
-"""The first and the last millisecond of the years 1 to 9999, which every client can say."""
+"""The first and last millisecond of the years 1 to 9999, which every client can represent."""
 
 _MAX_TICKS: Final = 2**63 - 1
 _MOMENT: Final = re.compile(
@@ -47,13 +47,13 @@ _ID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 class Zoneless(int):
-    """Milliseconds of a time that came without a zone."""
+    """Milliseconds of a time that was given without a zone."""
 
     __slots__ = ()
 
 
 def parse_moment_ms(text: str) -> int:
-    """Return milliseconds since the epoch of an ISO 8601 time; one without a zone is UTC."""
+    """Return milliseconds since the epoch of an ISO 8601 time; a time without a zone is UTC."""
     try:
         moment = datetime.fromisoformat(text) if _MOMENT.fullmatch(text) else None
     except ValueError:
@@ -66,7 +66,7 @@ def parse_moment_ms(text: str) -> int:
 
 
 def format_moment(at_ms: int) -> str:
-    """Return the ISO 8601 form that `parse_moment_ms` reads back."""
+    """Return the ISO 8601 form of a time; the inverse of `parse_moment_ms`."""
     moment = _EPOCH + timedelta(milliseconds=at_ms)
     precision = "milliseconds" if at_ms % 1_000 else "seconds"
     zone = "" if isinstance(at_ms, Zoneless) else "Z"
@@ -74,7 +74,7 @@ def format_moment(at_ms: int) -> str:
 
 
 def parse_span_ticks(text: str) -> int:
-    """Return the ticks, of 100 ns, of an ISO 8601 duration in days or less; it may be negative."""
+    """Return the ticks of 100 ns of an ISO 8601 duration in days or less; may be negative."""
     match = _SPAN.fullmatch(text)
     if match is None or not any(match.groups()[1:]) or text.endswith("T"):
         raise ValueError("use an ISO 8601 duration such as PT30S, PT5M or P14D")
@@ -85,7 +85,7 @@ def parse_span_ticks(text: str) -> int:
 
 
 def format_span(ticks: int) -> str:
-    """Return the ISO 8601 form that `parse_span_ticks` reads back."""
+    """Return the ISO 8601 form of a duration; the inverse of `parse_span_ticks`."""
     seconds, fraction = divmod(abs(ticks), TICKS_A_SECOND)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
@@ -117,7 +117,7 @@ def _read_span(value: object, info: ValidationInfo) -> int:
 
 
 class Moment(BaseModel):
-    """A time; what AMQP calls a timestamp."""
+    """A time, an AMQP timestamp."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     at_ms: Annotated[
@@ -129,7 +129,7 @@ class Moment(BaseModel):
 
 
 class Span(BaseModel):
-    """A duration; what .NET calls a TimeSpan."""
+    """A duration, a .NET TimeSpan."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     ticks: Annotated[
@@ -164,7 +164,7 @@ def format_octets(octets: bytes) -> str:
 
 
 class Identifier(BaseModel):
-    """A uuid; it equals its text."""
+    """A uuid; equal to its text form."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     id: Annotated[
@@ -176,7 +176,7 @@ class Identifier(BaseModel):
 
 
 class Octets(BaseModel):
-    """Bytes; what AMQP calls a binary. A text in base64."""
+    """Bytes, an AMQP binary; base64 in JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     octets: Annotated[
@@ -188,7 +188,7 @@ class Octets(BaseModel):
 
 
 def _check_value(value: object, info: ValidationInfo) -> object:
-    """Choose by the shape, so that a mistake is one complaint."""
+    """Validate a value by its shape, so that a mistake gives one error only."""
     match value:
         case {"dateTime": at, **rest} if not rest:
             return Moment(at_ms=_read_moment(at, info))
@@ -214,4 +214,4 @@ def _check_value(value: object, info: ValidationInfo) -> object:
 RuleValue: TypeAlias = bool | int | float | str | Moment | Span | Identifier | Octets
 
 PropertyValue = Annotated[RuleValue, BeforeValidator(_check_value)]
-"""What a rule can compare with. Numbers are equal by value, whatever their AMQP width."""
+"""A value that a rule can compare with. Numbers are equal by value, regardless of AMQP width."""

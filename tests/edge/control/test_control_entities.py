@@ -89,7 +89,7 @@ def test_what_is_hardly_meant_is_told_with_the_entity(api: Caller, name: str) ->
     assert api.put(path, {"forwardTo": name.upper()}).status == 200
     assert api.get(path).body["properties"]["forwardTo"] == name.upper()
     (warning,) = api.get(path).body["warnings"]
-    assert warning.startswith("forwardTo: messages go in a circle")
+    assert warning.startswith("forwardTo: forwarding loop")
     api.put(path, {})
 
 

@@ -60,7 +60,7 @@ def test_an_entity_with_sessions_may_forward(
     target = bus.queue(requires_session=True)
     administration.create_queue("sessions", requires_session=True, forward_to=target)
     (warned,) = [each for each in bus.log.records if getattr(each, "entity", None) == "sessions"]
-    assert "no session is received" in str(getattr(warned, "why", ""))
+    assert "no session can be received" in str(getattr(warned, "why", ""))
 
 
 def test_a_target_is_told_by_the_url_that_was_sent_until_it_is_another(

@@ -238,7 +238,7 @@ def test_a_queue_that_forwards_to_itself_ends_its_messages(
 ) -> None:
     queue = bus.queue()
     bus.change(queue, forward_to=queue.upper())
-    circle = f"messages go in a circle until they are dead-lettered: {queue} -> {queue}"
+    circle = f"forwarding loop; messages in it will be dead-lettered: {queue} -> {queue}"
     assert bus.administration.warnings_of(queue) == (f"forwardTo: {circle}",)
     assert ends_in_transfer_dead_letters(client, queue, queue)
     bus.change(queue, forward_to=None)
@@ -272,7 +272,7 @@ def test_a_queue_with_sessions_forwards_them(bus: BusThread, client: ServiceBusC
         sender.send_messages([ServiceBusMessage("was there", session_id=each) for each in "st"])
     bus.change(source, requires_session=True, forward_to=target)
     (warning,) = bus.administration.warnings_of(source)
-    assert warning == "forwardTo: all its messages are forwarded: no session is received"
+    assert warning == "forwardTo: all messages are forwarded, so no session can be received"
     with client.get_queue_sender(source) as sender:
         sender.send_messages(ServiceBusMessage("came later", session_id="s"))
     for session, bodies in (("s", ["was there", "came later"]), ("t", ["was there"])):
