@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from postbus.broker.administration import Administration, AdministrationRefused
+from postbus.broker.administration import Administration
 from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.namespace import Namespace
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal
 from postbus.store.namespace import NamespaceStore
@@ -46,7 +47,7 @@ async def administered(
 
 async def refusal_of(work: Any) -> Refusal:
     """Return how a change is refused; it must say why."""
-    with pytest.raises(AdministrationRefused) as caught:
+    with pytest.raises(DirectoryRefusal) as caught:
         await work
     assert str(caught.value)
     return caught.value.refused.refusal

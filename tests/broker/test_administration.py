@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import (
-    AdministrationRefused,
     Availability,
     DeletePolicy,
     PutMode,
 )
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.activity import SAMPLES, Activity, Rates
 from postbus.broker.partition.clock import ManualClock
 from postbus.contract.entities import (
@@ -114,7 +114,7 @@ async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
             for count in range(2, 10)
         ]
         results = await asyncio.gather(*changes, return_exceptions=True)
-        refused = [each for each in results if isinstance(each, AdministrationRefused)]
+        refused = [each for each in results if isinstance(each, DirectoryRefusal)]
         assert len(refused) == 7
         assert {each.refused.refusal for each in refused} == {Refusal.CONFLICT}
 
@@ -144,7 +144,7 @@ async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None
                 ),
             ),
         ):
-            with pytest.raises(AdministrationRefused, match=name) as caught:
+            with pytest.raises(DirectoryRefusal, match=name) as caught:
                 await work
             assert caught.value.refused.refusal is Refusal.NOT_ALLOWED
         assert administration.version == 3
@@ -198,7 +198,7 @@ async def test_pages_are_in_order_of_name(store: Store) -> None:
         subscriptions = ["u/Subscriptions/One", "u/Subscriptions/two"]
         assert names(EntityKind.SUBSCRIPTION, "U") == subscriptions
         assert names(EntityKind.SUBSCRIPTION)[2:] == subscriptions
-        with pytest.raises(AdministrationRefused, match="no topic"):
+        with pytest.raises(DirectoryRefusal, match="no topic"):
             administration.listed(EntityKind.SUBSCRIPTION, "b")
         await administration.delete("b")
         await administration.delete("u")

@@ -13,7 +13,6 @@ import pytest
 
 from postbus.broker.administration import (
     Administration,
-    AdministrationRefused,
     Change,
     DeletePolicy,
     PutMode,
@@ -21,6 +20,7 @@ from postbus.broker.administration import (
     WantedEntity,
 )
 from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.clock import ManualClock
 from postbus.broker.router import Address
 from postbus.contract.entities import (
@@ -98,7 +98,7 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
         await bus.sent(queue, message("x"))
         consumer, door = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
         await until(lambda: len(door.deliveries) == 1)
-        with pytest.raises(AdministrationRefused, match="q holds 1 message") as caught:
+        with pytest.raises(DirectoryRefusal, match="q holds 1 message") as caught:
             await administration.delete("q", policy=IF_EMPTY)  # it is locked, and there
         assert caught.value.refused.refusal is Refusal.NOT_EMPTY
         assert administration.find("q") is not None
@@ -171,7 +171,7 @@ async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> No
             sending = asyncio.create_task(send())
             for _ in range(round_number):
                 await asyncio.sleep(0)
-            with suppress(AdministrationRefused):
+            with suppress(DirectoryRefusal):
                 await administration.delete(name, policy=IF_EMPTY)
             await sending
             if administration.find(name) is None:
@@ -456,7 +456,7 @@ async def test_what_a_restore_needs_must_be_there(store: Store) -> None:
         )
         await administration.delete("q", policy=RETAIN)
         await administration.delete("target")
-        with pytest.raises(AdministrationRefused, match="no queue or topic target"):
+        with pytest.raises(DirectoryRefusal, match="no queue or topic target"):
             await administration.restore(made.entity_no)
         await administration.put_queue("target", QUEUE, mode=CREATE)
         assert (await administration.restore(made.entity_no)).properties == made.properties
@@ -674,7 +674,7 @@ async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
         await administration.delete("a")
         assert await waiting == (4, [Change(4, made.entity_no, "a", EntityKind.QUEUE, True)])
         assert await administration.changes(4, wait_s=0.01) == (4, [])
-        with pytest.raises(AdministrationRefused, match="list everything again"):
+        with pytest.raises(DirectoryRefusal, match="list everything again"):
             await administration.changes(5)
     async with administered(store) as (administration, bus):
         version, found = await administration.changes(2)
@@ -683,7 +683,7 @@ async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
         async with store.aside() as connection:
             await connection.execute("update postbus.catalog set updated_ms = 0")
         await administration.reap()
-        with pytest.raises(AdministrationRefused, match="list everything again"):
+        with pytest.raises(DirectoryRefusal, match="list everything again"):
             await administration.changes(3)
         assert await administration.changes(0) == (5, [])
         del bus

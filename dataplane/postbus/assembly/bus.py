@@ -26,12 +26,12 @@ from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.own_names import OwnNames
 from postbus.broker.administration import (
     Administration,
-    AdministrationRefused,
 )
 from postbus.broker.audit import Audit
 from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import Directory
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.operate.controls import Controls
 from postbus.broker.operate.message_operations import MessageOperations
 from postbus.broker.operate.readiness import Readiness
@@ -178,7 +178,7 @@ class Bus:
         try:
             await self._defining.define(definition, rules)
             await self._opened.namespace.redeclare(definition.declared)
-        except AdministrationRefused as refusal:
+        except DirectoryRefusal as refusal:
             raise BusError(str(refusal)) from refusal
         except StoreError as error:
             raise BusError(explain_store_error(error)) from error
@@ -364,7 +364,7 @@ class Bus:
         following.append(tasks.create_task(self._defining.keep_defining(), name="define"))
         try:
             await self._defining.define(self._definition, self._keys.rules())
-        except AdministrationRefused as refusal:
+        except DirectoryRefusal as refusal:
             cause = refusal.__cause__
             if not isinstance(cause, StoreUnavailable):
                 is_about_store = isinstance(cause, StoreError)

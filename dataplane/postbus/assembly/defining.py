@@ -18,7 +18,6 @@ from postbus.assembly.declared_keys import DeclaredKeys
 from postbus.broker.access.authz import KeyRule
 from postbus.broker.administration import (
     Administration,
-    AdministrationRefused,
     EntityDescription,
     WantedEntity,
 )
@@ -69,7 +68,7 @@ class Defining:
     async def define(self, definition: BusDefinition, rules: Sequence[KeyRule]) -> None:
         """Apply manifests now if partition 0 is ours; else log whose it is, and do it later.
 
-        Raises `AdministrationRefused`; what waited before waits on then.
+        Raises `DirectoryRefusal`; what waited before waits on then.
         """
         async with self._turn:
             try:
@@ -80,7 +79,7 @@ class Defining:
             await define_entities(definition, self._administration, rules, self._audit)
             self._is_due.clear()
 
-    def postpone(self, why: AdministrationRefused | DirectoryRefusal) -> None:
+    def postpone(self, why: DirectoryRefusal) -> None:
         """Apply the manifests as soon as partition 0 is ours and its store answers."""
         logger.warning(
             "manifests are not applied yet: the owner of partition 0 changes entities",
@@ -104,7 +103,7 @@ class Defining:
             await define_entities(
                 self._declared.definition, self._administration, rules, self._audit
             )
-        except AdministrationRefused as refusal:
+        except DirectoryRefusal as refusal:
             if refusal.refused.refusal is Refusal.NOT_APPLIED:
                 self._is_due.set()
                 return
@@ -122,7 +121,7 @@ async def define_entities(
     """Create or change what the manifests say; what they do not say stays.
 
     `rules`: the authorization rules that they declare, which the audit hears of. Raises
-    `AdministrationRefused`.
+    `DirectoryRefusal`.
     """
     wanted = _wanted_of(definition)
     before = administration.version
@@ -135,10 +134,10 @@ async def define_entities(
         lines = await audit.begin_all(differing)
     except StoreError as error:
         refused = Refused(Refusal.NOT_APPLIED, f"the store is away: {error}")
-        raise AdministrationRefused(refused) from error
+        raise DirectoryRefusal(refused) from error
     try:
         await _define(wanted, administration)
-    except AdministrationRefused as error:
+    except DirectoryRefusal as error:
         for line in lines:
             audit.end(line, outcome_of(error))
         raise
@@ -146,10 +145,7 @@ async def define_entities(
         put = administration.find(line.entry.entity)
         is_changed = put is not None and put.version > before
         audit.end(line, DONE if is_changed else None)
-    try:
-        await _note_rules(rules, audit)
-    except DirectoryRefusal as error:
-        raise AdministrationRefused(error.refused) from error.__cause__
+    await _note_rules(rules, audit)
 
 
 def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:

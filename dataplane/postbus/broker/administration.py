@@ -19,10 +19,10 @@ from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import (
-    DirectoryRefusal,
     Precondition,
     PutMode,
     WantedEntity,
+    refusal,
     rule_named,
 )
 from postbus.broker.partition.activity import Activity, Rates, oldest_age_of
@@ -49,7 +49,6 @@ from postbus.store.tombstones import Tombstone, TombstoneStore
 
 __all__ = [
     "Administration",
-    "AdministrationRefused",
     "Availability",
     "Change",
     "DeletePolicy",
@@ -98,10 +97,6 @@ class DeletePolicy(Enum):
     DELETE = "Delete"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
     RETAIN = "Retain"
-
-
-class AdministrationRefused(DirectoryRefusal):
-    """A change or a question that is refused; nothing changed, unless it says UNKNOWN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +169,7 @@ class EntityTraffic:
 
 
 class Administration:
-    """See the module's docstring. Whatever is refused raises `AdministrationRefused`."""
+    """See the module's docstring. Whatever is refused raises `DirectoryRefusal`."""
 
     def __init__(
         self,
@@ -243,7 +238,7 @@ class Administration:
         if topic is not None:
             owner = self._directory.find(catalog_key(topic))
             if owner is None or owner.kind is not EntityKind.TOPIC:
-                raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
+                raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no topic {topic}")
             of = owner.entity_no
         page = self._directory.page(of, max(skip, 0), max(top, 0))
         return [self._described(entry) for entry in page]
@@ -262,16 +257,16 @@ class Administration:
         """
         entry = self._directory.find(catalog_key(path))
         if entry is None:
-            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         hosts = [self._hosts[home] for home in self._directory.homes_of(entry)]
         reachable = [host for host in hosts if away(host) is None]
         problem = await self._load(reachable or hosts)
         found = {host.partition_id: host.counts(entry.entity_no) for host in hosts}
         known = [counts for counts in found.values() if counts is not None]
         if len(known) < len(hosts) and self._directory.numbered(entry.entity_no) is None:
-            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         if not known:
-            raise _refused(Refusal.NOT_APPLIED, problem or RELOADING)
+            raise refusal(Refusal.NOT_APPLIED, problem or RELOADING)
         is_limited = len(known) < len(hosts) or any(host.trouble is not None for host in hosts)
         return _runtime(
             sum_of(known),
@@ -285,7 +280,7 @@ class Administration:
         """Return what goes through an entity now; waits 2 s at most. Raises ENTITY_NOT_FOUND."""
         entry = self._directory.find(catalog_key(path))
         if entry is None:
-            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
         homes = self._directory.homes_of(entry)
         age_ms = await oldest_age_of([self._hosts[home] for home in homes], entry.entity_no)
         rates = self.activity.rates(entry.entity_no, homes)
@@ -319,7 +314,7 @@ class Administration:
 
         `expected_version`: the catalog's. Raises NOT_ALLOWED naming what is for life.
         """
-        return await self._change(self._namespace.put(wanted, expected_version))
+        return await self._changes.run(self._namespace.put(wanted, expected_version))
 
     async def put_queue(
         self,
@@ -370,7 +365,7 @@ class Administration:
         return await self._put(wanted, Precondition(mode, expected_version))
 
     async def _put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
-        put = await self._change(self._directory.put(wanted, condition))
+        put = await self._changes.run(self._directory.put(wanted, condition))
         self._warn(put.entry)
         return self._described(put.entry, is_new=put.is_new)
 
@@ -386,7 +381,7 @@ class Administration:
 
         The refusal names the one that cannot be so; those before it are perhaps put.
         """
-        await self._change(self._directory.put_all(wanted))
+        await self._changes.run(self._directory.put_all(wanted))
         for each in wanted:
             topic = each.topic
             path = each.name if topic is None else subscription_path(topic, each.name)
@@ -395,14 +390,14 @@ class Administration:
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""
-        put = await self._change(self._directory.add_rule(catalog_key(path), rule, mode))
+        put = await self._changes.run(self._directory.add_rule(catalog_key(path), rule, mode))
         stored = rule_named(put.entry.rules, rule.name)
         assert stored is not None
         return RuleDescription(stored.properties, stored.created_ms, put.is_new)
 
     async def delete_rule(self, path: str, name: str) -> None:
         """Take a rule from a subscription; one without rules gets nothing."""
-        await self._change(self._directory.remove_rule(catalog_key(path), name))
+        await self._changes.run(self._directory.remove_rule(catalog_key(path), name))
 
     async def delete(
         self,
@@ -425,15 +420,15 @@ class Administration:
                 if entry is not None:
                     homes = [self._hosts[home] for home in directory.homes_of(entry)]
                     if (problem := await self._load(homes)) is not None:
-                        raise _refused(Refusal.NOT_APPLIED, problem)
+                        raise refusal(Refusal.NOT_APPLIED, problem)
                 work = directory.delete_if_empty(name, expected_version)
             case DeletePolicy.RETAIN:
                 until_ms = self._now_ms() + self.properties.soft_delete.retention_ms
                 work = directory.retain(name, until_ms, expected_version)
             case _:
                 assert_never(policy)
-        if not await self._change(work):
-            raise _refused(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
+        if not await self._changes.run(work):
+            raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
 
     # --- deleted and kept -----------------------------------------------------------------------
 
@@ -442,7 +437,7 @@ class Administration:
 
         Its name must be free.
         """
-        return self._described(await self._change(self._directory.restore(entity_no)))
+        return self._described(await self._changes.run(self._directory.restore(entity_no)))
 
     async def tombstones(self, since_version: int, top: int = MOST) -> list[Tombstone]:
         """Return what was deleted after a version of the catalog, in order of version.
@@ -463,10 +458,8 @@ class Administration:
     async def _asked(self, work: Coroutine[object, object, T]) -> T:
         try:
             return await work
-        except DirectoryRefusal as error:
-            raise AdministrationRefused(error.refused) from None
         except StoreError as error:
-            raise _refused(Refusal.NOT_APPLIED, f"the store is away: {error}; try again") from error
+            raise refusal(Refusal.NOT_APPLIED, f"the store is away: {error}; try again") from error
 
     async def reap(self) -> None:
         """Let go of what need not be kept any longer, where definitions are changed."""
@@ -502,13 +495,7 @@ class Administration:
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
         """Run what consists of several changes to its end, whatever becomes of who asked for it."""
-        return await self._change(work)
-
-    async def _change(self, work: Coroutine[object, object, T]) -> T:
-        try:
-            return await self._changes.run(work)
-        except DirectoryRefusal as error:
-            raise AdministrationRefused(error.refused) from error.__cause__
+        return await self._changes.run(work)
 
     def _described(self, entry: CatalogEntry, *, is_new: bool = False) -> EntityDescription:
         return EntityDescription(
@@ -525,10 +512,6 @@ class Administration:
             is_new,
             entry.forwards_as_sent,
         )
-
-
-def _refused(refusal: Refusal, detail: str) -> AdministrationRefused:
-    return AdministrationRefused(Refused(refusal, detail))
 
 
 def _runtime(

@@ -10,7 +10,8 @@ import pytest
 
 from postbus.assembly.bus import Bus, BusError
 from postbus.broker.access.caller_fence import CallerTooOld
-from postbus.broker.administration import AdministrationRefused, DeletePolicy, PutMode
+from postbus.broker.administration import DeletePolicy, PutMode
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.host import Host
 from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import Refusal, Tick
@@ -100,7 +101,7 @@ async def test_standby_follows_the_catalog_and_changes_nothing(brokers: Brokers)
         second.administration.put_queue("mine", QueueProperties(), mode=PutMode.CREATE),
         second.administration.delete("orders"),
     ):
-        with pytest.raises(AdministrationRefused) as caught:
+        with pytest.raises(DirectoryRefusal) as caught:
             await change
         assert caught.value.refused.refusal is Refusal.NOT_APPLIED
         assert "owned by first" in str(caught.value)
@@ -215,7 +216,7 @@ async def test_deletion_by_a_broker_that_wakes_up_is_not_written(
     await own(second)
     await send(second, "orders", "accepted")
     goes_on.set()
-    with pytest.raises(AdministrationRefused):
+    with pytest.raises(DirectoryRefusal):
         await deletion
     found = second.administration.find("orders")
     assert found is not None

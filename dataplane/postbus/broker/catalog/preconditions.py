@@ -42,7 +42,7 @@ from postbus.store.catalog import NONE_SENT, CatalogEntry, CatalogPut, StoredRul
 
 
 class DirectoryRefusal(Exception):
-    """A change of the catalog that is refused; nothing changed."""
+    """A change or a question that is refused; nothing changed, unless it says UNKNOWN."""
 
     def __init__(self, refused: Refused) -> None:
         self.refused = refused

@@ -19,7 +19,6 @@ from postbus.broker.access.authorization_rules import AuthorizationRules, Wanted
 from postbus.broker.access.authz import Grant
 from postbus.broker.administration import (
     Administration,
-    AdministrationRefused,
     Availability,
     EntityDescription,
     PutMode,
@@ -129,7 +128,7 @@ class AtomHandler:
                     return await self._delete(request, target)
         except BadDocument as error:
             raise bad_request(str(error)) from None
-        except (AdministrationRefused, DirectoryRefusal) as error:
+        except DirectoryRefusal as error:
             raise explained(error.refused) from error
         raise HttpRefused(
             405, f"Administration knows GET, PUT and DELETE, not {request.method}.", ALLOW
@@ -187,7 +186,7 @@ class AtomHandler:
         for description in found[:top]:
             try:
                 shown = await self._shown(request, description)
-            except AdministrationRefused as error:
+            except DirectoryRefusal as error:
                 if error.refused.refusal is not Refusal.ENTITY_NOT_FOUND:
                     raise
                 continue  # it was deleted meanwhile
@@ -303,7 +302,7 @@ class AtomHandler:
                 raise _half_done() from None
             try:
                 await self._administration.delete(put.name, expected_version=put.version)
-            except AdministrationRefused:
+            except DirectoryRefusal:
                 raise _half_done() from None
             raise
 
@@ -436,7 +435,7 @@ class AtomHandler:
         if status != CREATED:
             try:
                 runtime = await self._administration.runtime(description.name)
-            except AdministrationRefused:
+            except DirectoryRefusal:
                 if request.method == "GET":
                     raise
                 runtime = replace(NOT_COUNTED, accessed_ms=description.created_ms)

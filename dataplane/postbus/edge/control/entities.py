@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from postbus.broker.administration import (
     Administration,
-    AdministrationRefused,
     DeletePolicy,
     EntityDescription,
     EntityTraffic,
@@ -20,6 +19,7 @@ from postbus.broker.administration import (
 )
 from postbus.broker.administration import RuleDescription as KnownRule
 from postbus.broker.administration import RuntimeInformation as Counted
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.control import (
     Applied,
     CountDetails,
@@ -294,7 +294,7 @@ def _told_as_precondition(condition: Condition) -> Iterator[None]:
     """Say 412 where a header said what must exist and what must not."""
     try:
         yield
-    except AdministrationRefused as error:
+    except DirectoryRefusal as error:
         is_new = condition.must_be_new and error.refused.refusal is Refusal.ALREADY_EXISTS
         is_named = condition.must_exist or condition.versions is not None
         is_missing = is_named and error.refused.refusal is Refusal.ENTITY_NOT_FOUND

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-from postbus.broker.administration import Administration, AdministrationRefused
+from postbus.broker.administration import Administration
+from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.control import Change, Changes, ProblemType, Tombstone, Tombstones
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 from postbus.edge.control.entities import applied
@@ -82,7 +83,7 @@ def _too_old() -> Iterator[None]:
     """Say 410 when not all is known any more."""
     try:
         yield
-    except AdministrationRefused as error:
+    except DirectoryRefusal as error:
         if error.refused.refusal is not Refusal.ARGUMENT_OUT_OF_RANGE:
             raise
         raise ControlRefused(410, str(error), ProblemType.TOO_OLD) from error

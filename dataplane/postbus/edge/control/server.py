@@ -21,7 +21,6 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from postbus.broker.access.caller_fence import CallerFence, CallerTooOld, StoreAway
-from postbus.broker.administration import AdministrationRefused
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.control import (
     EPOCH_HEADER,
@@ -126,7 +125,7 @@ class ControlServer:
             return await handler(request)
         except ControlRefused as error:
             return _problem(error.status, str(error), error.type, error.problems)
-        except (AdministrationRefused, DirectoryRefusal) as error:
+        except DirectoryRefusal as error:
             known = refused(error.refused)
             return _problem(known.status, str(known), known.type)
         except NotAuthorized as error:
