@@ -87,7 +87,7 @@ async def test_silent_broker_is_taken_over_and_told_by_whom(database: str, other
             it.journal.submit(outcome([insert(2)]), "late")
             await it.seen.wait_failed()
             assert it.seen.told == [None]
-        store.beats._lane.drop()  # it is not cut off any more
+        store.beats._shared.drop()  # it is not cut off any more
         ends: list[Exception] = []
         store.beats.follow(ends.append)
         await wait_until(lambda: asyncio.sleep(0, bool(ends)))
@@ -199,11 +199,11 @@ async def test_the_time_outlives_an_end_whose_entry_never_came(store: Store, dat
     store.beats.persisted_ms = 777
     await store.close()
     left = Store(database)
-    connect = left.beats._lane._connect
-    left.beats._lane._connect = AsyncMock(side_effect=ConnectionRefusedError)
+    connect = left.beats._shared._connect
+    left.beats._shared._connect = AsyncMock(side_effect=ConnectionRefusedError)
     with pytest.raises(StoreUnavailable):
         await left.beats.begin()
-    left.beats._lane._connect = connect
+    left.beats._shared._connect = connect
     await left.close()  # the database is back
     async with connected(database) as look:
         rows = await look.fetch("select ended_by, persisted_ms from postbus.broker")

@@ -367,7 +367,7 @@ async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -
         await add(host, entity_no, 1, sink)
         await host.call(Enqueue(entity_no, [message()]))
         await until(lambda: bool(sink.deliveries))
-        host._room.note_failure(StoreFull("no space left on device"))
+        host._disk_reserve.note_failure(StoreFull("no space left on device"))
         for via in (None, "away"):
             sending = Transact([Enqueue(entity_no, [message()], via=via)])
             assert refusals([await host.call(sending)]) == [Refusal.STORE_FULL]
