@@ -1,7 +1,7 @@
 """What holds between any two commands, looked up in the memory of a partition.
 
 Every message is in one place, places are in order, the window's accounts are exact, what is said of
-lanes and of the line of sessions is true, and nothing is kept of an entity that is gone.
+open and available sessions is true, and nothing is kept of an entity that is gone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from postbus.entity.partition_state import PartitionState
 from postbus.entity.queues.sub_queue import SubQueueState
-from postbus.entity.sessions.session_queue import LANE_BYTES, SessionLane
-from postbus.entity.sessions.session_state import SessionQueue
+from postbus.entity.sessions.session_messages import SESSION_BYTES, SessionMessages
+from postbus.entity.sessions.session_queue import SessionQueue
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES
 from postbus.message.envelope import SharedBody
 
@@ -26,7 +26,7 @@ def check_partition(state: PartitionState) -> None:
     for sub in state._turn.sub_queues:
         if sub.sessions is not None:
             used += check_sessions(sub.sessions)
-            places += sub.sessions.lanes.values()
+            places += sub.sessions.open_sessions.values()
     for sub in places:
         loaded = [
             queued
@@ -57,42 +57,48 @@ def check_partition(state: PartitionState) -> None:
 
 
 def check_sessions(queue: SessionQueue) -> int:
-    """Assert what holds of lanes and of the line; return the bytes they take of the window."""
+    """Assert what holds of open and available sessions; return their bytes of the window."""
     is_serving = queue._serve in queue.turn.resumed
-    for session_id, lane in queue.lanes.items():
-        assert lane.session_id == session_id
+    for session_id, session in queue.open_sessions.items():
+        assert session.session_id == session_id
         assert session_id not in queue.dormant
-        assert (lane.holder is not None) is (lane in queue.held)
-        assert not (lane in queue.held and lane in queue.idle)
-        assert lane in queue.held or lane in queue.idle or lane.doomed, "a lane without reason"
-        assert lane in queue.held or not lane.locks
-        assert not lane.tail
-        assert list(lane.consumers.values()) == ([] if lane.holder is None else [lane.holder])
-        if lane.holder is not None:
-            assert lane.holder.lane is lane
-            assert not lane.is_queued
-            assert queue.consumers[lane.holder.consumer_id] is lane.holder
-            assert all(m.locked_until_ms == lane.session_until_ms for m in lane.locks.values())
-        elif lane.is_available:
-            assert lane.is_queued
+        assert (session.holder is not None) is (session in queue.held)
+        assert not (session in queue.held and session in queue.idle)
+        assert session in queue.held or session in queue.idle or session.doomed, (
+            "an open session without reason"
+        )
+        assert session in queue.held or not session.locks
+        assert not session.tail
+        assert list(session.consumers.values()) == (
+            [] if session.holder is None else [session.holder]
+        )
+        if session.holder is not None:
+            assert session.holder.session is session
+            assert not session.is_queued
+            assert queue.consumers[session.holder.consumer_id] is session.holder
+            assert all(
+                m.locked_until_ms == session.session_until_ms for m in session.locks.values()
+            )
+        elif session.is_available:
+            assert session.is_queued
             assert is_serving or not queue.waiters
-        assert not lane.is_queued or session_id in queue.line
+        assert not session.is_queued or session_id in queue.available
     for session_id, keys in queue.dormant.items():
         assert list(keys) == sorted(keys)
-        assert not keys or session_id in queue.line
+        assert not keys or session_id in queue.available
         assert not keys or is_serving or not queue.waiters
         assert keys or queue.dormant_deferred[session_id]
-    holders = [lane.holder for lane in queue.held]
+    holders = [session.holder for session in queue.held]
     assert len(queue.consumers) == len(holders) + len(queue.waiters)
     assert queue.waiters.keys() <= queue.consumers.keys()
-    return len(queue.idle) * LANE_BYTES + queue.values.held_bytes
+    return len(queue.idle) * SESSION_BYTES + queue.values.held_bytes
 
 
 def _deferred_keys(sub: SubQueueState) -> Iterator[int]:
     yield from sub.deferred.values()
     if sub.sessions is not None:
-        for lane in sub.sessions.lanes.values():
-            yield from lane.deferred.values()
+        for session in sub.sessions.open_sessions.values():
+            yield from session.deferred.values()
         for dormant in sub.sessions.dormant_deferred.values():
             yield from dormant.values()
 
@@ -107,8 +113,8 @@ def _check_order(sub: SubQueueState) -> None:
     assert order == sorted(order)
     keys = Counter(sub.row_keys())
     assert all(times == 1 for times in keys.values()), "a message is in two places"
-    assert len(keys) == sub.live or isinstance(sub, SessionLane)
-    if not isinstance(sub, SessionLane):
+    assert len(keys) == sub.live or isinstance(sub, SessionMessages)
+    if not isinstance(sub, SessionMessages):
         assert sub.attempts.keys() <= keys.keys(), "attempts of what is gone are kept"
         deferred = set(_deferred_keys(sub))
         assert sub.deferred_sections.keys() <= deferred, "properties of what is gone are kept"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.queued import QueuedMessage
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.sessions.session_queue import SessionLane
-    from postbus.entity.sessions.session_state import SessionQueue
+    from postbus.entity.sessions.session_messages import SessionMessages
+    from postbus.entity.sessions.session_queue import SessionQueue
     from postbus.message.envelope import Envelope
 
 ABSENT: Final = Refused(Refusal.MESSAGE_NOT_FOUND, "no message here has this number")
@@ -47,7 +47,7 @@ class Spot(Enum):
 
 
 class Choice(NamedTuple):
-    """A message that may be taken. `place` is a sub-queue or the lane of a session.
+    """A message that may be taken. `place` is a sub-queue or a session.
 
     `message` is None where memory knows the key only; then `row` is there.
     """
@@ -75,19 +75,19 @@ class Choice(NamedTuple):
 class Chosen(NamedTuple):
     """What was found: in the order asked for, what is refused, and what is left for later.
 
-    `lanes` of sessions that were looked at; `rest` them when the messages are taken.
+    `sessions` were looked at; `rest` them when the messages are taken.
     """
 
     choices: list[Choice]
     refused: dict[int, Refused]
     left: list[int]
-    lanes: list[SessionLane]
+    sessions: list[SessionMessages]
 
     def rest(self) -> None:
         """Let go of what was woken for the search."""
-        for lane in self.lanes:
-            if lane.holder is None:
-                lane.queue.rest(lane)
+        for session in self.sessions:
+            if session.holder is None:
+                session.queue.rest(session)
 
 
 def choose(
@@ -114,27 +114,27 @@ def choose(
         named = dict.fromkeys(wanted)
         named.update((row.sequence, row.row_key) for row in rows.values() if row.sequence)
     by_key = {row_key: number for number, row_key in named.items() if row_key is not None}
-    lanes: list[SessionLane] = []
+    searched: list[SessionMessages] = []
     if sub.sessions is None:
         spots = _locate(sub, by_key, rows)
     else:
-        spots = _locate_in_lanes(sub.sessions, by_key, rows, lanes)
+        spots = _locate_in_sessions(sub.sessions, by_key, rows, searched)
     answers = {number: spots.get(number, ABSENT) for number in wanted}
     return Chosen(
         [each for each in answers.values() if isinstance(each, Choice)],
         {number: each for number, each in answers.items() if isinstance(each, Refused)},
         left,
-        lanes,
+        searched,
     )
 
 
-def _locate_in_lanes(
+def _locate_in_sessions(
     queue: SessionQueue,
     by_key: dict[int, int],
     rows: dict[int, StoredRow],
-    lanes: list[SessionLane],
+    searched: list[SessionMessages],
 ) -> dict[int, Choice | Refused]:
-    """Look for each message in the lane of its session, which its row tells; add the lanes."""
+    """Look for each message in the session that its row names; add the sessions to `searched`."""
     sessions: dict[bytes, dict[int, int]] = {}
     for row_key, number in by_key.items():
         row = rows.get(row_key)
@@ -142,12 +142,12 @@ def _locate_in_lanes(
             sessions.setdefault(row.envelope.session_id, {})[row_key] = number
     spots: dict[int, Choice | Refused] = {}
     for session_id, own in sessions.items():
-        lane = queue.lanes.get(session_id)
-        if lane is None and session_id in queue.dormant:
-            lane = queue.wake(session_id)
-        if lane is not None:
-            lanes.append(lane)
-            spots.update(_locate(lane, own, rows))
+        session = queue.open_sessions.get(session_id)
+        if session is None and session_id in queue.dormant:
+            session = queue.wake(session_id)
+        if session is not None:
+            searched.append(session)
+            spots.update(_locate(session, own, rows))
     return spots
 
 

@@ -312,5 +312,5 @@ def _has_receivers(sub: SubQueueState) -> bool:
     """Say whether a client waits for messages or for a session."""
     sessions = sub.sessions
     if sessions is not None:
-        return bool(sessions.waiters) or any(lane.waiting for lane in sessions.held)
+        return bool(sessions.waiters) or any(session.waiting for session in sessions.held)
     return any(not consumer.is_forwarder for consumer in sub.waiting)

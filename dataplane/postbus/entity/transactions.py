@@ -236,17 +236,17 @@ def _check_settlement(
 def _place_of(
     sub: SubQueueState, session_id: bytes | None, tokens: list[bytes]
 ) -> SubQueueState | None:
-    """Return where these locks are if they live: the sub-queue, or the lane of a held session."""
+    """Return where these locks are if they live: the sub-queue, or a held session."""
     sessions = sub.sessions
     if sessions is None:
         return sub
     if session_id is not None:
-        lane = sessions.lanes.get(session_id)
+        session = sessions.open_sessions.get(session_id)
     else:
-        lane = next((held for held in sessions.held if tokens and tokens[0] in held.locks), None)
-    if lane is None or lane.holder is None or lane.session_until_ms <= sub.turn.now_ms:
+        session = next((held for held in sessions.held if tokens and tokens[0] in held.locks), None)
+    if session is None or session.holder is None or session.session_until_ms <= sub.turn.now_ms:
         return None
-    return lane
+    return session
 
 
 def _is_live(place: SubQueueState, token: bytes) -> bool:

@@ -41,8 +41,8 @@ from postbus.entity.outcomes import (
     ReserveBlock,
 )
 from postbus.entity.partition_state import PartitionState, WindowBudget
-from postbus.entity.sessions import by_session, session_values
-from postbus.entity.sessions.session_state import SessionQueue
+from postbus.entity.sessions import messages_by_session, session_values
+from postbus.entity.sessions.session_queue import SessionQueue
 from tests.entity.partition_rig import (
     ACTIVE,
     PEEK_LOCK,
@@ -179,7 +179,7 @@ def test_sessions_above_the_budget_are_paged_and_keep_their_order(budget_bytes: 
     assert rig.peek_names() == []
 
 
-def test_lanes_nobody_holds_give_way_to_who_receives() -> None:
+def test_sessions_without_holder_give_way_to_receivers() -> None:
     rig = rig_of(budget_bytes=24_000)
     for number in range(6):
         send(rig, f"s{number}", "m")
@@ -193,8 +193,8 @@ def test_lanes_nobody_holds_give_way_to_who_receives() -> None:
     assert len(queue.idle) + len(queue.dormant) == 5
 
 
-def test_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_session, "IDLE_LANES", 3)
+def test_open_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_by_session, "IDLE_SESSIONS", 3)
     rig = rig_of()
     for number in range(10):
         send(rig, f"s{number}", "m")
@@ -253,8 +253,8 @@ def test_counts_of_a_session_that_is_paged_out_are_kept() -> None:
     rig.settle(Disposition.ABANDON, *rig.receive("A"), session_id=b"s")
     rig.detach("A")
     queue = queue_of(rig)
-    (lane,) = queue.idle
-    queue._reduce(lane)
+    (session,) = queue.idle
+    queue._reduce(session)
     rig.accept("B")
     assert [d.delivery_count for d in rig.receive("B", 2)] == [1, 0]
 
@@ -275,7 +275,7 @@ def test_a_clean_stop_journals_counts_of_what_was_paged_out() -> None:
     assert rig.receive("A")[0].delivery_count == 1
 
 
-def test_a_lane_is_used_again_for_another_session() -> None:
+def test_an_empty_session_object_is_used_again_for_another_session() -> None:
     rig = rig_of(budget_bytes=800)
     send(rig, "s", "a", "b")
     send(rig, "t", "c", "d")

@@ -1,4 +1,4 @@
-"""Sessions against a small model that knows nothing of lanes, lines, windows or tables.
+"""Sessions against a small model that knows nothing of open sessions, windows or tables.
 
 Checked after every step: one holder a session and order within it (I6), no loss and one place for
 each message (I1, I5), counts (I8, I18), reads of a state return the last write, nobody waits while

@@ -48,8 +48,8 @@ from postbus.entity.outcomes import (
     RecordAcquired,
     SessionGranted,
 )
-from postbus.entity.sessions import by_session
-from postbus.entity.sessions.session_state import SessionQueue
+from postbus.entity.sessions import messages_by_session
+from postbus.entity.sessions.session_queue import SessionQueue
 from postbus.entity.sessions.session_values import ROW_BYTES
 from tests.entity.partition_rig import (
     ACTIVE,
@@ -160,7 +160,7 @@ def test_an_unknown_session_can_be_held_and_leaves_nothing() -> None:
     assert rig.receive("A", 3) == []
     rig.detach("A")
     queue = queue_of(rig)
-    assert not queue.lanes
+    assert not queue.open_sessions
     assert not queue.dormant
     assert rig.apply(ListSessions(QUEUE, None, 0, 9)) == SessionsListed([])
 
@@ -220,7 +220,7 @@ def test_sessions_taken_by_name_leave_no_trace_in_the_line() -> None:
         rig.accept("A", f"s{turn}")
         rig.settle(Disposition.COMPLETE, *rig.receive("A"), session_id=f"s{turn}".encode())
         rig.detach("A")
-    assert len(queue_of(rig).line) <= 2 * by_session.ORPHANS
+    assert len(queue_of(rig).available) <= 2 * messages_by_session.ORPHANS
 
 
 def test_a_session_keeps_its_turn_behind_others_when_it_is_given_back() -> None:
@@ -325,18 +325,18 @@ def test_a_session_with_many_locks_expires_in_portions() -> None:
         send(rig, "s", *(str(number) for number in range(start, start + 500)))
     rig.accept("A", "s")
     taken = [delivery for _ in range(7) for delivery in rig.receive("A", 500)]
-    lane = queue_of(rig).lanes[b"s"]
-    assert len(lane.locks) == 3_500
+    session = queue_of(rig).open_sessions[b"s"]
+    assert len(session.locks) == 3_500
     rig.checks = True
     rig.now_ms += 5_000
     rig.submit(Tick())
-    assert len(lane.locks) == 2_500
+    assert len(session.locks) == 2_500
     complete = Settle(QUEUE, ACTIVE, [taken[-1].lock_token], Disposition.COMPLETE)
     complete.session_id = b"s"
     assert rig.apply(complete) == Settled([0])
-    assert len(lane.locks) == 1_500
+    assert len(session.locks) == 1_500
     assert rig.accept("B", "s") is Refusal.SESSION_CANNOT_BE_LOCKED
-    assert len(lane.locks) == 500
+    assert len(session.locks) == 500
     rig.tick_now()
     send(rig, "s", "last")
     assert rig.clients[rig.names["A"]].ended is Refusal.SESSION_LOCK_LOST

@@ -349,7 +349,7 @@ def as_changed(turn: Turn, row_key: int, envelope: Envelope) -> Envelope:
 
 
 def watch(sub: SubQueueState, until_ms: int) -> None:
-    """Make sure a Tick comes when a lock may expire; in a lane the session's lock sees to it."""
+    """Make sure a Tick comes when a lock may expire; a session has one timer for all its locks."""
     if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
         sub.lock_timer_ms = until_ms
         sub.turn.set_timer(until_ms, sub.expire_locks)
@@ -389,7 +389,7 @@ def lose_all(sub: SubQueueState) -> None:
 
 
 def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
-    """Take every lock of a session's lane away: as failed deliveries, or as none (ADR 19)."""
+    """Take every lock of a session away: as failed deliveries, or as none (ADR 19)."""
     held = list(sub.locks.values())
     sub.locks.clear()
     if is_failed:
@@ -410,7 +410,7 @@ def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
 
 
 def expire_first(sub: SubQueueState, count: int) -> None:
-    """Take the first locks of a session's lane away, as failed deliveries."""
+    """Take the first locks of a session away, as failed deliveries."""
     for token in list(islice(sub.locks, count)):
         _expire_one(sub, sub.locks.pop(token))
 

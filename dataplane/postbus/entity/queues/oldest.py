@@ -20,9 +20,9 @@ def oldest(sub: SubQueueState) -> tuple[int, int | None] | None:
     sessions = sub.sessions
     if sessions is None:
         return _front(sub)
-    if len(sessions.lanes) + len(sessions.dormant) > MAX_SESSIONS:
+    if len(sessions.open_sessions) + len(sessions.dormant) > MAX_SESSIONS:
         return None
-    fronts = [_front(lane) for lane in sessions.lanes.values()]
+    fronts = [_front(session) for session in sessions.open_sessions.values()]
     fronts += [(keys[0], None) for keys in sessions.dormant.values() if keys]
     return min((front for front in fronts if front is not None), default=None)
 

@@ -16,7 +16,7 @@ from postbus.entity.outcomes import Needs, RecordSize
 from postbus.entity.queues.dedup import SeenIds
 from postbus.entity.queues.scheduled import ScheduledMessages
 from postbus.entity.queues.sub_queue import SubQueueState
-from postbus.entity.sessions.session_state import SessionQueue
+from postbus.entity.sessions.session_queue import SessionQueue
 from postbus.entity.transfer import forwarding
 from postbus.message.envelope import Envelope
 from postbus.message.patch import TWO_KEYS, check_properties

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.sessions.session_state import SessionQueue
+    from postbus.entity.sessions.session_queue import SessionQueue
     from postbus.entity.turn import Turn
 
 FAIR_CHUNK: Final = 32
@@ -56,8 +56,8 @@ class SubQueueState:
     """See the module's docstring. `is_main` is False for the dead-letter kinds: there nothing
     expires, deliveries are not limited, and only abandoning counts.
 
-    `sessions` is set where the messages are divided into lanes, one for each session;
-    `session_until_ms` in such a lane: when the session's lock ends, and every lock in it; else 0.
+    `sessions` is set where the messages are divided by session. `session_until_ms` is when the
+    lock of a session ends, and with it each lock of its messages; 0 outside sessions.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class SubQueueState:
         turn.sub_queues[self] = None
 
     def _make_empty(self, entity: QueueState, kind: SubQueue, turn: Turn) -> None:
-        """Set what each lane of a session entity has for itself as well."""
+        """Set what each session of a session entity has for itself as well."""
         self.entity = entity
         self.kind = kind
         self.turn = turn
@@ -138,9 +138,9 @@ class SubQueueState:
 
     @property
     def locked_count(self) -> int:
-        """How many messages are locked; in a session entity those of all its lanes."""
-        lanes = () if self.sessions is None else self.sessions.held
-        return len(self.locks) + sum(len(lane.locks) for lane in lanes)
+        """Number of locked messages; in a session entity those of all sessions."""
+        held = () if self.sessions is None else self.sessions.held
+        return len(self.locks) + sum(len(session.locks) for session in held)
 
     # --- arrivals ---------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.queues.scheduled import ScheduledMessages
-    from postbus.entity.sessions.session_queue import SessionLane
-    from postbus.entity.sessions.session_state import SessionQueue
+    from postbus.entity.sessions.session_messages import SessionMessages
+    from postbus.entity.sessions.session_queue import SessionQueue
 
 
 # --- peek -----------------------------------------------------------------------------------------
@@ -66,7 +66,11 @@ def _first_sessions(queue: SessionQueue, command: Peek, limit: int) -> set[bytes
     if state is not MessageState.ACTIVE:
         sessions.update(queue.dormant_deferred)
     if state is MessageState.DEFERRED:
-        sessions.update(name for name, lane in queue.lanes.items() if lane.deferred or lane.locks)
+        sessions.update(
+            name
+            for name, session in queue.open_sessions.items()
+            if session.deferred or session.locks
+        )
         return sessions
     first_key = queue.numbering.key_from(command.from_sequence)
     heads = [
@@ -74,31 +78,31 @@ def _first_sessions(queue: SessionQueue, command: Peek, limit: int) -> set[bytes
         for session_id, keys in queue.dormant.items()
         if keys and keys[-1] >= first_key
     ]
-    for session_id, lane in queue.lanes.items():
-        head = _head(lane, first_key, has_deferred=state is None)
+    for session_id, session in queue.open_sessions.items():
+        head = _head(session, first_key, has_deferred=state is None)
         if head is not None:
             heads.append((head, session_id))
     sessions.update(session_id for _, session_id in nsmallest(limit, heads))
     return sessions
 
 
-def _head(lane: SessionLane, first_key: int, *, has_deferred: bool) -> int | None:
-    """Return the lowest key of a lane that is not below `first_key`, deferred ones or not."""
+def _head(session: SessionMessages, first_key: int, *, has_deferred: bool) -> int | None:
+    """Return the lowest key of a session that is not below `first_key`, deferred ones or not."""
     heads: list[int] = []
-    ready = lane.ready
+    ready = session.ready
     if ready and ready[-1].row_key >= first_key:
         heads.append(ready[bisect_left(ready, first_key, key=browse.row_key_of)].row_key)
-    at = bisect_left(lane.backlog, first_key, lane.backlog_head)
-    if at < len(lane.backlog):
-        heads.append(lane.backlog[at])
-    if lane.locks or lane.returned or lane.deferred or lane.doomed:
+    at = bisect_left(session.backlog, first_key, session.backlog_head)
+    if at < len(session.backlog):
+        heads.append(session.backlog[at])
+    if session.locks or session.returned or session.deferred or session.doomed:
         others = chain(
             (
                 message.row_key
-                for message in browse.objects_out_of_order(lane)
+                for message in browse.objects_out_of_order(session)
                 if has_deferred or not message.is_deferred
             ),
-            lane.deferred.values() if has_deferred else (),
+            session.deferred.values() if has_deferred else (),
         )
         heads += [row_key for row_key in others if row_key >= first_key]
     return min(heads, default=None)
@@ -108,14 +112,14 @@ def _entries_of(
     queue: SessionQueue, session_id: bytes, command: Peek, limit: int
 ) -> list[browse.Entry]:
     from_sequence, state = command.from_sequence, command.state
-    lane = queue.lanes.get(session_id)
-    if lane is not None:
-        return browse.entries_from(lane, from_sequence, limit, state)
+    session = queue.open_sessions.get(session_id)
+    if session is not None:
+        return browse.entries_from(session, from_sequence, limit, state)
     if session_id not in queue.dormant:
         return []
-    lane = queue.wake(session_id)
-    entries = browse.entries_from(lane, from_sequence, limit, state)
-    queue.rest(lane)
+    session = queue.wake(session_id)
+    entries = browse.entries_from(session, from_sequence, limit, state)
+    queue.rest(session)
     return entries
 
 
@@ -157,34 +161,34 @@ def _delete_in(
     command: DeleteMessages,
     found: Sequence[StoredRow] | None,
 ) -> MessagesDeleted | Needs:
-    lane = queue.lanes.get(session_id)
-    if lane is None:
+    session = queue.open_sessions.get(session_id)
+    if session is None:
         if session_id not in queue.dormant:
             return MessagesDeleted(0)
-        lane = queue.wake(session_id)
-    reply = browse.delete_messages(lane, command, found)
-    if lane.holder is None:
-        queue.rest(lane)
+        session = queue.wake(session_id)
+    reply = browse.delete_messages(session, command, found)
+    if session.holder is None:
+        queue.rest(session)
     return reply
 
 
 def _oldest(queue: SessionQueue, limit: int) -> list[tuple[int, bytes, int | None]]:
     """Return the first available messages. Shape: (row key, session, enqueued time if loaded)."""
     entries: list[tuple[int, bytes, int | None]] = []
-    for session_id, lane in queue.lanes.items():
-        loaded = [message for _, message in sorted(lane.returned, key=lambda pair: pair[0])]
-        loaded += lane.ready
+    for session_id, session in queue.open_sessions.items():
+        loaded = [message for _, message in sorted(session.returned, key=lambda pair: pair[0])]
+        loaded += session.ready
         entries += [(each.row_key, session_id, each.enqueued_ms) for each in loaded[:limit]]
-        entries += _paged(lane, limit - len(loaded))
+        entries += _paged(session, limit - len(loaded))
     heads = nsmallest(limit, ((keys[0], name) for name, keys in queue.dormant.items() if keys))
     for _, session_id in heads:
         entries += [(key, session_id, None) for key in queue.dormant[session_id][:limit]]
     return nsmallest(limit, entries, key=lambda entry: entry[0])
 
 
-def _paged(lane: SessionLane, limit: int) -> list[tuple[int, bytes, int | None]]:
-    keys = lane.backlog[lane.backlog_head : lane.backlog_head + max(limit, 0)]
-    return [(key, lane.session_id, None) for key in keys]
+def _paged(session: SessionMessages, limit: int) -> list[tuple[int, bytes, int | None]]:
+    keys = session.backlog[session.backlog_head : session.backlog_head + max(limit, 0)]
+    return [(key, session.session_id, None) for key in keys]
 
 
 # --- listing --------------------------------------------------------------------------------------
@@ -200,6 +204,6 @@ def list_sessions(queue: SessionQueue, command: ListSessions) -> SessionsListed:
     else:
         names = set(stored)
         names.update(queue.dormant)
-        names.update(name for name, lane in queue.lanes.items() if not lane.is_empty)
+        names.update(name for name, session in queue.open_sessions.items() if not session.is_empty)
     end = command.skip + command.top
     return SessionsListed(nsmallest(end, names)[command.skip :])

@@ -1,189 +1,413 @@
-"""The messages of one session: a sub-queue among many of its entity, with at most one receiver.
+"""The sessions of an entity that requires them: their holders and their locks.
 
-A lane has the order, paging, locks and deferral of any sub-queue; numbers and counts are those of
-the whole entity. It exists while somebody holds the session or messages of it are loaded, and has
-no backlog behind loaded messages: what does not fit is kept as keys. Who holds a session and which
-one is next is decided in `session_state`.
+`SessionQueue` is what other entities have as one sub-queue of active messages. It grants sessions
+to receivers, one holder each, lets session locks expire, and passes commands for one session on to
+it. `messages_by_session` keeps the messages, `session_browse` reads over all sessions.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
-from postbus.entity.commands import ReceiveMode, Receiver, SubQueue
-from postbus.entity.outcomes import Deliver
-from postbus.entity.queues import paging
+from postbus.contract.entities import MAX_DURATION_MS
+from postbus.entity.commands import (
+    AcceptSession,
+    CompleteSessions,
+    DeferredReceived,
+    DeleteMessages,
+    GetSessionState,
+    ListSessions,
+    MessagesDeleted,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Refusal,
+    Refused,
+    RenewSession,
+    Reply,
+    SessionRenewed,
+    SetSessionState,
+    Settle,
+    Settled,
+    StoredRow,
+)
+from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
+from postbus.entity.queues import browse, locks, paging
 from postbus.entity.queues.queued import Consumer, QueuedMessage
-from postbus.entity.queues.sub_queue import SubQueueState
+from postbus.entity.sessions import session_browse
+from postbus.entity.sessions.messages_by_session import MessagesBySession
+from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
+from postbus.entity.turn import DONE, MAINTENANCE_LIMIT
 
 if TYPE_CHECKING:
-    from postbus.entity.sessions.session_state import SessionQueue
+    from collections.abc import Sequence
 
-LANE_BYTES: Final = 2_500
-"""What a lane costs without its messages. Measured with tracemalloc on CPython 3.11."""
+    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.turn import Turn
+    from postbus.message.envelope import Envelope
 
-_NO_MESSAGES: Final[deque[QueuedMessage]] = deque(maxlen=0)
-_NO_RECEIVERS: Final[deque[Consumer]] = deque(maxlen=0)
-"""Shared by all lanes: an empty deque costs 770 bytes."""
+SessionCommand: TypeAlias = (
+    AcceptSession | RenewSession | GetSessionState | SetSessionState | ListSessions
+)
+
+HELD: Final = Refused(Refusal.SESSION_CANNOT_BE_LOCKED, "another receiver holds the session")
+LOST: Final = Refused(Refusal.SESSION_LOCK_LOST, "the receiver does not hold the session")
 
 
-class SessionConsumer(Consumer):
-    """A receiver of one session; `lane` is None while it waits for one, and after it lost it."""
+class SessionQueue(MessagesBySession):
+    """See the module's docstring. `waiters` ask for the next session, in order."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("waiters",)
 
-    def __init__(  # each accept makes one
-        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
+    def __init__(self, entity: QueueState, turn: Turn, next_sequence: int) -> None:
+        super().__init__(entity, turn, next_sequence)
+        self.sessions = self
+        self.waiters: OrderedDict[int, SessionConsumer] = OrderedDict()
+
+    def distribute(
+        self, envelopes: list[Envelope], arrived: list[QueuedMessage], total_bytes: int
     ) -> None:
-        self.consumer_id = consumer_id
-        self.mode = mode
-        self.receiver = receiver
-        self.limit = 0
-        self.delivered = 0
-        self.is_waiting = False
-        self.lane: SessionLane | None = None
+        """Take new messages, hand out to holders and grant what became available."""
+        super().distribute(envelopes, arrived, total_bytes)
+        if self.waiters:
+            self._serve()
 
+    def take_key(self, session_id: bytes, row_key: int) -> None:
+        """Take a message that was moved here; its row is read when somebody wants it."""
+        super().take_key(session_id, row_key)
+        if self.waiters:
+            self.turn.resumed[self._serve] = None
 
-class SessionLane(SubQueueState):
-    """See the module's docstring. `is_queued`: it stands in the line of available sessions."""
+    # --- granting ---------------------------------------------------------------------------------
 
-    __slots__ = ("holder", "is_hungry", "is_queued", "queue", "session_id")
+    def apply(self, command: SessionCommand, found: Sequence[StoredRow] | None) -> Reply | Needs:
+        """Do what concerns a session itself."""
+        if isinstance(command, AcceptSession):
+            return self.accept(command)
+        if isinstance(command, ListSessions):
+            return session_browse.list_sessions(self, command)
+        session = self.held_session(command.session_id, command.consumer_id)
+        if session is None:
+            return LOST
+        match command:
+            case RenewSession():
+                return self._renew(session)
+            case GetSessionState():
+                return self.values.get(command.session_id, found)
+            case SetSessionState():
+                reply = self.values.set(command.session_id, command.state)
+                if self.turn.window.is_over:
+                    for sub in self.turn.sub_queues:
+                        sub.make_room(0)
+                    session.shed()
+                return reply
+            case _:
+                assert_never(command)
 
-    low_water: ClassVar[int] = 32
+    def accept(self, command: AcceptSession) -> Reply:
+        """Grant a named session or refuse it at once; grant the next one now or later."""
+        turn = self.turn
+        session_id = command.session_id
+        if command.consumer_id in turn.consumers:
+            return Refused(Refusal.NOT_ALLOWED, "a receiver holds one session")
+        if session_id is not None and _is_long(session_id, turn.limits.max_id_chars):
+            return Refused(Refusal.ARGUMENT_OUT_OF_RANGE, "the session id is too long")
+        session: SessionMessages | None
+        if session_id is None:
+            session = self._next_available()
+        else:
+            session = self.open_sessions.get(session_id)
+            if session is not None and session.holder is not None:
+                if session.session_until_ms > turn.now_ms:
+                    return HELD
+                self.expire(session)
+                session = self.open_sessions.get(session_id)
+                if session is not None and session.holder is not None:
+                    return HELD  # it went to one who waited, or has much to return
+            if session is None:
+                session = self.wake(session_id)
+            if session.is_queued:  # its entry is stale now
+                session.is_queued = False
+                self._note_orphan()
+        consumer = SessionConsumer(command.consumer_id, command.mode, command.receiver)
+        self.consumers[command.consumer_id] = consumer
+        if session is None:
+            turn.consumers[command.consumer_id] = (self, consumer)
+            self.waiters[command.consumer_id] = consumer
+        else:
+            self._grant(session, consumer)
+        return DONE
 
-    def __init__(self, queue: SessionQueue) -> None:
-        self._make_empty(queue.entity, SubQueue.ACTIVE, queue.turn)
-        self.queue = queue
-        self.session_id = b""
-        self.numbering = queue.numbering
-        self.attempts = queue.attempts
-        self.deferred_sections = queue.deferred_sections
-        self.tail = _NO_MESSAGES
-        self.waiting = _NO_RECEIVERS
-        self.lock_timer_ms = 0  # the session's lock ends every lock, no timer of its own
-        self.holder: SessionConsumer | None = None
-        self.is_queued = False
-        self.is_hungry = False
+    def _next_available(self) -> SessionMessages | None:
+        """Take the first session that nobody holds and that has something to hand out."""
+        available = self.available
+        while available:
+            session_id = available.popleft()
+            session = self.open_sessions.get(session_id)
+            if session is None:
+                if not self.dormant.get(session_id):
+                    self._orphans = max(self._orphans - 1, 0)
+                    continue
+                session = self.wake(session_id)
+                session.is_queued = False
+                return session
+            session.is_queued = False
+            if session.holder is None and session.is_available:
+                return session
+        return None
 
-    @property
-    def live(self) -> int:
-        """Messages of all sessions: the entity's count is kept once."""
-        return self.queue.live
+    def _grant(self, session: SessionMessages, consumer: SessionConsumer) -> None:
+        turn = self.turn
+        if session in self.idle:
+            self._leave_idle(session)
+        until_ms = turn.now_ms + self.entity.lock_duration_ms
+        if consumer.is_forwarder:
+            session.hold(consumer, MAX_DURATION_MS)
+            self.held[session] = None
+        else:
+            session.hold(consumer, until_ms)
+            turn.consumers[consumer.consumer_id] = (session, consumer)
+            self.held[session] = None
+            if self.lock_timer_ms is None or until_ms < self.lock_timer_ms:
+                locks.watch(self, until_ms)
+            granted = SessionGranted(consumer.consumer_id, session.session_id, until_ms)
+            turn.outcome.effects.append(granted)
+        if session.waiting:
+            session.pump()
+        elif session.backlog or session.stubs:
+            paging.fetch_if_low(session)
 
-    @live.setter
-    def live(self, count: int) -> None:
-        self.queue.live = count
-
-    @property
-    def is_available(self) -> bool:
-        """Whether there is something to hand out."""
-        return bool(self.ready or self.returned) or self.backlog_head < len(self.backlog)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.is_available or self.locks or self.deferred or self.doomed)
-
-    def hold(self, consumer: SessionConsumer, until_ms: int) -> None:
-        """Make a receiver the only one."""
-        self.holder = consumer
-        consumer.lane = self
-        self.session_until_ms = until_ms
+    def wait_for_session(self, consumer: SessionConsumer) -> None:
+        """Grant the next available session, later."""
         self.consumers[consumer.consumer_id] = consumer
-        if self.waiting is _NO_RECEIVERS:
-            self.waiting = deque()
-        if consumer.limit > consumer.delivered:
-            consumer.is_waiting = True
-            self.waiting.append(consumer)
+        self.waiters[consumer.consumer_id] = consumer
+        self.turn.resumed[self._serve] = None
 
-    def free(self) -> None:
-        """Forget the receiver; its locks are the caller's matter."""
-        holder = self.holder
-        assert holder is not None
-        holder.lane = None
-        holder.is_waiting = False
-        self.holder = None
-        self.session_until_ms = 0
-        self.consumers.clear()
-        self.waiting.clear()
+    def _serve(self) -> None:
+        """Grant available sessions to those who wait for one, first come first served."""
+        while self.waiters:
+            session = self._next_available()
+            if session is None:
+                return
+            _, consumer = self.waiters.popitem(last=False)
+            self._grant(session, consumer)
+
+    def held_session(
+        self, session_id: bytes, consumer_id: int | None = None
+    ) -> SessionMessages | None:
+        """Return a session that is held, by this receiver if one is named."""
+        session = self.open_sessions.get(session_id)
+        if session is None or session.holder is None:
+            return None
+        if session.session_until_ms <= self.turn.now_ms:
+            self.expire(session)
+            return None
+        if consumer_id is not None and session.holder.consumer_id != consumer_id:
+            return None
+        return session
+
+    def _renew(self, session: SessionMessages) -> SessionRenewed:
+        until_ms = self.turn.now_ms + self.entity.lock_duration_ms
+        session.renew(until_ms)
+        del self.held[session]
+        self.held[session] = None
+        locks.watch(self, until_ms)
+        return SessionRenewed(until_ms)
+
+    # --- giving back ------------------------------------------------------------------------------
+
+    def release(self, session: SessionMessages, *, is_failed: bool) -> None:
+        """Take a session from its holder; what it had returns, as failed or as never delivered."""
+        del self.held[session]
+        session.free()
+        if session.locks:
+            locks.return_all(session, is_failed=is_failed)
+        self.rest(session)
+        if self.waiters:
+            self._serve()
+
+    def expire(self, session: SessionMessages) -> None:
+        """End the holder whose lock has run out.
+
+        With more locked messages than one turn may touch (ADR 20) some return now, and the session
+        stays as it is, neither used nor granted, until Ticks have returned the others.
+        """
+        turn = self.turn
+        consumer = session.holder
+        assert consumer is not None
+        if len(session.locks) > MAINTENANCE_LIMIT:
+            locks.expire_first(session, turn.allowance)
+            turn.allowance = 0
+            self.lock_timer_ms = turn.now_ms
+            turn.resumed[self.expire_locks] = None
+            return
+        turn.allowance = max(turn.allowance - 1 - len(session.locks), 0)
+        consumer_id = consumer.consumer_id
+        del self.consumers[consumer_id]
+        turn.consumers.pop(consumer_id, None)
+        turn.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
+        self.release(session, is_failed=True)
+
+    def expire_locks(self) -> None:
+        """Take sessions whose lock has run out until the turn's allowance is used."""
+        turn = self.turn
+        now_ms = turn.now_ms
+        if self.lock_timer_ms is None or self.lock_timer_ms > now_ms:
+            return  # an earlier timer did this one's work
+        self.lock_timer_ms = None
+        is_sorted = now_ms >= self.unsorted_until_ms
+        expired: list[SessionMessages] = []
+        next_ms: int | None = None
+        left = turn.allowance
+        for session in self.held:
+            until_ms = session.session_until_ms
+            if until_ms <= now_ms:
+                if left <= 0:
+                    self.lock_timer_ms = now_ms
+                    turn.resumed[self.expire_locks] = None
+                    break
+                left -= 1 + len(session.locks)
+                expired.append(session)
+            elif until_ms != MAX_DURATION_MS and (next_ms is None or until_ms < next_ms):
+                next_ms = until_ms
+                if is_sorted:
+                    break
+        if next_ms is not None:
+            locks.watch(self, next_ms)
+        for session in expired:
+            self.expire(session)
+
+    def lose_all(self) -> None:
+        """Let the lock of every session run out at this moment."""
+        now_ms = self.turn.now_ms
+        for session in self.held:
+            if session.session_until_ms != MAX_DURATION_MS:
+                session.session_until_ms = now_ms
+        if self.held:
+            self.lock_timer_ms = now_ms
+            self.expire_locks()
+
+    # --- receivers --------------------------------------------------------------------------------
 
     def remove_consumer(self, consumer_id: int) -> None:
-        """Free the session: what its holder has returns as if it had not been delivered."""
-        del self.queue.consumers[consumer_id]
-        self.queue.release(self, is_failed=False)
-
-    def renew(self, until_ms: int) -> None:
-        """Let the lock of the session, and every lock in it, last longer."""
-        self.session_until_ms = until_ms
-        for message in self.locks.values():
-            message.locked_until_ms = until_ms
-
-    def pump(self) -> None:
-        """Hand out to the holder, unless its time is over and only the Tick has not come yet."""
-        if self.waiting:
-            if self.session_until_ms <= self.turn.now_ms:
-                self.queue.expire(self)
-            elif len(self.ready) == 1 and not (self.backlog or self.returned or self.hinted):
-                self._hand_out_one()
-            elif self.is_available or self.stubs or self.hinted:  # else a completion was the cause
-                SubQueueState.pump(self)
-
-    def _hand_out_one(self) -> None:
-        """Do what `pump` does when there is a single message, as usual with many holders."""
-        turn, consumer = self.turn, self.waiting[0]
-        batch = [self.ready.popleft()]
-        if consumer.mode is ReceiveMode.PEEK_LOCK:
-            deliveries = self._lock(batch, consumer.receiver)
+        """Withdraw a receiver that waits, or free the session it holds."""
+        consumer = self.consumers[consumer_id]
+        assert isinstance(consumer, SessionConsumer)
+        if consumer.session is not None:
+            consumer.session.remove_consumer(consumer_id)
         else:
-            deliveries = consumer.take(self, batch)
-        if deliveries:
-            consumer.delivered += 1
-            self.entity.traffic.delivered += 1
-            turn.outcome.effects.append(
-                Deliver(consumer.consumer_id, self.entity.entity_no, self.kind, deliveries)
-            )
-            if consumer.delivered >= consumer.limit:
-                consumer.is_waiting = False
-                self.waiting.popleft()
-        if turn.window.is_over:
-            paging.shed(self)
+            del self.consumers[consumer_id]
+            self.waiters.pop(consumer_id, None)
 
-    def take_locked(self, token: bytes) -> QueuedMessage | None:
-        """Take a message with its lock if that is all there is to it: no stub, no shared body."""
-        message = self.locks.get(token)
-        if message is None or message.envelope is None or message.envelope.shared is not None:
-            return None
-        if message.locked_until_ms <= self.turn.now_ms:
-            return None
-        del self.locks[token]
-        message.token = None
-        return message
+    def end_consumers(self, refusal: Refusal) -> list[int]:
+        self.waiters.clear()
+        ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
+        for consumer_id in ended:
+            self.turn.outcome.effects.append(EndConsumer(consumer_id, refusal))
+        self.consumers.clear()
+        for session in list(self.held):
+            self.release(session, is_failed=False)
+        return ended
 
-    def take_short_of_room(self, message: QueuedMessage) -> None:
-        """Take a new message; keep only its key unless it is wanted at once or has room."""
-        if self.backlog_head < len(self.backlog):
-            self.backlog.append(message.row_key)
-        else:
-            paging.append_short_of_room(self, [message])
+    def set_demand(
+        self,
+        consumer: Consumer,
+        limit: int,
+        *,
+        is_drain: bool,
+        found: Sequence[StoredRow] | None,
+    ) -> Needs | None:
+        """Note what a receiver that waits for a session will take of it."""
+        del found
+        consumer.limit = 0 if is_drain else limit
+        return None
 
-    def ask(self) -> None:
-        self.queue.want(self)
+    # --- settlement -------------------------------------------------------------------------------
 
-    def unload_all(self) -> array[int]:
-        """Forget the objects of all messages that can be handed out; return their keys in order."""
+    def settle(
+        self, command: Settle, found: Sequence[StoredRow] | None
+    ) -> Settled | Refused | Needs:
+        """Settle in the session that is named; all tokens are lost when no receiver holds it."""
+        if command.session_id is None:
+            return self._settle_anywhere(command, found)
+        session = self.held_session(command.session_id)
+        if session is None:
+            return Settled(list(range(len(command.lock_tokens))) or None)
+        return locks.settle(session, command, found)
+
+    def complete(self, command: CompleteSessions) -> Settled:
+        """Complete in each session that is named; the tokens of one without a holder are lost."""
         turn = self.turn
-        keys = array("q")
-        for row_key, message in sorted(self.returned, key=lambda pair: pair[0]):
-            keys.append(row_key)
-            if message.envelope is not None:
-                paging.unload(self, message)
-            turn.record(message, message.failures)
-            self.attempts[row_key] = message.failures  # the row may show one that was taken back
-        self.returned.clear()
-        self.stubs.clear()
-        paging.evict_ready(self)
-        keys.extend(self.backlog[self.backlog_head :])
-        self.backlog = array("q")
-        self.backlog_head = 0
-        return keys
+        keeps = self.entity.keeps_settled
+        gone: list[int] = [] if keeps else turn.outcome.deletes
+        lost: list[int] = []
+        pumped: list[SessionMessages] = []
+        start = count = size_bytes = 0
+        for session_id, tokens in command.parts:
+            session = self.held_session(session_id)
+            if session is None:
+                lost += range(start, start + len(tokens))
+            elif len(tokens) == 1 and (message := session.take_locked(tokens[0])) is not None:
+                assert message.envelope is not None
+                gone.append(message.row_key)
+                size_bytes += message.envelope.size_bytes
+                count += 1
+                if session.waiting and (session.is_available or session.stubs):
+                    pumped.append(session)
+            else:
+                lost += [start + index for index in locks.complete(session, tokens).lost or ()]
+            start += len(tokens)
+        if keeps and gone:
+            turn.settle(self.entity.entity_no, gone, Settling.COMPLETED)
+        if count:
+            self.live -= count
+            self.entity.traffic.completed += count
+            self.entity.shrink(size_bytes)
+            turn.window.remove(count, size_bytes)
+        for session in pumped:
+            session.pump()
+        return Settled(lost or None)
+
+    def _settle_anywhere(
+        self, command: Settle, found: Sequence[StoredRow] | None
+    ) -> Settled | Refused | Needs:
+        """Find the session by the tokens, which is slow; they must be of one session."""
+        tokens = set(command.lock_tokens)
+        held = [each for each in self.held if not tokens.isdisjoint(each.locks.keys() & tokens)]
+        if len(held) > 1:
+            return Refused(Refusal.SESSION_REQUIRED, "the messages are of several sessions")
+        if not held or self.held_session(held[0].session_id) is None:
+            return Settled(list(range(len(command.lock_tokens))) or None)
+        return locks.settle(held[0], command, found)
+
+    def receive_deferred(
+        self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+    ) -> DeferredReceived | Refused | Needs:
+        """Hand out deferred messages of a session to its holder."""
+        if command.session_id is None or command.consumer_id is None:
+            return Refused(Refusal.SESSION_REQUIRED, self.entity.name)
+        session = self.held_session(command.session_id, command.consumer_id)
+        if session is None:
+            return LOST
+        return browse.receive_deferred(session, command, found)
+
+    # --- reading over sessions --------------------------------------------------------------------
+
+    def peek(
+        self,
+        scheduled: ScheduledMessages,
+        command: Peek,
+        found: Sequence[StoredRow] | None,
+    ) -> Peeked | Needs:
+        return session_browse.peek(self, scheduled, command, found)
+
+    def delete_messages(
+        self, command: DeleteMessages, found: Sequence[StoredRow] | None
+    ) -> MessagesDeleted | Needs:
+        return session_browse.delete_messages(self, command, found)
+
+
+def _is_long(session_id: bytes, most_chars: int) -> bool:
+    return len(session_id) > most_chars and len(session_id.decode(errors="replace")) > most_chars

@@ -22,7 +22,7 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Needs, PutInbound
 from postbus.entity.queues import expiry
 from postbus.entity.queues.queued import Consumer, QueuedMessage
-from postbus.entity.sessions.session_queue import SessionConsumer
+from postbus.entity.sessions.session_messages import SessionConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedPartition
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.sessions.session_state import SessionQueue
+    from postbus.entity.sessions.session_queue import SessionQueue
     from postbus.entity.turn import Turn
     from postbus.message.envelope import Envelope
 
@@ -94,7 +94,7 @@ class SessionForwarder(SessionConsumer):
     def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
         """Move a batch; what is left of the session, or else the next one, follows."""
         _move_all(sub, batch, self._target)
-        if self.lane is not None and not self.lane.is_available:
+        if self.session is not None and not self.session.is_available:
             self._queue.turn.resumed[self.go_on] = None
         return []
 
@@ -103,7 +103,7 @@ class SessionForwarder(SessionConsumer):
         queue = self._queue
         if queue.consumers.get(FORWARDER_ID) is not self:
             return
-        if self.lane is not None and not self.lane.is_available:
+        if self.session is not None and not self.session.is_available:
             queue.remove_consumer(FORWARDER_ID)
             queue.wait_for_session(self)
 
@@ -134,7 +134,7 @@ def watch(sub: SubQueueState) -> None:
 def has_backlog(sub: SubQueueState) -> bool:
     """Say whether messages are still to be forwarded, which new ones must not overtake."""
     if sub.sessions is not None:
-        return bool(sub.sessions.lanes or sub.sessions.dormant)
+        return bool(sub.sessions.open_sessions or sub.sessions.dormant)
     return bool(sub.ready or sub.returned or sub.backlog_count)
 
 
