@@ -41,7 +41,7 @@ the shipper."""
 
 DEAD: Final = 1
 RESENT: Final = 2
-"""Marks of a message in a lane: it was dead-lettered before; it was sent again by hand."""
+"""Marks of a message in a queue: it was dead-lettered before; it was sent again by hand."""
 
 RETRY_MS: Final = 1_000
 """Time until a target is tried again that decided nothing. Our choice."""
@@ -99,7 +99,7 @@ _TRANSFER_REASONS: Final[dict[Refusal, tuple[str, str | None] | None]] = {
 message is offered again. The name for the hop limit is Azure's (S263), the others are ours."""
 
 
-class _Lane:
+class _TargetQueue:
     """The messages for one target, as parallel arrays; the first `open_count` are on their way."""
 
     __slots__ = (
@@ -180,10 +180,10 @@ class Outbox:
 
     __slots__ = (
         "_entities",
-        "_lanes",
         "_loaded",
         "_loaded_bytes",
         "_numbering",
+        "_queues",
         "_turn",
         "unoffered",
     )
@@ -194,10 +194,10 @@ class Outbox:
         self._turn = turn
         self._entities = entities
         self._numbering = Numbering(self, SubQueue.OUTBOX, 0)
-        self._lanes: dict[str, _Lane] = {}
+        self._queues: dict[str, _TargetQueue] = {}
         self._loaded: dict[int, Envelope] = {}
         self._loaded_bytes = 0
-        self.unoffered: dict[_Lane, None] = {}
+        self.unoffered: dict[_TargetQueue, None] = {}
 
     def load(self, rows: Sequence[PutOutbound]) -> array[int]:
         """Take over the rows of an earlier life; return those whose source is gone."""
@@ -208,13 +208,13 @@ class Outbox:
                 orphans.append(row.row_key)
             else:
                 entity.outbound += 1
-                self._lane(row.target).add(row, 0)
-        if self._lanes:
+                self._queue_of(row.target).add(row, 0)
+        if self._queues:
             self._turn.resumed[self._offer_all] = None
         return orphans
 
     def __len__(self) -> int:
-        return sum(len(lane) for lane in self._lanes.values())
+        return sum(len(queue) for queue in self._queues.values())
 
     def recorded_size(self) -> RecordSize:
         raise AssertionError("the outbox has no size of its own")
@@ -317,9 +317,9 @@ class Outbox:
     ) -> None:
         self._turn.outcome.mutations.append(put)
         entity.outbound += 1
-        lane = self._lane(put.target)
-        lane.add(put, size_bytes)
-        self.unoffered[lane] = None
+        queue = self._queue_of(put.target)
+        queue.add(put, size_bytes)
+        self.unoffered[queue] = None
         if (
             envelope is not None
             and len(self._loaded) < LOADED_MESSAGES
@@ -328,47 +328,47 @@ class Outbox:
             self._loaded[put.row_key] = envelope
             self._loaded_bytes += size_bytes
 
-    def _lane(self, target: str) -> _Lane:
+    def _queue_of(self, target: str) -> _TargetQueue:
         key = catalog_key(target)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(target)
-        return lane
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _TargetQueue(target)
+        return queue
 
     # --- going out --------------------------------------------------------------------------------
 
     def offer(self) -> None:
         """Open a `Ship` for each target that has none and for which something came."""
-        lanes, self.unoffered = self.unoffered, {}
-        for lane in lanes:
-            if not lane.open_count and len(lane) and lane.retry_ms <= self._turn.now_ms:
-                self._open(lane)
+        queues, self.unoffered = self.unoffered, {}
+        for queue in queues:
+            if not queue.open_count and len(queue) and queue.retry_ms <= self._turn.now_ms:
+                self._open(queue)
 
     def _offer_all(self) -> None:
-        self.unoffered.update(dict.fromkeys(self._lanes.values()))
+        self.unoffered.update(dict.fromkeys(self._queues.values()))
 
-    def _open(self, lane: _Lane) -> None:
+    def _open(self, queue: _TargetQueue) -> None:
         numbers: list[int] = []
         envelopes: list[Envelope | None] = []
         sources: list[bytes | None] = []
         resent: list[int] = []
         total_bytes = 0
-        for index in range(lane.head, min(lane.head + SHIP_MESSAGES, len(lane.numbers))):
-            entity = self._entities.get(lane.sources[index])
-            size_bytes = lane.sizes[index] or (0 if entity is None else entity.average_bytes)
+        for index in range(queue.head, min(queue.head + SHIP_MESSAGES, len(queue.numbers))):
+            entity = self._entities.get(queue.sources[index])
+            size_bytes = queue.sizes[index] or (0 if entity is None else entity.average_bytes)
             if numbers and total_bytes + size_bytes > SHIP_BYTES:
                 break
             total_bytes += size_bytes
-            number = lane.numbers[index]
+            number = queue.numbers[index]
             numbers.append(number)
             envelopes.append(self._unload(number))
-            if lane.marks[index] & RESENT:
+            if queue.marks[index] & RESENT:
                 resent.append(number)
-            is_named = lane.marks[index] & DEAD and entity is not None
+            is_named = queue.marks[index] & DEAD and entity is not None
             sources.append(entity.name.encode() if is_named and entity is not None else None)
-        lane.open_count = len(numbers)
+        queue.open_count = len(numbers)
         self._turn.outcome.effects.append(
-            Ship(lane.target, numbers, envelopes, sources, frozenset(resent))
+            Ship(queue.target, numbers, envelopes, sources, frozenset(resent))
         )
 
     def _unload(self, number: int) -> Envelope | None:
@@ -378,62 +378,62 @@ class Outbox:
         return envelope
 
     def _retry(self) -> None:
-        for lane in self._lanes.values():
-            if not lane.open_count and len(lane):
-                self.unoffered[lane] = None
+        for queue in self._queues.values():
+            if not queue.open_count and len(queue):
+                self.unoffered[queue] = None
 
     # --- the answer -------------------------------------------------------------------------------
 
     def shipped(self, command: Shipped, found: Sequence[StoredRow] | None) -> Needs | None:
         """Delete what arrived, keep what was refused for good, offer the rest and what follows."""
         turn = self._turn
-        lane = self._lane(command.target)
-        indexes = range(lane.head, lane.head + lane.open_count)
+        queue = self._queue_of(command.target)
+        indexes = range(queue.head, queue.head + queue.open_count)
         rows = {row.row_key: row for row in found or ()}
         if found is None:
             wanted = [
-                lane.numbers[index] for index in indexes if self._needs_row(lane, index, command)
+                queue.numbers[index] for index in indexes if self._needs_row(queue, index, command)
             ]
             if wanted:
                 return Needs(row_keys=wanted)
         arrived = set(command.arrived)
         kept: list[int] = []
         for index in indexes:
-            number = lane.numbers[index]
+            number = queue.numbers[index]
             refused = command.refused.get(number)
-            entity = self._entities.get(lane.sources[index])
+            entity = self._entities.get(queue.sources[index])
             if number in arrived or entity is None:
                 turn.outcome.deletes.append(number)
                 if entity is not None:
                     entity.outbound -= 1
-                    entity.shrink(lane.sizes[index])
+                    entity.shrink(queue.sizes[index])
             elif refused is None or _TRANSFER_REASONS[refused.refusal] is None:
                 kept.append(index)
             else:
-                self._move_to_transfer_dead_letters(lane, index, entity, refused, rows.get(number))
-        if kept and len(kept) == lane.open_count:
-            lane.retry_ms = turn.now_ms + RETRY_MS
-            turn.set_timer(lane.retry_ms, self._retry)
-        lane.close(kept)
-        if len(lane):
-            self.unoffered[lane] = None
+                self._move_to_transfer_dead_letters(queue, index, entity, refused, rows.get(number))
+        if kept and len(kept) == queue.open_count:
+            queue.retry_ms = turn.now_ms + RETRY_MS
+            turn.set_timer(queue.retry_ms, self._retry)
+        queue.close(kept)
+        if len(queue):
+            self.unoffered[queue] = None
         else:
-            del self._lanes[catalog_key(command.target)]
+            del self._queues[catalog_key(command.target)]
         return None
 
-    def _needs_row(self, lane: _Lane, index: int, command: Shipped) -> bool:
+    def _needs_row(self, queue: _TargetQueue, index: int, command: Shipped) -> bool:
         """Say whether the reason must be merged into the properties of a message."""
-        refused = command.refused.get(lane.numbers[index])
+        refused = command.refused.get(queue.numbers[index])
         return (
             refused is not None
             and _TRANSFER_REASONS[refused.refusal] is not None
-            and not lane.marks[index] & DEAD
-            and lane.sources[index] in self._entities
+            and not queue.marks[index] & DEAD
+            and queue.sources[index] in self._entities
         )
 
     def _move_to_transfer_dead_letters(
         self,
-        lane: _Lane,
+        queue: _TargetQueue,
         index: int,
         entity: QueueState,
         refused: Refused,
@@ -441,10 +441,10 @@ class Outbox:
     ) -> None:
         """Move to the transfer dead-letter queue. A dead letter keeps the reason it has (S263)."""
         turn = self._turn
-        size_bytes = lane.sizes[index]
+        size_bytes = queue.sizes[index]
         section: bytes | None = None
-        if not lane.marks[index] & DEAD:
-            assert row is not None, f"row {lane.numbers[index]} of the outbox is not stored"
+        if not queue.marks[index] & DEAD:
+            assert row is not None, f"row {queue.numbers[index]} of the outbox is not stored"
             section = _with_reason(row.envelope.application_properties, refused, turn)
             grown_bytes = len(section) - len(row.envelope.application_properties)
             size_bytes = row.envelope.size_bytes + grown_bytes
@@ -452,11 +452,11 @@ class Outbox:
         new_key, _ = sub.numbering.take_one(turn)
         turn.outcome.mutations.append(
             MoveMessage(
-                lane.numbers[index],
+                queue.numbers[index],
                 new_key,
                 entity.entity_no,
                 SubQueue.TRANSFER_DEAD_LETTER,
-                lane.sequences[index],
+                queue.sequences[index],
                 0,
                 None,
                 section,
@@ -464,7 +464,7 @@ class Outbox:
             )
         )
         entity.outbound -= 1
-        entity.size_bytes += size_bytes - lane.sizes[index]
+        entity.size_bytes += size_bytes - queue.sizes[index]
         sub.append_key(new_key)
 
     # --- the source is gone -----------------------------------------------------------------------
@@ -475,8 +475,8 @@ class Outbox:
         What is on its way goes when its fate is known.
         """
         row_keys = array("q")
-        for lane in self._lanes.values():
-            row_keys.extend(lane.remove(entity_no))
+        for queue in self._queues.values():
+            row_keys.extend(queue.remove(entity_no))
         for number in row_keys:
             self._unload(number)
         return row_keys
