@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from postbus.assembly.shipping import connect_shippers
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
@@ -172,6 +173,7 @@ async def running(
             for partition_id in range(partition_count)
         ]
         directory.follow(hosts)
+        connect_shippers(hosts, directory)
         try:
             yield Bus(hosts, directory, Router(hosts, directory))
         finally:

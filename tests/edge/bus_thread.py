@@ -27,6 +27,7 @@ import pytest
 import uvloop
 from azure.servicebus import ServiceBusClient
 
+from postbus.assembly.shipping import connect_shippers
 from postbus.broker.access.authorization_rules import AuthorizationRules
 from postbus.broker.access.authorization_rules import Keys as RuleKeys
 from postbus.broker.access.authz import Authorizer, KeyRule
@@ -204,6 +205,7 @@ class BusThread:
                 for partition_id in range(PARTITION_COUNT)
             ]
             self._directory.follow(self._hosts)
+            connect_shippers(self._hosts, self._directory)
             self.router = Router(self._hosts, self._directory)
             self._controls = Controls(self._hosts, self.router, self.clock)
             await self._administer(store, tasks)

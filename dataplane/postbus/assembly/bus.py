@@ -21,6 +21,7 @@ from postbus.assembly.defining import Defining
 from postbus.assembly.listeners import Inside, Listener, ListenError, Listeners
 from postbus.assembly.loading import load_partitions
 from postbus.assembly.opening import BusError, Opened, Opening, read_seal
+from postbus.assembly.shipping import connect_shippers
 from postbus.assembly.store_trouble import explain_store_error
 from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.own_names import OwnNames
@@ -341,6 +342,7 @@ class Bus:
         for host in self._hosts[1:]:
             host.ownership.follow(self._hosts[0].ownership)
         directory.follow(self._hosts)
+        connect_shippers(self._hosts, directory)
         if not self._settings.is_tracing_enabled:
             return Router(self._hosts, directory)
         self._spans = self._open_spans()

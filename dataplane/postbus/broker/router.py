@@ -16,7 +16,6 @@ from postbus.broker.audit import Audit, AuditEntry, AuditResult
 from postbus.broker.catalog.changes import explained
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
-from postbus.broker.partition.shipper import Shipper, Target
 from postbus.broker.partition.sinks import DeliverySink
 from postbus.broker.placement import SPREAD
 from postbus.broker.spread.partitioned import PartitionedEntities
@@ -99,8 +98,6 @@ class Router:
         """Where changes of rules are noted, when the bus has an audit."""
         self._watchers: dict[int, dict[Watcher, None]] = {}
         directory.on_deletion(self._notify_watchers)
-        for host in hosts:
-            host.ship_with(Shipper(host, hosts, self._target_of, self._retained_targets_of))
 
     # --- names ----------------------------------------------------------------------------------
 
@@ -121,16 +118,6 @@ class Router:
             on_resolved(None)
             return
         on_resolved(_address(entry, sub_queue))
-
-    def _target_of(self, name: str) -> Target | None:
-        """Find what a name forwards to; subscriptions only get what their topic gives them."""
-        entry = self._directory.find(catalog_key(name))
-        return None if entry is None else _target(entry)
-
-    def _retained_targets_of(self, name: str) -> list[Target]:
-        """Find what the name forwarded to until it was deleted, and that can come back."""
-        found = [_target(entry) for entry in self._directory.retained_named(catalog_key(name))]
-        return [target for target in found if target is not None]
 
     def _detects_duplicates(self, entity_no: int) -> bool:
         address = self._address_of(entity_no)
@@ -267,13 +254,6 @@ class Router:
                 logger.exception("a receiver of a reply broke")
 
         self._hosts[0].start(run())
-
-
-def _target(entry: CatalogEntry) -> Target | None:
-    if isinstance(entry.properties, SubscriptionProperties):
-        return None
-    detects = entry.properties.requires_duplicate_detection
-    return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
 
 
 def _address(entry: CatalogEntry, sub_queue: SubQueue) -> Address:
