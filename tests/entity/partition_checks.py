@@ -19,11 +19,11 @@ from postbus.message.envelope import SharedBody
 
 def check_partition(state: PartitionState) -> None:
     """Assert what holds between any two commands."""
-    window = state._turn.window
+    window = state._context.window
     count = used = 0
     shared: Counter[SharedBody | None] = Counter()
-    places = list(state._turn.sub_queues)
-    for sub in state._turn.sub_queues:
+    places = list(state._context.sub_queues)
+    for sub in state._context.sub_queues:
         if sub.sessions is not None:
             used += check_sessions(sub.sessions)
             places += sub.sessions.open_sessions.values()
@@ -58,7 +58,7 @@ def check_partition(state: PartitionState) -> None:
 
 def check_sessions(queue: SessionQueue) -> int:
     """Assert what holds of open and available sessions; return their bytes of the window."""
-    is_serving = queue._serve in queue.turn.resumed
+    is_serving = queue._serve in queue.context.resumed
     for session_id, session in queue.open_sessions.items():
         assert session.session_id == session_id
         assert session_id not in queue.dormant

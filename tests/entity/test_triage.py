@@ -606,11 +606,11 @@ def test_properties_that_were_set_are_not_held_for_ever() -> None:
         settle = Settle(QUEUE, ACTIVE, tokens, Disposition.ABANDON, properties=changes)
         assert rig.apply(settle) == Settled()
         rig.advance(5_000)
-    turn = rig.state._turn
-    assert turn._changed
+    context = rig.state._context
+    assert context._changed
     rig.advance(20_000)
-    assert not turn._changed
-    assert not turn._is_watching_changes
+    assert not context._changed
+    assert not context._is_watching_changes
 
 
 def test_properties_that_were_set_on_abandoning_what_is_deferred_are_not_lost() -> None:

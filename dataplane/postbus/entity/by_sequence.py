@@ -69,7 +69,7 @@ class Choice(NamedTuple):
         section = self.place.deferred_sections.get(self.row_key)
         if section is not None:  # the row may not show the patch yet
             return locks.with_properties(self.row.envelope, section)
-        return locks.as_changed(self.place.turn, self.row_key, self.row.envelope)
+        return locks.as_changed(self.place.context, self.row_key, self.row.envelope)
 
 
 class Chosen(NamedTuple):

@@ -45,9 +45,9 @@ from postbus.entity.topics.topic_state import TopicState
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedEntity, Outcome
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 FREEZE_MS: Final = 2_000
 """How long an entity stays frozen unless it is asked again (ADR 27)."""
@@ -78,10 +78,10 @@ class IdleTracker:
     """The last use of one entity. `recorded_ms`: the tables say it was used until then."""
 
     __slots__ = (
+        "_context",
         "_entities",
         "_entity_no",
         "_timer_ms",
-        "_turn",
         "last_used_ms",
         "period_ms",
         "recorded_ms",
@@ -90,13 +90,13 @@ class IdleTracker:
     def __init__(
         self,
         entity_no: int,
-        turn: Turn,
+        context: PartitionContext,
         entities: IdleEntities,
         period_ms: int,
         recorded_ms: int = 0,
     ) -> None:
         self._entity_no = entity_no
-        self._turn = turn
+        self._context = context
         self._entities = entities
         self._timer_ms: int | None = None
         self.period_ms = period_ms
@@ -105,28 +105,28 @@ class IdleTracker:
 
     @property
     def is_due(self) -> bool:
-        return self._turn.now_ms >= self.last_used_ms + self.period_ms
+        return self._context.now_ms >= self.last_used_ms + self.period_ms
 
     def touch(self) -> None:
         """Note a use at this moment."""
-        turn = self._turn
-        now_ms = turn.now_ms
+        context = self._context
+        now_ms = context.now_ms
         self.last_used_ms = max(now_ms, self.last_used_ms)
         if now_ms >= self.recorded_ms:
             self.recorded_ms = now_ms + max(self.period_ms // GRAINS, LEAST_GRAIN_MS)
-            turn.outcome.mutations.append(RecordUse(self._entity_no, self.recorded_ms))
+            context.outcome.mutations.append(RecordUse(self._entity_no, self.recorded_ms))
             self.watch(self.recorded_ms)
 
     def watch(self, when_ms: int) -> None:
         """Look at the entity at this time, or earlier if that was asked for."""
         if self._timer_ms is None or when_ms < self._timer_ms:
             self._timer_ms = when_ms
-            self._turn.set_timer(when_ms, self.look)
+            self._context.set_timer(when_ms, self.look)
 
     def look(self) -> None:
         """Tell that the entity is idle, or find the next time to look."""
-        turn = self._turn
-        now_ms = turn.now_ms
+        context = self._context
+        now_ms = context.now_ms
         if self._entities.trackers.get(self._entity_no) is not self:
             return
         if self._timer_ms is not None and self._timer_ms > now_ms:
@@ -138,7 +138,7 @@ class IdleTracker:
         if is_busy:
             self.watch(min(self.recorded_ms, now_ms + self.period_ms))
         elif self.is_due:
-            turn.outcome.effects.append(Idle(self._entity_no))
+            context.outcome.effects.append(Idle(self._entity_no))
             self.watch(now_ms + REPEAT_MS)
         else:
             self.watch(self.last_used_ms + self.period_ms)
@@ -147,10 +147,10 @@ class IdleTracker:
 class IdleEntities:
     """All entities of a partition with an `AutoDeleteOnIdle`; see the module's docstring."""
 
-    __slots__ = ("_emptied", "_entities", "_frozen", "_turn", "trackers")
+    __slots__ = ("_context", "_emptied", "_entities", "_frozen", "trackers")
 
-    def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
-        self._turn = turn
+    def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
+        self._context = context
         self._entities = entities
         self._frozen: dict[int, int] = {}  # entity -> when it thaws by itself
         self._emptied: set[int] = set()  # those of them that hold nothing
@@ -168,7 +168,7 @@ class IdleEntities:
         elif entity_no in self.trackers:
             self.trackers[entity_no].period_ms = period_ms
         else:
-            self.trackers[entity_no] = IdleTracker(entity_no, self._turn, self, period_ms)
+            self.trackers[entity_no] = IdleTracker(entity_no, self._context, self, period_ms)
         self.touch(entity_no)
 
     def load(self, stored: LoadedEntity) -> None:
@@ -176,10 +176,10 @@ class IdleEntities:
         period_ms = stored.properties.auto_delete_on_idle_ms
         if period_ms < MAX_DURATION_MS:
             tracker = IdleTracker(
-                stored.entity_no, self._turn, self, period_ms, stored.last_used_ms
+                stored.entity_no, self._context, self, period_ms, stored.last_used_ms
             )
             self.trackers[stored.entity_no] = tracker
-            self._turn.resumed[tracker.look] = None
+            self._context.resumed[tracker.look] = None
 
     def forget(self, entity_no: int) -> None:
         """An entity is dropped."""
@@ -212,7 +212,7 @@ class IdleEntities:
         if isinstance(command, ResendBySequence) and command.target_no is not None:
             return [command.entity_no, command.target_no]
         if isinstance(command, SetDemand | RemoveConsumer):
-            registered = self._turn.consumers.get(command.consumer_id)
+            registered = self._context.consumers.get(command.consumer_id)
             return [] if registered is None else [registered[0].entity.entity_no]
         return [command.entity_no]
 
@@ -256,7 +256,7 @@ class IdleEntities:
         self._melt(entity_no)
         if command.if_empty:
             self._emptied.add(entity_no)
-        self._frozen[entity_no] = self._turn.now_ms + FREEZE_MS
+        self._frozen[entity_no] = self._context.now_ms + FREEZE_MS
         return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def hold(self, command: Hold) -> Reply:
@@ -269,7 +269,7 @@ class IdleEntities:
         if entity is None:
             return Refused(Refusal.ENTITY_NOT_FOUND)
         if not command.is_decided:
-            if self._frozen.get(entity_no, 0) <= self._turn.now_ms:
+            if self._frozen.get(entity_no, 0) <= self._context.now_ms:
                 return Refused(Refusal.BUSY, "the entity is frozen no longer")
             refused = _not_empty(entity) if entity_no in self._emptied else None
             if refused is not None:
@@ -289,7 +289,7 @@ class IdleEntities:
         """Say that a command has to wait: an entity it uses, or the topic of one, is frozen."""
         if not self._frozen or isinstance(command, PutEntity | RemoveConsumer):
             return None
-        now_ms = self._turn.now_ms
+        now_ms = self._context.now_ms
         for entity_no in used:
             for frozen_no in self._with_topic(entity_no):
                 if self._frozen.get(frozen_no, now_ms) > now_ms:

@@ -159,12 +159,12 @@ def _resend(
         assert command.target is not None
         outbox.send(entity, envelopes, command.target, numbers)
         return MessagesHandled(dict.fromkeys(numbers, 0), refusals, left)
-    turn = target.turn
-    turn.is_checked = True
+    context = target.context
+    context.is_checked = True
     reply = target.enqueue(
         Enqueue(target.entity_no, envelopes, is_atomic=True, is_resent=True), found
     )
-    turn.is_checked = False
+    context.is_checked = False
     assert isinstance(reply, Enqueued)
     assert reply.refusals is None
     return MessagesHandled(dict(zip(numbers, reply.sequence_numbers, strict=True)), refusals, left)
@@ -184,7 +184,7 @@ def _check(
     for index, choice in enumerate(choices):
         old = choice.envelope
         assert old is not None
-        envelope = _renewed(old, command.edit, entity.turn.now_ms, is_home=target is entity)
+        envelope = _renewed(old, command.edit, entity.context.now_ms, is_home=target is entity)
         refused: Refused | None
         if isinstance(envelope, Refused):
             refusals[choice.number] = envelope

@@ -9,7 +9,7 @@ from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import RecordSize, ReserveBlock
 
 if TYPE_CHECKING:
-    from postbus.entity.turn import Turn
+    from postbus.entity.partition_context import PartitionContext
 
 FIRST_BLOCK_KEYS: Final = 256
 LAST_BLOCK_KEYS: Final = 65_536
@@ -61,7 +61,7 @@ class Numbering:
         self._first_keys.append(block.first_key)
         self._offsets.append(block.first_sequence - block.first_key)
 
-    def take(self, count: int, turn: Turn) -> list[tuple[int, int, int]]:
+    def take(self, count: int, context: PartitionContext) -> list[tuple[int, int, int]]:
         """Use `count` keys. Shape: runs of (first key, offset to the number, length)."""
         key = self._next_key
         if key + count <= self._end_key:
@@ -70,16 +70,16 @@ class Numbering:
         runs: list[tuple[int, int, int]] = []
         while count > 0:
             if self._next_key == self._end_key:
-                self._reserve(turn)
+                self._reserve(context)
             length = min(count, self._end_key - self._next_key)
             runs.append((self._next_key, self._offset, length))
             self._next_key += length
             count -= length
         return runs
 
-    def take_one(self, turn: Turn) -> tuple[int, int]:
+    def take_one(self, context: PartitionContext) -> tuple[int, int]:
         """Use one key. Shape: (key, number)."""
-        ((key, offset, _),) = self.take(1, turn)
+        ((key, offset, _),) = self.take(1, context)
         return key, key + offset
 
     def number_of(self, row_key: int) -> int:
@@ -111,14 +111,14 @@ class Numbering:
         key = sequence - offsets[low - 1]
         return min(key, keys[low]) if low < len(keys) else key
 
-    def _reserve(self, turn: Turn) -> None:
+    def _reserve(self, context: PartitionContext) -> None:
         size = self._next_size
         self._next_size = min(size * GROWTH, LAST_BLOCK_KEYS)
         is_active = self._sub_queue is SubQueue.ACTIVE
         first_sequence = self.next_sequence if is_active else 0
-        first_key = turn.next_key
-        turn.next_key += size
-        turn.outcome.mutations.append(
+        first_key = context.next_key
+        context.next_key += size
+        context.outcome.mutations.append(
             ReserveBlock(first_key, size, self._entity.entity_no, self._sub_queue, first_sequence)
         )
         self._next_key, self._end_key = first_key, first_key + size
@@ -128,4 +128,4 @@ class Numbering:
             self._first_keys.append(first_key)
             self._offsets.append(self._offset)
             # This commit is a barrier anyway, therefore the checkpoint of the size costs nothing.
-            turn.outcome.mutations.append(self._entity.recorded_size())
+            context.outcome.mutations.append(self._entity.recorded_size())

@@ -72,6 +72,7 @@ from postbus.entity.outcomes import (
     RecordIds,
     RecordUse,
 )
+from postbus.entity.partition_context import DONE, PartitionContext
 from postbus.entity.queues import browse, hints, locks, paging
 from postbus.entity.queues.oldest import oldest
 from postbus.entity.queues.queue_state import QueueState
@@ -81,7 +82,6 @@ from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
 from postbus.entity.transfer.forwarding import Inbox
 from postbus.entity.transfer.outbox import OUTBOX_NO, Outbox
-from postbus.entity.turn import DONE, Turn
 from postbus.entity.window import Window, WindowBudget
 
 __all__ = ["Counts", "PartitionState", "WindowBudget"]
@@ -113,7 +113,7 @@ class PartitionState:
         """`traffic` is counted into; the caller keeps it for the next life of the partition."""
         self.partition_id = partition_id
         self.catalog_version = loaded.catalog_version
-        self._turn = Turn(
+        self._context = PartitionContext(
             random=Random(seed),
             token_suffix=partition_id.to_bytes(PARTITION_BYTES, "big")
             + loaded.epoch.to_bytes(EPOCH_BYTES, "big"),
@@ -123,10 +123,10 @@ class PartitionState:
             traffic={} if traffic is None else traffic,
         )
         self.entities: dict[int, QueueState] = {}  # topics too, and subscriptions
-        self._turn.outbox = self._outbox = Outbox(self._turn, self.entities)
-        self._inbox = Inbox(self._turn, self.entities)
-        self._idle = IdleEntities(self._turn, self.entities)
-        self._consumers = self._turn.consumers
+        self._context.outbox = self._outbox = Outbox(self._context, self.entities)
+        self._inbox = Inbox(self._context, self.entities)
+        self._idle = IdleEntities(self._context, self.entities)
+        self._consumers = self._context.consumers
         self._purged: deque[array[int]] = deque()
         self._load(loaded)
 
@@ -136,7 +136,7 @@ class PartitionState:
         self, command: Command, now_ms: int, found: Sequence[StoredRow] | None = None
     ) -> Outcome | Needs:
         """Change the state; the same command again with `found` when the answer is `Needs`."""
-        outcome = self._turn.begin(now_ms)
+        outcome = self._context.begin(now_ms)
         if self._idle.is_watching:
             reply = self._apply_tracked(command, found)
         else:
@@ -153,16 +153,16 @@ class PartitionState:
     @property
     def next_deadline_ms(self) -> int | None:
         """When the next Tick is due; None when nothing waits for time."""
-        return self._turn.next_deadline_ms
+        return self._context.next_deadline_ms
 
     def mark_committed(self, applied_ms: int) -> None:
         """Learn that every outcome up to one with this `applied_ms` is durable; optional."""
-        if applied_ms > self._turn.committed_ms:
-            self._turn.committed_ms = applied_ms
+        if applied_ms > self._context.committed_ms:
+            self._context.committed_ms = applied_ms
 
     def discard(self) -> None:
         """Give the window back to the budget; the state must not be used afterwards."""
-        self._turn.window.discard()
+        self._context.window.discard()
 
     def counts(self, entity_no: int) -> Counts | None:
         """Return the counts of an entity, None when the partition does not know it."""
@@ -252,8 +252,8 @@ class PartitionState:
                 self._idle.thaw(command)
                 return DONE
             case Tick():
-                self._turn.run_timers()
-                self._turn.record_outstanding()
+                self._context.run_timers()
+                self._context.record_outstanding()
                 return DONE
             case Quiesce():
                 self._quiesce()
@@ -270,14 +270,14 @@ class PartitionState:
             return refused
         reply = self._dispatch(command, found)
         if not isinstance(reply, Needs):
-            idle.note(used, self._turn.outcome)
+            idle.note(used, self._context.outcome)
         return reply
 
     def _enqueue(self, command: Enqueue, found: Sequence[StoredRow] | None) -> Reply | Needs:
         entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
-        entity.accessed_ms = self._turn.now_ms
+        entity.accessed_ms = self._context.now_ms
         return entity.enqueue(command, found)
 
     def _add_consumer(self, command: AddConsumer) -> Reply:
@@ -301,7 +301,7 @@ class PartitionState:
         if registered is None:
             return _not_found()
         sub, consumer = registered
-        sub.entity.accessed_ms = self._turn.now_ms
+        sub.entity.accessed_ms = self._context.now_ms
         needs = sub.set_demand(consumer, command.limit, is_drain=command.is_drain, found=found)
         if needs is not None:
             return needs
@@ -410,7 +410,7 @@ class PartitionState:
             if entity.topic is not None:
                 entity.topic.put_subscription(entity, command.rules)
         self._idle.define(entity)
-        self._turn.outcome.mutations.append(
+        self._context.outcome.mutations.append(
             PutDefinition(
                 command.entity_no,
                 command.name,
@@ -433,21 +433,21 @@ class PartitionState:
         self, stored: PutEntity | LoadedEntity, next_sequence: int, size_bytes: int
     ) -> QueueState:
         """Make an entity; a subscription's topic is there already."""
-        limits, is_partitioned = self._turn.limits, stored.is_partitioned
+        limits, is_partitioned = self._context.limits, stored.is_partitioned
         share = limits.partition_count if is_partitioned else 1
         share //= limits.size_factor(is_partitioned=is_partitioned)
-        entity_no, turn = stored.entity_no, self._turn
+        entity_no, context = stored.entity_no, self._context
         entity: QueueState
         if isinstance(stored.properties, TopicProperties):
             entity = TopicState(
-                entity_no, stored.name, stored.properties, turn, next_sequence, size_bytes,
+                entity_no, stored.name, stored.properties, context, next_sequence, size_bytes,
                 share=share,
             )  # fmt: skip
         else:
             topic = None if stored.topic_no is None else self.entities[stored.topic_no]
             assert topic is None or isinstance(topic, TopicState)
             entity = QueueState(
-                entity_no, stored.name, stored.properties, turn, next_sequence, size_bytes,
+                entity_no, stored.name, stored.properties, context, next_sequence, size_bytes,
                 topic=topic, share=share,
             )  # fmt: skip
             if topic is not None:
@@ -471,14 +471,14 @@ class PartitionState:
             del self._consumers[consumer_id]
         self._inbox.drop(command.entity_no)
         self._idle.forget(command.entity_no)
-        self._turn.forget_traffic(command.entity_no)
+        self._context.forget_traffic(command.entity_no)
         keys = self._outbox.drop(command.entity_no)
         keys.extend(entity.scheduled.row_keys())
         entity.scheduled.clear()
         for sub in entity.sub_queues():
             keys.extend(sub.row_keys())
             sub.clear()
-        self._turn.outcome.mutations.append(
+        self._context.outcome.mutations.append(
             DropDefinition(command.entity_no, command.catalog_version)
         )
         self._start_purge(keys)
@@ -489,30 +489,30 @@ class PartitionState:
         if row_keys:
             self._purged.append(row_keys)
             if len(self._purged) == 1:
-                self._turn.set_timer(self._turn.now_ms, self._purge)
+                self._context.set_timer(self._context.now_ms, self._purge)
 
     def _purge(self) -> None:
-        turn = self._turn
+        context = self._context
         row_keys = self._purged[0]
-        chunk = row_keys[-turn.allowance :] if turn.allowance else array("q")
+        chunk = row_keys[-context.allowance :] if context.allowance else array("q")
         del row_keys[len(row_keys) - len(chunk) :]
-        turn.allowance -= len(chunk)
+        context.allowance -= len(chunk)
         if chunk:
-            turn.outcome.deletes.extend(chunk)
-            turn.outcome.touches_uncommitted = True
+            context.outcome.deletes.extend(chunk)
+            context.outcome.touches_uncommitted = True
         if not row_keys:
             self._purged.popleft()
         if self._purged:
-            turn.set_timer(turn.now_ms + PURGE_PAUSE_MS, self._purge)
+            context.set_timer(context.now_ms + PURGE_PAUSE_MS, self._purge)
 
     # --- stop and start ---------------------------------------------------------------------------
 
     def _quiesce(self) -> None:
         """Journal every attempt the tables do not know, sizes and last uses (ADR 19, ADR 37)."""
-        mutations = self._turn.outcome.mutations
+        mutations = self._context.outcome.mutations
         row_keys: list[int] = []
         attempts: list[int] = []
-        for sub in self._turn.sub_queues:
+        for sub in self._context.sub_queues:
             for message, attempt in sub.unrecorded():
                 message.recorded = attempt
                 row_keys.append(message.row_key)

@@ -110,7 +110,7 @@ def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None)
     replies: list[Enqueued | Settled] = []
     for step in checked.steps:
         if isinstance(step, _Sending):  # so that rules answer as they did in the check
-            step.entity.turn.steps.left = APPLY_STEPS
+            step.entity.context.steps.left = APPLY_STEPS
     for step in checked.steps:
         if isinstance(step, _Settlement):
             settled = step.apply()
@@ -121,10 +121,10 @@ def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None)
             numbers = outbox.send(step.entity, step.command.messages, step.command.via)
             replies.append(Enqueued(numbers))
             continue
-        turn = step.entity.turn
-        turn.is_checked = True
+        context = step.entity.context
+        context.is_checked = True
         enqueued = step.entity.enqueue(step.command, found)
-        turn.is_checked = False
+        context.is_checked = False
         assert isinstance(enqueued, Enqueued)
         assert enqueued.refusals is None
         replies.append(enqueued)
@@ -244,14 +244,14 @@ def _place_of(
         session = sessions.open_sessions.get(session_id)
     else:
         session = next((held for held in sessions.held if tokens and tokens[0] in held.locks), None)
-    if session is None or session.holder is None or session.session_until_ms <= sub.turn.now_ms:
+    if session is None or session.holder is None or session.session_until_ms <= sub.context.now_ms:
         return None
     return session
 
 
 def _is_live(place: SubQueueState, token: bytes) -> bool:
     message = place.locks.get(token)
-    return message is not None and message.locked_until_ms > place.turn.now_ms
+    return message is not None and message.locked_until_ms > place.context.now_ms
 
 
 def _named(refused: Refused, index: int) -> Refused:
@@ -264,5 +264,5 @@ def _named(refused: Refused, index: int) -> Refused:
 def _shed(checked: _Checked) -> None:
     """Give back what the check loaded beyond the budget."""
     for step in checked.steps:
-        if isinstance(step, _Settlement) and step.sub.turn.window.is_over:
+        if isinstance(step, _Settlement) and step.sub.context.window.is_over:
             paging.shed(step.sub)

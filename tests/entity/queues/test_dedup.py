@@ -421,7 +421,7 @@ def test_ids_not_committed_yet_are_never_looked_for_in_the_tables(
 def test_many_ids_take_little_memory_and_no_long_step() -> None:
     """The measure of ten million is a benchmark; here the shape: buckets stay small."""
     rig = Rig(PROPERTIES)
-    seen = SeenIds(QUEUE, rig.state._turn, WINDOW_MS)
+    seen = SeenIds(QUEUE, rig.state._context, WINDOW_MS)
     random_bytes = random.Random(1).randbytes
     rows = [RecordIds(QUEUE, START_MS + n, random_bytes(16 * 64)) for n in range(1_000)]
     seen.load(rows)
@@ -429,7 +429,7 @@ def test_many_ids_take_little_memory_and_no_long_step() -> None:
     assert len(seen) == 64_000
     assert max(map(len, buckets)) <= dedup.BUCKET_IDS
     assert sum(len(bucket) * bucket.itemsize for bucket in buckets) < 9 * 64_000
-    rig.state._turn.now_ms = START_MS + 1_000
+    rig.state._context.now_ms = START_MS + 1_000
     for row in rows[::100]:
         digest = row.digests[-16:]
         found = seen._index.span(digest, START_MS + 1_000, START_MS - WINDOW_MS)

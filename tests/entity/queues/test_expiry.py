@@ -146,7 +146,7 @@ def test_a_ttl_of_a_millisecond_is_accepted_and_may_be_over_at_once() -> None:
     assert rig.receive() == []
 
 
-def test_a_thousand_expire_in_one_turn_and_the_rest_in_the_next() -> None:
+def test_a_thousand_expire_by_one_command_and_the_rest_in_the_next() -> None:
     rig = Rig()
     rig.send(*[message("m", ttl_ms=1)] * 2_500, "live")
     rig.advance(1)
@@ -236,7 +236,7 @@ def test_numbers_of_scheduled_messages_are_never_reused() -> None:
     assert delivered == [2, 3, 4]
 
 
-def test_no_more_than_a_thousand_are_activated_in_one_turn() -> None:
+def test_no_more_than_a_thousand_are_activated_by_one_command() -> None:
     rig = Rig()
     rig.checks = False
     rig.send(*[message("m", scheduled_ms=rig.now_ms + 50)] * 2_300)

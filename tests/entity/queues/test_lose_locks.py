@@ -15,7 +15,7 @@ from postbus.entity.commands import (
     RenewLocks,
     Settled,
 )
-from postbus.entity.turn import MAINTENANCE_LIMIT
+from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, name_of
 
 

@@ -292,7 +292,7 @@ def test_a_million_keys_load_and_deliver_from_the_front() -> None:
     assert fetch.row_keys == list(range(1, 1_001))
 
 
-def test_pump_hands_out_a_thousand_a_turn() -> None:
+def test_pump_hands_out_a_thousand_a_command() -> None:
     rig = Rig()
     rig.checks = False
     rig.send(*["m"] * 2_500)
@@ -344,7 +344,7 @@ def test_a_broken_application_section_does_not_keep_a_message_from_dying() -> No
     assert properties_of(dead.envelope)["DeadLetterReason"] == "MaxDeliveryCountExceeded"
 
 
-def test_a_thousand_locks_elapse_in_one_turn_and_the_rest_in_the_next() -> None:
+def test_a_thousand_locks_elapse_by_one_command_and_the_rest_in_the_next() -> None:
     rig = Rig()
     rig.checks = False
     rig.send(*["m"] * 2_500)

@@ -36,9 +36,9 @@ from postbus.entity.queues.queued import QueuedMessage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.scheduled import ScheduledMessages
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 SCAN_KEYS = 1_000
 """Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
@@ -101,7 +101,7 @@ def peeked(
             count = sub.attempts.get(row_key, row.delivery_count)
             if message is not None:
                 count = message.failures
-            envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+            envelope = locks.as_changed(sub.context, row_key, row.envelope)
             peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope, row.death)
         total_bytes += peeked.envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
@@ -208,7 +208,7 @@ def _peek_kept(
             is_deferred = message.is_deferred
         if is_deferred and command.state is MessageState.ACTIVE:
             continue
-        envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
+        envelope = locks.as_changed(sub.context, row.row_key, row.envelope)
         total_bytes += envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
@@ -283,7 +283,7 @@ def receive_deferred(
 
 
 def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
-    envelope = locks.as_changed(sub.turn, row.row_key, row.envelope)
+    envelope = locks.as_changed(sub.context, row.row_key, row.envelope)
     section = sub.deferred_sections.get(row.row_key)
     if section is not None:  # the row may not show the patch yet
         envelope = locks.with_properties(envelope, section)
@@ -299,17 +299,17 @@ def _take_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
     del sub.deferred[message.sequence]
     sub.attempts.pop(message.row_key, None)
     sub.deferred_sections.pop(message.row_key, None)
-    sub.turn.window.add(1, message.envelope.size_bytes)
+    sub.context.window.add(1, message.envelope.size_bytes)
 
 
 def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[Delivery]:
-    turn = sub.turn
-    until_ms = sub.session_until_ms or turn.now_ms + sub.entity.lock_duration_ms
+    context = sub.context
+    until_ms = sub.session_until_ms or context.now_ms + sub.entity.lock_duration_ms
     row_keys: list[int] = []
     attempts: list[int] = []
     deliveries: list[Delivery] = []
     for message in messages:
-        token = turn.random.randbytes(8) + turn.token_suffix
+        token = context.random.randbytes(8) + context.token_suffix
         deliveries.append(_delivery(sub, message, token, until_ms))
         message.token = token
         message.locked_until_ms = until_ms
@@ -319,10 +319,10 @@ def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[De
             row_keys.append(message.row_key)
             attempts.append(message.recorded)
     if row_keys:
-        turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+        context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
     if messages:
         locks.watch(sub, until_ms)
-    if turn.window.is_over:
+    if context.window.is_over:
         sub.shed()
     return deliveries
 
@@ -353,8 +353,8 @@ def delete_messages(
     """Delete the oldest messages that are neither locked nor deferred."""
     if sub.sessions is not None:
         return sub.sessions.delete_messages(command, found)
-    limit = min(command.limit, sub.turn.limits.max_delete_count)
-    bound_ms = bound_of(command, sub.turn)
+    limit = min(command.limit, sub.context.limits.max_delete_count)
+    bound_ms = bound_of(command, sub.context)
     in_front = sum(
         message.enqueued_ms <= bound_ms
         for message in chain((message for _, message in sub.returned), sub.ready)
@@ -387,10 +387,10 @@ def delete_messages(
     return MessagesDeleted(deleted)
 
 
-def bound_of(command: DeleteMessages, turn: Turn) -> int:
+def bound_of(command: DeleteMessages, context: PartitionContext) -> int:
     """Return when the last message was enqueued that may be deleted."""
     bound_ms = command.enqueued_before_ms
-    return turn.now_ms if bound_ms is None else bound_ms
+    return context.now_ms if bound_ms is None else bound_ms
 
 
 def _delete_loaded(

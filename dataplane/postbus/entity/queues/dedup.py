@@ -23,7 +23,7 @@ from postbus.message.ids import id_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from postbus.entity.turn import Turn
+    from postbus.entity.partition_context import PartitionContext
     from postbus.message.envelope import Envelope
 
 DIGEST_BYTES: Final = 16
@@ -85,20 +85,20 @@ class SeenIds:
     """See the module's docstring. `window_ms` may be changed at any time."""
 
     __slots__ = (
+        "_context",
         "_index",
         "_order",
         "_recent",
         "_sweep_at",
         "_timer_ms",
-        "_turn",
         "entity_no",
         "window_ms",
     )
 
-    def __init__(self, entity_no: int, turn: Turn, window_ms: int) -> None:
+    def __init__(self, entity_no: int, context: PartitionContext, window_ms: int) -> None:
         self.entity_no = entity_no
         self.window_ms = window_ms
-        self._turn = turn
+        self._context = context
         self._recent: dict[bytes, int] = {}
         self._order: deque[tuple[int, list[bytes]]] = deque()
         self._index = _Index()
@@ -125,7 +125,7 @@ class SeenIds:
         self, envelopes: Sequence[Envelope], found: Sequence[StoredRow] | None
     ) -> Screened | Needs:
         """Return the digests of messages, or what the tables must say about them first."""
-        oldest_ms = self._turn.now_ms - self.window_ms
+        oldest_ms = self._context.now_ms - self.window_ms
         recent, index = self._recent, self._index
         digests: list[bytes | None] = []
         asked: list[tuple[int, bytes, int, int]] = []
@@ -142,7 +142,7 @@ class SeenIds:
                 if seen_ms > oldest_ms:
                     is_new = False
                     known.append((self.entity_no, digest, seen_ms, seen_ms))
-            elif index.count and (span := index.span(digest, self._turn.now_ms, oldest_ms)):
+            elif index.count and (span := index.span(digest, self._context.now_ms, oldest_ms)):
                 is_new = False
                 if found is None:
                     asked.append((self.entity_no, digest, *span))
@@ -157,7 +157,7 @@ class SeenIds:
         """Say whether an id was accepted within the window; `found` answers for the older ones."""
         seen_ms = self._recent.get(digest)
         if seen_ms is not None:
-            return seen_ms > self._turn.now_ms - self.window_ms
+            return seen_ms > self._context.now_ms - self.window_ms
         return isinstance(found, Found) and (self.entity_no, digest) in found.seen
 
     def refusal(self, count: int) -> Refused | None:
@@ -168,11 +168,13 @@ class SeenIds:
         """Remember ids that are accepted by this outcome."""
         if not digests:
             return
-        turn = self._turn
-        turn.outcome.mutations.append(RecordIds(self.entity_no, turn.now_ms, b"".join(digests)))
-        self._remember(turn.now_ms, digests)
+        context = self._context
+        context.outcome.mutations.append(
+            RecordIds(self.entity_no, context.now_ms, b"".join(digests))
+        )
+        self._remember(context.now_ms, digests)
         if self._is_crowded:
-            turn.resumed[self.settle_down] = None
+            context.resumed[self.settle_down] = None
         self._watch()
 
     def _remember(self, seen_ms: int, digests: list[bytes]) -> None:
@@ -186,9 +188,9 @@ class SeenIds:
     @property
     def _is_crowded(self) -> bool:
         """Whether some of the exact ids may become older ones."""
-        turn = self._turn
+        context = self._context
         return len(self._recent) > RECENT_IDS and self._order[0][0] < min(
-            turn.committed_ms, turn.now_ms - RECENT_MS
+            context.committed_ms, context.now_ms - RECENT_MS
         )
 
     def settle_down(self) -> None:
@@ -206,7 +208,7 @@ class SeenIds:
                     del recent[digest]
                     self._index.add(digest, seen_ms)
         if self._is_crowded:
-            self._turn.resumed[self.settle_down] = None
+            self._context.resumed[self.settle_down] = None
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -216,28 +218,28 @@ class SeenIds:
         self._order.clear()
         self._index = _Index()
         self._timer_ms = None
-        self._turn.outcome.mutations.append(ForgetIds(self.entity_no, None))
+        self._context.outcome.mutations.append(ForgetIds(self.entity_no, None))
 
     def _watch(self) -> None:
         """Make sure a Tick comes when ids may have left the window."""
         if self._timer_ms is None and (self._recent or self._index.count):
             pause_ms = min(max(self.window_ms // 8, LEAST_SWEEP_MS), MOST_SWEEP_MS)
-            self._set_timer(self._turn.now_ms + pause_ms)
+            self._set_timer(self._context.now_ms + pause_ms)
 
     def _set_timer(self, when_ms: int) -> None:
         self._timer_ms = when_ms
-        self._turn.set_timer(when_ms, self.sweep)
+        self._context.set_timer(when_ms, self.sweep)
 
     def sweep(self) -> None:
         """Forget what left the window, some at a time; the rows of all of it at once."""
-        turn = self._turn
-        if self._timer_ms is None or self._timer_ms > turn.now_ms:
+        context = self._context
+        if self._timer_ms is None or self._timer_ms > context.now_ms:
             return
         self._timer_ms = None
-        oldest_ms = turn.now_ms - self.window_ms
+        oldest_ms = context.now_ms - self.window_ms
         if self._sweep_at is None:
             self._sweep_at = 0
-            turn.outcome.mutations.append(ForgetIds(self.entity_no, oldest_ms + 1))
+            context.outcome.mutations.append(ForgetIds(self.entity_no, oldest_ms + 1))
         recent, order = self._recent, self._order
         left = RECENT_IDS // 16
         while order and order[0][0] <= oldest_ms and left > 0:
@@ -246,10 +248,10 @@ class SeenIds:
             for digest in digests:
                 if recent.get(digest) == seen_ms:
                     del recent[digest]
-        next_at = self._index.sweep(self._sweep_at, turn.now_ms, oldest_ms)
+        next_at = self._index.sweep(self._sweep_at, context.now_ms, oldest_ms)
         if next_at is not None or left <= 0:
             self._sweep_at = next_at or 0
-            self._set_timer(turn.now_ms + SWEEP_PAUSE_MS)
+            self._set_timer(context.now_ms + SWEEP_PAUSE_MS)
             return
         self._sweep_at = None
         self._watch()

@@ -14,9 +14,9 @@ from postbus.entity.queues.queued import QueuedMessage
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 REASON: Final = DEAD_LETTER_REASON
 DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
@@ -48,7 +48,7 @@ def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
     if not sub.is_main:
         return False
     ttl_ms = effective_ttl_ms(sub.entity, message.own_ttl_ms)
-    return ttl_ms is not None and message.enqueued_ms + ttl_ms <= sub.turn.now_ms
+    return ttl_ms is not None and message.enqueued_ms + ttl_ms <= sub.context.now_ms
 
 
 def expire(sub: SubQueueState, message: QueuedMessage) -> None:
@@ -64,7 +64,7 @@ def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
     """Dead-letter a message whose last allowed delivery failed."""
     text = f"Message could not be consumed after {sub.entity.max_delivery_count} delivery attempts."
     properties: dict[str, object] = {REASON: "MaxDeliveryCountExceeded", DESCRIPTION: text}
-    death = Death(sub.turn.now_ms, message.failures, receiver_of(message))
+    death = Death(sub.context.now_ms, message.failures, receiver_of(message))
     dead_letter(sub, message, properties, death)
 
 
@@ -90,18 +90,18 @@ def dead_letter(
     envelope = message.envelope
     if envelope is None:
         sub.doomed[message.row_key] = message
-        sub.turn.resumed[sub.fetch_doomed] = None
+        sub.context.resumed[sub.fetch_doomed] = None
         return
     section = envelope.application_properties
     if properties:
-        section = merged(sub.turn, section, properties)
-    death = death or Death(sub.turn.now_ms, message.failures)
+        section = merged(sub.context, section, properties)
+    death = death or Death(sub.context.now_ms, message.failures)
     move(sub, message, section, death, properties.get(REASON))
 
 
-def merged(turn: Turn, section: bytes, properties: dict[str, object]) -> bytes:
+def merged(context: PartitionContext, section: bytes, properties: dict[str, object]) -> bytes:
     """Return application properties with what says why a message is a dead letter."""
-    limit_bytes = turn.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
+    limit_bytes = context.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
     try:
         return merge_properties(section, properties, limit_bytes)
     except ValueError:  # a sender's broken map must not keep its message from leaving
@@ -119,13 +119,13 @@ def move(
     entity = sub.entity
     entity.traffic.died(reason)
     if entity.keeps_settled:
-        sub.turn.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
+        sub.context.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
     if entity.forward_dead_letters_to is not None:
-        sub.turn.outbox.move(sub, message, entity.forward_dead_letters_to, section)
+        sub.context.outbox.move(sub, message, entity.forward_dead_letters_to, section)
         return
     target = entity.sub_queue(SubQueue.DEAD_LETTER)
-    new_row_key, _ = target.numbering.take_one(sub.turn)
-    sub.turn.outcome.mutations.append(
+    new_row_key, _ = target.numbering.take_one(sub.context)
+    sub.context.outcome.mutations.append(
         MoveMessage(
             message.row_key,
             new_row_key,

@@ -35,7 +35,7 @@ def tell(sub: SubQueueState) -> None:
     count = len(sub.returned) + len(sub.ready) + sub.backlog_count + len(sub.tail)
     if not count:
         return
-    effects = sub.turn.outcome.effects
+    effects = sub.context.outcome.effects
     for consumer_id in list(sub.hinted):
         effects.append(Available(consumer_id, count))
     sub.hinted.clear()

@@ -31,8 +31,8 @@ from postbus.message.patch import PropertiesTooLarge, merge_properties
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 REASON_CHARS: Final = 4_096
 """Longest reason or description. Source: Azure's page on dead-letter queues."""
@@ -89,17 +89,17 @@ def carry_out(sub: SubQueueState, command: Settle, plan: SettlePlan) -> Settled:
             _settle_one(sub, message, command.disposition, changes, sections.get(token))
     if sub.waiting:
         sub.pump()
-    if sub.turn.window.is_over:
+    if sub.context.window.is_over:
         paging.shed(sub)
     return Settled(lost or None)
 
 
 def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
     """Settle as consumed; the reply names those not held any more."""
-    turn = sub.turn
-    now_ms = turn.now_ms
+    context = sub.context
+    now_ms = context.now_ms
     keeps = sub.entity.keeps_settled
-    gone: list[int] = [] if keeps else turn.outcome.deletes
+    gone: list[int] = [] if keeps else context.outcome.deletes
     pop = sub.locks.pop
     lost: list[int] | None = None
     size_bytes = stub_bytes = stubs = 0
@@ -121,15 +121,15 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
         else:
             size_bytes += envelope.size_bytes
             if envelope.shared is not None:
-                turn.window.unshare(envelope.shared)
+                context.window.unshare(envelope.shared)
     if keeps and gone:
-        turn.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
+        context.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
     count = len(tokens) - (0 if lost is None else len(lost))
     sub.live -= count
     if sub.is_main:
         sub.entity.traffic.completed += count
     sub.entity.shrink(size_bytes + stub_bytes)
-    turn.window.remove(count - stubs, size_bytes)
+    context.window.remove(count - stubs, size_bytes)
     if sub.waiting:
         sub.pump()
     return Settled(lost)
@@ -159,12 +159,12 @@ def _settle_one(
         else:
             stays = _fail(sub, message)
         if stays and section is not None:
-            sub.turn.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
+            sub.context.outcome.mutations.append(PatchMessage(message.row_key, None, None, section))
 
 
 def _death(sub: SubQueueState, message: QueuedMessage) -> Death:
     """Return the death of a message by the hand of who held it: this delivery counts."""
-    return Death(sub.turn.now_ms, message.failures + 1, expiry.receiver_of(message))
+    return Death(sub.context.now_ms, message.failures + 1, expiry.receiver_of(message))
 
 
 def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
@@ -172,7 +172,7 @@ def _unlock(sub: SubQueueState, token: bytes) -> QueuedMessage | None:
     message = sub.locks.pop(token, None)
     if message is None:
         return None
-    if message.locked_until_ms <= sub.turn.now_ms:
+    if message.locked_until_ms <= sub.context.now_ms:
         _expire_one(sub, message)
         return None
     message.token = None
@@ -204,7 +204,7 @@ def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
 def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
     """Return a message as if it had not been delivered; the attempt is taken back (ADR 19)."""
     if message.recorded > message.failures:
-        sub.turn.record(message, message.failures)
+        sub.context.record(message, message.failures)
     return put_back(sub, message)
 
 
@@ -224,7 +224,7 @@ def _defer(sub: SubQueueState, message: QueuedMessage, section: bytes | None) ->
     if section is not None:
         _replace_properties(sub, message, section)
     if section is not None or not message.is_deferred:
-        sub.turn.outcome.mutations.append(PatchMessage(message.row_key, True, None, section))
+        sub.context.outcome.mutations.append(PatchMessage(message.row_key, True, None, section))
     message.is_deferred = True
     _park_deferred(sub, message)
     if section is not None:
@@ -236,7 +236,7 @@ def _park_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
 
     The count is kept even when it is 0: the row may show an attempt that was taken back since.
     """
-    sub.turn.record(message, message.failures)
+    sub.context.record(message, message.failures)
     sub.attempts[message.row_key] = message.failures
     if message.envelope is not None:
         paging.unload(sub, message)
@@ -277,7 +277,7 @@ def _merge_all(
     if command.disposition is Disposition.DEAD_LETTER:
         given = {expiry.REASON: command.reason, expiry.DESCRIPTION: command.description}
         texts = {name: changes[name] for name, text in given.items() if text is not None}
-    limit_bytes = sub.turn.limits.max_header_bytes
+    limit_bytes = sub.context.limits.max_header_bytes
     sections: dict[bytes, bytes] = {}
     for token in command.lock_tokens:
         message = sub.locks.get(token)
@@ -326,9 +326,9 @@ def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: byt
     assert old is not None
     grown_bytes = len(section) - len(old.application_properties)
     message.envelope = with_properties(old, section)
-    sub.turn.note_change(message.row_key, section)
+    sub.context.note_change(message.row_key, section)
     sub.entity.size_bytes += grown_bytes
-    sub.turn.window.add(0, grown_bytes)
+    sub.context.window.add(0, grown_bytes)
 
 
 def with_properties(envelope: Envelope, section: bytes) -> Envelope:
@@ -339,9 +339,9 @@ def with_properties(envelope: Envelope, section: bytes) -> Envelope:
     return Envelope(**fields)
 
 
-def as_changed(turn: Turn, row_key: int, envelope: Envelope) -> Envelope:
+def as_changed(context: PartitionContext, row_key: int, envelope: Envelope) -> Envelope:
     """Return what was read of a row, with the change of its properties that it may not show."""
-    section = turn.changed_section(row_key)
+    section = context.changed_section(row_key)
     return envelope if section is None else with_properties(envelope, section)
 
 
@@ -352,14 +352,14 @@ def watch(sub: SubQueueState, until_ms: int) -> None:
     """Make sure a Tick comes when a lock may expire; a session has one timer for all its locks."""
     if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
         sub.lock_timer_ms = until_ms
-        sub.turn.set_timer(until_ms, sub.expire_locks)
+        sub.context.set_timer(until_ms, sub.expire_locks)
 
 
 def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
     """Extend all locks or none."""
     if sub.sessions is not None:
         return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
-    now_ms = sub.turn.now_ms
+    now_ms = sub.context.now_ms
     held = sub.locks
     for token in command.lock_tokens:
         message = held.get(token)
@@ -376,11 +376,11 @@ def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
 
 
 def lose_all(sub: SubQueueState) -> None:
-    """Let every lock run out at this moment; what one turn does not allow follows in the next."""
+    """Let every lock run out now; those above the limit of one command follow in the next."""
     if sub.sessions is not None:
         sub.sessions.lose_all()
         return
-    now_ms = sub.turn.now_ms
+    now_ms = sub.context.now_ms
     for message in sub.locks.values():
         message.locked_until_ms = now_ms
     if sub.locks:
@@ -406,7 +406,7 @@ def return_all(sub: SubQueueState, *, is_failed: bool) -> None:
             attempts.append(message.failures)
         put_back(sub, message)
     if row_keys:
-        sub.turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+        sub.context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
 
 
 def expire_first(sub: SubQueueState, count: int) -> None:
@@ -416,9 +416,9 @@ def expire_first(sub: SubQueueState, count: int) -> None:
 
 
 def expire(sub: SubQueueState) -> None:
-    """Take expired locks away, as many as one turn allows, and look at what remains."""
-    turn = sub.turn
-    now_ms = turn.now_ms
+    """Take expired locks away, as many as one command may, and look at what remains."""
+    context = sub.context
+    now_ms = context.now_ms
     if sub.lock_timer_ms is None or sub.lock_timer_ms > now_ms:
         return  # an earlier timer did this one's work
     sub.lock_timer_ms = None
@@ -428,16 +428,16 @@ def expire(sub: SubQueueState) -> None:
     for token, message in sub.locks.items():
         until_ms = message.locked_until_ms
         if until_ms <= now_ms:
-            if len(expired) == turn.allowance:
+            if len(expired) == context.allowance:
                 sub.lock_timer_ms = now_ms
-                turn.resumed[sub.expire_locks] = None
+                context.resumed[sub.expire_locks] = None
                 break
             expired.append(token)
         elif next_ms is None or until_ms < next_ms:
             next_ms = until_ms
             if is_sorted:
                 break
-    turn.allowance -= len(expired)
+    context.allowance -= len(expired)
     for token in expired:
         _expire_one(sub, sub.locks.pop(token))
     if next_ms is not None:

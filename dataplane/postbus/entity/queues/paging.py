@@ -36,7 +36,7 @@ Our choice: half a fetch."""
 
 def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> None:
     """Load what waiting receivers take at once and what has room; keep keys of the rest."""
-    window = sub.turn.window
+    window = sub.context.window
     is_paged = sub.backlog_count > 0
     demand = 0
     if sub.waiting and not is_paged and not sub.returned:
@@ -70,8 +70,8 @@ def unload(sub: SubQueueState, message: QueuedMessage) -> None:
     message.ttl_ms = envelope.ttl_ms
     message.envelope = None
     if envelope.shared is not None:
-        sub.turn.window.unshare(envelope.shared)
-    sub.turn.window.remove(1, envelope.size_bytes)
+        sub.context.window.unshare(envelope.shared)
+    sub.context.window.remove(1, envelope.size_bytes)
 
 
 def evict_tail(sub: SubQueueState) -> None:
@@ -98,17 +98,17 @@ def _forgotten(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> list[in
         assert message.envelope is not None
         size_bytes += message.envelope.size_bytes
         if message.envelope.shared is not None:
-            sub.turn.window.unshare(message.envelope.shared)
+            sub.context.window.unshare(message.envelope.shared)
         row_keys.append(message.row_key)
         if message.failures:
             sub.attempts[message.row_key] = message.failures
-    sub.turn.window.remove(len(row_keys), size_bytes)
+    sub.context.window.remove(len(row_keys), size_bytes)
     return row_keys
 
 
 def shed(sub: SubQueueState) -> None:
     """Unload messages of this sub-queue, the least useful first, until the budget holds."""
-    window = sub.turn.window
+    window = sub.context.window
     if window.is_over:
         evict_tail(sub)
     if window.is_over:
@@ -123,7 +123,7 @@ def shed(sub: SubQueueState) -> None:
 
 
 def _unload_locked(sub: SubQueueState) -> None:
-    window = sub.turn.window
+    window = sub.context.window
     for message in reversed(sub.locks.values()):  # the newest are those still loaded
         if message.envelope is not None:
             unload(sub, message)
@@ -137,7 +137,7 @@ def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
     for message in sub.locks.values():
         if message.envelope is not None:
             unload(sub, message)
-    for other in sub.turn.sub_queues:
+    for other in sub.context.sub_queues:
         other.make_room(wanted_bytes)
 
 
@@ -183,7 +183,7 @@ def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
 
 def _affordable(sub: SubQueueState, count: int) -> int:
     """Return how many messages of the usual size have room, after making some if need be."""
-    window = sub.turn.window
+    window = sub.context.window
     is_wanted = bool(sub.waiting)
     cost = sub.entity.average_bytes + MESSAGE_OVERHEAD_BYTES
     room_bytes = window.room_bytes(is_wanted=is_wanted)
@@ -230,7 +230,7 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
         fetch_if_low(sub)
     if sub.doomed:
         fetch(sub)
-    if sub.turn.window.is_over:
+    if sub.context.window.is_over:
         shed(sub)
 
 
@@ -245,7 +245,7 @@ def hand_out(sub: SubQueueState, rows: deque[StoredRow]) -> None:
 
 def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
     """Load, in key order, rows that are wanted, are still here and have room; return how many."""
-    window = sub.turn.window
+    window = sub.context.window
     is_wanted = bool(sub.waiting)
     count = 0
     while rows:
@@ -263,7 +263,7 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
                 load(sub, stub, row)
             else:
                 sub.backlog_head += 1
-                envelope = locks.as_changed(sub.turn, row_key, row.envelope)
+                envelope = locks.as_changed(sub.context, row_key, row.envelope)
                 sub.ready.append(from_row(sub, row, envelope))
                 window.add(1, envelope.size_bytes)
         rows.popleft()
@@ -279,10 +279,10 @@ def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
 def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
     """Give a message its envelope back if it was unloaded."""
     if message.envelope is None:
-        message.envelope = envelope = locks.as_changed(sub.turn, message.row_key, envelope)
-        sub.turn.window.add(1, envelope.size_bytes)
+        message.envelope = envelope = locks.as_changed(sub.context, message.row_key, envelope)
+        sub.context.window.add(1, envelope.size_bytes)
         if envelope.shared is not None:
-            sub.turn.window.share(envelope.shared)
+            sub.context.window.share(envelope.shared)
         sub.entity.size_bytes += envelope.size_bytes - message.size_bytes
 
 

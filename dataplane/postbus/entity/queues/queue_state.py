@@ -24,8 +24,8 @@ from postbus.message.patch import TWO_KEYS, check_properties
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.topics.topic_state import TopicState
-    from postbus.entity.turn import Turn
 
 SESSION_ID_MISSING: Final = Refused(
     Refusal.SESSION_REQUIRED, "A message sent to it needs a session id."
@@ -57,6 +57,7 @@ class QueueState:
         "_subs",
         "accessed_ms",
         "active",
+        "context",
         "dead_letters_expired",
         "default_ttl_ms",
         "entity_no",
@@ -77,7 +78,6 @@ class QueueState:
         "state_bytes",
         "topic",
         "traffic",
-        "turn",
     )
 
     dead_letters_expired: bool
@@ -95,7 +95,7 @@ class QueueState:
         entity_no: int,
         name: str,
         properties: EntityProperties,
-        turn: Turn,
+        context: PartitionContext,
         next_sequence: int,
         size_bytes: int = 0,
         *,
@@ -104,11 +104,11 @@ class QueueState:
     ) -> None:
         self.entity_no = entity_no
         self.name = name
-        self.turn = turn
+        self.context = context
         self.size_bytes = size_bytes
         self.state_bytes = 0  # what the states of its sessions count
         self.topic = topic
-        self.traffic = turn.traffic_of(entity_no)
+        self.traffic = context.traffic_of(entity_no)
         self.share = share
         self.seen: SeenIds | None = None
         self.outbound = 0  # messages of this entity that wait in the outbox
@@ -116,11 +116,11 @@ class QueueState:
         self._define(properties)
         self.active: SubQueueState
         if not isinstance(properties, TopicProperties) and properties.requires_session:
-            self.active = SessionQueue(self, turn, next_sequence)
+            self.active = SessionQueue(self, context, next_sequence)
         else:
-            self.active = SubQueueState(self, SubQueue.ACTIVE, turn, next_sequence)
+            self.active = SubQueueState(self, SubQueue.ACTIVE, context, next_sequence)
         self._subs = {SubQueue.ACTIVE: self.active}
-        self.scheduled = ScheduledMessages(self.active, turn)
+        self.scheduled = ScheduledMessages(self.active, context)
         if self.forward_to is not None:
             forwarding.watch(self.active)
 
@@ -139,7 +139,7 @@ class QueueState:
 
     def _define_sending(self, properties: EntityProperties) -> None:
         """Set what a queue and a topic have in common; a subscription has its topic's limits."""
-        limits = self.turn.limits
+        limits = self.context.limits
         self.properties = properties
         ttl_ms = min(properties.default_message_ttl_ms, limits.max_default_ttl_ms)
         if self.topic is not None:
@@ -160,7 +160,7 @@ class QueueState:
             self.seen = None
         elif self.seen is None:
             window_ms = properties.duplicate_detection_history_time_window_ms
-            self.seen = SeenIds(self.entity_no, self.turn, window_ms)
+            self.seen = SeenIds(self.entity_no, self.context, window_ms)
         else:
             self.seen.window_ms = properties.duplicate_detection_history_time_window_ms
 
@@ -168,7 +168,7 @@ class QueueState:
         """Replace the definition; messages and locks stay. Return the receivers it ended."""
         assert not isinstance(properties, TopicProperties)
         if properties.lock_duration_ms < self.lock_duration_ms:
-            longest_ms = self.turn.now_ms + self.lock_duration_ms
+            longest_ms = self.context.now_ms + self.lock_duration_ms
             for sub in self._subs.values():
                 sub.unsorted_until_ms = max(sub.unsorted_until_ms, longest_ms)
         self._define(properties)
@@ -187,7 +187,7 @@ class QueueState:
         sub = self._subs.get(kind)
         if sub is None:
             assert kind in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER)
-            sub = self._subs[kind] = SubQueueState(self, kind, self.turn)
+            sub = self._subs[kind] = SubQueueState(self, kind, self.context)
             if self.forward_dead_letters_to is not None:
                 forwarding.watch(sub)
         return sub
@@ -276,7 +276,7 @@ class QueueState:
 
     def _has_room(self, wanted_bytes: int) -> bool:
         """Say whether the limit allows so much more; that of a subscription is its topic's."""
-        if self.turn.is_checked:
+        if self.context.is_checked:
             return True
         if self.topic is not None:
             return self.topic.has_room(wanted_bytes)
@@ -351,8 +351,8 @@ class QueueState:
     def reserve(self, count: int) -> Enqueued | Refused:
         """Reserve numbers for messages that are scheduled later."""
         refused = self.send_refusal()
-        numbering, turn = self.active.numbering, self.turn
-        return refused or Enqueued([numbering.take_one(turn)[1] for _ in range(count)])
+        numbering, context = self.active.numbering, self.context
+        return refused or Enqueued([numbering.take_one(context)[1] for _ in range(count)])
 
     def take(
         self,
@@ -365,7 +365,7 @@ class QueueState:
         """Store messages that passed all checks, or forward them; return their numbers."""
         self.traffic.accepted += len(envelopes)
         if self.forward_to is not None and not forwarding.has_backlog(self.active):
-            return self.turn.outbox.send(self, envelopes, self.forward_to)
+            return self.context.outbox.send(self, envelopes, self.forward_to)
         return self.active.append(
             envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms
         )
@@ -405,7 +405,7 @@ class QueueState:
                 duplicates.add(index)
                 continue
             refused = self._message_refusal(envelope, pending_bytes)
-            is_counted = digest is not None and not self.turn.is_checked
+            is_counted = digest is not None and not self.context.is_checked
             if refused is None and seen is not None and is_counted:
                 refused = seen.refusal(len(accepted) + 1)
             if refused is None:
@@ -420,14 +420,14 @@ class QueueState:
             seen.record([digest for digest in accepted if digest is not None])
         reserved = command.numbers
         numbers = reserved or [0] * len(messages)
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         for index, envelope in enumerate(messages):
             is_due = envelope.scheduled_ms is None or envelope.scheduled_ms <= now_ms
             if index in refusals:
                 continue
             if index in duplicates:
                 if not is_due and reserved is None:
-                    numbers[index] = self.active.numbering.take_one(self.turn)[1]
+                    numbers[index] = self.active.numbering.take_one(self.context)[1]
             elif reserved is not None:
                 self.scheduled.add(envelope, reserved[index])
             elif is_due:

@@ -20,8 +20,8 @@ from postbus.message.envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 
 PUBLISH_COPIES: Final = 10_000
@@ -48,24 +48,24 @@ class ScheduledMessages:
     __slots__ = (
         "_active",
         "_by_time",
+        "_context",
         "_due",
         "_fetched",
         "_numbering",
         "_numbers",
         "_publish",
         "_timer_ms",
-        "_turn",
     )
 
     def __init__(
         self,
         active: SubQueueState,
-        turn: Turn,
+        context: PartitionContext,
         publish: Callable[[Envelope, int], int] | None = None,
     ) -> None:
         self._active = active
         self._publish = publish
-        self._turn = turn
+        self._context = context
         self._numbering = Numbering(active.entity, SubQueue.SCHEDULED, 0)
         self._due: dict[int, _Due] = {}
         self._by_time: list[_Due] = []
@@ -109,15 +109,15 @@ class ScheduledMessages:
 
     def add(self, envelope: Envelope, reserved: int | None = None) -> int:
         """Store a message to be activated at its scheduled time; return its number."""
-        turn = self._turn
+        context = self._context
         assert envelope.scheduled_ms is not None
         sequence = reserved
         if sequence is None:
-            _, sequence = self._active.numbering.take_one(turn)
-        row_key, _ = self._numbering.take_one(turn)
+            _, sequence = self._active.numbering.take_one(context)
+        row_key, _ = self._numbering.take_one(context)
         due = _Due(envelope.scheduled_ms, row_key, sequence, envelope.size_bytes)
-        outcome = turn.outcome
-        outcome.inserts.append(InsertMessage(row_key, turn.now_ms, envelope))
+        outcome = context.outcome
+        outcome.inserts.append(InsertMessage(row_key, context.now_ms, envelope))
         outcome.mutations.append(
             PutDue(row_key, self._active.entity.entity_no, due.due_ms, sequence)
         )
@@ -137,23 +137,23 @@ class ScheduledMessages:
                 return Refused(
                     Refusal.MESSAGE_NOT_FOUND, f"no scheduled message has the number {sequence}"
                 )
-        outcome = self._turn.outcome
+        outcome = self._context.outcome
         entity = self._active.entity
         average_bytes = entity.average_bytes
         for sequence in wanted:
             due = self._due.pop(sequence)
             outcome.deletes.append(due.row_key)
-            if due.row_key >= self._turn.first_key:
+            if due.row_key >= self._context.first_key:
                 outcome.touches_uncommitted = True
             entity.shrink(average_bytes if due.size_bytes is None else due.size_bytes)
         self._trim()
         return Cancelled()
 
     def activate(self) -> None:
-        """Move what is due behind the active messages, as many as one turn allows."""
-        turn = self._turn
+        """Move what is due behind the active messages, as many as one command may."""
+        context = self._context
         by_time, due_rows, active = self._by_time, self._due, self._active
-        if self._timer_ms is None or self._timer_ms > turn.now_ms:
+        if self._timer_ms is None or self._timer_ms > context.now_ms:
             return
         self._timer_ms = None
         if self._publish is not None or (
@@ -161,11 +161,11 @@ class ScheduledMessages:
         ):
             self._fetch_due()
             return
-        while by_time and by_time[0].due_ms <= turn.now_ms and turn.allowance > 0:
+        while by_time and by_time[0].due_ms <= context.now_ms and context.allowance > 0:
             due = heappop(by_time)
             if due_rows.get(due.sequence) is not due:
                 continue  # cancelled
-            turn.allowance -= 1
+            context.allowance -= 1
             self._activate(due)
         self._trim()
         self._watch()
@@ -177,14 +177,14 @@ class ScheduledMessages:
             return
         size_bytes = entity.average_bytes if due.size_bytes is None else due.size_bytes
         del self._due[due.sequence]
-        self._turn.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
+        self._context.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
 
     def _move(self, due: _Due) -> int:
         """Give a due message its place among the active ones; return its key there."""
-        turn, active = self._turn, self._active
+        context, active = self._context, self._active
         del self._due[due.sequence]
-        row_key, sequence = active.numbering.take_one(turn)
-        turn.outcome.mutations.append(
+        row_key, sequence = active.numbering.take_one(context)
+        context.outcome.mutations.append(
             MoveMessage(
                 due.row_key,
                 row_key,
@@ -200,25 +200,25 @@ class ScheduledMessages:
 
     def _fetch_due(self) -> None:
         """Read rows that are due, which say of what session they are; one read at a time."""
-        turn, by_time = self._turn, self._by_time
+        context, by_time = self._context, self._by_time
         if self._fetched:
             return
         room_bytes = FETCH_BYTES
         while (
             by_time
-            and by_time[0].due_ms <= turn.now_ms
-            and turn.allowance > 0
+            and by_time[0].due_ms <= context.now_ms
+            and context.allowance > 0
             and (room_bytes > 0 or not self._fetched)
         ):
             due = heappop(by_time)
             if self._due.get(due.sequence) is due:
-                turn.allowance -= 1
+                context.allowance -= 1
                 room_bytes -= due.size_bytes or self._active.entity.average_bytes
                 self._fetched.append(due)
         if self._fetched:
             row_keys = sorted(due.row_key for due in self._fetched)
             entity_no = self._active.entity.entity_no
-            turn.outcome.effects.append(Fetch(entity_no, SubQueue.SCHEDULED, row_keys))
+            context.outcome.effects.append(Fetch(entity_no, SubQueue.SCHEDULED, row_keys))
         else:
             self._watch()
 
@@ -244,9 +244,9 @@ class ScheduledMessages:
         self._watch()
 
     def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
-        """Publish what was read, as much as one turn allows; the rest is read again."""
+        """Publish what was read, as much as one command may; the rest is read again."""
         assert self._publish is not None
-        outcome, entity = self._turn.outcome, self._active.entity
+        outcome, entity = self._context.outcome, self._active.entity
         copies = 0
         for due in fetched:
             if self._due.get(due.sequence) is not due:
@@ -270,10 +270,10 @@ class ScheduledMessages:
         if self._timer_ms is not None and self._timer_ms <= due_ms:
             return
         self._timer_ms = due_ms
-        if due_ms <= self._turn.now_ms:  # more than one turn allows
-            self._turn.resumed[self.activate] = None
+        if due_ms <= self._context.now_ms:  # more than one command may move
+            self._context.resumed[self.activate] = None
         else:
-            self._turn.set_timer(due_ms, self.activate)
+            self._context.set_timer(due_ms, self.activate)
 
     def _trim(self) -> None:
         """Forget gone numbers and cancelled entries once they are the larger half."""

@@ -32,21 +32,21 @@ from postbus.entity.outcomes import (
     RecordAcquired,
     Settling,
 )
+from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from postbus.entity.queues import expiry, hints, locks, paging
 from postbus.entity.queues.queued import Consumer, QueuedMessage
-from postbus.entity.turn import MAINTENANCE_LIMIT
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.sessions.session_queue import SessionQueue
-    from postbus.entity.turn import Turn
 
 FAIR_CHUNK: Final = 32
-"""Most messages one receiver gets before the next has its turn. Our choice: small against usual
+"""Most messages one receiver gets before the next has its context. Our choice: small against usual
 credits (100 to 1,000), large enough for one frame burst."""
 
 _new = tuple.__new__
@@ -65,6 +65,7 @@ class SubQueueState:
         "backlog",
         "backlog_head",
         "consumers",
+        "context",
         "deferred",
         "deferred_sections",
         "doomed",
@@ -83,7 +84,6 @@ class SubQueueState:
         "sessions",
         "stubs",
         "tail",
-        "turn",
         "unsorted_until_ms",
         "waiting",
     )
@@ -91,20 +91,20 @@ class SubQueueState:
     low_water: ClassVar[int] = paging.LOW_WATER
 
     def __init__(
-        self, entity: QueueState, kind: SubQueue, turn: Turn, next_sequence: int = 0
+        self, entity: QueueState, kind: SubQueue, context: PartitionContext, next_sequence: int = 0
     ) -> None:
-        self._make_empty(entity, kind, turn)
+        self._make_empty(entity, kind, context)
         self.numbering = Numbering(entity, kind, next_sequence)
         self.live = 0
         self.deferred_sections: dict[int, bytes] = {}
         self.attempts: dict[int, int] = {}
-        turn.sub_queues[self] = None
+        context.sub_queues[self] = None
 
-    def _make_empty(self, entity: QueueState, kind: SubQueue, turn: Turn) -> None:
+    def _make_empty(self, entity: QueueState, kind: SubQueue, context: PartitionContext) -> None:
         """Set what each session of a session entity has for itself as well."""
         self.entity = entity
         self.kind = kind
-        self.turn = turn
+        self.context = context
         self.is_main = kind is SubQueue.ACTIVE
         self.sessions: SessionQueue | None = None
         self.session_until_ms = 0
@@ -157,15 +157,15 @@ class SubQueueState:
         `is_shared`: bodies may be `Envelope.shared` with the copies of other sub-queues.
         `enqueued_ms` None is now.
         """
-        turn = self.turn
-        now_ms = turn.now_ms
+        context = self.context
+        now_ms = context.now_ms
         if enqueued_ms is not None and enqueued_ms < now_ms:
-            turn.backdated_ms, now_ms = now_ms, enqueued_ms
-        inserts = turn.outcome.inserts
+            context.backdated_ms, now_ms = now_ms, enqueued_ms
+        inserts = context.outcome.inserts
         count = len(envelopes)
         self.live += count
         self.entity.size_bytes += total_bytes
-        runs = self.numbering.take(count, turn)
+        runs = self.numbering.take(count, context)
         if len(runs) == 1:
             key, offset, _ = runs[0]
             inserts += [
@@ -185,7 +185,7 @@ class SubQueueState:
         needed_bytes = total_bytes + count * MESSAGE_OVERHEAD_BYTES
         if is_shared:
             needed_bytes -= _held_bytes(envelopes)
-        window = turn.window
+        window = context.window
         if (
             window.room_bytes(is_wanted=bool(self.waiting)) >= needed_bytes
             and window.count + count <= WINDOW_MESSAGES
@@ -206,7 +206,7 @@ class SubQueueState:
     def _append_runs(
         self, runs: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
     ) -> tuple[list[int], list[QueuedMessage]]:
-        inserts = self.turn.outcome.inserts
+        inserts = self.context.outcome.inserts
         numbers: list[int] = []
         arrived: list[QueuedMessage] = []
         rest = iter(envelopes)
@@ -224,13 +224,13 @@ class SubQueueState:
         self.backlog.append(row_key)
         self.live += 1
         if self.waiting or self.hinted:
-            self.turn.resumed[self.pump] = None
+            self.context.resumed[self.pump] = None
 
     def put_back(self, message: QueuedMessage) -> None:
         """Return a message to its place by key."""
         heappush(self.returned, (message.row_key, message))
         if self.hinted:
-            self.turn.resumed[self.pump] = None
+            self.context.resumed[self.pump] = None
         if message.envelope is None:
             self.stubs[message.row_key] = message
 
@@ -250,7 +250,7 @@ class SubQueueState:
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers and tell them; return their ids."""
         ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
-        effects = self.turn.outcome.effects
+        effects = self.context.outcome.effects
         for consumer_id in ended:
             effects.append(EndConsumer(consumer_id, refusal))
         self.consumers.clear()
@@ -297,7 +297,7 @@ class SubQueueState:
     def pump(self) -> None:
         """Hand available messages to waiting receivers, in turn and in small equal chunks.
 
-        Expired messages met on the way are removed; they count into the limit of one turn, and
+        Expired messages met on the way are removed; they count into the limit of one command, and
         what is left over goes on in the next Tick.
         """
         waiting = self.waiting
@@ -324,11 +324,11 @@ class SubQueueState:
                     deliveries = consumer.take(self, batch)
                 self._hand_over(consumer, deliveries, bursts)
             if left <= 0 and waiting:
-                self.turn.resumed[self.pump] = None
+                self.context.resumed[self.pump] = None
         paging.fetch_if_low(self)
         if self.hinted:
             hints.tell(self)
-        if self.turn.window.is_over:
+        if self.context.window.is_over:
             paging.shed(self)
 
     def _hand_over(
@@ -345,7 +345,7 @@ class SubQueueState:
             bursts[consumer_id] = burst = Deliver(
                 consumer_id, self.entity.entity_no, self.kind, deliveries
             )
-            self.turn.outcome.effects.append(burst)
+            self.context.outcome.effects.append(burst)
         else:
             burst.deliveries += deliveries
         if consumer.delivered >= consumer.limit:
@@ -373,13 +373,13 @@ class SubQueueState:
 
     def _lock(self, batch: list[QueuedMessage], receiver: Receiver | None) -> list[Delivery]:
         """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
-        turn, entity, held, is_main = self.turn, self.entity, self.locks, self.is_main
-        now_ms = turn.now_ms
-        first_key = turn.first_key
-        suffix = turn.token_suffix
+        context, entity, held, is_main = self.context, self.entity, self.locks, self.is_main
+        now_ms = context.now_ms
+        first_key = context.first_key
+        suffix = context.token_suffix
         default_ttl_ms = entity.default_ttl_ms if is_main else None
         until_ms = self.session_until_ms or now_ms + entity.lock_duration_ms
-        random_bytes = turn.random.randbytes(8 * len(batch))
+        random_bytes = context.random.randbytes(8 * len(batch))
         position = 0
         deliveries: list[Delivery] = []
         row_keys: list[int] = []
@@ -423,16 +423,16 @@ class SubQueueState:
                 )
             )
         if row_keys:
-            turn.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+            context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
         if is_main and len(row_keys) < len(deliveries):
-            turn.outstanding.append((now_ms, batch))
+            context.outstanding.append((now_ms, batch))
         if deliveries:
             locks.watch(self, until_ms)
         return deliveries
 
     def delete(self, batch: list[QueuedMessage]) -> list[Delivery]:
         """Take a batch for good: the delete commits before the transfer leaves (S25)."""
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         deliveries: list[Delivery] = []
         for message in batch:
             envelope = message.envelope
@@ -477,7 +477,7 @@ class SubQueueState:
         if (
             not self.waiting
             and (self.ready or self.tail)
-            and self.turn.window.room_bytes(is_wanted=True) < wanted_bytes
+            and self.context.window.room_bytes(is_wanted=True) < wanted_bytes
         ):
             paging.evict_tail(self)
             paging.evict_ready(self)
@@ -487,7 +487,7 @@ class SubQueueState:
         row_keys = paging.keys_wanted(self, paging.readable(self, paging.FETCH_KEYS))
         if row_keys:
             self.fetch_keys = row_keys
-            self.turn.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
+            self.context.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))
 
     def promote_tail(self) -> None:
         """Make the newest loaded messages ready when nothing lies before them."""
@@ -497,7 +497,7 @@ class SubQueueState:
 
     def clear(self) -> None:
         """Drop all memory of a sub-queue whose entity is dropped."""
-        window = self.turn.window
+        window = self.context.window
         loaded = [message for _, message in self.returned]
         loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
         for message in loaded:
@@ -510,7 +510,7 @@ class SubQueueState:
             collection.clear()
         self.stubs.clear()
         self.lock_timer_ms = None
-        self.turn.sub_queues.pop(self, None)
+        self.context.sub_queues.pop(self, None)
 
     def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:
         """Yield messages with attempts the tables do not know, and the attempts."""
@@ -545,13 +545,13 @@ class SubQueueState:
 
         `is_stored`: it was read, and so the commit that made it is over.
         """
-        turn = self.turn
+        context = self.context
         if self.entity.keeps_settled:
-            turn.settle(self.entity.entity_no, [row_key], how)
+            context.settle(self.entity.entity_no, [row_key], how)
             return
-        outcome = turn.outcome
+        outcome = context.outcome
         outcome.deletes.append(row_key)
-        if not is_stored and turn.may_be_uncommitted(row_key, enqueued_ms):
+        if not is_stored and context.may_be_uncommitted(row_key, enqueued_ms):
             outcome.touches_uncommitted = True
 
     def forget(self, message: QueuedMessage) -> None:
@@ -559,8 +559,8 @@ class SubQueueState:
         size_bytes = message.weight_bytes
         if message.envelope is not None:
             if message.envelope.shared is not None:
-                self.turn.window.unshare(message.envelope.shared)
-            self.turn.window.remove(1, size_bytes)
+                self.context.window.unshare(message.envelope.shared)
+            self.context.window.remove(1, size_bytes)
         self.live -= 1
         self.entity.shrink(size_bytes)
 

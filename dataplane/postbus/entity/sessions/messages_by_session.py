@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from postbus.entity.outcomes import LoadedPartition
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.turn import Turn
     from postbus.message.envelope import Envelope
 
 IDLE_SESSIONS: Final = 10_000
@@ -65,15 +65,15 @@ class MessagesBySession(SubQueueState):
         "values",
     )
 
-    def __init__(self, entity: QueueState, turn: Turn, next_sequence: int) -> None:
-        super().__init__(entity, SubQueue.ACTIVE, turn, next_sequence)
+    def __init__(self, entity: QueueState, context: PartitionContext, next_sequence: int) -> None:
+        super().__init__(entity, SubQueue.ACTIVE, context, next_sequence)
         self.open_sessions: dict[bytes, SessionMessages] = {}
         self.held: dict[SessionMessages, None] = {}
         self.idle: dict[SessionMessages, None] = {}
         self.dormant: dict[bytes, array[int]] = {}
         self.dormant_deferred: dict[bytes, dict[int, int]] = {}
         self.available: deque[bytes] = deque()
-        self.values = SessionValues(entity, turn)
+        self.values = SessionValues(entity, context)
         self._orphans = 0
         self._spare: list[SessionMessages] = []
         self._hungry: deque[SessionMessages] = deque()
@@ -106,7 +106,7 @@ class MessagesBySession(SubQueueState):
         self, envelopes: list[Envelope], arrived: list[QueuedMessage], total_bytes: int
     ) -> None:
         """Add new messages to their sessions, then deliver to holders."""
-        window = self.turn.window
+        window = self.context.window
         count = len(arrived)
         needed_bytes = total_bytes + count * (MESSAGE_OVERHEAD_BYTES + SESSION_BYTES)
         touched: dict[SessionMessages, None] = {}
@@ -155,7 +155,7 @@ class MessagesBySession(SubQueueState):
         else:
             session.ready.append(message)
             return session
-        self.turn.window.remove(1, envelope.size_bytes)
+        self.context.window.remove(1, envelope.size_bytes)
         return session
 
     def _take_short_of_room(
@@ -167,7 +167,7 @@ class MessagesBySession(SubQueueState):
         assert session_id is not None
         session = self.open_sessions.get(session_id)
         if session is None:
-            window = self.turn.window
+            window = self.context.window
             needed_bytes = envelope.size_bytes + MESSAGE_OVERHEAD_BYTES + SESSION_BYTES
             if (
                 session_id in self.dormant
@@ -193,7 +193,7 @@ class MessagesBySession(SubQueueState):
         else:
             session.backlog.append(row_key)
             if session.waiting:
-                self.turn.resumed[session.pump] = None
+                self.context.resumed[session.pump] = None
             else:
                 self._queue_up(session)
 
@@ -235,7 +235,7 @@ class MessagesBySession(SubQueueState):
         self._queue_up(session)
         if session.doomed or session.locks or session in self.idle:
             return
-        window = self.turn.window
+        window = self.context.window
         if (
             (session.ready or session.returned)
             and len(self.idle) < IDLE_SESSIONS
@@ -252,11 +252,11 @@ class MessagesBySession(SubQueueState):
 
     def _make_idle(self, session: SessionMessages) -> None:
         self.idle[session] = None
-        self.turn.window.add(0, SESSION_BYTES)
+        self.context.window.add(0, SESSION_BYTES)
 
     def _leave_idle(self, session: SessionMessages) -> None:
         del self.idle[session]
-        self.turn.window.remove(0, SESSION_BYTES)
+        self.context.window.remove(0, SESSION_BYTES)
 
     def _forget(self, session: SessionMessages) -> None:
         if session in self.idle:
@@ -316,7 +316,7 @@ class MessagesBySession(SubQueueState):
                 self._asked.append(session)
                 row_keys += wanted
         if row_keys:
-            self.turn.outcome.effects.append(
+            self.context.outcome.effects.append(
                 Fetch(self.entity.entity_no, self.kind, sorted(row_keys))
             )
 
@@ -340,7 +340,7 @@ class MessagesBySession(SubQueueState):
         self.values.trim(0)
         for session in self.held:
             SubQueueState.make_room(session, wanted_bytes)
-        window = self.turn.window
+        window = self.context.window
         while self.idle and window.room_bytes(is_wanted=True) < wanted_bytes:
             self._reduce(next(reversed(self.idle)))
 

@@ -132,14 +132,14 @@ def delete_messages(
     """Delete the oldest messages of a session, or of all, that are neither locked nor deferred."""
     if command.session_id is not None:
         return _delete_in(queue, command.session_id, command, found)
-    limit = min(command.limit, queue.turn.limits.max_delete_count)
+    limit = min(command.limit, queue.context.limits.max_delete_count)
     oldest = _oldest(queue, paging.readable(queue, limit + browse.SCAN_KEYS))
     absent = [row_key for row_key, _, enqueued_ms in oldest if enqueued_ms is None]
     if absent and found is None:
         return Needs(row_keys=absent)
     times = {row.row_key: row.enqueued_ms for row in found or ()}
     counts: Counter[bytes] = Counter()
-    bound_ms = browse.bound_of(command, queue.turn)
+    bound_ms = browse.bound_of(command, queue.context)
     for row_key, session_id, enqueued_ms in oldest:
         time_ms = times.get(row_key) if enqueued_ms is None else enqueued_ms
         if time_ms is not None and time_ms <= bound_ms:

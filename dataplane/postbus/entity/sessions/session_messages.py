@@ -54,7 +54,7 @@ class SessionMessages(SubQueueState):
     low_water: ClassVar[int] = 32
 
     def __init__(self, queue: SessionQueue) -> None:
-        self._make_empty(queue.entity, SubQueue.ACTIVE, queue.turn)
+        self._make_empty(queue.entity, SubQueue.ACTIVE, queue.context)
         self.queue = queue
         self.session_id = b""
         self.numbering = queue.numbering
@@ -122,7 +122,7 @@ class SessionMessages(SubQueueState):
     def pump(self) -> None:
         """Hand out to the holder, unless its time is over and only the Tick has not come yet."""
         if self.waiting:
-            if self.session_until_ms <= self.turn.now_ms:
+            if self.session_until_ms <= self.context.now_ms:
                 self.queue.expire(self)
             elif len(self.ready) == 1 and not (self.backlog or self.returned or self.hinted):
                 self._hand_out_one()
@@ -131,7 +131,7 @@ class SessionMessages(SubQueueState):
 
     def _hand_out_one(self) -> None:
         """Do what `pump` does when there is a single message, as usual with many holders."""
-        turn, consumer = self.turn, self.waiting[0]
+        context, consumer = self.context, self.waiting[0]
         batch = [self.ready.popleft()]
         if consumer.mode is ReceiveMode.PEEK_LOCK:
             deliveries = self._lock(batch, consumer.receiver)
@@ -140,13 +140,13 @@ class SessionMessages(SubQueueState):
         if deliveries:
             consumer.delivered += 1
             self.entity.traffic.delivered += 1
-            turn.outcome.effects.append(
+            context.outcome.effects.append(
                 Deliver(consumer.consumer_id, self.entity.entity_no, self.kind, deliveries)
             )
             if consumer.delivered >= consumer.limit:
                 consumer.is_waiting = False
                 self.waiting.popleft()
-        if turn.window.is_over:
+        if context.window.is_over:
             paging.shed(self)
 
     def take_locked(self, token: bytes) -> QueuedMessage | None:
@@ -154,7 +154,7 @@ class SessionMessages(SubQueueState):
         message = self.locks.get(token)
         if message is None or message.envelope is None or message.envelope.shared is not None:
             return None
-        if message.locked_until_ms <= self.turn.now_ms:
+        if message.locked_until_ms <= self.context.now_ms:
             return None
         del self.locks[token]
         message.token = None
@@ -172,13 +172,13 @@ class SessionMessages(SubQueueState):
 
     def unload_all(self) -> array[int]:
         """Forget the objects of all messages that can be handed out; return their keys in order."""
-        turn = self.turn
+        context = self.context
         keys = array("q")
         for row_key, message in sorted(self.returned, key=lambda pair: pair[0]):
             keys.append(row_key)
             if message.envelope is not None:
                 paging.unload(self, message)
-            turn.record(message, message.failures)
+            context.record(message, message.failures)
             self.attempts[row_key] = message.failures  # the row may show one that was taken back
         self.returned.clear()
         self.stubs.clear()

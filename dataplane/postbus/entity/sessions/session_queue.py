@@ -33,19 +33,19 @@ from postbus.entity.commands import (
     StoredRow,
 )
 from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
+from postbus.entity.partition_context import DONE, MAINTENANCE_LIMIT
 from postbus.entity.queues import browse, locks, paging
 from postbus.entity.queues.queued import Consumer, QueuedMessage
 from postbus.entity.sessions import session_browse
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
-from postbus.entity.turn import DONE, MAINTENANCE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.scheduled import ScheduledMessages
-    from postbus.entity.turn import Turn
     from postbus.message.envelope import Envelope
 
 SessionCommand: TypeAlias = (
@@ -61,8 +61,8 @@ class SessionQueue(MessagesBySession):
 
     __slots__ = ("waiters",)
 
-    def __init__(self, entity: QueueState, turn: Turn, next_sequence: int) -> None:
-        super().__init__(entity, turn, next_sequence)
+    def __init__(self, entity: QueueState, context: PartitionContext, next_sequence: int) -> None:
+        super().__init__(entity, context, next_sequence)
         self.sessions = self
         self.waiters: OrderedDict[int, SessionConsumer] = OrderedDict()
 
@@ -78,7 +78,7 @@ class SessionQueue(MessagesBySession):
         """Take a message that was moved here; its row is read when somebody wants it."""
         super().take_key(session_id, row_key)
         if self.waiters:
-            self.turn.resumed[self._serve] = None
+            self.context.resumed[self._serve] = None
 
     # --- granting ---------------------------------------------------------------------------------
 
@@ -98,8 +98,8 @@ class SessionQueue(MessagesBySession):
                 return self.values.get(command.session_id, found)
             case SetSessionState():
                 reply = self.values.set(command.session_id, command.state)
-                if self.turn.window.is_over:
-                    for sub in self.turn.sub_queues:
+                if self.context.window.is_over:
+                    for sub in self.context.sub_queues:
                         sub.make_room(0)
                     session.shed()
                 return reply
@@ -108,11 +108,11 @@ class SessionQueue(MessagesBySession):
 
     def accept(self, command: AcceptSession) -> Reply:
         """Grant a named session or refuse it at once; grant the next one now or later."""
-        turn = self.turn
+        context = self.context
         session_id = command.session_id
-        if command.consumer_id in turn.consumers:
+        if command.consumer_id in context.consumers:
             return Refused(Refusal.NOT_ALLOWED, "a receiver holds one session")
-        if session_id is not None and _is_long(session_id, turn.limits.max_id_chars):
+        if session_id is not None and _is_long(session_id, context.limits.max_id_chars):
             return Refused(Refusal.ARGUMENT_OUT_OF_RANGE, "the session id is too long")
         session: SessionMessages | None
         if session_id is None:
@@ -120,7 +120,7 @@ class SessionQueue(MessagesBySession):
         else:
             session = self.open_sessions.get(session_id)
             if session is not None and session.holder is not None:
-                if session.session_until_ms > turn.now_ms:
+                if session.session_until_ms > context.now_ms:
                     return HELD
                 self.expire(session)
                 session = self.open_sessions.get(session_id)
@@ -134,7 +134,7 @@ class SessionQueue(MessagesBySession):
         consumer = SessionConsumer(command.consumer_id, command.mode, command.receiver)
         self.consumers[command.consumer_id] = consumer
         if session is None:
-            turn.consumers[command.consumer_id] = (self, consumer)
+            context.consumers[command.consumer_id] = (self, consumer)
             self.waiters[command.consumer_id] = consumer
         else:
             self._grant(session, consumer)
@@ -159,21 +159,21 @@ class SessionQueue(MessagesBySession):
         return None
 
     def _grant(self, session: SessionMessages, consumer: SessionConsumer) -> None:
-        turn = self.turn
+        context = self.context
         if session in self.idle:
             self._leave_idle(session)
-        until_ms = turn.now_ms + self.entity.lock_duration_ms
+        until_ms = context.now_ms + self.entity.lock_duration_ms
         if consumer.is_forwarder:
             session.hold(consumer, MAX_DURATION_MS)
             self.held[session] = None
         else:
             session.hold(consumer, until_ms)
-            turn.consumers[consumer.consumer_id] = (session, consumer)
+            context.consumers[consumer.consumer_id] = (session, consumer)
             self.held[session] = None
             if self.lock_timer_ms is None or until_ms < self.lock_timer_ms:
                 locks.watch(self, until_ms)
             granted = SessionGranted(consumer.consumer_id, session.session_id, until_ms)
-            turn.outcome.effects.append(granted)
+            context.outcome.effects.append(granted)
         if session.waiting:
             session.pump()
         elif session.backlog or session.stubs:
@@ -183,7 +183,7 @@ class SessionQueue(MessagesBySession):
         """Grant the next available session, later."""
         self.consumers[consumer.consumer_id] = consumer
         self.waiters[consumer.consumer_id] = consumer
-        self.turn.resumed[self._serve] = None
+        self.context.resumed[self._serve] = None
 
     def _serve(self) -> None:
         """Grant available sessions to those who wait for one, first come first served."""
@@ -201,7 +201,7 @@ class SessionQueue(MessagesBySession):
         session = self.open_sessions.get(session_id)
         if session is None or session.holder is None:
             return None
-        if session.session_until_ms <= self.turn.now_ms:
+        if session.session_until_ms <= self.context.now_ms:
             self.expire(session)
             return None
         if consumer_id is not None and session.holder.consumer_id != consumer_id:
@@ -209,7 +209,7 @@ class SessionQueue(MessagesBySession):
         return session
 
     def _renew(self, session: SessionMessages) -> SessionRenewed:
-        until_ms = self.turn.now_ms + self.entity.lock_duration_ms
+        until_ms = self.context.now_ms + self.entity.lock_duration_ms
         session.renew(until_ms)
         del self.held[session]
         self.held[session] = None
@@ -231,42 +231,42 @@ class SessionQueue(MessagesBySession):
     def expire(self, session: SessionMessages) -> None:
         """End the holder whose lock has run out.
 
-        With more locked messages than one turn may touch (ADR 20) some return now, and the session
-        stays as it is, neither used nor granted, until Ticks have returned the others.
+        With more locked messages than one command may touch (ADR 20) some return now, and the
+        session stays as it is, neither used nor granted, until Ticks have returned the others.
         """
-        turn = self.turn
+        context = self.context
         consumer = session.holder
         assert consumer is not None
         if len(session.locks) > MAINTENANCE_LIMIT:
-            locks.expire_first(session, turn.allowance)
-            turn.allowance = 0
-            self.lock_timer_ms = turn.now_ms
-            turn.resumed[self.expire_locks] = None
+            locks.expire_first(session, context.allowance)
+            context.allowance = 0
+            self.lock_timer_ms = context.now_ms
+            context.resumed[self.expire_locks] = None
             return
-        turn.allowance = max(turn.allowance - 1 - len(session.locks), 0)
+        context.allowance = max(context.allowance - 1 - len(session.locks), 0)
         consumer_id = consumer.consumer_id
         del self.consumers[consumer_id]
-        turn.consumers.pop(consumer_id, None)
-        turn.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
+        context.consumers.pop(consumer_id, None)
+        context.outcome.effects.append(EndConsumer(consumer_id, Refusal.SESSION_LOCK_LOST))
         self.release(session, is_failed=True)
 
     def expire_locks(self) -> None:
-        """Take sessions whose lock has run out until the turn's allowance is used."""
-        turn = self.turn
-        now_ms = turn.now_ms
+        """Take sessions whose lock has run out until the allowance of the command is used."""
+        context = self.context
+        now_ms = context.now_ms
         if self.lock_timer_ms is None or self.lock_timer_ms > now_ms:
             return  # an earlier timer did this one's work
         self.lock_timer_ms = None
         is_sorted = now_ms >= self.unsorted_until_ms
         expired: list[SessionMessages] = []
         next_ms: int | None = None
-        left = turn.allowance
+        left = context.allowance
         for session in self.held:
             until_ms = session.session_until_ms
             if until_ms <= now_ms:
                 if left <= 0:
                     self.lock_timer_ms = now_ms
-                    turn.resumed[self.expire_locks] = None
+                    context.resumed[self.expire_locks] = None
                     break
                 left -= 1 + len(session.locks)
                 expired.append(session)
@@ -281,7 +281,7 @@ class SessionQueue(MessagesBySession):
 
     def lose_all(self) -> None:
         """Let the lock of every session run out at this moment."""
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         for session in self.held:
             if session.session_until_ms != MAX_DURATION_MS:
                 session.session_until_ms = now_ms
@@ -305,7 +305,7 @@ class SessionQueue(MessagesBySession):
         self.waiters.clear()
         ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
         for consumer_id in ended:
-            self.turn.outcome.effects.append(EndConsumer(consumer_id, refusal))
+            self.context.outcome.effects.append(EndConsumer(consumer_id, refusal))
         self.consumers.clear()
         for session in list(self.held):
             self.release(session, is_failed=False)
@@ -339,9 +339,9 @@ class SessionQueue(MessagesBySession):
 
     def complete(self, command: CompleteSessions) -> Settled:
         """Complete in each session that is named; the tokens of one without a holder are lost."""
-        turn = self.turn
+        context = self.context
         keeps = self.entity.keeps_settled
-        gone: list[int] = [] if keeps else turn.outcome.deletes
+        gone: list[int] = [] if keeps else context.outcome.deletes
         lost: list[int] = []
         pumped: list[SessionMessages] = []
         start = count = size_bytes = 0
@@ -360,12 +360,12 @@ class SessionQueue(MessagesBySession):
                 lost += [start + index for index in locks.complete(session, tokens).lost or ()]
             start += len(tokens)
         if keeps and gone:
-            turn.settle(self.entity.entity_no, gone, Settling.COMPLETED)
+            context.settle(self.entity.entity_no, gone, Settling.COMPLETED)
         if count:
             self.live -= count
             self.entity.traffic.completed += count
             self.entity.shrink(size_bytes)
-            turn.window.remove(count, size_bytes)
+            context.window.remove(count, size_bytes)
         for session in pumped:
             session.pump()
         return Settled(lost or None)

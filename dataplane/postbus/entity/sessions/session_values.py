@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import Refusal, Refused, Reply, SessionState
 from postbus.entity.outcomes import Found, Needs, PutSessionState, StoredState
-from postbus.entity.turn import DONE
+from postbus.entity.partition_context import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.commands import StoredRow
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.turn import Turn
 
 KEPT_SHIFT: Final = 4
 """Committed values of an entity may use 1/16 of the window's budget. Our choice."""
@@ -36,12 +36,12 @@ class SessionValues:
     What all of them count is `state_bytes` of the entity.
     """
 
-    __slots__ = ("_entity", "_entity_no", "_held", "_turn", "held_bytes", "stored")
+    __slots__ = ("_context", "_entity", "_entity_no", "_held", "held_bytes", "stored")
 
-    def __init__(self, entity: QueueState, turn: Turn) -> None:
+    def __init__(self, entity: QueueState, context: PartitionContext) -> None:
         self._entity = entity
         self._entity_no = entity.entity_no
-        self._turn = turn
+        self._context = context
         self.stored: dict[bytes, StoredState] = {}
         self._held: dict[bytes, tuple[int, bytes | None]] = {}
         self.held_bytes = 0
@@ -65,9 +65,9 @@ class SessionValues:
 
     def set(self, session_id: bytes, state: bytes | None) -> Reply:
         """Keep a value, or clear it: by None or by no bytes."""
-        turn = self._turn
+        context = self._context
         state = state or None
-        limit_bytes = turn.limits.max_session_state_bytes
+        limit_bytes = context.limits.max_session_state_bytes
         if state is not None and len(state) > limit_bytes:
             return Refused(
                 Refusal.MESSAGE_TOO_LARGE,
@@ -82,7 +82,7 @@ class SessionValues:
                 Refusal.QUOTA_EXCEEDED,
                 "the entity has reached its maximum size, in which the states of sessions count",
             )
-        now_ms = turn.now_ms
+        now_ms = context.now_ms
         self._drop(session_id)
         if state is None:
             self.stored.pop(session_id, None)
@@ -90,13 +90,15 @@ class SessionValues:
             self.stored[session_id] = StoredState(now_ms, len(state))
         self._held[session_id] = (now_ms, state)
         self._account(len(state or b""))
-        self.trim(turn.window.budget.limit_bytes >> KEPT_SHIFT)
-        turn.outcome.mutations.append(PutSessionState(self._entity_no, session_id, state, now_ms))
+        self.trim(context.window.budget.limit_bytes >> KEPT_SHIFT)
+        context.outcome.mutations.append(
+            PutSessionState(self._entity_no, session_id, state, now_ms)
+        )
         return DONE
 
     def trim(self, most_bytes: int) -> None:
         """Forget committed values, the oldest first, until so much is left."""
-        committed_ms = self._turn.committed_ms
+        committed_ms = self._context.committed_ms
         while self._held:
             session_id, (set_ms, state) = next(iter(self._held.items()))
             if set_ms >= committed_ms or (
@@ -121,7 +123,7 @@ class SessionValues:
 
     def _account(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
-        self._turn.window.add(0, size_bytes)
+        self._context.window.add(0, size_bytes)
 
 
 def _counted_bytes(session_id: bytes, size_bytes: int) -> int:

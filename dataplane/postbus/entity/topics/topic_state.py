@@ -29,7 +29,7 @@ from postbus.message.patch import check_properties
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from postbus.entity.turn import Turn
+    from postbus.entity.partition_context import PartitionContext
 
 MAX_COPIES: Final = 50_000
 MAX_ROW_BYTES: Final = 64 * 1024 * 1024
@@ -91,19 +91,21 @@ class TopicState(QueueState):
         entity_no: int,
         name: str,
         properties: TopicProperties,
-        turn: Turn,
+        context: PartitionContext,
         next_sequence: int,
         size_bytes: int = 0,
         *,
         share: int = 1,
     ) -> None:
         self.subscriptions: dict[int, QueueState] = {}
-        self._routing = Routing(turn.random, turn.steps)
+        self._routing = Routing(context.random, context.steps)
         self._room_bytes = 0
         self._room_checks = 0
         self.checked_copies = 0
-        super().__init__(entity_no, name, properties, turn, next_sequence, size_bytes, share=share)
-        self.scheduled = ScheduledMessages(self.active, turn, self._publish_due)
+        super().__init__(
+            entity_no, name, properties, context, next_sequence, size_bytes, share=share
+        )
+        self.scheduled = ScheduledMessages(self.active, context, self._publish_due)
 
     def _define(self, properties: EntityProperties) -> None:
         assert isinstance(properties, TopicProperties)
@@ -159,7 +161,7 @@ class TopicState(QueueState):
 
     def has_room(self, wanted_bytes: int) -> bool:
         """Say whether the limit allows so much more; sizes are summed up now and then only."""
-        if self.turn.is_checked:
+        if self.context.is_checked:
             return True
         if wanted_bytes > self._room_bytes or self._room_checks <= 0:
             self._room_bytes = self.max_size_bytes - self.total_bytes
@@ -205,7 +207,7 @@ class TopicState(QueueState):
         if self.seen is not None:
             self.seen.record(judged.digests)
         self._room_bytes -= judged.size_bytes
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         if judged.is_plain:
             self.traffic.accepted += len(messages)
             numbers = self._take_numbers(len(messages))
@@ -248,11 +250,11 @@ class TopicState(QueueState):
             digests, is_new = screened
             is_new = is_new and self.seen.refusal(len(digests)) is None
         if is_new:
-            steps_left = self.turn.steps.left
+            steps_left = self.context.steps.left
             judged = self._judge_together(messages, digests, pending_bytes)
             if judged is not None:
                 return judged
-            self.turn.steps.left = steps_left
+            self.context.steps.left = steps_left
         return self._judge_each(command, digests, found, is_atomic, pending_bytes)
 
     def _judge_together(
@@ -260,7 +262,7 @@ class TopicState(QueueState):
     ) -> _Judged | None:
         """Route the usual burst: nothing is refused, scheduled, seen before; else None."""
         max_bytes = self.max_message_bytes
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         route, check = self._routing.route, check_properties
         routes: list[list[Copies]] = []
         copies = total_bytes = 0
@@ -292,12 +294,12 @@ class TopicState(QueueState):
         is_atomic: bool,
         pending_bytes: int,
     ) -> _Judged | Refused:
-        now_ms = self.turn.now_ms
+        now_ms = self.context.now_ms
         judged = _Judged([], [], 0, is_plain=False)
         accepted: dict[bytes | None, None] = {}
         factor = 1 if is_atomic else BURST_FACTOR
         most_copies = factor * MAX_COPIES
-        is_checked = self.turn.is_checked
+        is_checked = self.context.is_checked
         copies = row_bytes = 0
         is_over = False
         for index, envelope in enumerate(command.messages):
@@ -346,7 +348,7 @@ class TopicState(QueueState):
         return judged
 
     def _take_numbers(self, count: int) -> list[int]:
-        runs = self.active.numbering.take(count, self.turn)
+        runs = self.active.numbering.take(count, self.context)
         return [
             number
             for key, offset, length in runs
@@ -357,7 +359,7 @@ class TopicState(QueueState):
 
     def _publish_due(self, envelope: Envelope, due_ms: int) -> int:
         """Publish a scheduled message whose time has come; return how many copies it has."""
-        route = self._routing.route(envelope, self.turn.now_ms)
+        route = self._routing.route(envelope, self.context.now_ms)
         load = _load_of(envelope, route)
         self._room_bytes -= load.size_bytes
         self._publish([envelope], [route], self._take_numbers(1), due_ms)
@@ -371,7 +373,7 @@ class TopicState(QueueState):
         enqueued_ms: int,
     ) -> None:
         """Store what routing made of messages, each with its number in the topic."""
-        inserts = self.turn.outcome.inserts
+        inserts = self.context.outcome.inserts
         first_insert = len(inserts)
         bursts: dict[int, list[Envelope]] = {}
         failed: list[tuple[int, Envelope, dict[str, object]]] = []
@@ -457,7 +459,7 @@ class TopicState(QueueState):
             if len(row_keys) > 2 or (
                 len(row_keys) == 2 and len(bodies[body_no]) > SHARE_ALWAYS_BYTES
             ):
-                self.turn.outcome.mutations.append(ShareBody(row_keys))
+                self.context.outcome.mutations.append(ShareBody(row_keys))
 
 
 class _Judged:
@@ -545,18 +547,23 @@ def _dead_letter(
     subscription: QueueState, envelope: Envelope, reason: dict[str, object], enqueued_ms: int
 ) -> None:
     """Insert a copy into the dead-letter queue of a subscription."""
-    turn = subscription.turn
+    context = subscription.context
     target = subscription.sub_queue(SubQueue.DEAD_LETTER)
-    section = expiry.merged(turn, envelope.application_properties, reason)
+    section = expiry.merged(context, envelope.application_properties, reason)
     grown_bytes = len(section) - len(envelope.application_properties)
     size_bytes = envelope.size_bytes + grown_bytes
     copy = _copy(envelope, application_properties=section, size_bytes=size_bytes, shared=None)
-    _, sequence = subscription.active.numbering.take_one(turn)
-    row_key, _ = target.numbering.take_one(turn)
-    turn.outcome.inserts.append(InsertMessage(row_key, enqueued_ms, copy))
-    turn.outcome.mutations.append(
+    _, sequence = subscription.active.numbering.take_one(context)
+    row_key, _ = target.numbering.take_one(context)
+    context.outcome.inserts.append(InsertMessage(row_key, enqueued_ms, copy))
+    context.outcome.mutations.append(
         PutKept(
-            row_key, subscription.entity_no, SubQueue.DEAD_LETTER, sequence, 0, Death(turn.now_ms)
+            row_key,
+            subscription.entity_no,
+            SubQueue.DEAD_LETTER,
+            sequence,
+            0,
+            Death(context.now_ms),
         )
     )
     subscription.size_bytes += size_bytes

@@ -2,7 +2,7 @@
 
 A sub-queue with forwarding on has one receiver, ours, that wants everything: what lay there before,
 what comes back from a lock, what is dead-lettered by other ways than `expiry.move`. New messages do
-not pass through it, they go into the outbox at once. `turn.outbox` is where all of them go.
+not pass through it, they go into the outbox at once. `context.outbox` is where all of them go.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from postbus.entity.commands import Delivery, StoredRow
     from postbus.entity.outcomes import LoadedPartition
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.entity.sessions.session_queue import SessionQueue
-    from postbus.entity.turn import Turn
     from postbus.message.envelope import Envelope
 
 MAX_FORWARD_HOPS: Final = 4
@@ -68,7 +68,7 @@ class Forwarder(Consumer):
 
 
 def _move_all(sub: SubQueueState, batch: list[QueuedMessage], target: str) -> None:
-    outbox = sub.turn.outbox
+    outbox = sub.context.outbox
     for message in batch:
         if expiry.is_expired(sub, message):
             expiry.expire(sub, message)
@@ -95,7 +95,7 @@ class SessionForwarder(SessionConsumer):
         """Move a batch; what is left of the session, or else the next one, follows."""
         _move_all(sub, batch, self._target)
         if self.session is not None and not self.session.is_available:
-            self._queue.turn.resumed[self.go_on] = None
+            self._queue.context.resumed[self.go_on] = None
         return []
 
     def go_on(self) -> None:
@@ -128,7 +128,7 @@ def watch(sub: SubQueueState) -> None:
         forwarder = Forwarder(target)
         sub.add_consumer(forwarder)
         sub.waiting.append(forwarder)
-        sub.turn.resumed[sub.pump] = None
+        sub.context.resumed[sub.pump] = None
 
 
 def has_backlog(sub: SubQueueState) -> bool:
@@ -141,10 +141,10 @@ def has_backlog(sub: SubQueueState) -> bool:
 class Inbox:
     """What arrives from outboxes: each number once, the first refusal stops (I17)."""
 
-    __slots__ = ("_entities", "_last_numbers", "_turn")
+    __slots__ = ("_context", "_entities", "_last_numbers")
 
-    def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
-        self._turn = turn
+    def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
+        self._context = context
         self._entities = entities
         self._last_numbers: dict[tuple[int, int], int] = {}
 
@@ -182,7 +182,7 @@ class Inbox:
         if count:
             last_number = command.numbers[known + count - 1]
             self._last_numbers[place] = last_number
-            self._turn.outcome.mutations.append(PutInbound(*place, last_number))
+            self._context.outcome.mutations.append(PutInbound(*place, last_number))
         return Arrived(known + count, refused)
 
     @staticmethod
@@ -206,7 +206,7 @@ class Inbox:
             screened = entity.seen.screen(ids, found)
             if isinstance(screened, Needs):
                 return screened
-        inserts = entity.turn.outcome.inserts
+        inserts = entity.context.outcome.inserts
         for count, envelope in enumerate(messages):
             if len(inserts) >= ARRIVAL_ROWS:
                 return count, Refused(Refusal.BUSY, "the messages before it make enough copies")

@@ -23,9 +23,9 @@ from postbus.message.envelope import Envelope
 from postbus.message.patch import merge_properties
 
 if TYPE_CHECKING:
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.turn import Turn
 
 OUTBOX_NO: Final = 0
 """The entity number under which the rows of a partition's outbox lie."""
@@ -176,22 +176,22 @@ class _TargetQueue:
 
 
 class Outbox:
-    """See the module's docstring. `unoffered` holds targets to look at when the turn ends."""
+    """See the module's docstring. `unoffered` holds targets to look at after the command."""
 
     __slots__ = (
+        "_context",
         "_entities",
         "_loaded",
         "_loaded_bytes",
         "_numbering",
         "_queues",
-        "_turn",
         "unoffered",
     )
 
     entity_no = OUTBOX_NO
 
-    def __init__(self, turn: Turn, entities: Mapping[int, QueueState]) -> None:
-        self._turn = turn
+    def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
+        self._context = context
         self._entities = entities
         self._numbering = Numbering(self, SubQueue.OUTBOX, 0)
         self._queues: dict[str, _TargetQueue] = {}
@@ -210,7 +210,7 @@ class Outbox:
                 entity.outbound += 1
                 self._queue_of(row.target).add(row, 0)
         if self._queues:
-            self._turn.resumed[self._offer_all] = None
+            self._context.resumed[self._offer_all] = None
         return orphans
 
     def __len__(self) -> int:
@@ -232,16 +232,16 @@ class Outbox:
 
         `resent`: the numbers of messages that are sent again by hand; they keep them.
         """
-        turn = self._turn
-        inserts = turn.outcome.inserts
+        context = self._context
+        inserts = context.outcome.inserts
         numbers: list[int] = []
         for index, envelope in enumerate(envelopes):
             if resent is None:
-                _, sequence = entity.active.numbering.take_one(turn)
+                _, sequence = entity.active.numbering.take_one(context)
             else:
                 sequence = resent[index]
-            row_key, _ = self._numbering.take_one(turn)
-            inserts.append(InsertMessage(row_key, turn.now_ms, envelope))
+            row_key, _ = self._numbering.take_one(context)
+            inserts.append(InsertMessage(row_key, context.now_ms, envelope))
             put = PutOutbound(
                 row_key, entity.entity_no, target, sequence, False, resent is not None
             )
@@ -296,8 +296,8 @@ class Outbox:
         *,
         keeps_source: bool = False,
     ) -> int:
-        new_key, _ = self._numbering.take_one(self._turn)
-        self._turn.outcome.mutations.append(
+        new_key, _ = self._numbering.take_one(self._context)
+        self._context.outcome.mutations.append(
             MoveMessage(
                 row_key,
                 new_key,
@@ -315,7 +315,7 @@ class Outbox:
     def _put(
         self, entity: QueueState, put: PutOutbound, size_bytes: int, envelope: Envelope | None
     ) -> None:
-        self._turn.outcome.mutations.append(put)
+        self._context.outcome.mutations.append(put)
         entity.outbound += 1
         queue = self._queue_of(put.target)
         queue.add(put, size_bytes)
@@ -341,7 +341,7 @@ class Outbox:
         """Open a `Ship` for each target that has none and for which something came."""
         queues, self.unoffered = self.unoffered, {}
         for queue in queues:
-            if not queue.open_count and len(queue) and queue.retry_ms <= self._turn.now_ms:
+            if not queue.open_count and len(queue) and queue.retry_ms <= self._context.now_ms:
                 self._open(queue)
 
     def _offer_all(self) -> None:
@@ -367,7 +367,7 @@ class Outbox:
             is_named = queue.marks[index] & DEAD and entity is not None
             sources.append(entity.name.encode() if is_named and entity is not None else None)
         queue.open_count = len(numbers)
-        self._turn.outcome.effects.append(
+        self._context.outcome.effects.append(
             Ship(queue.target, numbers, envelopes, sources, frozenset(resent))
         )
 
@@ -386,7 +386,7 @@ class Outbox:
 
     def shipped(self, command: Shipped, found: Sequence[StoredRow] | None) -> Needs | None:
         """Delete what arrived, keep what was refused for good, offer the rest and what follows."""
-        turn = self._turn
+        context = self._context
         queue = self._queue_of(command.target)
         indexes = range(queue.head, queue.head + queue.open_count)
         rows = {row.row_key: row for row in found or ()}
@@ -403,7 +403,7 @@ class Outbox:
             refused = command.refused.get(number)
             entity = self._entities.get(queue.sources[index])
             if number in arrived or entity is None:
-                turn.outcome.deletes.append(number)
+                context.outcome.deletes.append(number)
                 if entity is not None:
                     entity.outbound -= 1
                     entity.shrink(queue.sizes[index])
@@ -412,8 +412,8 @@ class Outbox:
             else:
                 self._move_to_transfer_dead_letters(queue, index, entity, refused, rows.get(number))
         if kept and len(kept) == queue.open_count:
-            queue.retry_ms = turn.now_ms + RETRY_MS
-            turn.set_timer(queue.retry_ms, self._retry)
+            queue.retry_ms = context.now_ms + RETRY_MS
+            context.set_timer(queue.retry_ms, self._retry)
         queue.close(kept)
         if len(queue):
             self.unoffered[queue] = None
@@ -440,17 +440,17 @@ class Outbox:
         row: StoredRow | None,
     ) -> None:
         """Move to the transfer dead-letter queue. A dead letter keeps the reason it has (S263)."""
-        turn = self._turn
+        context = self._context
         size_bytes = queue.sizes[index]
         section: bytes | None = None
         if not queue.marks[index] & DEAD:
             assert row is not None, f"row {queue.numbers[index]} of the outbox is not stored"
-            section = _with_reason(row.envelope.application_properties, refused, turn)
+            section = _with_reason(row.envelope.application_properties, refused, context)
             grown_bytes = len(section) - len(row.envelope.application_properties)
             size_bytes = row.envelope.size_bytes + grown_bytes
         sub = entity.sub_queue(SubQueue.TRANSFER_DEAD_LETTER)
-        new_key, _ = sub.numbering.take_one(turn)
-        turn.outcome.mutations.append(
+        new_key, _ = sub.numbering.take_one(context)
+        context.outcome.mutations.append(
             MoveMessage(
                 queue.numbers[index],
                 new_key,
@@ -460,7 +460,7 @@ class Outbox:
                 0,
                 None,
                 section,
-                death=Death(turn.now_ms),
+                death=Death(context.now_ms),
             )
         )
         entity.outbound -= 1
@@ -482,14 +482,14 @@ class Outbox:
         return row_keys
 
 
-def _with_reason(section: bytes, refused: Refused, turn: Turn) -> bytes:
+def _with_reason(section: bytes, refused: Refused, context: PartitionContext) -> bytes:
     texts = _TRANSFER_REASONS[refused.refusal]
     assert texts is not None
     reason, description = texts
     if reason == "TransferFailed":
         description = refused.detail or None
     changes: dict[str, object] = {expiry.REASON: reason, expiry.DESCRIPTION: description}
-    limit_bytes = turn.limits.max_header_bytes + expiry.SYSTEM_PROPERTY_BYTES
+    limit_bytes = context.limits.max_header_bytes + expiry.SYSTEM_PROPERTY_BYTES
     try:
         return merge_properties(section, changes, limit_bytes)
     except ValueError:  # a broken map must not keep the message in the outbox for ever

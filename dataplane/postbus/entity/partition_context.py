@@ -1,7 +1,7 @@
-"""What the entities of one partition share, and the outcome being made right now.
+"""State shared by the entities of one partition, and the outcome of the current command.
 
-`PartitionState` begins a turn for each command; sub-queues write their mutations and effects into
-`outcome`. Time, randomness and row keys come from here and from nowhere else.
+`PartitionState` begins an outcome for each command; sub-queues write their mutations and effects
+into `outcome`. Time, randomness and row keys come from here and from nowhere else.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ OUTSTANDING_MS: Final = 100
 """After this time an acquisition that is neither settled nor returned is journalled (ADR 19)."""
 
 READING_MS: Final = 10_000
-"""So long a read may take. Our choice: twice the silence after which a store counts as away."""
+"""Upper bound on the duration of a store read. Our choice: twice the silence after which a store
+counts as away."""
 
 DONE: Final = Done()
 
 
-class Turn:
+class PartitionContext:
     """Shared by all entities of a partition; see the module's docstring."""
 
     __slots__ = (
@@ -177,7 +178,7 @@ class Turn:
         heappush(self.timers, (when_ms, self._timer_count, on_time))
 
     def run_timers(self) -> None:
-        """Call what is due, then what an earlier turn left unfinished."""
+        """Call what is due, then what an earlier command left unfinished."""
         timers, now_ms = self.timers, self.now_ms
         while timers and timers[0][0] <= now_ms:
             heappop(timers)[2]()
