@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from postbus.contract.entities import (
     DEFAULT_RULE,
@@ -230,6 +231,8 @@ class Rig:
                 elif isinstance(effect, Fetch):
                     rows = self.tables.read(effect.row_keys)
                     self.submit(SupplyRows(effect.entity_no, effect.sub_queue, rows))
+                else:
+                    assert_never(effect)
             replies.append(outcome.reply)
             if count is not None:
                 count -= 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from postbus.entity.commands import (
     Death,
@@ -107,9 +108,8 @@ class Tables:
                 case PutDue():
                     assert mutation.row_key in self.rows
                     self.due[mutation.row_key] = mutation
-                case RecordAcquired():
-                    for row_key, attempts in zip(mutation.row_keys, mutation.attempts, strict=True):
-                        self.acquired[row_key] = attempts
+                case RecordAcquired(row_keys, attempts):
+                    self.acquired.update(zip(row_keys, attempts, strict=True))
                 case PutDefinition():
                     self.definitions[mutation.entity_no] = mutation
                 case DropDefinition():
@@ -150,6 +150,8 @@ class Tables:
                     self.uses[mutation.entity_no] = mutation.last_used_ms
                 case ReserveBlock():
                     pass
+                case _:
+                    assert_never(mutation)
         for row_key in outcome.deletes:
             assert row_key not in self.settled
             assert not self._is_kept(row_key), "an entity with a history settles its rows"

@@ -458,7 +458,8 @@ class ReceiverEndpoint:
             lost = set(reply.lost)
             self._answer([each for n, each in enumerate(ids) if n not in lost], answer)
             self._refuse([ids[index] for index in reply.lost], self._lost)
-        elif isinstance(reply, Refused):
+        else:
+            assert isinstance(reply, Refused), reply
             is_lost = reply.refusal in RELOADING or reply.refusal is Refusal.NOT_APPLIED
             self._refuse(ids, self._lost if is_lost else reply)
 
