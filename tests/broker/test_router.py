@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
-from postbus.broker.audit import AuditEntry
 from postbus.broker.catalog.directory import home_of
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
@@ -18,13 +16,11 @@ from postbus.contract.entities import (
     LIMITS,
     EntityKind,
     QueueProperties,
-    RuleProperties,
     Sku,
-    SqlFilter,
     SubscriptionProperties,
     TopicProperties,
 )
-from postbus.entity.commands import Done, Enqueue, Enqueued, Refusal, Refused, Reply, SubQueue
+from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, SubQueue
 from postbus.entity.window import WindowBudget
 from postbus.store.catalog import CatalogStore
 from postbus.store.postgres import Store
@@ -34,8 +30,6 @@ from tests.broker.partition_rig import running, spread
 from tests.broker.putting import put_queue, put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
-
-BY = AuditEntry("rule root", "127.0.0.1", "AMQP", "put rule", "t/Subscriptions/s", {})
 
 
 def resolved(router: Router, path: str) -> Address | None:
@@ -140,41 +134,3 @@ async def test_partitioned_entities_lead_to_all_partitions(store: Store) -> None
             address = resolved(bus.router, path)
             assert address is not None
             assert (address.partition_id, address.is_partitioned) == (SPREAD, True)
-
-
-async def test_rules_are_changed_and_listed_by_callback(store: Store) -> None:
-    def rule(name: str) -> RuleProperties:
-        return RuleProperties(
-            name=name, filter_type="SqlFilter", sql_filter=SqlFilter(sql_expression="1=1")
-        )
-
-    async with running(store) as bus:
-        await put_topic(bus.directory, "t", TopicProperties())
-        path = (await put_subscription(bus.directory, "t", "s", SubscriptionProperties())).name
-        replies: list[object] = []
-
-        async def told(call: Callable[..., None], *arguments: object) -> object:
-            count = len(replies)
-            call(*arguments, replies.append)
-            assert len(replies) == count  # never before it returns
-            await until(lambda: len(replies) > count)
-            return replies[-1]
-
-        async def names() -> list[str]:
-            rules = await told(bus.router.list_rules, path)
-            assert isinstance(rules, tuple)
-            return [each.properties.name for each in rules]
-
-        assert await names() == ["$Default"]
-        assert await told(bus.router.add_rule, path, rule("more"), BY) == Done()
-        assert await told(bus.router.remove_rule, path, "$Default", BY) == Done()
-        assert await names() == ["more"]
-        for call, arguments, refusal in (
-            (bus.router.add_rule, (path, rule("more"), BY), Refusal.ALREADY_EXISTS),
-            (bus.router.remove_rule, (path, "$Default", BY), Refusal.ENTITY_NOT_FOUND),
-            (bus.router.add_rule, ("t/Subscriptions/x", rule("a"), BY), Refusal.ENTITY_NOT_FOUND),
-            (bus.router.list_rules, ("t/Subscriptions/x",), Refusal.ENTITY_NOT_FOUND),
-        ):
-            refused = await told(call, *arguments)
-            assert isinstance(refused, Refused)
-            assert refused.refusal is refusal

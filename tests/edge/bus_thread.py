@@ -56,6 +56,7 @@ from postbus.contract.entities import (
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import TlsFiles, ensure_certificate, server_context
@@ -209,7 +210,7 @@ class BusThread:
             self.router = Router(self._hosts, self._directory)
             self._controls = Controls(self._hosts, self.router, self.clock)
             await self._administer(store, tasks)
-            self.audit = self.router.audit = Audit(
+            self.audit = Audit(
                 AuditStore(store),
                 tasks.create_task,
                 lambda: self._directory.version,
@@ -233,6 +234,7 @@ class BusThread:
         self.throttle = AuthThrottle(lambda: next(hours))  # each refusal is the first for long
         self.listener = AmqpListener(
             self.router,
+            SubscriptionRules(self.administration, self.audit, tasks.create_task),
             self.authorizer,
             self.limits,
             tasks,

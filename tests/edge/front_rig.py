@@ -14,6 +14,7 @@ from postbus.broker.router import Router
 from postbus.contract.entities import LIMITS, Sku
 from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.web.http_server import HttpHandler, HttpServer
@@ -33,8 +34,9 @@ async def front(
 ) -> AsyncIterator[PortMultiplexer]:
     """The doors without a bus: nothing here gets as far as the router."""
     async with asyncio.TaskGroup() as tasks:
+        rules = cast(SubscriptionRules, None)
         router = cast(Router, None)
-        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
+        amqp = AmqpListener(router, rules, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
         websocket = WebSocketHandler(amqp)
         http = HttpServer("test-bus", runtime=runtime, websocket=websocket)
         opened = PortMultiplexer(

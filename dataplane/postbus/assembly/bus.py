@@ -247,7 +247,7 @@ class Bus:
             now_ms=self._clocks[stores.first],
         )
         store, version = AuditStore(stores.first), lambda: self.administration.version
-        self._audit = router.audit = Audit(store, tasks.create_task, version, _wall_ms)
+        self._audit = Audit(store, tasks.create_task, version, _wall_ms)
         auditing = tasks.create_task(self._audit.keep_writing(), name="audit")
         on_step("loading partitions")
         following = await self._define_entities(

@@ -28,6 +28,7 @@ from postbus.broker.router import Router
 from postbus.edge.access.admission import AdmissionControl
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.websocket import WebSocketHandler
 from postbus.edge.atom.handler import AtomHandler
 from postbus.edge.certificates import CertificateUnusable, ReloadingContext, Renewal, TlsFiles
@@ -122,8 +123,9 @@ class Listeners:
             self._reloading.append(tasks.create_task(reloading.watch(), name="certificates"))
             tls = reloading.context
         throttle = self._throttle
+        rules = SubscriptionRules(inside.administration, inside.audit, tasks.create_task)
         self._amqp = AmqpListener(
-            inside.router, inside.authorizer, limits, tasks, name, throttle=throttle
+            inside.router, rules, inside.authorizer, limits, tasks, name, throttle=throttle
         )
         http_authorizer = HttpAuthorizer(
             inside.authorizer, name, throttle=throttle, saw=self._amqp.loop_time.saw

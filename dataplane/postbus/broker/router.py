@@ -7,13 +7,10 @@ behind a peer stream, therefore everything answers by callback, at once or later
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from postbus.broker.audit import Audit, AuditEntry, AuditResult
-from postbus.broker.catalog.changes import explained
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.sinks import DeliverySink
@@ -24,26 +21,20 @@ from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
     NamespaceLimits,
-    RuleProperties,
     SubscriptionProperties,
     TopicProperties,
     catalog_key,
 )
 from postbus.entity.commands import (
     Command,
-    Done,
     OnReply,
     Refused,
     SubQueue,
     Transact,
 )
-from postbus.store.catalog import CatalogEntry, StoredRule
+from postbus.store.catalog import CatalogEntry
 
 __all__ = ["SPREAD", "Address", "Router"]
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SUFFIXES = (
     ("/$transfer/$deadletterqueue", SubQueue.TRANSFER_DEAD_LETTER),
@@ -94,8 +85,6 @@ class Router:
         self._directory = directory
         self._consumer_ids = itertools.count(1)
         self._partitioned = PartitionedEntities(hosts, self._detects_duplicates)
-        self.audit: Audit | None = None
-        """Where changes of rules are noted, when the bus has an audit."""
         self._watchers: dict[int, dict[Watcher, None]] = {}
         directory.on_deletion(self._notify_watchers)
 
@@ -195,65 +184,6 @@ class Router:
     def _notify_watchers(self, entity_no: int) -> None:
         for watcher in list(self._watchers.get(entity_no, ())):
             watcher.deleted()
-
-    # --- definitions ----------------------------------------------------------------------------
-
-    def add_rule(
-        self,
-        path: str,
-        rule: RuleProperties,
-        entry: AuditEntry,
-        on_reply: Callable[[Done | Refused], None],
-    ) -> None:
-        """Give a subscription a rule; `path`: its name in the catalog, `entry`: who does it."""
-        self._define(
-            self._audited(entry, rule.name, self._directory.add_rule(path, rule)), on_reply
-        )
-
-    def remove_rule(
-        self,
-        path: str,
-        name: str,
-        entry: AuditEntry,
-        on_reply: Callable[[Done | Refused], None],
-    ) -> None:
-        self._define(self._audited(entry, name, self._directory.remove_rule(path, name)), on_reply)
-
-    async def _audited(self, entry: AuditEntry, rule: str, work: Awaitable[object]) -> Done:
-        """Whoever may listen may change rules, as often as it likes: such calls make few lines."""
-        if self.audit is None:
-            await work
-        else:
-            await self.audit.recorded(
-                entry, work, lambda _: AuditResult(rules=(rule,)), may_repeat=True
-            )
-        return Done()
-
-    def list_rules(
-        self, path: str, on_reply: Callable[[Sequence[StoredRule] | Refused], None]
-    ) -> None:
-        """Tell a subscription's rules in the order they were made."""
-
-        async def listed() -> Sequence[StoredRule]:
-            return self._directory.rules_of(path)
-
-        self._define(listed(), on_reply)
-
-    def _define(self, work: Awaitable[T], on_reply: Callable[[T | Refused], None]) -> None:
-        """Run a change of the catalog beside the hosts; what it refuses becomes the reply."""
-
-        async def run() -> None:
-            reply: T | Refused
-            try:
-                reply = await work
-            except Exception as error:  # noqa: BLE001 - a client's definition may not end the bus
-                reply = explained(error).refused
-            try:
-                on_reply(reply)
-            except Exception:
-                logger.exception("a receiver of a reply broke")
-
-        self._hosts[0].start(run())
 
 
 def _address(entry: CatalogEntry, sub_queue: SubQueue) -> Address:

@@ -21,6 +21,7 @@ from postbus.broker.access.own_names import OwnNames
 from postbus.broker.router import Router
 from postbus.contract.entities import LIMITS, Right, Sku
 from postbus.edge.amqp.listener import AmqpListener
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.port_multiplexer import PortMultiplexer
 from postbus.edge.web import http_server
 from postbus.edge.web.authorization import HttpAuthorizer, HttpRefused
@@ -77,8 +78,9 @@ class Rig:
 @asynccontextmanager
 async def rig_of(names: OwnNames | None = None) -> AsyncIterator[Rig]:
     async with asyncio.TaskGroup() as tasks, aiohttp.ClientSession() as session:
+        rules = cast(SubscriptionRules, None)
         router = cast(Router, None)  # nobody here speaks AMQP
-        amqp = AmqpListener(router, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
+        amqp = AmqpListener(router, rules, Authorizer(RULES), LIMITS[Sku.STANDARD], tasks)
         http = HttpServer(
             "test-bus",
             administration=Named("administration"),

@@ -193,10 +193,6 @@ class Directory:
         """
         return self.catalog.followers.acknowledged(self.version)
 
-    def rules_of(self, path: str) -> tuple[StoredRule, ...]:
-        """Return the rules of a subscription; raises `DirectoryRefusal`."""
-        return self._subscription(path).rules
-
     # --- definitions ----------------------------------------------------------------------------
 
     @asynccontextmanager

@@ -57,6 +57,7 @@ from postbus.edge.amqp.sender_links import SenderEndpoint
 from postbus.edge.amqp.session_completions import SessionCompletions
 from postbus.edge.amqp.session_links import SessionEndpoint, SessionFilter, source_refusal
 from postbus.edge.amqp.settlements import LOST
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.amqp.transactions import CoordinatorEndpoint, Transactions
 from postbus.edge.amqp.unfinished import Unfinished
 from postbus.edge.refusals import ErrorMapper
@@ -89,6 +90,7 @@ class AmqpConnection:
         self,
         engine: Connection,
         router: Router,
+        subscription_rules: SubscriptionRules,
         authorizer: Authorizer,
         limits: NamespaceLimits,
         error_mapper: ErrorMapper,
@@ -105,6 +107,7 @@ class AmqpConnection:
     ) -> None:
         self.engine = engine
         self.router = router
+        self.subscription_rules = subscription_rules
         self.authorizer = authorizer
         self.limits = limits
         self.error_mapper = error_mapper

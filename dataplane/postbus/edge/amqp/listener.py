@@ -30,6 +30,7 @@ from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.edge.refusals import ErrorMapper
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class AmqpListener:
     def __init__(
         self,
         router: Router,
+        rules: SubscriptionRules,
         authorizer: Authorizer,
         limits: NamespaceLimits,
         tasks: asyncio.TaskGroup,
@@ -89,6 +91,7 @@ class AmqpListener:
         throttle: AuthThrottle | None = None,
     ) -> None:
         self._router = router
+        self._rules = rules
         self._authorizer = authorizer
         self._limits = limits
         self._tasks = tasks
@@ -187,6 +190,7 @@ class AmqpListener:
                 link_properties=LINK_PROPERTIES,
             ),
             self._router,
+            self._rules,
             self._authorizer,
             self._limits,
             ErrorMapper(self._namespace, admission.is_refusal_logged),

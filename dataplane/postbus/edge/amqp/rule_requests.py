@@ -6,8 +6,8 @@ Requests carry plain maps, answers AMQP described lists whose codes clients comp
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -65,15 +65,6 @@ CORRELATION_FIELDS: Final = {
 """Wire name -> field, in the order of the described list."""
 
 
-class ListedRule(Protocol):
-    """A rule as the catalog has it."""
-
-    @property
-    def properties(self) -> RuleProperties: ...
-    @property
-    def created_ms(self) -> int: ...
-
-
 class RuleRequests:
     """The operations of one management node."""
 
@@ -90,7 +81,7 @@ class RuleRequests:
         rule = rule_of(body)
         if self._is_subscription(address, respond):
             entry = self._connection.audit_entry("put rule", address.name, Right.LISTEN)
-            self._connection.router.add_rule(
+            self._connection.subscription_rules.add(
                 address.name, rule, entry, lambda reply: self._answer(respond, reply)
             )
 
@@ -100,7 +91,7 @@ class RuleRequests:
             raise BadRequest("rule-name is missing")
         if self._is_subscription(address, respond):
             entry = self._connection.audit_entry("delete rule", address.name, Right.LISTEN)
-            self._connection.router.remove_rule(
+            self._connection.subscription_rules.remove(
                 address.name, name, entry, lambda reply: self._answer(respond, reply)
             )
 
@@ -109,19 +100,16 @@ class RuleRequests:
         top = max(1, min(integer(body, "top", default=MAX_LISTED), MAX_LISTED))
         if not self._is_subscription(address, respond):
             return
-
-        def answer(reply: Sequence[ListedRule] | Refused) -> None:
-            if isinstance(reply, Refused):
-                self._node.refuse(respond, reply)
-                return
-            rules = reply[skip : skip + top]
-            if not rules:
-                respond(response(204, "No content"))
-                return
-            described = [describe(each.properties, each.created_ms) for each in rules]
-            ok(respond, {"rules": [{"rule-description": each} for each in described]})
-
-        self._connection.router.list_rules(address.name, answer)
+        found = self._connection.subscription_rules.listed(address.name)
+        if isinstance(found, Refused):
+            self._node.refuse(respond, found)
+            return
+        rules = found[skip : skip + top]
+        if not rules:
+            respond(response(204, "No content"))
+            return
+        described = [describe(each.properties, each.created_ms) for each in rules]
+        ok(respond, {"rules": [{"rule-description": each} for each in described]})
 
     def _is_subscription(self, address: Address, respond: Respond) -> bool:
         if address.kind is EntityKind.SUBSCRIPTION:

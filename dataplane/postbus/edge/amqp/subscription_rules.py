@@ -1,0 +1,85 @@
+"""Rules of subscriptions as AMQP clients list and change them, by the right to listen.
+
+Administration changes them, as for everybody else. A request of a link is answered by callback, so
+that each change runs in a task of the bus.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+from postbus.broker.administration import Administration, PutMode, RuleDescription
+from postbus.broker.audit import Audit, AuditEntry, AuditResult
+from postbus.broker.catalog.changes import explained
+from postbus.contract.entities import RuleProperties
+from postbus.entity.commands import Done, Refusal, Refused
+
+logger = logging.getLogger(__name__)
+
+
+class SubscriptionRules:
+    """The rules of one bus. `path` is the name of a subscription in the catalog."""
+
+    def __init__(
+        self,
+        administration: Administration,
+        audit: Audit,
+        start: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        """`start` runs a coroutine in a task of the bus."""
+        self._administration = administration
+        self._audit = audit
+        self._start = start
+
+    def listed(self, path: str) -> Sequence[RuleDescription] | Refused:
+        """Return the rules of a subscription in the order they were made."""
+        found = self._administration.find(path)
+        if found is None:
+            return Refused(Refusal.ENTITY_NOT_FOUND, f"there is no subscription {path}")
+        return found.rules
+
+    def add(
+        self,
+        path: str,
+        rule: RuleProperties,
+        entry: AuditEntry,
+        on_reply: Callable[[Done | Refused], None],
+    ) -> None:
+        """Add a rule that is new. `entry`: who does it."""
+        work = self._administration.put_rule(path, rule, mode=PutMode.CREATE)
+        self._start(self._change(work, rule.name, entry, on_reply))
+
+    def remove(
+        self,
+        path: str,
+        name: str,
+        entry: AuditEntry,
+        on_reply: Callable[[Done | Refused], None],
+    ) -> None:
+        """Remove a rule. `entry`: who does it."""
+        work = self._administration.delete_rule(path, name)
+        self._start(self._change(work, name, entry, on_reply))
+
+    async def _change(
+        self,
+        work: Awaitable[object],
+        rule: str,
+        entry: AuditEntry,
+        on_reply: Callable[[Done | Refused], None],
+    ) -> None:
+        """Make a change with a line of audit, and answer.
+
+        Clients that may listen may change rules, as often as they like: such calls share lines.
+        """
+        reply: Done | Refused = Done()
+        try:
+            await self._audit.recorded(
+                entry, work, lambda _: AuditResult(rules=(rule,)), may_repeat=True
+            )
+        except Exception as error:  # noqa: BLE001 - a client's definition may not end the bus
+            reply = explained(error).refused
+        try:
+            on_reply(reply)
+        except Exception:
+            logger.exception("a receiver of a reply broke")
