@@ -270,7 +270,7 @@ def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
     slow_queue = bus.queue()
     number = bus.run(entity_no(bus, slow_queue))
     inflight = InflightBudget(200_000, 400_000, 0)
-    monkeypatch.setattr(bus.listener, "intake", inflight)
+    monkeypatch.setattr(bus.listener, "inflight", inflight)
 
     def is_slow(command: Command) -> bool:
         return isinstance(command, Enqueue) and command.entity_no == number

@@ -266,7 +266,7 @@ def test_connection_beyond_the_limit_is_cut(
 def test_sends_above_the_hard_bound_are_refused_as_busy(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener, "intake", InflightBudget(0, 0, 0))
+    monkeypatch.setattr(bus.listener, "inflight", InflightBudget(0, 0, 0))
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as client:
         client.attach_sender(queue)
         client.write(client.transfer(0, message(b"x")))
@@ -279,7 +279,7 @@ def test_sends_above_the_hard_bound_are_refused_as_busy(
 def test_credit_waits_for_room_and_comes_again(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus.listener, "intake", InflightBudget(1, 1 << 30, 0))
+    monkeypatch.setattr(bus.listener, "inflight", InflightBudget(1, 1 << 30, 0))
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as client:
         client.attach_sender(queue)
         credit = int(client.read().fields[6])
