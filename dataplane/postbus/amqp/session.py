@@ -2,6 +2,10 @@
 
 Source: AMQP 1.0 part 2, 2.5. Delivery ids are taken when a transfer is written, so they are
 consecutive over all links of the session whatever waited for a window.
+
+Import circle of this module with `connection`, `link` and `events`: a link writes its frames
+through its session and a session through its connection, and the events of a connection name the
+link and session. Interfaces between them would add calls or names to every frame.
 """
 
 from __future__ import annotations

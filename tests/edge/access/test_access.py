@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
@@ -20,8 +21,7 @@ from azure.servicebus.exceptions import (
 )
 
 from postbus.contract.entities import NamespaceProperties, QueueProperties, Right
-from postbus.edge.amqp.connection import AmqpConnection
-from postbus.edge.amqp.management_node import OF_SUB_QUEUES, ManagementNode
+from postbus.edge.amqp.management_node import OF_SUB_QUEUES, ManagementContext, ManagementNode
 from postbus.edge.runtime.requests import Action
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.message.codec import Described, Uint, Ulong, encode_value
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/security.md"
 COLUMNS = ("garbage", "wrong key", "expired", "Listen", "Send", "Manage", "other queue")
 QUEUE = "orders"
+NODE = ManagementNode(cast(ManagementContext, SimpleNamespace(sessions=None)), QUEUE)
 DEAD_LETTERS = f"/{QUEUE}/$DeadLetterQueue"
 LOCK = "00000000-0000-0000-0000-000000000001"
 DEFINITION = BusDefinition(
@@ -320,9 +321,8 @@ def test_table_names_every_attempt() -> None:
     named = {(cell.listener, cell.attempt) for cell in cells()}
     assert {listener for listener, _ in named} >= set(OVER_AMQP)
     assert set(HTTP) <= named
-    node = ManagementNode(cast(AmqpConnection, None), QUEUE)
     assert {attempt for listener, attempt in named if listener == "management"} == set(
-        node._operations
+        NODE._operations
     )
     assert {attempt for listener, attempt in named if listener == "HTTP"} == {
         each.value for each in Action
@@ -500,10 +500,7 @@ def call_with_scope(bus: ControlledBus, scope: str, method: str, path: str) -> s
 FOREIGN = "evil.example"
 BARE = "token for the bare host of the bus"
 EXPIRED = "token that has expired"
-OPERATIONS = {
-    f"com.microsoft:{name}"
-    for name in ManagementNode(cast(AmqpConnection, None), QUEUE)._operations
-}
+OPERATIONS = {f"com.microsoft:{name}" for name in NODE._operations}
 OUT_OF_A_FOLDER = (
     "forward from a queue of it to one outside, with `Host: team` and the token once more for that"
     " host"

@@ -6,24 +6,40 @@ at the attach, as clients expect.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from postbus.broker.access.authz import TokenRefused, audience_path
-from postbus.broker.router import Address
+from postbus.broker.access.authz import Authorizer, Grant, TokenRefused, audience_path
+from postbus.broker.router import Address, Router
+from postbus.edge.access.admission import Admission
 from postbus.edge.access.auth_throttle import TooManyChecks
 from postbus.edge.amqp.addresses import parse_address
 from postbus.edge.amqp.requests import HEAD_HEAP_BYTES, Request, Respond, Response
+from postbus.edge.refusals import ErrorMapper
 from postbus.message.codec import DecodeError, Int
 
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
+
+class TokenContext(Protocol):
+    """What the node uses of its connection."""
+
+    router: Router
+    error_mapper: ErrorMapper
+    authorizer: Authorizer
+    admission: Admission
+
+    @property
+    def real_time_s(self) -> Callable[[], float]: ...
+    def add_grant(self, grant: Grant) -> None: ...
+    def count_refused_token(self) -> None: ...
+    def check_key(self, check: Callable[[], None], *, is_known: bool = False) -> None: ...
+    def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None: ...
 
 
 class TokenNode:
     """Handles the put-token requests of one connection."""
 
-    def __init__(self, connection: AmqpConnection) -> None:
+    def __init__(self, connection: TokenContext) -> None:
         self._connection = connection
 
     def handle(self, request: Request, respond: Respond) -> None:

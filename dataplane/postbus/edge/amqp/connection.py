@@ -47,8 +47,10 @@ from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.grants import Grants
+from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.idleness import detach_idle
 from postbus.edge.amqp.late_calls import LateCalls
+from postbus.edge.amqp.link_context import Pumped
 from postbus.edge.amqp.link_memory import LinkMemory
 from postbus.edge.amqp.management_node import ManagementNode
 from postbus.edge.amqp.receiver_links import ReceiverEndpoint
@@ -77,7 +79,6 @@ TRANSIENT: Final = 4
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
-PumpedEndpoint: TypeAlias = ReceiverEndpoint | RequestEndpoint
 Endpoint: TypeAlias = (
     SenderEndpoint | ReceiverEndpoint | RequestEndpoint | ResponseEndpoint | CoordinatorEndpoint
 )
@@ -128,13 +129,13 @@ class AmqpConnection:
         self._cut = cut
         self.large_answers = 0  # requests under way whose answers may be large
         self.held_answer_bytes = 0  # of answers that wait for credit
-        self._pumps: dict[PumpedEndpoint, None] = {}
-        self._starved: dict[PumpedEndpoint, None] = {}
+        self._pumps: dict[Pumped, None] = {}
+        self._starved: dict[Pumped, None] = {}
         self._grants = Grants(authorizer, real_time_s, self.call_later, self.review_grants)
         self._refused_tokens = 0
         self._late = LateCalls()
         self._endpoints: dict[Link, Endpoint] = {}
-        self._sessions: dict[tuple[int, bytes], SessionEndpoint] = {}
+        self.sessions = HeldSessions()
         self.transactions = Transactions(error_mapper)
         self.completions = SessionCompletions()
         self._unfinished = Unfinished()
@@ -284,47 +285,24 @@ class AmqpConnection:
         caller = "nobody" if grant is None else grant.caller
         return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
 
-    def pump_soon(self, endpoint: PumpedEndpoint) -> None:
+    def pump_soon(self, endpoint: Pumped) -> None:
         """Pump a door before the next write."""
         self._pumps[endpoint] = None
         self.flush_soon()
 
-    def note_starved(self, endpoint: PumpedEndpoint) -> None:
+    def note_starved(self, endpoint: Pumped) -> None:
         """Pump a door when the client has read or settled something."""
         self._starved[endpoint] = None
 
-    def note_answered(self) -> None:
-        """Count an answer that a client waited for."""
-        self.unanswered_count -= 1
-
-    def note_session(self, entity_no: int, session_id: bytes, endpoint: SessionEndpoint) -> None:
-        """Remember which link holds a session."""
-        self._sessions[entity_no, session_id] = endpoint
-
-    def forget_session(self, entity_no: int, session_id: bytes, endpoint: SessionEndpoint) -> None:
-        """Forget that a link held a session, unless another one of this connection does by now."""
-        if self._sessions.get((entity_no, session_id)) is endpoint:
-            del self._sessions[entity_no, session_id]
-
-    def holder_of(self, entity_no: int, session_id: bytes | None) -> int | None:
-        """Return the consumer of this connection that holds a session; that is a use of its link.
-
-        A handler that is busy for long renews the lock and does nothing else on the link.
-        """
-        if session_id is None:
-            return None
-        endpoint = self._sessions.get((entity_no, session_id))
-        if endpoint is None:
-            return None
-        endpoint.idleness.is_used = True
-        return endpoint.consumer_id
-
-    def session_of(self, entity_no: int, link_name: object) -> bytes | None:
-        """Return the session of an entity that a link of this connection holds."""
-        for (number, session_id), endpoint in self._sessions.items():
-            if number == entity_no and endpoint.link_name == link_name:
-                return session_id
-        return None
+    def must_wait(self, endpoint: Pumped, session: Session, max_out_bytes: int) -> bool:
+        """Return whether the client must read first; if so, the endpoint is pumped afterwards."""
+        if self.is_paused or session.held_count > 0:
+            self.note_starved(endpoint)
+        elif self.engine.out_bytes > max_out_bytes:
+            self.pump_soon(endpoint)  # in the next round, when this one's bytes are written
+        else:
+            return False
+        return True
 
     def response_endpoint(
         self, session: Session, node: str, reply_to: str | None

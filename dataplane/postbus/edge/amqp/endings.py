@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
+from typing import Final, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -20,16 +17,24 @@ LINKS_A_ROUND: Final = 256
 """Links that are taken down between two looks at the sockets: 4 ms. Our choice."""
 
 
+class EndedConnection(Protocol):
+    """A connection that is over."""
+
+    @property
+    def link_count(self) -> int: ...
+    def take_down(self, most: int) -> int: ...
+
+
 class Endings:
     """Connections that are over and still have links, in the order they ended."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._left: deque[AmqpConnection] = deque()
+        self._left: deque[EndedConnection] = deque()
         self._room = LINKS_A_ROUND
         self._is_round_due = False
 
-    def add(self, connection: AmqpConnection) -> None:
+    def add(self, connection: EndedConnection) -> None:
         """Take a connection down, at once if little was taken down in this round."""
         self._left.append(connection)
         self._work()

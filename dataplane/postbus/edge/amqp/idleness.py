@@ -7,13 +7,11 @@ and then. So a link has no timer, and is detached at most one tick late, never e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from postbus.amqp import conditions
 from postbus.amqp.link import Link
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.link_context import LinkContext
 
 LINK_IDLE_MS: Final = 600_000
 """Idle time after which a link is detached. A transfer, a flow or a disposition is a use; credit
@@ -48,7 +46,7 @@ class Watched(Protocol):
     def idleness(self) -> Idleness | None: ...
 
 
-def detach_idle(connection: AmqpConnection, endpoints: Mapping[Link, Watched], now_ms: int) -> None:
+def detach_idle(connection: LinkContext, endpoints: Mapping[Link, Watched], now_ms: int) -> None:
     """Detach the links that were not used for long, in the words clients reconnect on."""
     idle = [
         link

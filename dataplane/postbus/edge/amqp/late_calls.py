@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
 
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
+
+class CalledConnection(Protocol):
+    """A connection that is called later. `address`: its client's IP address."""
+
+    address: str | None
+
+    def broke(self) -> None: ...
 
 
 class LateCalls:
@@ -22,7 +27,7 @@ class LateCalls:
         self._waiting: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
 
-    def add(self, connection: AmqpConnection, call: Callable[[], None]) -> Callable[[], None]:
+    def add(self, connection: CalledConnection, call: Callable[[], None]) -> Callable[[], None]:
         """Return what calls it once, or does nothing when the connection has ended."""
         number, waiting = next(self._numbers), self._waiting
 
@@ -39,7 +44,7 @@ class LateCalls:
         return call_late
 
     def admit(
-        self, connection: AmqpConnection, throttle: AuthThrottle, check: Callable[[], None]
+        self, connection: CalledConnection, throttle: AuthThrottle, check: Callable[[], None]
     ) -> None:
         """Let a key be looked at in its turn. Raises `TooManyChecks`, and forgets it then."""
         call = self.add(connection, check)

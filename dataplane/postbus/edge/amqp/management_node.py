@@ -2,18 +2,22 @@
 
 Peek, renew, deferred messages, schedules and settlement by lock token; requests about sessions and
 rules are in modules of their own. Names carry the prefix `com.microsoft:`.
+
+Import circle: the node makes `SessionRequests` and `RuleRequests`, and they submit and refuse
+through it, so that all requests are counted and answered in one place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from postbus.amqp import conditions
 from postbus.broker.router import Address
-from postbus.contract.entities import Right
+from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.amqp.addresses import Node, NodeAddress
+from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.management_bodies import (
     BadRequest,
     failure,
@@ -33,9 +37,10 @@ from postbus.edge.amqp.requests import (
     Request,
     Respond,
 )
-from postbus.edge.amqp.rule_requests import RuleRequests
+from postbus.edge.amqp.rule_requests import RuleContext, RuleRequests
 from postbus.edge.amqp.session_requests import SessionRequests
 from postbus.edge.amqp.settlements import RELOADING
+from postbus.edge.amqp.transactions import TransactionContext
 from postbus.edge.message_ids import name_messages
 from postbus.edge.refusals import status_code
 from postbus.entity.commands import (
@@ -69,9 +74,6 @@ from postbus.message.delivery import encode_message, token_to_uuid
 from postbus.message.envelope import Envelope
 from postbus.message.sections import slice_message
 from postbus.message.value_check import MAX_VALUES
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
 
 PREFIX: Final = "com.microsoft:"
 OF_SUB_QUEUES: Final = frozenset(
@@ -122,10 +124,17 @@ DISPOSITIONS: Final = {
 }
 
 
+class ManagementContext(RuleContext, TransactionContext, Protocol):
+    """What the node uses of its connection."""
+
+    limits: NamespaceLimits
+    sessions: HeldSessions
+
+
 class ManagementNode:
     """Handles the requests of one connection to one entity or sub-queue."""
 
-    def __init__(self, connection: AmqpConnection, path: str) -> None:
+    def __init__(self, connection: ManagementContext, path: str) -> None:
         self.path = path
         self._connection = connection
         self._operations: dict[str, tuple[Right, Callable[[Address, Any, Respond], None]]] = {
@@ -137,7 +146,7 @@ class ManagementNode:
             "schedule-message": (Right.SEND, self._schedule),
             "cancel-scheduled-message": (Right.SEND, self._cancel),
         }
-        for group in (SessionRequests(connection, self), RuleRequests(connection, self)):
+        for group in (SessionRequests(connection.sessions, self), RuleRequests(connection, self)):
             for name, run in group.operations.items():
                 self._operations[name] = (Right.LISTEN, run)
 
@@ -184,7 +193,7 @@ class ManagementNode:
                 return
             if body.get("session-id") is None:
                 link_name = request.properties.get("associated-link-name")
-                session_id = self._connection.session_of(address.entity_no, link_name)
+                session_id = self._connection.sessions.find(address.entity_no, link_name)
                 if session_id is not None:  # azservicebus of Go says it by the link alone
                     body["session-id"] = session_id.decode()
             try:
@@ -247,7 +256,7 @@ class ManagementNode:
             numbers(body),
             mode,
             session_id,
-            self._connection.holder_of(address.entity_no, session_id),
+            self._connection.sessions.consumer_of(address.entity_no, session_id),
         )
 
         def answer(reply: Reply) -> None:
@@ -432,7 +441,7 @@ class ManagementNode:
         connection = self._connection
 
         def answer(reply: Reply) -> None:
-            connection.note_answered()
+            connection.unanswered_count -= 1
             try:
                 on_reply(reply)
             except Exception:  # noqa: BLE001 - a supervised boundary: the smallest scope ends

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from postbus.amqp.events import DeliveriesUpdated
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import DeliveryState, Rejected, TransactionalState
 from postbus.broker.router import Address
+from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness
+from postbus.edge.amqp.link_context import PacedContext
 from postbus.edge.amqp.settlements import (
     LOST,
     RELOADING,
@@ -25,6 +27,7 @@ from postbus.edge.amqp.settlements import (
     is_repeatable,
     ranges_of,
 )
+from postbus.edge.amqp.transactions import TransactionContext
 from postbus.entity.commands import (
     AddConsumer,
     Command,
@@ -43,10 +46,6 @@ from postbus.entity.commands import (
     Settled,
 )
 from postbus.message.delivery import encode_prefix, with_times
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
-
 
 DELIVERY_STEP: Final = 2_000
 """Most deliveries asked for ahead; a client with endless credit gets them step by step."""
@@ -81,6 +80,13 @@ NAME_CHARS: Final = 256
 """So much of a link's name is kept with a dead letter. Our choice."""
 
 
+class ReceiverContext(TransactionContext, PacedContext, Protocol):
+    """For receivers. `address`: the client's IP address."""
+
+    limits: NamespaceLimits
+    address: str | None
+
+
 class ReceiverEndpoint:
     """Hands messages of one queue or sub-queue to a client; a delivery sink of the router.
 
@@ -89,7 +95,7 @@ class ReceiverEndpoint:
     """
 
     def __init__(
-        self, connection: AmqpConnection, link: OutgoingLink, address: Address, path: str
+        self, connection: ReceiverContext, link: OutgoingLink, address: Address, path: str
     ) -> None:
         self.path = path
         self.connection = connection
@@ -256,7 +262,7 @@ class ReceiverEndpoint:
     def _allowance(self) -> int:
         """Return how many deliveries more the client may get now."""
         credit = max(min(self._link.credit, MAX_UNSETTLED - self._unsettled), 0)
-        if credit and self._must_wait():
+        if credit and self.connection.must_wait(self, self._link.session, MAX_OUT_BYTES):
             # What was asked for already may come; more when the client has read.
             return min(credit, max(self._demand - self._delivered, 0))
         return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
@@ -272,17 +278,6 @@ class ReceiverEndpoint:
             and self._unsettled + credit <= MAX_UNSETTLED
             and not (link.is_draining or self._returns or self._unsent)
         )
-
-    def _must_wait(self) -> bool:
-        """Say whether the client must read first; if so, `pump` comes again when it has."""
-        connection = self.connection
-        if connection.is_paused or self._link.session.held_count > 0:
-            connection.note_starved(self)
-        elif connection.engine.out_bytes > MAX_OUT_BYTES:
-            connection.pump_soon(self)  # in the next round, when this one's bytes are written
-        else:
-            return False
-        return True
 
     def _ask(self) -> None:
         """Set the entity's demand; small raises wait until they are a quarter of what is open."""
@@ -342,7 +337,7 @@ class ReceiverEndpoint:
         self._drain_timer = None
         if not self._link.is_attached or not self._link.is_draining:
             return
-        if self._must_wait():
+        if self.connection.must_wait(self, self._link.session, MAX_OUT_BYTES):
             self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
             return
         self._drain_limit = None
@@ -450,7 +445,7 @@ class ReceiverEndpoint:
         if is_repeatable(reply, is_reloaded=is_reloaded) and self._link.is_attached:
             self.connection.call_later(REPEAT_S, self._settle, command, ids, answer)
             return
-        self.connection.note_answered()
+        self.connection.unanswered_count -= 1
         if isinstance(reply, Settled):
             if not reply.lost:
                 self._answer(ids, answer)

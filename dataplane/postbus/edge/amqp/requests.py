@@ -10,18 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from postbus.amqp import conditions
 from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink, OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
 from postbus.amqp.session import Session
+from postbus.edge.amqp.link_context import PacedContext
 from postbus.message.codec import DecodeError, decode_value, encode_list, encode_value
 from postbus.message.sections import slice_message
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
 
 REQUEST_CREDIT: Final = 100
 MAX_OPEN_REQUESTS: Final = 1_000
@@ -104,6 +102,24 @@ Respond: TypeAlias = Callable[[Response], None]
 Handle: TypeAlias = Callable[[Request, Respond], None]
 
 
+class RequestContext(PacedContext, Protocol):
+    """For endpoints of requests and responses."""
+
+    large_answers: int
+    """Requests in flight with answers that may be large."""
+
+    held_answer_bytes: int
+    """Bytes of answers that wait for credit."""
+
+    def feed_starved(self) -> None:
+        """Pump the endpoints that wait: something was read, settled or answered."""
+
+    def response_endpoint(
+        self, session: Session, node: str, reply_to: str | None
+    ) -> ResponseEndpoint | None:
+        """Return the link that takes the responses of a node in a session."""
+
+
 class RequestEndpoint:
     """Behind a client's request link. Requests are taken in order, and only while answers leave."""
 
@@ -112,7 +128,7 @@ class RequestEndpoint:
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        connection: RequestContext,
         link: IncomingLink,
         node: str,
         handle: Handle,
@@ -185,18 +201,10 @@ class RequestEndpoint:
     def _must_wait(self) -> bool:
         """Say whether the client must read first; if so, `pump` comes again when it has."""
         connection = self._connection
-        if (
-            connection.large_answers
-            or connection.is_paused
-            or connection.held_answer_bytes > MAX_ANSWER_BYTES
-            or self._link.session.held_count > 0
-        ):
+        if connection.large_answers or connection.held_answer_bytes > MAX_ANSWER_BYTES:
             connection.note_starved(self)
-        elif connection.engine.out_bytes > MAX_ANSWER_BYTES:
-            connection.pump_soon(self)  # in the next round, when this one's bytes are written
-        else:
-            return False
-        return True
+            return True
+        return connection.must_wait(self, self._link.session, MAX_ANSWER_BYTES)
 
     def _replenish(self) -> None:
         """Let the client ask again as it is answered: what it asked for is kept meanwhile."""
@@ -223,7 +231,7 @@ class ResponseEndpoint:
 
     idleness: Final = None
 
-    def __init__(self, connection: AmqpConnection, link: OutgoingLink, node: str) -> None:
+    def __init__(self, connection: RequestContext, link: OutgoingLink, node: str) -> None:
         self.path = node
         self._connection = connection
         self._link = link

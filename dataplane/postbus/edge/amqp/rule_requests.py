@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
+from postbus.broker.audit import AuditEntry
 from postbus.broker.router import Address
 from postbus.contract.entities import (
     CorrelationFilter,
@@ -23,6 +24,7 @@ from postbus.contract.entities import (
 from postbus.contract.rule_values import Identifier, Moment, Octets, RuleValue, Span
 from postbus.edge.amqp.management_bodies import BadRequest, integer, ok, response
 from postbus.edge.amqp.requests import Respond
+from postbus.edge.amqp.subscription_rules import SubscriptionRules
 from postbus.entity.commands import Done, Refusal, Refused
 from postbus.message.codec import (
     TIME_SPAN,
@@ -36,7 +38,6 @@ from postbus.message.codec import (
 from postbus.message.described_times import offset_ms, span_ticks
 
 if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
     from postbus.edge.amqp.management_node import ManagementNode
 
 RULE: Final = Ulong(0x0000_0137_0000_0004)
@@ -65,10 +66,19 @@ CORRELATION_FIELDS: Final = {
 """Wire name -> field, in the order of the described list."""
 
 
+class RuleContext(Protocol):
+    """What these requests use of their connection."""
+
+    subscription_rules: SubscriptionRules
+
+    def audit_entry(self, verb: str, path: str, right: Right) -> AuditEntry:
+        """Return the audit entry of a change that a right on a path allows."""
+
+
 class RuleRequests:
     """The operations of one management node."""
 
-    def __init__(self, connection: AmqpConnection, node: ManagementNode) -> None:
+    def __init__(self, connection: RuleContext, node: ManagementNode) -> None:
         self._connection = connection
         self._node = node
         self.operations: dict[str, Callable[[Address, Any, Respond], None]] = {

@@ -7,7 +7,7 @@ sends inside a transaction goes to the `Transaction` and waits there.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink
@@ -16,14 +16,12 @@ from postbus.broker.router import Address
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.settlements import PRE_SETTLED, ranges_of
+from postbus.edge.amqp.transactions import TransactionContext
 from postbus.edge.message_ids import name_messages
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, Reply, Transact, Transacted
 from postbus.message.codec import DecodeError, Ulong
 from postbus.message.envelope import Envelope
 from postbus.message.sections import BATCH_FORMAT, TooManyMembers, explode_batch, slice_message
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
 
 SEND_CREDIT: Final = 2_000
 """Most deliveries a client may have on the way on one link. Service Bus grants 1,000; a pipelining
@@ -50,7 +48,7 @@ class SenderEndpoint:
 
     def __init__(
         self,
-        connection: AmqpConnection,
+        connection: TransactionContext,
         link: IncomingLink,
         address: Address,
         path: str,
@@ -229,7 +227,7 @@ class SenderEndpoint:
     def _answered(self, ids: list[int], size_bytes: int, reply: Reply) -> None:
         """Answer the deliveries of one command; a batch is one delivery of many messages."""
         self._inflight.give_back(self._account, size_bytes)
-        self.connection.note_answered()
+        self.connection.unanswered_count -= 1
         if isinstance(reply, Refused):
             self._refuse(ids, reply)
             return

@@ -2,6 +2,9 @@
 
 A receiver of many sessions has a link for each and completes a message here, a message there. One
 command and one answer for each of them would cost more than everything else that is done for them.
+
+Import circle with `session_links`: an endpoint adds its completions here, and the answer to a group
+goes back to each of its endpoints.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from postbus.amqp.performatives import ACCEPTED
 from postbus.edge.access.inflight_budget import guarded
+from postbus.edge.amqp.link_context import LinkContext
 from postbus.edge.amqp.settlements import ranges_of
 from postbus.entity.commands import CompleteSessions, Reply, Settled
 
 if TYPE_CHECKING:
     from postbus.amqp.events import DeliveriesUpdated
     from postbus.amqp.session import Session
-    from postbus.edge.amqp.connection import AmqpConnection
     from postbus.edge.amqp.session_links import SessionEndpoint
 
 
@@ -61,7 +64,7 @@ class SessionCompletions:
 class _Submitted:
     """Completions of one entity that are under way."""
 
-    def __init__(self, connection: AmqpConnection, group: list[Completion]) -> None:
+    def __init__(self, connection: LinkContext, group: list[Completion]) -> None:
         self.connection = connection
         self._group = group
 

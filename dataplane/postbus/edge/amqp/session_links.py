@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from postbus.amqp import conditions
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
 from postbus.broker.router import SPREAD, Address
 from postbus.edge.access.inflight_budget import guarded
-from postbus.edge.amqp.receiver_links import ReceiverEndpoint
+from postbus.edge.amqp.held_sessions import HeldSessions
+from postbus.edge.amqp.receiver_links import ReceiverContext, ReceiverEndpoint
+from postbus.edge.amqp.session_completions import SessionCompletions
 from postbus.entity.commands import AcceptSession, ReceiveMode, Refusal, Refused, Reply
 from postbus.message.codec import Described
 
 if TYPE_CHECKING:
     from postbus.amqp.events import DeliveriesUpdated
     from postbus.amqp.session import Session
-    from postbus.edge.amqp.connection import AmqpConnection
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
@@ -98,12 +99,22 @@ def source_refusal(source: Terminus | None, *, needs_session: bool) -> tuple[str
     return None
 
 
+class SessionContext(ReceiverContext, Protocol):
+    """For receivers of sessions."""
+
+    sessions: HeldSessions
+    completions: SessionCompletions
+    is_ended: bool
+
+
 class SessionEndpoint(ReceiverEndpoint):
     """Hands the messages of one session to a client."""
 
+    connection: SessionContext
+
     def __init__(
         self,
-        connection: AmqpConnection,
+        connection: SessionContext,
         link: OutgoingLink,
         address: Address,
         path: str,
@@ -151,7 +162,7 @@ class SessionEndpoint(ReceiverEndpoint):
         if self._grace_timer is not None:
             self._grace_timer.cancel()
         if self._session_id is not None:
-            self.connection.forget_session(self._address.entity_no, self._session_id, self)
+            self.connection.sessions.remove(self._address.entity_no, self._session_id, self)
         super().close()
 
     @guarded
@@ -162,7 +173,7 @@ class SessionEndpoint(ReceiverEndpoint):
         if link.is_gone or link.source is None or self.connection.is_ended:
             return
         self._session_id = session_id
-        self.connection.note_session(self._address.entity_no, session_id, self)
+        self.connection.sessions.add(self._address.entity_no, session_id, self)
         link.source = self._wanted.granting(link.source, session_id)
         ticks = TICKS_TO_EPOCH + locked_until_ms * TICKS_PER_MS
         link.accept({LOCKED_UNTIL_PROPERTY: ticks})

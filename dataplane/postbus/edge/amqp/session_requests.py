@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from postbus.broker.router import Address
+from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.management_bodies import BadRequest, integer, ok, response, session_id_of
 from postbus.edge.amqp.requests import Respond
 from postbus.entity.commands import (
@@ -28,7 +29,6 @@ from postbus.entity.commands import (
 from postbus.message.codec import Array, Int, Timestamp
 
 if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
     from postbus.edge.amqp.management_node import ManagementNode
 
 ALL_SESSIONS_MS: Final = 253_402_300_799_999
@@ -43,8 +43,8 @@ MAX_SKIPPED: Final = 1 << 30
 class SessionRequests:
     """The operations of one management node."""
 
-    def __init__(self, connection: AmqpConnection, node: ManagementNode) -> None:
-        self._connection = connection
+    def __init__(self, sessions: HeldSessions, node: ManagementNode) -> None:
+        self._sessions = sessions
         self._node = node
         self.operations: dict[str, Callable[[Address, Any, Respond], None]] = {
             "renew-session-lock": self._renew,
@@ -119,7 +119,7 @@ class SessionRequests:
         session_id = session_id_of(body)
         if session_id is None:
             raise BadRequest("session-id is missing")
-        holder = self._connection.holder_of(address.entity_no, session_id)
+        holder = self._sessions.consumer_of(address.entity_no, session_id)
         if holder is None:
             self._node.refuse(respond, Refused(Refusal.SESSION_LOCK_LOST))
             return None

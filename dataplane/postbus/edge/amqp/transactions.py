@@ -8,10 +8,11 @@ through that one's outbox. Source: AMQP 1.0 part 4; Service Bus's send-via.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 from postbus.amqp import conditions
 from postbus.amqp.conditions import AmqpError
@@ -29,6 +30,8 @@ from postbus.broker.placement import partition_of_number
 from postbus.broker.router import Address
 from postbus.broker.spread.transactions import check_transaction_send
 from postbus.contract.entities import Right
+from postbus.edge.amqp.link_context import LinkContext
+from postbus.edge.refusals import ErrorMapper
 from postbus.entity.commands import (
     CheckLocks,
     Enqueue,
@@ -46,10 +49,6 @@ from postbus.entity.commands import (
 from postbus.message.codec import DecodeError, decode_value
 from postbus.message.envelope import Envelope
 from postbus.message.sections import slice_message
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
-    from postbus.edge.refusals import ErrorMapper
 
 COORDINATOR: Final = "$coordinator"
 REQUEST_BYTES: Final = 4_096
@@ -83,11 +82,32 @@ OnChecked: TypeAlias = Callable[[Refused | None], None]
 Answer: TypeAlias = Callable[[AmqpError | None], None]
 
 
+class TransactionContext(LinkContext, Protocol):
+    """For endpoints that take part in transactions."""
+
+    transactions: Transactions
+
+    @property
+    def is_authorised(self) -> bool:
+        """Whether the client has shown a key that is still good."""
+
+    def is_allowed(self, path: str, right: Right) -> bool:
+        """Return whether a live grant of the connection covers a right on a path."""
+
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], /, *args: Any
+    ) -> asyncio.TimerHandle:
+        """Schedule a call in the event loop."""
+
+
 class Transaction:
     """What waits for one discharge."""
 
     def __init__(
-        self, connection: AmqpConnection, transaction_id: bytes, coordinator: CoordinatorEndpoint
+        self,
+        connection: TransactionContext,
+        transaction_id: bytes,
+        coordinator: CoordinatorEndpoint,
     ) -> None:
         self.transaction_id = transaction_id
         self.coordinator = coordinator
@@ -302,7 +322,7 @@ class Transaction:
             return
 
         def answered(reply: Reply) -> None:
-            connection.note_answered()
+            connection.unanswered_count -= 1
             inflight.give_back(connection.account, self._size_bytes)
             error: AmqpError | None = None
             if isinstance(reply, Refused):
@@ -399,7 +419,7 @@ class CoordinatorEndpoint:
     idleness: Final = None
     path = COORDINATOR
 
-    def __init__(self, connection: AmqpConnection, link: IncomingLink) -> None:
+    def __init__(self, connection: TransactionContext, link: IncomingLink) -> None:
         self.connection = connection
         self._link = link
 

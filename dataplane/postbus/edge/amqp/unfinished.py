@@ -6,18 +6,28 @@ the connection's key, or when a delivery takes too long, its link is detached.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from postbus.amqp import conditions
-from postbus.amqp.link import IncomingLink
+from postbus.amqp.connection import Connection
+from postbus.amqp.link import IncomingLink, Link
 from postbus.edge.access.shares import UNKNOWN
-
-if TYPE_CHECKING:
-    from postbus.edge.amqp.connection import AmqpConnection
+from postbus.edge.amqp.idleness import Watched
+from postbus.edge.amqp.link_context import LinkContext
 
 DELIVERY_MS: Final = 300_000
 """How long a delivery may take to come. Our choice: the largest message in five minutes is a third
 of a megabyte a second."""
+
+
+class UnfinishedContext(LinkContext, Protocol):
+    """A connection with unfinished deliveries."""
+
+    engine: Connection
+
+    def endpoints(self) -> Mapping[Link, Watched]:
+        """Return the endpoint of each link."""
 
 
 class Unfinished:
@@ -30,7 +40,7 @@ class Unfinished:
         self.counted_bytes = 0
         """What the accounts know of."""
 
-    def count(self, connection: AmqpConnection) -> None:
+    def count(self, connection: UnfinishedContext) -> None:
         """Tell the accounts what the engine holds; above the share the largest deliveries go."""
         engine, inflight = connection.engine, connection.inflight
         grown = engine.partial_bytes - self.counted_bytes
@@ -53,11 +63,11 @@ class Unfinished:
         self.counted_bytes = engine.partial_bytes
         inflight.take(self._account, self.counted_bytes)
 
-    def end(self, connection: AmqpConnection) -> None:
+    def end(self, connection: UnfinishedContext) -> None:
         """The connection is over."""
         self._give_back(connection)
 
-    def detach_late(self, connection: AmqpConnection, now_ms: int) -> None:
+    def detach_late(self, connection: UnfinishedContext, now_ms: int) -> None:
         """Detach the links whose delivery takes too long."""
         for link in _links(connection):
             if now_ms - link.partial_since_ms >= DELIVERY_MS:
@@ -66,7 +76,7 @@ class Unfinished:
         if self.counted_bytes != connection.engine.partial_bytes:
             self.count(connection)
 
-    def _give_back(self, connection: AmqpConnection) -> None:
+    def _give_back(self, connection: UnfinishedContext) -> None:
         inflight, size_bytes = connection.inflight, self.counted_bytes
         if size_bytes:
             self.counted_bytes = 0
@@ -74,7 +84,7 @@ class Unfinished:
             inflight.give_back(self._account, size_bytes)
 
 
-def _links(connection: AmqpConnection) -> list[IncomingLink]:
+def _links(connection: UnfinishedContext) -> list[IncomingLink]:
     return [
         link
         for link in connection.endpoints()
@@ -82,7 +92,7 @@ def _links(connection: AmqpConnection) -> list[IncomingLink]:
     ]
 
 
-def _detach(connection: AmqpConnection, link: IncomingLink, condition: str, text: str) -> None:
+def _detach(connection: UnfinishedContext, link: IncomingLink, condition: str, text: str) -> None:
     connection.detach(
         link, connection.error_mapper.error(condition, text, connection.endpoints()[link].path)
     )
