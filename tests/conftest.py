@@ -7,6 +7,8 @@ cloned for each test.
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import itertools
 import os
 import shutil
@@ -52,6 +54,21 @@ def temporary_folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="postbus-test-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use a Postgres: `make test-fast` leaves them out."""
+    for item in items:
+        if "postgres_server" in getattr(item, "fixturenames", ()):
+            item.add_marker("postgres")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests from garbage collection: there are a million of their objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -121,13 +138,18 @@ def make_database(server: EmbeddedPostgres, name: str, template: str = "template
     run_psql(server, f"create database {name} template {template}")
 
 
-def run_psql(server: EmbeddedPostgres, sql: str) -> str:
-    """Run one statement with the client program of the server's own version."""
-    version = int((server.folder / "data" / "PG_VERSION").read_text())
+@functools.cache
+def psql_of(version: int) -> Path:
     binaries = find_binaries(version)
     assert binaries is not None
     assert major_of(binaries) == version
-    command = [str(binaries / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
+    return binaries / "psql"
+
+
+def run_psql(server: EmbeddedPostgres, sql: str) -> str:
+    """Run one statement with the client program of the server's own version."""
+    version = int((server.folder / "data" / "PG_VERSION").read_text())
+    command = [str(psql_of(version)), "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql]
     host = unquote(server.dsn.split("host=")[1])
     command += ["-h", host, "-U", SUPERUSER, "postgres"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -335,10 +335,11 @@ def named_in(path: Path, name: str) -> bool:
     return re.search(rf"\b{name}\b", read(path)) is not None
 
 
-def test_fast_tests_leave_out_what_needs_sql_or_sockets() -> None:
+@pytest.mark.usefixtures("postgres_server")
+def test_fast_tests_leave_out_what_needs_a_postgres(request: pytest.FixtureRequest) -> None:
     recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]
-    assert '-m "not slow and not sdk"' in recipe
-    assert "--ignore=tests/,broker edge faults sdk store)" in recipe
+    assert '-m "not slow and not postgres and not sdk"' in recipe
+    assert request.node.get_closest_marker("postgres") is not None
 
 
 def test_ci_entry_point_is_executable() -> None:
