@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from postbus.assembly.shipping import connect_shippers
+from postbus.broker.address import Address
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import partition_of_key
-from postbus.broker.router import Address, Router
+from postbus.broker.router import Router
 from postbus.contract.entities import LIMITS, QueueProperties, Sku
 from postbus.entity.commands import (
     AddConsumer,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from postbus.broker.address import Address
 from postbus.broker.administration import (
     Administration,
     Change,
@@ -22,7 +23,6 @@ from postbus.broker.administration import (
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.clock import ManualClock
-from postbus.broker.router import Address
 from postbus.contract.entities import (
     DAY_MS,
     EntityKind,

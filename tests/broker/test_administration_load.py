@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 
+from postbus.broker.address import Address
 from postbus.broker.administration import Administration, PutMode
-from postbus.broker.router import Address
 from postbus.contract.entities import (
     EntityStatus,
     QueueProperties,

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from postbus.broker.address import Address
 from postbus.broker.placement import (
     SPREAD,
     key_of,
@@ -13,7 +14,6 @@ from postbus.broker.placement import (
     partition_of_number,
     partition_of_token,
 )
-from postbus.broker.router import Address
 from postbus.broker.spread.transactions import check_transaction_send, place_transaction
 from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.entity.commands import (

@@ -7,11 +7,13 @@ import time
 
 import pytest
 
+from postbus.broker.address import Address
 from postbus.broker.catalog.directory import home_of
 from postbus.broker.partition.clock import EntityClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
-from postbus.broker.router import SPREAD, Address, Router
+from postbus.broker.placement import SPREAD
+from postbus.broker.router import Router
 from postbus.contract.entities import (
     LIMITS,
     EntityKind,

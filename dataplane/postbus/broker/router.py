@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from postbus.broker.address import Address
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.sinks import DeliverySink
@@ -18,11 +18,6 @@ from postbus.broker.placement import SPREAD
 from postbus.broker.spread.partitioned import PartitionedEntities
 from postbus.broker.spread.transactions import detects_duplicates, place_transaction
 from postbus.contract.entities import (
-    EntityKind,
-    EntityProperties,
-    NamespaceLimits,
-    SubscriptionProperties,
-    TopicProperties,
     catalog_key,
 )
 from postbus.entity.commands import (
@@ -34,41 +29,10 @@ from postbus.entity.commands import (
 )
 from postbus.store.catalog import CatalogEntry
 
-__all__ = ["SPREAD", "Address", "Router"]
-
 SUFFIXES = (
     ("/$transfer/$deadletterqueue", SubQueue.TRANSFER_DEAD_LETTER),
     ("/$deadletterqueue", SubQueue.DEAD_LETTER),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a path leads. `name` is in the case it was created with.
-
-    `partition_id` of a partitioned entity is SPREAD, which the router takes like any other.
-    """
-
-    partition_id: int
-    entity_no: int
-    sub_queue: SubQueue
-    name: str
-    kind: EntityKind
-    properties: EntityProperties
-    is_partitioned: bool = False
-
-    @property
-    def requires_session(self) -> bool:
-        """Whether its active messages are received by session."""
-        properties = self.properties
-        return not isinstance(properties, TopicProperties) and properties.requires_session
-
-    def max_message_bytes(self, limits: NamespaceLimits) -> int:
-        """Return the size of the largest message it takes."""
-        if isinstance(self.properties, SubscriptionProperties):
-            return limits.max_message_bytes
-        size_kb = self.properties.max_message_size_in_kilobytes
-        return min(size_kb * 1024, limits.max_message_bytes)
 
 
 class Watcher(Protocol):

@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from postbus.broker.router import Address, Router
+from postbus.broker.address import Address
+from postbus.broker.router import Router
 from postbus.contract.entities import EntityKind, QueueProperties
 from postbus.edge.runtime import receives as http_runtime_receives
 from postbus.edge.runtime.receives import Receives

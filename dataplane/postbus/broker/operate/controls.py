@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from postbus.broker.address import Address
 from postbus.broker.backoff import FIRST_BACKOFF_S
 from postbus.broker.partition.clock import ClockMode, EntityClock, ManualClock
 from postbus.broker.partition.host import Host
 from postbus.broker.partition.ownership import HostStatus
-from postbus.broker.router import Address, Router
+from postbus.broker.router import Router
 from postbus.entity.commands import LoseLocks, Refused, Reply, Tick
 
 CATCH_UP_S: Final = 60.0

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from postbus.broker.address import Address
 from postbus.broker.operate.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
 from postbus.broker.operate.message_filter import MessageFilter
 from postbus.broker.operate.message_view import MessageView, view_of
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import SPREAD, partition_of_key, partition_of_number, split
-from postbus.broker.router import Address, Router
+from postbus.broker.router import Router
 from postbus.broker.spread.replies import ELSEWHERE, away
 from postbus.broker.spread.transactions import detects_duplicates
 from postbus.contract.entities import MAX_DURATION_MS, EntityKind, EntityStatus

@@ -22,7 +22,7 @@ from postbus.entity.commands import Enqueue, Refusal, Refused, Settle, Transact
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
-    from postbus.broker.router import Address
+    from postbus.broker.address import Address
 
 NO_SESSION: Final = Refused(
     Refusal.SESSION_REQUIRED, "A message sent to it needs a session id, in a transaction too."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postbus.broker.router import Address
+from postbus.broker.address import Address
 from postbus.contract.entities import EntityKind, EntityStatus
 from postbus.entity.commands import Refusal, Refused, SubQueue
 

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from postbus.broker.access.authz import Authorizer, Grant, TokenRefused, audience_path
-from postbus.broker.router import Address, Router
+from postbus.broker.address import Address
+from postbus.broker.router import Router
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.auth_throttle import TooManyChecks
 from postbus.edge.amqp.addresses import parse_address

@@ -36,8 +36,9 @@ from postbus.amqp.link import IncomingLink, Link, OutgoingLink
 from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
 from postbus.broker.access.authz import Authorizer, Grant, TokenRefused
+from postbus.broker.address import Address
 from postbus.broker.audit import AuditEntry
-from postbus.broker.router import Address, Router
+from postbus.broker.router import Router
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.attaching import attach_refusal, target_refusal

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from postbus.amqp import conditions
-from postbus.broker.router import Address
+from postbus.broker.address import Address
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.amqp.addresses import Node, NodeAddress
 from postbus.edge.amqp.held_sessions import HeldSessions

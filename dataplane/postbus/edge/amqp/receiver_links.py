@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from postbus.amqp.events import DeliveriesUpdated
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import DeliveryState, Rejected, TransactionalState
-from postbus.broker.router import Address
+from postbus.broker.address import Address
 from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness

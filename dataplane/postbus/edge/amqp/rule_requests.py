@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
+from postbus.broker.address import Address
 from postbus.broker.audit import AuditEntry
-from postbus.broker.router import Address
 from postbus.contract.entities import (
     CorrelationFilter,
     EntityKind,

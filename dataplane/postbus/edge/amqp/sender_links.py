@@ -12,7 +12,7 @@ from typing import Final
 from postbus.amqp.events import OversizeReceived, TransferReceived
 from postbus.amqp.link import IncomingLink
 from postbus.amqp.performatives import ACCEPTED, DeliveryState, Rejected, TransactionalState
-from postbus.broker.router import Address
+from postbus.broker.address import Address
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.settlements import PRE_SETTLED, ranges_of

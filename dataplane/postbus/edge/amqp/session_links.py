@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from postbus.amqp import conditions
 from postbus.amqp.link import OutgoingLink
 from postbus.amqp.performatives import ACCEPTED, Terminus, with_filters
-from postbus.broker.router import SPREAD, Address
+from postbus.broker.address import Address
+from postbus.broker.placement import SPREAD
 from postbus.edge.access.inflight_budget import guarded
 from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.receiver_links import ReceiverContext, ReceiverEndpoint

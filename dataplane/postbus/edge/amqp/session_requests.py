@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from postbus.broker.router import Address
+from postbus.broker.address import Address
 from postbus.edge.amqp.held_sessions import HeldSessions
 from postbus.edge.amqp.management_bodies import BadRequest, integer, ok, response, session_id_of
 from postbus.edge.amqp.requests import Respond

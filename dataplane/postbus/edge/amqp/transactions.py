@@ -26,8 +26,8 @@ from postbus.amqp.performatives import (
     Rejected,
     decode_transaction_request,
 )
+from postbus.broker.address import Address
 from postbus.broker.placement import partition_of_number
-from postbus.broker.router import Address
 from postbus.broker.spread.transactions import check_transaction_send
 from postbus.contract.entities import Right
 from postbus.edge.amqp.link_context import LinkContext

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from postbus.broker.access.authz import Grant
-from postbus.broker.router import Address, Router
+from postbus.broker.address import Address
+from postbus.broker.router import Router
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.attaching import attach_refusal
 from postbus.edge.access.inflight_budget import InflightBudget

@@ -12,7 +12,8 @@ import asyncio
 from functools import partial
 from typing import Final, TypeAlias
 
-from postbus.broker.router import Address, Router
+from postbus.broker.address import Address
+from postbus.broker.router import Router
 from postbus.entity.commands import (
     AddConsumer,
     Delivery,
