@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.queues.queued import QueuedMessage
+    from postbus.entity.queues.queued_message import QueuedMessage
     from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.entity.sessions.session_messages import SessionMessages
     from postbus.entity.sessions.session_queue import SessionQueue
@@ -204,12 +204,11 @@ def take(choices: Sequence[Choice], how: Settling) -> None:
             if message is None:
                 assert row is not None
                 place.settle_row(choice.row_key, row.enqueued_ms, how, is_stored=True)
-                place.live -= 1
-                place.entity.shrink(row.envelope.size_bytes)
+                place.ledger.leave_unloaded(row.envelope.size_bytes)
             else:
                 is_stored = row is not None
                 place.settle_row(choice.row_key, message.enqueued_ms, how, is_stored=is_stored)
-                place.forget(message)
+                place.ledger.leave(message)
         place.promote_tail()
 
 

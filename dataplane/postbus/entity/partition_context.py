@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import Done
 from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
-from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 from postbus.rules.steps import APPLY_STEPS, StepPool

@@ -74,9 +74,9 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.partition_context import DONE, PartitionContext
 from postbus.entity.queues import browse, hints, locks, paging
+from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.oldest import oldest
 from postbus.entity.queues.queue_state import QueueState
-from postbus.entity.queues.queued import Consumer
 from postbus.entity.sessions.session_queue import SessionCommand
 from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic

@@ -28,7 +28,7 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Needs
 from postbus.entity.queues import locks, paging
 from postbus.entity.queues.queue_state import properties_refusal
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.topics import topic_state
 from postbus.entity.topics.topic_state import TopicState
 from postbus.message.envelope import Envelope

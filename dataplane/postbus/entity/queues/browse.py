@@ -31,7 +31,7 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Found, Needs, RecordAcquired, Settling
 from postbus.entity.queues import expiry, locks, paging
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -299,7 +299,7 @@ def _take_deferred(sub: SubQueueState, message: QueuedMessage) -> None:
     del sub.deferred[message.sequence]
     sub.attempts.pop(message.row_key, None)
     sub.deferred_sections.pop(message.row_key, None)
-    sub.context.window.add(1, message.envelope.size_bytes)
+    sub.ledger.load(message.envelope)
 
 
 def _lock_deferred(sub: SubQueueState, messages: list[QueuedMessage]) -> list[Delivery]:
@@ -426,8 +426,7 @@ def _delete_paged(
         deleted += 1
         sub.settle_row(row_key, row.enqueued_ms, Settling.PURGED)
         sub.attempts.pop(row_key, None)
-        sub.live -= 1
-        sub.entity.shrink(row.envelope.size_bytes)
+        sub.ledger.leave_unloaded(row.envelope.size_bytes)
     head = sub.backlog_head
     sub.backlog[head : head + len(scan)] = kept
     return deleted

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import Death, Receiver, SubQueue
 from postbus.entity.outcomes import MoveMessage, Settling
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
@@ -141,6 +141,5 @@ def move(
     )
     grown_bytes = len(section) - len(message.envelope.application_properties)
     kept_bytes = message.envelope.size_bytes
-    sub.forget(message)
-    entity.size_bytes += kept_bytes + grown_bytes
-    target.append_key(new_row_key)
+    sub.ledger.leave(message)
+    target.append_key(new_row_key, kept_bytes + grown_bytes)

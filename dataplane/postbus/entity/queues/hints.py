@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from postbus.entity.outcomes import Available
 
 if TYPE_CHECKING:
-    from postbus.entity.queues.queued import Consumer
+    from postbus.entity.queues.consumer import Consumer
     from postbus.entity.queues.sub_queue import SubQueueState
 
 

@@ -23,7 +23,7 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired, Settling
 from postbus.entity.queues import expiry, paging
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.codec import DecodeError
 from postbus.message.envelope import Envelope
 from postbus.message.patch import PropertiesTooLarge, merge_properties
@@ -121,15 +121,13 @@ def complete(sub: SubQueueState, tokens: list[bytes]) -> Settled:
         else:
             size_bytes += envelope.size_bytes
             if envelope.shared is not None:
-                context.window.unshare(envelope.shared)
+                sub.ledger.release(envelope.shared)
     if keeps and gone:
         context.settle(sub.entity.entity_no, gone, Settling.COMPLETED)
     count = len(tokens) - (0 if lost is None else len(lost))
-    sub.live -= count
     if sub.is_main:
         sub.entity.traffic.completed += count
-    sub.entity.shrink(size_bytes + stub_bytes)
-    context.window.remove(count - stubs, size_bytes)
+    sub.ledger.leave_all(count - stubs, size_bytes, stubs, stub_bytes)
     if sub.waiting:
         sub.pump()
     return Settled(lost)
@@ -327,8 +325,7 @@ def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: byt
     grown_bytes = len(section) - len(old.application_properties)
     message.envelope = with_properties(old, section)
     sub.context.note_change(message.row_key, section)
-    sub.entity.size_bytes += grown_bytes
-    sub.context.window.add(0, grown_bytes)
+    sub.ledger.resize(grown_bytes)
 
 
 def with_properties(envelope: Envelope, section: bytes) -> Envelope:

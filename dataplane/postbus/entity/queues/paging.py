@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import StoredRow
 from postbus.entity.queues import expiry, locks
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
@@ -45,16 +45,15 @@ def append_short_of_room(sub: SubQueueState, arrived: list[QueuedMessage]) -> No
     room_bytes = window.room_bytes(is_wanted=bool(sub.waiting))
     target = sub.tail if is_paged else sub.ready
     for index, message in enumerate(arrived):
-        size_bytes = message.weight_bytes
-        cost = size_bytes + MESSAGE_OVERHEAD_BYTES
+        envelope = message.envelope
+        assert envelope is not None
+        cost = envelope.size_bytes + MESSAGE_OVERHEAD_BYTES
         if demand <= 0 and (cost > room_bytes or window.count >= WINDOW_MESSAGES):
             evict_tail(sub)
             sub.backlog.extend(message.row_key for message in arrived[index:])
             return
         target.append(message)
-        window.add(1, size_bytes)
-        if message.envelope is not None and message.envelope.shared is not None:
-            window.share(message.envelope.shared)
+        sub.ledger.load(envelope)
         room_bytes -= cost
         demand -= 1
 
@@ -69,9 +68,7 @@ def unload(sub: SubQueueState, message: QueuedMessage) -> None:
     message.size_bytes = envelope.size_bytes
     message.ttl_ms = envelope.ttl_ms
     message.envelope = None
-    if envelope.shared is not None:
-        sub.context.window.unshare(envelope.shared)
-    sub.context.window.remove(1, envelope.size_bytes)
+    sub.ledger.unload(envelope)
 
 
 def evict_tail(sub: SubQueueState) -> None:
@@ -93,16 +90,12 @@ def evict_ready(sub: SubQueueState) -> None:
 
 def _forgotten(sub: SubQueueState, messages: Iterable[QueuedMessage]) -> list[int]:
     row_keys: list[int] = []
-    size_bytes = 0
     for message in messages:
         assert message.envelope is not None
-        size_bytes += message.envelope.size_bytes
-        if message.envelope.shared is not None:
-            sub.context.window.unshare(message.envelope.shared)
+        sub.ledger.unload(message.envelope)
         row_keys.append(message.row_key)
         if message.failures:
             sub.attempts[message.row_key] = message.failures
-    sub.context.window.remove(len(row_keys), size_bytes)
     return row_keys
 
 
@@ -265,7 +258,7 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
                 sub.backlog_head += 1
                 envelope = locks.as_changed(sub.context, row_key, row.envelope)
                 sub.ready.append(from_row(sub, row, envelope))
-                window.add(1, envelope.size_bytes)
+                sub.ledger.load(envelope)
         rows.popleft()
     _trim_backlog(sub)
     return count
@@ -280,10 +273,8 @@ def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> No
     """Give a message its envelope back if it was unloaded."""
     if message.envelope is None:
         message.envelope = envelope = locks.as_changed(sub.context, message.row_key, envelope)
-        sub.context.window.add(1, envelope.size_bytes)
-        if envelope.shared is not None:
-            sub.context.window.share(envelope.shared)
-        sub.entity.size_bytes += envelope.size_bytes - message.size_bytes
+        sub.ledger.load(envelope)
+        sub.ledger.correct(envelope.size_bytes - message.size_bytes)
 
 
 def settle_doomed(sub: SubQueueState, message: QueuedMessage) -> None:

@@ -215,6 +215,10 @@ class QueueState:
         """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
         return (self.size_bytes if self.message_count else 0) + self.state_bytes
 
+    def grow(self, size_bytes: int) -> None:
+        """Add what is stored."""
+        self.size_bytes += size_bytes
+
     def shrink(self, size_bytes: int) -> None:
         """Subtract what left; after a load sizes are estimates and must not fall below zero."""
         self.size_bytes -= size_bytes

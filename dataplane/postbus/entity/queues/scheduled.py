@@ -124,7 +124,7 @@ class ScheduledMessages:
         self._due[sequence] = due
         insort(self._numbers, sequence)  # at the end, unless the number was reserved long ago
         heappush(self._by_time, due)
-        self._active.entity.size_bytes += envelope.size_bytes
+        self._active.entity.grow(envelope.size_bytes)
         self._active.entity.traffic.accepted += 1
         self._watch()
         return sequence

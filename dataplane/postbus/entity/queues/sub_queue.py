@@ -34,7 +34,9 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from postbus.entity.queues import expiry, hints, locks, paging
-from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues.ledger import Ledger
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
@@ -74,7 +76,7 @@ class SubQueueState:
         "hinted",
         "is_main",
         "kind",
-        "live",
+        "ledger",
         "lock_timer_ms",
         "locks",
         "numbering",
@@ -95,7 +97,7 @@ class SubQueueState:
     ) -> None:
         self._make_empty(entity, kind, context)
         self.numbering = Numbering(entity, kind, next_sequence)
-        self.live = 0
+        self.ledger = Ledger(entity, context.window)
         self.deferred_sections: dict[int, bytes] = {}
         self.attempts: dict[int, int] = {}
         context.sub_queues[self] = None
@@ -126,11 +128,16 @@ class SubQueueState:
 
     def load(self, row_keys: array[int], deferred: dict[int, int]) -> None:
         """Take over the rows of an earlier life; `deferred` maps row key to number."""
-        self.live = len(row_keys)
+        self.ledger.restore(len(row_keys))
         if deferred:
             row_keys = array("q", (key for key in row_keys if key not in deferred))
         self.backlog = row_keys
         self.deferred = {number: key for key, number in deferred.items()}
+
+    @property
+    def live(self) -> int:
+        """Number of messages; in a session that of all sessions."""
+        return self.ledger.live
 
     @property
     def backlog_count(self) -> int:
@@ -163,8 +170,7 @@ class SubQueueState:
             context.backdated_ms, now_ms = now_ms, enqueued_ms
         inserts = context.outcome.inserts
         count = len(envelopes)
-        self.live += count
-        self.entity.size_bytes += total_bytes
+        self.ledger.store(count, total_bytes)
         runs = self.numbering.take(count, context)
         if len(runs) == 1:
             key, offset, _ = runs[0]
@@ -192,11 +198,7 @@ class SubQueueState:
         ):
             target = self.tail if self.backlog_head < len(self.backlog) else self.ready
             target.extend(arrived)
-            window.add(count, total_bytes)
-            if is_shared:
-                for envelope in envelopes:
-                    if envelope.shared is not None:
-                        window.share(envelope.shared)
+            self.ledger.load_all(envelopes, total_bytes, is_shared=is_shared)
         else:
             paging.append_short_of_room(self, arrived)
         if self.waiting or self.hinted:
@@ -218,11 +220,14 @@ class SubQueueState:
                 arrived.append(QueuedMessage(row_key, row_key + offset, now_ms, envelope))
         return numbers, arrived
 
-    def append_key(self, row_key: int) -> None:
-        """Take a message that was moved here; its row is read when somebody wants it."""
+    def append_key(self, row_key: int, grown_bytes: int = 0) -> None:
+        """Take a message that was moved here; its row is read when a receiver wants it.
+
+        `grown_bytes`: what it adds to the size of the entity.
+        """
         paging.evict_tail(self)
         self.backlog.append(row_key)
-        self.live += 1
+        self.ledger.store(1, grown_bytes)
         if self.waiting or self.hinted:
             self.context.resumed[self.pump] = None
 
@@ -497,15 +502,12 @@ class SubQueueState:
 
     def clear(self) -> None:
         """Drop all memory of a sub-queue whose entity is dropped."""
-        window = self.context.window
         loaded = [message for _, message in self.returned]
         loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
         for message in loaded:
             message.token = None
             if message.envelope is not None:
-                if message.envelope.shared is not None:
-                    window.unshare(message.envelope.shared)
-                window.remove(1, message.envelope.size_bytes)
+                self.ledger.unload(message.envelope)
         for collection in (self.ready, self.tail, self.returned, self.locks, self.doomed):
             collection.clear()
         self.stubs.clear()
@@ -536,7 +538,7 @@ class SubQueueState:
     def remove(self, message: QueuedMessage, how: Settling) -> None:
         """Settle a message that is in no place of the order any more."""
         self.settle_row(message.row_key, message.enqueued_ms, how)
-        self.forget(message)
+        self.ledger.leave(message)
 
     def settle_row(
         self, row_key: int, enqueued_ms: int, how: Settling, *, is_stored: bool = False
@@ -553,16 +555,6 @@ class SubQueueState:
         outcome.deletes.append(row_key)
         if not is_stored and context.may_be_uncommitted(row_key, enqueued_ms):
             outcome.touches_uncommitted = True
-
-    def forget(self, message: QueuedMessage) -> None:
-        """Drop a message from the accounts: its row is settled or moved by this outcome."""
-        size_bytes = message.weight_bytes
-        if message.envelope is not None:
-            if message.envelope.shared is not None:
-                self.context.window.unshare(message.envelope.shared)
-            self.context.window.remove(1, size_bytes)
-        self.live -= 1
-        self.entity.shrink(size_bytes)
 
 
 def _held_bytes(envelopes: list[Envelope]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from postbus.entity.commands import StoredRow, SubQueue
 from postbus.entity.outcomes import Fetch
 from postbus.entity.queues import paging
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import SubQueueState
 from postbus.entity.sessions.session_messages import SESSION_BYTES, SessionMessages
 from postbus.entity.sessions.session_values import SessionValues
@@ -89,7 +89,7 @@ class MessagesBySession(SubQueueState):
         deferred = loaded.deferred.get((entity_no, SubQueue.ACTIVE), {})
         sessions = loaded.sessions.get(entity_no, {})
         for session_id, keys in sorted(sessions.items(), key=lambda item: item[1][:1]):
-            self.live += len(keys)
+            self.ledger.restore(len(keys))
             if deferred and not deferred.keys().isdisjoint(keys):
                 self.dormant_deferred[session_id] = {
                     deferred[key]: key for key in keys if key in deferred
@@ -117,7 +117,7 @@ class MessagesBySession(SubQueueState):
             for message in arrived:
                 self._take_short_of_room(message, touched)
         else:
-            window.add(count, total_bytes)
+            self.ledger.load_all(envelopes, total_bytes)
             find: Callable[[bytes | None], SessionMessages | None]
             find = self.open_sessions.get  # type: ignore[assignment]
             for envelope, message in zip(envelopes, arrived, strict=True):
@@ -155,7 +155,7 @@ class MessagesBySession(SubQueueState):
         else:
             session.ready.append(message)
             return session
-        self.context.window.remove(1, envelope.size_bytes)
+        self.ledger.unload(envelope)
         return session
 
     def _take_short_of_room(
@@ -186,7 +186,7 @@ class MessagesBySession(SubQueueState):
 
     def take_key(self, session_id: bytes, row_key: int) -> None:
         """Take a message that was moved here; its row is read when somebody wants it."""
-        self.live += 1
+        self.ledger.store(1, 0)
         session = self.open_sessions.get(session_id)
         if session is None:
             self._take_key(session_id, row_key)

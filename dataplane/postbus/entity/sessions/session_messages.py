@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from postbus.entity.commands import ReceiveMode, Receiver, SubQueue
 from postbus.entity.outcomes import Deliver
 from postbus.entity.queues import paging
-from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import SubQueueState
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class SessionMessages(SubQueueState):
         self.queue = queue
         self.session_id = b""
         self.numbering = queue.numbering
+        self.ledger = queue.ledger
         self.attempts = queue.attempts
         self.deferred_sections = queue.deferred_sections
         self.tail = _NO_MESSAGES
@@ -66,15 +68,6 @@ class SessionMessages(SubQueueState):
         self.holder: SessionConsumer | None = None
         self.is_queued = False
         self.is_hungry = False
-
-    @property
-    def live(self) -> int:
-        """Messages of all sessions: the entity's count is kept once."""
-        return self.queue.live
-
-    @live.setter
-    def live(self, count: int) -> None:
-        self.queue.live = count
 
     @property
     def is_available(self) -> bool:

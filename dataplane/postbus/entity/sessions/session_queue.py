@@ -35,7 +35,8 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
 from postbus.entity.partition_context import DONE, MAINTENANCE_LIMIT
 from postbus.entity.queues import browse, locks, paging
-from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.sessions import session_browse
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
@@ -362,10 +363,8 @@ class SessionQueue(MessagesBySession):
         if keeps and gone:
             context.settle(self.entity.entity_no, gone, Settling.COMPLETED)
         if count:
-            self.live -= count
             self.entity.traffic.completed += count
-            self.entity.shrink(size_bytes)
-            context.window.remove(count, size_bytes)
+            self.ledger.leave_all(count, size_bytes)
         for session in pumped:
             session.pump()
         return Settled(lost or None)

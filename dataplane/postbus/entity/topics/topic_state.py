@@ -566,7 +566,6 @@ def _dead_letter(
             Death(context.now_ms),
         )
     )
-    subscription.size_bytes += size_bytes
     subscription.traffic.accepted += 1
     subscription.traffic.died(reason[expiry.REASON])
-    target.append_key(row_key)
+    target.append_key(row_key, size_bytes)

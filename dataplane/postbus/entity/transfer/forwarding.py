@@ -21,7 +21,8 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Needs, PutInbound
 from postbus.entity.queues import expiry
-from postbus.entity.queues.queued import Consumer, QueuedMessage
+from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.sessions.session_messages import SessionConsumer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from postbus.entity.commands import Death, Refusal, Refused, Shipped, StoredRow,
 from postbus.entity.numbering import Numbering
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Needs, PutOutbound, RecordSize, Ship
 from postbus.entity.queues import expiry, locks
-from postbus.entity.queues.queued import QueuedMessage
+from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.envelope import Envelope
 from postbus.message.patch import merge_properties
 
@@ -245,7 +245,7 @@ class Outbox:
             put = PutOutbound(
                 row_key, entity.entity_no, target, sequence, False, resent is not None
             )
-            entity.size_bytes += envelope.size_bytes
+            entity.grow(envelope.size_bytes)
             self._put(entity, put, envelope.size_bytes, envelope)
             numbers.append(sequence)
         return numbers
@@ -271,8 +271,8 @@ class Outbox:
             section,
             keeps_source=entity.keeps_settled and section is not None,
         )
-        sub.forget(message)
-        entity.size_bytes += envelope.size_bytes
+        sub.ledger.leave(message)
+        entity.grow(envelope.size_bytes)
         is_dead_letter = section is not None or not sub.is_main
         put = PutOutbound(row_key, entity.entity_no, target, message.sequence, is_dead_letter)
         self._put(entity, put, envelope.size_bytes, envelope)
@@ -464,8 +464,7 @@ class Outbox:
             )
         )
         entity.outbound -= 1
-        entity.size_bytes += size_bytes - queue.sizes[index]
-        sub.append_key(new_key)
+        sub.append_key(new_key, size_bytes - queue.sizes[index])
 
     # --- the source is gone -----------------------------------------------------------------------
 

@@ -1,14 +1,9 @@
-"""A message and a receiver as a sub-queue knows them: plain slotted objects of the hot path."""
+"""A message in the memory of a sub-queue: a plain slotted object of the hot path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-from postbus.entity.commands import Delivery, ReceiveMode, Receiver
+from postbus.entity.commands import Receiver
 from postbus.message.envelope import Envelope
-
-if TYPE_CHECKING:
-    from postbus.entity.queues.sub_queue import SubQueueState
 
 
 class QueuedMessage:
@@ -61,25 +56,3 @@ class QueuedMessage:
     def own_ttl_ms(self) -> int | None:
         """The sender's time to live, loaded or not."""
         return self.ttl_ms if self.envelope is None else self.envelope.ttl_ms
-
-
-class Consumer:
-    """A receiver of one sub-queue. `limit` and `delivered` count since it was added (ADR 24)."""
-
-    __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode", "receiver")
-
-    is_forwarder: ClassVar[bool] = False
-
-    def __init__(
-        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
-    ) -> None:
-        self.consumer_id = consumer_id
-        self.mode = mode
-        self.receiver = receiver
-        self.limit = 0
-        self.delivered = 0
-        self.is_waiting = False
-
-    def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
-        """Take messages for good."""
-        return sub.delete(batch)
