@@ -30,7 +30,7 @@ from postbus.assembly.bus import Bus, BusError
 from postbus.assembly.listeners import Listener
 from postbus.assembly.store_trouble import explain_store_error
 from postbus.broker.access.authz import sign
-from postbus.broker.administration import DeletePolicy, PutMode
+from postbus.broker.administration import DeletePolicy
 from postbus.contract.entities import (
     DAY_MS,
     NamespaceProperties,
@@ -45,6 +45,7 @@ from postbus.process.embedded import EmbeddedPostgres
 from postbus.process.settings import Settings
 from postbus.store.errors import SchemaTooNew, StoreUnavailable
 from postbus.store.postgres import Store
+from tests.broker.putting import NEW, a_queue
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.catalog_rig import FreeCatalog
 from tests.store.driving import wait_until
@@ -266,7 +267,7 @@ async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
     make_database(postgres_server, "bus_retained")
     dsn = dsn_of(postgres_server, "bus_retained")
     async with run_bus(stores=dsn, retention_ms=1) as bus:
-        await bus.administration.put_queue("orders", QueueProperties(), mode=PutMode.CREATE)
+        await bus.administration.put(a_queue("orders", QueueProperties()), NEW)
         await send(bus, "orders", "one", "two")
         await bus.administration.delete("orders", policy=DeletePolicy.RETAIN)
     (home,) = set(await partitions_in(dsn)) - {0}
@@ -295,7 +296,7 @@ async def test_what_a_crash_left_of_a_deleted_queue_goes_at_the_next_start(
     make_database(postgres_server, "bus_dropped")
     dsn = dsn_of(postgres_server, "bus_dropped")
     async with run_bus(stores=dsn) as bus:
-        made = await bus.administration.put_queue("orders", QueueProperties(), mode=PutMode.CREATE)
+        made = await bus.administration.put(a_queue("orders", QueueProperties()), NEW)
         await send(bus, "orders", "one", "two")
         store = Store(dsn, unsafe=True)
         await FreeCatalog(store).delete(made.entity_no)

@@ -1,11 +1,17 @@
-"""Entities put into a directory by kind, as `Directory.put` takes them."""
+"""Entities put into a directory by kind, as `Directory.put` takes them, and on which condition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from postbus.broker.catalog.directory import Directory
-from postbus.broker.catalog.preconditions import UNCONDITIONAL, Precondition, WantedEntity
+from postbus.broker.catalog.preconditions import (
+    UNCONDITIONAL,
+    Precondition,
+    PutMode,
+    WantedEntity,
+)
 from postbus.contract.entities import (
     EntityKind,
     QueueProperties,
@@ -15,6 +21,26 @@ from postbus.contract.entities import (
 )
 from postbus.store.catalog import CatalogEntry
 
+NEW: Final = Precondition(PutMode.CREATE)
+EXISTING: Final = Precondition(PutMode.UPDATE)
+
+
+def a_queue(name: str, properties: QueueProperties) -> WantedEntity:
+    return WantedEntity(EntityKind.QUEUE, name, properties)
+
+
+def a_topic(name: str, properties: TopicProperties) -> WantedEntity:
+    return WantedEntity(EntityKind.TOPIC, name, properties)
+
+
+def a_subscription(
+    topic: str,
+    name: str,
+    properties: SubscriptionProperties,
+    rules: Sequence[RuleProperties] | None = None,
+) -> WantedEntity:
+    return WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
+
 
 async def put_queue(
     directory: Directory,
@@ -22,8 +48,7 @@ async def put_queue(
     properties: QueueProperties,
     condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
-    wanted = WantedEntity(EntityKind.QUEUE, name, properties)
-    return (await directory.put(wanted, condition)).entry
+    return (await directory.put(a_queue(name, properties), condition)).entry
 
 
 async def put_topic(
@@ -32,8 +57,7 @@ async def put_topic(
     properties: TopicProperties,
     condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
-    wanted = WantedEntity(EntityKind.TOPIC, name, properties)
-    return (await directory.put(wanted, condition)).entry
+    return (await directory.put(a_topic(name, properties), condition)).entry
 
 
 async def put_subscription(
@@ -44,5 +68,5 @@ async def put_subscription(
     rules: Sequence[RuleProperties] | None = None,
     condition: Precondition = UNCONDITIONAL,
 ) -> CatalogEntry:
-    wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, rules)
+    wanted = a_subscription(topic, name, properties, rules)
     return (await directory.put(wanted, condition)).entry

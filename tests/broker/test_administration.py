@@ -14,7 +14,7 @@ from postbus.broker.administration import (
     DeletePolicy,
     PutMode,
 )
-from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.broker.catalog.preconditions import UNCONDITIONAL, DirectoryRefusal, Precondition
 from postbus.broker.partition.activity import SAMPLES, Activity, Rates
 from postbus.broker.partition.clock import ManualClock
 from postbus.contract.entities import (
@@ -34,7 +34,7 @@ from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import message, running, spread
-from tests.broker.putting import put_queue
+from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic, put_queue
 
 pytestmark = pytest.mark.slow
 
@@ -51,45 +51,40 @@ def rule(name: str, text: str = "1=1") -> RuleProperties:
 
 async def test_modes_say_whether_an_entity_must_be_there(store: Store) -> None:
     async with administered(store) as (administration, _):
-        assert await refusal_of(administration.put_queue("q", QUEUE, mode=UPDATE)) is (
+        assert await refusal_of(administration.put(a_queue("q", QUEUE), EXISTING)) is (
             Refusal.ENTITY_NOT_FOUND
         )
-        made = await administration.put_queue("Orders", QUEUE, mode=CREATE)
+        made = await administration.put(a_queue("Orders", QUEUE), NEW)
         assert (made.name, made.kind, made.version) == ("Orders", EntityKind.QUEUE, 1)
         assert made.created_ms == made.updated_ms > 0
         assert administration.version == 1
         for taken in (
-            administration.put_queue("orders", QUEUE, mode=CREATE),
-            administration.put_topic("orders", TOPIC, mode=ANY),
-            administration.put_topic("orders", TOPIC, mode=UPDATE),
+            administration.put(a_queue("orders", QUEUE), NEW),
+            administration.put(a_topic("orders", TOPIC), UNCONDITIONAL),
+            administration.put(a_topic("orders", TOPIC), EXISTING),
         ):
             assert await refusal_of(taken) is Refusal.ALREADY_EXISTS
-        changed = await administration.put_queue(
-            "ORDERS", QueueProperties(lock_duration_ms=5_000, user_metadata="a note"), mode=UPDATE
+        changed = await administration.put(
+            a_queue("ORDERS", QueueProperties(lock_duration_ms=5_000, user_metadata="a note")),
+            EXISTING,
         )
         assert (changed.name, changed.entity_no, changed.version) == ("Orders", made.entity_no, 2)
         found = administration.find("/oRDERs")
         assert found == changed
         assert isinstance(found.properties, QueueProperties)
         assert found.properties.user_metadata == "a note"
-        assert (await administration.put_queue("orders", QUEUE, mode=ANY)).version == 3
-        assert (await administration.put_queue("orders", QUEUE, mode=ANY)).version == 3
+        assert (await administration.put(a_queue("orders", QUEUE), UNCONDITIONAL)).version == 3
+        assert (await administration.put(a_queue("orders", QUEUE), UNCONDITIONAL)).version == 3
 
 
 async def test_a_change_of_another_version_is_a_conflict(store: Store) -> None:
     async with administered(store) as (administration, _):
-        made = await administration.put_queue("q", QUEUE, mode=CREATE)
-        first = await administration.put_queue(
-            "q",
-            QueueProperties(max_delivery_count=3),
-            mode=UPDATE,
-            expected_version=made.version,
+        made = await administration.put(a_queue("q", QUEUE), NEW)
+        first = await administration.put(
+            a_queue("q", QueueProperties(max_delivery_count=3)), Precondition(UPDATE, made.version)
         )
-        late = administration.put_queue(
-            "q",
-            QueueProperties(max_delivery_count=4),
-            mode=UPDATE,
-            expected_version=made.version,
+        late = administration.put(
+            a_queue("q", QueueProperties(max_delivery_count=4)), Precondition(UPDATE, made.version)
         )
         assert await refusal_of(late) is Refusal.CONFLICT
         deleted = administration.delete("q", expected_version=made.version)
@@ -97,19 +92,17 @@ async def test_a_change_of_another_version_is_a_conflict(store: Store) -> None:
         assert administration.find("q") == first
         await administration.delete("q", expected_version=first.version)
         assert administration.find("q") is None
-        gone = administration.put_queue("q", QUEUE, mode=ANY, expected_version=first.version)
+        gone = administration.put(a_queue("q", QUEUE), Precondition(ANY, first.version))
         assert await refusal_of(gone) is Refusal.ENTITY_NOT_FOUND
 
 
 async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
     async with administered(store) as (administration, _):
-        made = await administration.put_queue("q", QUEUE, mode=CREATE)
+        made = await administration.put(a_queue("q", QUEUE), NEW)
         changes = [
-            administration.put_queue(
-                "q",
-                QueueProperties(max_delivery_count=count),
-                mode=UPDATE,
-                expected_version=made.version,
+            administration.put(
+                a_queue("q", QueueProperties(max_delivery_count=count)),
+                Precondition(UPDATE, made.version),
             )
             for count in range(2, 10)
         ]
@@ -122,25 +115,28 @@ async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
 @pytest.mark.behaviour("S150")
 async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None:
     async with administered(store) as (administration, _):
-        await administration.put_queue("q", QUEUE, mode=CREATE)
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_queue("q", QUEUE), NEW)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         for name, work in (
-            ("enablePartitioning", administration.put_queue("q", spread(), mode=UPDATE)),
+            ("enablePartitioning", administration.put(a_queue("q", spread()), EXISTING)),
             (
                 "requiresSession",
-                administration.put_queue("q", QueueProperties(requires_session=True), mode=ANY),
+                administration.put(
+                    a_queue("q", QueueProperties(requires_session=True)), UNCONDITIONAL
+                ),
             ),
             (
                 "requiresDuplicateDetection",
-                administration.put_topic(
-                    "t", TopicProperties(requires_duplicate_detection=True), mode=UPDATE
+                administration.put(
+                    a_topic("t", TopicProperties(requires_duplicate_detection=True)), EXISTING
                 ),
             ),
             (
                 "requiresSession",
-                administration.put_subscription(
-                    "t", "s", SubscriptionProperties(requires_session=True), mode=UPDATE
+                administration.put(
+                    a_subscription("t", "s", SubscriptionProperties(requires_session=True)),
+                    EXISTING,
                 ),
             ),
         ):
@@ -152,8 +148,8 @@ async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None
 
 async def test_rules_are_put_and_deleted_and_keep_their_time(store: Store) -> None:
     async with administered(store) as (administration, _):
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         path = "T/subscriptions/S"
         made = await administration.put_rule(path, rule("red", "color = 'red'"), mode=CREATE)
         assert made.created_ms > 0
@@ -173,8 +169,8 @@ async def test_rules_are_put_and_deleted_and_keep_their_time(store: Store) -> No
         assert found is not None
         assert found.rules == (changed,)
         assert found.name == "t/Subscriptions/s"
-        whole = await administration.put_subscription(
-            "t", "s", SUBSCRIPTION, [rule("red", "1=0"), rule("new")], mode=UPDATE
+        whole = await administration.put(
+            a_subscription("t", "s", SUBSCRIPTION, [rule("red", "1=0"), rule("new")]), EXISTING
         )
         assert [each.created_ms == made.created_ms for each in whole.rules] == [True, False]
 
@@ -182,11 +178,11 @@ async def test_rules_are_put_and_deleted_and_keep_their_time(store: Store) -> No
 async def test_pages_are_in_order_of_name(store: Store) -> None:
     async with administered(store) as (administration, _):
         for name in ("b", "A", "c", "B2"):
-            await administration.put_queue(name, QUEUE, mode=CREATE)
+            await administration.put(a_queue(name, QUEUE), NEW)
         for topic in ("t", "u"):
-            await administration.put_topic(topic, TOPIC, mode=CREATE)
+            await administration.put(a_topic(topic, TOPIC), NEW)
             for name in ("two", "One"):
-                await administration.put_subscription(topic, name, SUBSCRIPTION, mode=CREATE)
+                await administration.put(a_subscription(topic, name, SUBSCRIPTION), NEW)
 
         def names(*asked: Any, **page: int) -> list[str]:
             return [each.name for each in administration.listed(*asked, **page)]
@@ -204,7 +200,7 @@ async def test_pages_are_in_order_of_name(store: Store) -> None:
         await administration.delete("u")
         assert names(EntityKind.QUEUE) == ["A", "B2", "c"]
         assert len(names(EntityKind.SUBSCRIPTION)) == 2
-        await administration.put_topic("u", TOPIC, mode=CREATE)
+        await administration.put(a_topic("u", TOPIC), NEW)
         assert names(EntityKind.SUBSCRIPTION, "u") == []
 
 
@@ -229,7 +225,7 @@ async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> No
         catalog = SlowCatalog(store)
         bus.directory.catalog.store = catalog
         await bus.load()
-        asked = asyncio.create_task(administration.put_queue("q", QUEUE, mode=CREATE))
+        asked = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
         await catalog.begun.wait()
         asked.cancel()
         await asyncio.wait([asked])
@@ -237,7 +233,7 @@ async def test_a_client_that_hangs_up_does_not_stop_a_change(store: Store) -> No
         catalog.goes_on.set()
         while administration.find("q") is None:
             await asyncio.sleep(0)
-        assert await refusal_of(administration.put_queue("q", QUEUE, mode=CREATE)) is (
+        assert await refusal_of(administration.put(a_queue("q", QUEUE), NEW)) is (
             Refusal.ALREADY_EXISTS
         )
         assert (await bus.sent(bus.address("q"), message("x"))) == [1]
@@ -250,7 +246,7 @@ async def test_a_change_that_a_stop_cuts_short_is_answered_without_a_guess(store
         started.append(asyncio.create_task(work))
 
     async with administered(store, start=start) as (administration, _):
-        asked = asyncio.create_task(administration.put_queue("q", QUEUE, mode=CREATE))
+        asked = asyncio.create_task(administration.put(a_queue("q", QUEUE), NEW))
         while not started:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -267,7 +263,7 @@ class AwayCatalog(CatalogStore):
 async def test_a_store_that_is_away_refuses_and_nothing_changed(store: Store) -> None:
     async with administered(store) as (administration, bus):
         bus.directory.catalog.store = AwayCatalog(store)
-        assert await refusal_of(administration.put_queue("q", QUEUE, mode=CREATE)) is (
+        assert await refusal_of(administration.put(a_queue("q", QUEUE), NEW)) is (
             Refusal.NOT_APPLIED
         )
         assert administration.find("q") is None
@@ -281,7 +277,7 @@ class BrokenCatalog(CatalogStore):
 async def test_what_was_not_written_is_not_applied_whatever_broke(store: Store) -> None:
     async with administered(store) as (administration, bus):
         bus.directory.catalog.store = BrokenCatalog(store)
-        made = administration.put_queue("q", QUEUE, mode=CREATE)
+        made = administration.put(a_queue("q", QUEUE), NEW)
         assert await refusal_of(made) is Refusal.NOT_APPLIED
         assert administration.find("q") is None
 
@@ -293,7 +289,7 @@ async def test_what_breaks_after_the_commit_is_unknown_and_logged(
         raise ZeroDivisionError("a mistake of ours")
 
     async with administered(store) as (administration, bus):
-        await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.put(a_queue("q", QUEUE), NEW)
         bus.directory.on_deletion(broken)
         assert await refusal_of(administration.delete("q")) is Refusal.UNKNOWN
         assert administration.find("q") is None
@@ -308,7 +304,7 @@ async def test_counts_are_exact_and_load_what_is_not_loaded(
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("q", properties, mode=CREATE)
+        await administration.put(a_queue("q", properties), NEW)
         await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(10)))
         used = await administration.runtime("q")
         assert used.accessed_ms is not None
@@ -326,9 +322,9 @@ async def test_counts_are_exact_and_load_what_is_not_loaded(
 
 async def test_a_topic_counts_its_subscriptions(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_topic("t", TOPIC, mode=CREATE)
+        await administration.put(a_topic("t", TOPIC), NEW)
         for name in ("a", "b"):
-            await administration.put_subscription("t", name, SUBSCRIPTION, mode=CREATE)
+            await administration.put(a_subscription("t", name, SUBSCRIPTION), NEW)
         await bus.sent(bus.address("t"), message("x"))
         assert (await administration.runtime("t")).subscription_count == 2
         assert (await administration.runtime("t")).active == 0
@@ -340,7 +336,7 @@ async def test_rates_are_those_of_the_last_looks(store: Store, properties: Queue
     now_s = 100.0
     async with administered(store) as (administration, bus):
         activity = administration.activity = Activity(bus.hosts, lambda: now_s)
-        await administration.put_queue("q", properties, mode=CREATE)
+        await administration.put(a_queue("q", properties), NEW)
         assert (await administration.traffic("q")).rates is None
         queue = bus.address("q")
         await bus.sent(queue, *(message(f"{n}") for n in range(40)))
@@ -366,7 +362,7 @@ async def test_age_of_the_oldest_message_is_known_also_when_it_lies_in_the_store
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("q", properties, mode=CREATE)
+        await administration.put(a_queue("q", properties), NEW)
         assert (await administration.traffic("q")).oldest_age_s is None
         await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(10)))
     clock = ManualClock(lambda: time.time_ns() // 1_000_000)
@@ -386,8 +382,9 @@ async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> 
             await put_queue(bus.directory, f"q{n}", QUEUE) for n in range(8)
         ]}  # fmt: skip
         source, target = names[0], names[1]
-        await administration.put_queue(
-            source, QueueProperties(forward_to=target, status=EntityStatus.ACTIVE), mode=UPDATE
+        await administration.put(
+            a_queue(source, QueueProperties(forward_to=target, status=EntityStatus.ACTIVE)),
+            EXISTING,
         )
         await bus.load()
         bus.hosts[1].interrupt(30)
@@ -398,7 +395,7 @@ async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> 
 
 async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) -> None:
     async with administered(store, loading_s=0.2) as (administration, bus):
-        await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.put(a_queue("q", QUEUE), NEW)
         for host in bus.hosts:
             host.interrupt(60)
         assert await refusal_of(administration.runtime("q")) is Refusal.NOT_APPLIED
@@ -406,7 +403,7 @@ async def test_counts_of_a_store_that_is_away_are_refused_in_time(store: Store) 
 
 async def test_counts_leave_out_partitions_that_are_away(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("q", spread(), mode=CREATE)
+        await administration.put(a_queue("q", spread()), NEW)
         await bus.sent(bus.address("q"), *(message(key=f"{n}") for n in range(40)))
         kept = [host.counts(bus.address("q").entity_no) for host in bus.hosts]
     async with administered(store, loading_s=1.0) as (administration, bus):
@@ -427,7 +424,7 @@ async def test_counts_leave_out_partitions_that_are_away(store: Store) -> None:
 async def test_partitions_acknowledge_a_version(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await bus.load()
-        made = await administration.put_queue("q", spread(), mode=CREATE)
+        made = await administration.put(a_queue("q", spread()), NEW)
         assert administration.acknowledged() == dict.fromkeys(range(4), made.version)
         gate = asyncio.Event()
         home = bus.hosts[2]
@@ -439,7 +436,7 @@ async def test_partitions_acknowledge_a_version(store: Store) -> None:
 
         home.call = late  # type: ignore[method-assign]
         changing = asyncio.create_task(
-            administration.put_queue("q", spread(max_delivery_count=3), mode=UPDATE)
+            administration.put(a_queue("q", spread(max_delivery_count=3)), EXISTING)
         )
         while administration.version == made.version:
             await asyncio.sleep(0)
@@ -456,9 +453,9 @@ async def test_partitions_acknowledge_a_version(store: Store) -> None:
 async def test_defaults_and_changes_are_read_back(store: Store) -> None:
     async with administered(store) as (administration, _):
         for made in (
-            await administration.put_queue("q", QUEUE, mode=CREATE),
-            await administration.put_topic("t", TOPIC, mode=CREATE),
-            await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE),
+            await administration.put(a_queue("q", QUEUE), NEW),
+            await administration.put(a_topic("t", TOPIC), NEW),
+            await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW),
         ):
             properties = made.properties
             assert properties.default_message_ttl_ms == MAX_DURATION_MS
@@ -467,9 +464,9 @@ async def test_defaults_and_changes_are_read_back(store: Store) -> None:
                 assert not properties.dead_lettering_on_message_expiration
             assert administration.find(made.name) == made
         given = QueueProperties(default_message_ttl_ms=5_000)
-        await administration.put_queue("short", given, mode=CREATE)
+        await administration.put(a_queue("short", given), NEW)
         longer = QueueProperties(default_message_ttl_ms=6_000)
-        await administration.put_queue("short", longer, mode=UPDATE)
+        await administration.put(a_queue("short", longer), EXISTING)
         found = administration.find("short")
         assert found is not None
         assert found.properties.default_message_ttl_ms == 6_000
@@ -479,12 +476,12 @@ async def test_defaults_and_changes_are_read_back(store: Store) -> None:
 @pytest.mark.parametrize("below", ["/$DeadLetterQueue", "/$Transfer/$DeadLetterQueue"])
 async def test_dead_letter_queues_cannot_be_managed(store: Store, below: str) -> None:
     async with administered(store) as (administration, _):
-        await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.put(a_queue("q", QUEUE), NEW)
         for policy in DeletePolicy:
             refused = administration.delete(f"q{below}", policy=policy)
             assert await refusal_of(refused) is Refusal.NOT_ALLOWED
         for mode in PutMode:
-            refused_put = administration.put_queue(f"q{below}", QUEUE, mode=mode)
+            refused_put = administration.put(a_queue(f"q{below}", QUEUE), Precondition(mode))
             assert await refusal_of(refused_put) is Refusal.ARGUMENT_OUT_OF_RANGE
         assert administration.find(f"q{below}") is None
         assert administration.find("q") is not None

@@ -16,7 +16,6 @@ from postbus.broker.administration import (
     Administration,
     Change,
     DeletePolicy,
-    PutMode,
     Tombstone,
     WantedEntity,
 )
@@ -61,11 +60,11 @@ from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import Bus, Door, message, running, spread
+from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 from tests.store.driving import connected, wait_until
 
 pytestmark = pytest.mark.slow
 
-ANY, CREATE, UPDATE = PutMode.ANY, PutMode.CREATE, PutMode.UPDATE
 IF_EMPTY, RETAIN = DeletePolicy.DELETE_IF_EMPTY, DeletePolicy.RETAIN
 QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
 HOUR_MS = 3_600_000
@@ -93,7 +92,7 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("q", properties, mode=CREATE)
+        await administration.put(a_queue("q", properties), NEW)
         queue = bus.address("q")
         await bus.sent(queue, message("x"))
         consumer, door = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
@@ -122,11 +121,11 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
 
 async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("scheduled", QUEUE, mode=CREATE)
+        await administration.put(a_queue("scheduled", QUEUE), NEW)
         far_ms = bus.hosts[0].clock() + HOUR_MS
         await bus.sent(bus.address("scheduled"), message("x", scheduled_ms=far_ms))
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         await bus.sent(bus.address("t"), message("x"))
         for path in ("scheduled", "t", "t/Subscriptions/s"):
             refused = administration.delete(path, policy=IF_EMPTY)
@@ -135,8 +134,8 @@ async def test_scheduled_dead_and_leaving_messages_count(store: Store) -> None:
 
 async def test_a_subscription_that_its_topic_feeds_meanwhile_stays(store: Store) -> None:
     async with administered(store, partition_count=1) as (administration, bus):
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         call = bus.hosts[0].call
 
         async def publish_before_hold(command: Command) -> Reply:
@@ -155,7 +154,7 @@ async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> No
     async with administered(store) as (administration, bus):
         for round_number in range(10):
             name = f"q{round_number}"
-            await administration.put_queue(name, spread(), mode=CREATE)
+            await administration.put(a_queue(name, spread()), NEW)
             queue = bus.address(name)
             accepted: list[int] = []
 
@@ -182,7 +181,7 @@ async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> No
 
 async def test_a_partition_that_cannot_answer_keeps_it(store: Store) -> None:
     async with administered(store, loading_s=0.2) as (administration, bus):
-        await administration.put_queue("q", spread(), mode=CREATE)
+        await administration.put(a_queue("q", spread()), NEW)
         bus.hosts[3].interrupt(60)
         refused = administration.delete("q", policy=IF_EMPTY)
         assert await refusal_of(refused) is Refusal.NOT_APPLIED
@@ -213,7 +212,7 @@ async def test_a_retained_queue_comes_back_as_it_was(
     store: Store, properties: QueueProperties, restart: str
 ) -> None:
     async with administered(store) as (administration, bus):
-        made = await administration.put_queue("Orders", properties, mode=CREATE)
+        made = await administration.put(a_queue("Orders", properties), NEW)
         held = await filled(bus, "orders")
         counts = await administration.runtime("orders")
         _, door = await bus.consume(bus.address("orders"), 0, ReceiveMode.PEEK_LOCK)
@@ -222,7 +221,7 @@ async def test_a_retained_queue_comes_back_as_it_was(
         assert administration.find("orders") is None
         assert administration.listed(EntityKind.QUEUE) == []
         assert await refusal_of(administration.runtime("orders")) is Refusal.ENTITY_NOT_FOUND
-        again = await administration.put_queue("orders", properties, mode=CREATE)
+        again = await administration.put(a_queue("orders", properties), NEW)
         assert again.entity_no != made.entity_no
         assert (await administration.runtime("orders")).active == 0
         taken = administration.restore(made.entity_no)
@@ -268,8 +267,8 @@ async def test_a_retained_queue_comes_back_as_it_was(
 
 async def test_a_retained_queue_takes_and_gives_nothing(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("target", QUEUE, mode=CREATE)
-        await administration.put_queue("q", QUEUE, mode=CREATE)
+        await administration.put(a_queue("target", QUEUE), NEW)
+        await administration.put(a_queue("q", QUEUE), NEW)
         stale = bus.address("q")
         await bus.sent(stale, message("1"))
         await administration.delete("q", policy=RETAIN)
@@ -305,9 +304,7 @@ async def accepted(bus: Bus, queue: Address, session_id: bytes) -> int:
 
 async def test_sessions_and_their_states_come_back(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        made = await administration.put_queue(
-            "q", QueueProperties(requires_session=True), mode=CREATE
-        )
+        made = await administration.put(a_queue("q", QueueProperties(requires_session=True)), NEW)
         queue = bus.address("q")
         await bus.sent(queue, message("1", session="a"), message("2", session="b"))
         consumer = await accepted(bus, queue, b"a")
@@ -332,11 +329,11 @@ async def test_ids_that_were_seen_come_back(store: Store, restart: bool) -> None
         assert (await administration.runtime("q")).active == 3
 
     async with administered(store) as (administration, bus):
-        made = await administration.put_queue("q", detecting, mode=CREATE)
+        made = await administration.put(a_queue("q", detecting), NEW)
         old = (message("a", message_id="a"), message("b", message_id="b"))
         await bus.sent(bus.address("q"), *old)
         await administration.delete("q", policy=RETAIN)
-        await administration.put_queue("q", detecting, mode=CREATE)
+        await administration.put(a_queue("q", detecting), NEW)
         await bus.sent(bus.address("q"), message("a", message_id="a"))
         assert (await administration.runtime("q")).active == 1
         await administration.delete("q")
@@ -349,9 +346,9 @@ async def test_ids_that_were_seen_come_back(store: Store, restart: bool) -> None
 
 async def test_what_falls_due_is_forwarded_when_its_queue_comes_back(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_queue("target", QUEUE, mode=CREATE)
+        await administration.put(a_queue("target", QUEUE), NEW)
         forwarding = QueueProperties(forward_to="target")
-        made = await administration.put_queue("q", forwarding, mode=CREATE)
+        made = await administration.put(a_queue("q", forwarding), NEW)
         await bus.sent(bus.address("q"), message("later", scheduled_ms=bus.hosts[0].clock() + 300))
         await administration.delete("q", policy=RETAIN)
         await until(lambda: _scheduled(bus, made.entity_no) == 0)
@@ -369,13 +366,13 @@ async def test_what_falls_due_is_forwarded_when_its_queue_comes_back(store: Stor
 
 async def test_a_topic_comes_back_with_the_subscriptions_that_went_with_it(store: Store) -> None:
     async with administered(store) as (administration, bus):
-        topic = await administration.put_topic("t", TOPIC, mode=CREATE)
-        kept = await administration.put_subscription(
-            "t", "kept", SUBSCRIPTION, [rule("one", "n = 1"), rule("two")], mode=CREATE
+        topic = await administration.put(a_topic("t", TOPIC), NEW)
+        kept = await administration.put(
+            a_subscription("t", "kept", SUBSCRIPTION, [rule("one", "n = 1"), rule("two")]), NEW
         )
         closed = SubscriptionProperties(status=EntityStatus.DISABLED)
-        await administration.put_subscription("t", "closed", closed, mode=CREATE)
-        earlier = await administration.put_subscription("t", "earlier", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_subscription("t", "closed", closed), NEW)
+        earlier = await administration.put(a_subscription("t", "earlier", SUBSCRIPTION), NEW)
         await bus.sent(bus.address("t"), message("x"))
         await bus.sent(bus.address("t"), message("due", scheduled_ms=bus.hosts[0].clock() + 400))
         await administration.delete("t/subscriptions/earlier", policy=RETAIN)
@@ -411,8 +408,8 @@ async def test_a_topic_deleted_for_good_takes_retained_subscriptions_along(
     store: Store, database: str
 ) -> None:
     async with administered(store) as (administration, bus):
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        made = await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        made = await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         await bus.sent(bus.address("t"), message("x"))
         await administration.delete("t/Subscriptions/s", policy=RETAIN)
         assert await rows_of(database) == 1
@@ -428,7 +425,7 @@ async def _has_no_rows(database: str) -> bool:
 async def test_partitions_learn_of_many_subscriptions_in_few_commits(store: Store) -> None:
     """A change of a topic with two thousand of them holds up no other for minutes."""
     async with administered(store, partition_count=1) as (administration, bus):
-        made = await administration.put_topic("t", TOPIC, mode=CREATE)
+        made = await administration.put(a_topic("t", TOPIC), NEW)
         await bus.load()
         wanted = [
             WantedEntity(EntityKind.SUBSCRIPTION, f"s{n}", SUBSCRIPTION, "t") for n in range(250)
@@ -450,15 +447,13 @@ async def test_partitions_learn_of_many_subscriptions_in_few_commits(store: Stor
 
 async def test_what_a_restore_needs_must_be_there(store: Store) -> None:
     async with administered(store) as (administration, _):
-        await administration.put_queue("target", QUEUE, mode=CREATE)
-        made = await administration.put_queue(
-            "q", QueueProperties(forward_to="target"), mode=CREATE
-        )
+        await administration.put(a_queue("target", QUEUE), NEW)
+        made = await administration.put(a_queue("q", QueueProperties(forward_to="target")), NEW)
         await administration.delete("q", policy=RETAIN)
         await administration.delete("target")
         with pytest.raises(DirectoryRefusal, match="no queue or topic target"):
             await administration.restore(made.entity_no)
-        await administration.put_queue("target", QUEUE, mode=CREATE)
+        await administration.put(a_queue("target", QUEUE), NEW)
         assert (await administration.restore(made.entity_no)).properties == made.properties
 
 
@@ -473,7 +468,7 @@ async def test_the_retention_ends(store: Store, database: str) -> None:
         administration,
         bus,
     ):
-        made = await administration.put_queue("q", spread(), mode=CREATE)
+        made = await administration.put(a_queue("q", spread()), NEW)
         await bus.sent(bus.address("q"), *(message(f"{n}") for n in range(8)))
         await administration.delete("q", policy=RETAIN)
         await administration.reap()
@@ -498,7 +493,7 @@ async def test_a_clock_that_was_moved_shortens_no_retention(store: Store) -> Non
         clock = bus.hosts[0].clock
         assert isinstance(clock, ManualClock)
         clock.advance(50 * DAY_MS)
-        made = await administration.put_queue("q", QUEUE, mode=CREATE)
+        made = await administration.put(a_queue("q", QUEUE), NEW)
         await administration.delete("q", policy=RETAIN)
         clock.advance(6 * DAY_MS)
         await administration.reap()
@@ -516,9 +511,9 @@ async def test_no_more_is_kept_than_may_exist(
         limits = bus.directory._limits
         monkeypatch.setattr(bus.directory, "_limits", replace(limits, max_entity_count=2))
         for name in ("a", "b"):
-            await administration.put_queue(name, QUEUE, mode=CREATE)
+            await administration.put(a_queue(name, QUEUE), NEW)
             await administration.delete(name, policy=RETAIN)
-        await administration.put_queue("c", QUEUE, mode=CREATE)
+        await administration.put(a_queue("c", QUEUE), NEW)
         refused = administration.delete("c", policy=RETAIN)
         assert await refusal_of(refused) is Refusal.QUOTA_EXCEEDED
 
@@ -551,8 +546,8 @@ async def test_lost_answers_are_found_in_the_tables(store: Store, is_loaded: boo
     async with administered(store) as (administration, bus):
         catalog = LossyCatalog(store)
         bus.directory.catalog.store = catalog
-        made = await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        made = await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         if is_loaded:
             await bus.sent(bus.address("t"), message("x"))
         for loses in ("write", "answer"):
@@ -601,9 +596,9 @@ async def test_a_crash_between_any_two_steps_is_made_good(
     """The catalog has it, and so many partitions and entities learned of it before the crash."""
     async with administered(store) as (administration, bus):
         properties = TopicProperties(enable_partitioning=True)
-        made = await administration.put_topic("t", properties, mode=CREATE)
+        made = await administration.put(a_topic("t", properties), NEW)
         for name in ("a", "b"):
-            await administration.put_subscription("t", name, SUBSCRIPTION, mode=CREATE)
+            await administration.put(a_subscription("t", name, SUBSCRIPTION), NEW)
         await bus.load()
         await bus.sent(bus.address("t"), *(message(f"{n}") for n in range(8)))
         if step == "restore":
@@ -659,9 +654,9 @@ async def test_a_crash_between_any_two_steps_is_made_good(
 async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
     async with administered(store) as (administration, bus):
         assert await administration.changes(0) == (0, [])
-        made = await administration.put_queue("a", QUEUE, mode=CREATE)
-        await administration.put_queue("b", QUEUE, mode=CREATE)
-        await administration.put_queue("a", QueueProperties(max_delivery_count=3), mode=UPDATE)
+        made = await administration.put(a_queue("a", QUEUE), NEW)
+        await administration.put(a_queue("b", QUEUE), NEW)
+        await administration.put(a_queue("a", QueueProperties(max_delivery_count=3)), EXISTING)
         version, found = await administration.changes(0)
         assert version == 3
         assert [(each.version, each.name, each.is_deleted) for each in found] == [
@@ -692,9 +687,9 @@ async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
 async def test_tombstones_say_what_went_how_and_until_when_it_can_come_back(store: Store) -> None:
     async with administered(store) as (administration, bus):
         idle = QueueProperties(auto_delete_on_idle_ms=300_000)
-        await administration.put_queue("Idle", idle, mode=CREATE)
-        await administration.put_topic("t", TOPIC, mode=CREATE)
-        await administration.put_subscription("t", "s", SUBSCRIPTION, mode=CREATE)
+        await administration.put(a_queue("Idle", idle), NEW)
+        await administration.put(a_topic("t", TOPIC), NEW)
+        await administration.put(a_subscription("t", "s", SUBSCRIPTION), NEW)
         entry = bus.directory.find("idle")
         assert entry is not None
         await bus.directory._delete(entry, DeletedReason.IDLE)

@@ -39,6 +39,7 @@ from postbus.entity.commands import (
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered
 from tests.broker.partition_rig import Bus, Door, message
+from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 from tests.store.driving import wait_until
 
 pytestmark = pytest.mark.slow
@@ -193,19 +194,19 @@ async def test_a_queue_is_changed_under_load(store: Store, is_partitioned: bool)
     random = Random(7)
     async with administered(store, partition_count=3) as (administration, bus):
         for name in ("target", "dead"):
-            await administration.put_queue(name, QueueProperties(), mode=PutMode.CREATE)
+            await administration.put(a_queue(name, QueueProperties()), NEW)
         plain = QueueProperties(enable_partitioning=is_partitioned)
-        await administration.put_queue("q", plain, mode=PutMode.CREATE)
+        await administration.put(a_queue("q", plain), NEW)
         load = Load(bus, seed=8)
         work = [asyncio.create_task(each) for each in (
             load.send("q"), load.send("q"), load.receive("q"), load.receive("q"),
         )]  # fmt: skip
         for _ in range(CHANGES):
             wanted = some_queue(random, is_partitioned)
-            changed = await administration.put_queue("q", wanted, mode=PutMode.UPDATE)
+            changed = await administration.put(a_queue("q", wanted), EXISTING)
             assert changed.properties == wanted
             await wait_a_moment()
-        await administration.put_queue("q", plain, mode=PutMode.UPDATE)
+        await administration.put(a_queue("q", plain), EXISTING)
         enough = len(load.accepted) + 20
         await wait_until(lambda: _has_sent(load, enough))
         load.stop()
@@ -239,21 +240,21 @@ EVERYTHING: Final[tuple[tuple[RuleProperties, ...], ...]] = (
 async def test_rules_and_subscriptions_are_changed_under_load(store: Store) -> None:
     random = Random(9)
     async with administered(store, partition_count=3) as (administration, bus):
-        await administration.put_queue("target", QueueProperties(), mode=PutMode.CREATE)
-        await administration.put_topic("t", TopicProperties(), mode=PutMode.CREATE)
+        await administration.put(a_queue("target", QueueProperties()), NEW)
+        await administration.put(a_topic("t", TopicProperties()), NEW)
         for name in ("all", "some", "away"):
-            await administration.put_subscription(
-                "t", name, SubscriptionProperties(), mode=PutMode.CREATE
-            )
+            await administration.put(a_subscription("t", name, SubscriptionProperties()), NEW)
         load = Load(bus, seed=10)
         work = [asyncio.create_task(each) for each in (load.send("t"), load.send("t"))]
         for number in range(CHANGES):
-            await administration.put_subscription(
-                "t",
-                "all",
-                SubscriptionProperties(max_delivery_count=random.randint(1, 9)),
-                EVERYTHING[number % len(EVERYTHING)],
-                mode=PutMode.UPDATE,
+            await administration.put(
+                a_subscription(
+                    "t",
+                    "all",
+                    SubscriptionProperties(max_delivery_count=random.randint(1, 9)),
+                    EVERYTHING[number % len(EVERYTHING)],
+                ),
+                EXISTING,
             )
             path, mode = "t/Subscriptions/some", PutMode.ANY
             await administration.put_rule(path, rule("n", f"1={number % 2}"), mode=mode)
@@ -261,7 +262,7 @@ async def test_rules_and_subscriptions_are_changed_under_load(store: Store) -> N
                 await administration.delete_rule(path, "$Default")
             forward_to = random.choice([None, "target"])
             away = SubscriptionProperties(forward_to=forward_to, user_metadata=str(number))
-            await administration.put_subscription("t", "away", away, mode=PutMode.UPDATE)
+            await administration.put(a_subscription("t", "away", away), EXISTING)
             await wait_a_moment()
         load.stop()
         await asyncio.gather(*work)

@@ -33,12 +33,8 @@ from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
     NamespaceLimits,
-    QueueProperties,
     RuleProperties,
-    SubscriptionProperties,
-    TopicProperties,
     catalog_key,
-    subscription_path,
 )
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal, Refused, Tick
@@ -316,55 +312,8 @@ class Administration:
         """
         return await self._changes.run(self._namespace.put(wanted, expected_version))
 
-    async def put_queue(
-        self,
-        name: str,
-        properties: QueueProperties,
-        *,
-        mode: PutMode,
-        expected_version: int | None = None,
-        forwards_as_sent: Mapping[str, str] | None = None,
-    ) -> EntityDescription:
-        """Create a queue or replace its definition; returns when its partitions follow it.
-
-        `forwards_as_sent`: field -> the URL that stood for the name of a target; None: as it was.
-        """
-        kind = EntityKind.QUEUE
-        wanted = WantedEntity(kind, name, properties, forwards_as_sent=forwards_as_sent)
-        return await self._put(wanted, Precondition(mode, expected_version))
-
-    async def put_topic(
-        self,
-        name: str,
-        properties: TopicProperties,
-        *,
-        mode: PutMode,
-        expected_version: int | None = None,
-    ) -> EntityDescription:
-        """Create a topic or replace its definition."""
-        wanted = WantedEntity(EntityKind.TOPIC, name, properties)
-        return await self._put(wanted, Precondition(mode, expected_version))
-
-    async def put_subscription(
-        self,
-        topic: str,
-        name: str,
-        properties: SubscriptionProperties,
-        rules: Sequence[RuleProperties] | None = None,
-        *,
-        mode: PutMode,
-        expected_version: int | None = None,
-        forwards_as_sent: Mapping[str, str] | None = None,
-    ) -> EntityDescription:
-        """Create a subscription or replace its definition; `forwards_as_sent` as of a queue.
-
-        `rules` replace those it has; None keeps them, or gives a new one `$Default`.
-        """
-        kind = EntityKind.SUBSCRIPTION
-        wanted = WantedEntity(kind, name, properties, topic, rules, forwards_as_sent)
-        return await self._put(wanted, Precondition(mode, expected_version))
-
-    async def _put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
+    async def put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
+        """Create an entity or replace its definition; returns when its partitions follow it."""
         put = await self._changes.run(self._directory.put(wanted, condition))
         self._warn(put.entry)
         return self._described(put.entry, is_new=put.is_new)
@@ -383,9 +332,7 @@ class Administration:
         """
         await self._changes.run(self._directory.put_all(wanted))
         for each in wanted:
-            topic = each.topic
-            path = each.name if topic is None else subscription_path(topic, each.name)
-            if (entry := self._directory.find(catalog_key(path))) is not None:
+            if (entry := self._directory.find(catalog_key(each.path))) is not None:
                 self._warn(entry)
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:

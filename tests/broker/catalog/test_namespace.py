@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from postbus.broker.administration import DeletePolicy, PutMode
+from postbus.broker.administration import DeletePolicy
 from postbus.broker.catalog.directory import DirectoryRefusal
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import NotWritten
@@ -20,7 +20,7 @@ from postbus.store.namespace import NamespaceStore
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, refusal_of
 from tests.broker.owner import directory_of
-from tests.broker.putting import put_queue
+from tests.broker.putting import NEW, a_queue, put_queue
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ async def test_the_retention_of_what_is_deleted_from_now_on(store: Store) -> Non
     async with administered(store) as (administration, _):
         for name, days in (("a", 7), ("b", 3)):
             await administration.put_namespace(told(softDelete={"retention": f"P{days}D"}))
-            await administration.put_queue(name, QueueProperties(), mode=PutMode.CREATE)
+            await administration.put(a_queue(name, QueueProperties()), NEW)
             await administration.delete(name, policy=DeletePolicy.RETAIN)
         kept = await administration.tombstones(0)
         days_kept = [

@@ -10,13 +10,14 @@ import pytest
 
 from postbus.assembly.bus import Bus, BusError
 from postbus.broker.access.caller_fence import CallerTooOld
-from postbus.broker.administration import DeletePolicy, PutMode
+from postbus.broker.administration import DeletePolicy
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.partition.host import Host
 from postbus.contract.entities import QueueProperties
 from postbus.entity.commands import Refusal, Tick
 from tests.assembly.test_bus import TAKE
 from tests.broker.brokers_rig import Brokers, brokers_on, definition, peek, send
+from tests.broker.putting import NEW, a_queue
 from tests.store.driving import wait_until
 from tests.store.relay import relaying
 
@@ -33,7 +34,7 @@ async def brokers(database: str) -> AsyncIterator[Brokers]:
 
 
 async def create(bus: Bus, queue: str) -> int:
-    made = await bus.administration.put_queue(queue, QueueProperties(), mode=PutMode.CREATE)
+    made = await bus.administration.put(a_queue(queue, QueueProperties()), NEW)
     return made.entity_no
 
 
@@ -98,7 +99,7 @@ async def test_standby_follows_the_catalog_and_changes_nothing(brokers: Brokers)
 
     await wait_until(is_known, 10)
     for change in (
-        second.administration.put_queue("mine", QueueProperties(), mode=PutMode.CREATE),
+        second.administration.put(a_queue("mine", QueueProperties()), NEW),
         second.administration.delete("orders"),
     ):
         with pytest.raises(DirectoryRefusal) as caught:

@@ -111,6 +111,11 @@ class WantedEntity:
     rules: Sequence[RuleProperties] | None = None
     forwards_as_sent: Mapping[str, str] | None = None
 
+    @property
+    def path(self) -> str:
+        """The name below the namespace, in the case it is wanted in."""
+        return self.name if self.topic is None else subscription_path(self.topic, self.name)
+
 
 class Put(NamedTuple):
     """What a change led to. `is_new`: the entity, or the rule that was added, was not there."""

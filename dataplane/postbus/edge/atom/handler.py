@@ -25,14 +25,11 @@ from postbus.broker.administration import (
     RuntimeInformation,
 )
 from postbus.broker.audit import Audit, AuditEntry
-from postbus.broker.catalog.directory import DirectoryRefusal
+from postbus.broker.catalog.preconditions import DirectoryRefusal, Precondition, WantedEntity
 from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
-    QueueProperties,
     Right,
-    SubscriptionProperties,
-    TopicProperties,
 )
 from postbus.edge.atom.descriptions import DESCRIPTIONS, Place, Shown, Wanted, read_description
 from postbus.edge.atom.errors import bad_request, explained, not_found
@@ -223,7 +220,7 @@ class AtomHandler:
     async def _put_entity(
         self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
     ) -> web.Response:
-        mode, expected_version = _condition(request)
+        condition = _condition(request)
         tag, description = await self._read(request)
         kind = DESCRIPTIONS.get(tag)
         is_subscription = isinstance(target, SubscriptionAt)
@@ -239,53 +236,26 @@ class AtomHandler:
         await self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
+        entity = _wanted_entity(target, kind, wanted, condition.mode)
         work = self._administration.run(
-            self._put_whole(target, path, wanted, mode, expected_version)
+            self._put_whole(entity, condition, wanted.authorization_rules)
         )
         rules = [each.name for each in wanted.authorization_rules or ()]
         detail = {"authorizationRules": rules} if rules else {}
         put = await self._audited(request, "put", path, detail, work)
-        return await self._answer(request, put, CREATED if mode is PutMode.CREATE else 200)
+        status = CREATED if condition.mode is PutMode.CREATE else 200
+        return await self._answer(request, put, status)
 
     async def _put_whole(
         self,
-        target: EntityAt | SubscriptionAt,
-        path: str,
-        wanted: Wanted,
-        mode: PutMode,
-        expected_version: int | None,
+        wanted: WantedEntity,
+        condition: Precondition,
+        rules: tuple[WantedRule, ...] | None,
     ) -> EntityDescription:
         """Store a definition and, where it brings some, its authorization rules."""
-        administration = self._administration
-        match wanted.properties:
-            case QueueProperties():
-                put = await administration.put_queue(
-                    path,
-                    wanted.properties,
-                    mode=mode,
-                    expected_version=expected_version,
-                    forwards_as_sent=wanted.forwards_as_sent,
-                )
-            case TopicProperties():
-                put = await administration.put_topic(
-                    path, wanted.properties, mode=mode, expected_version=expected_version
-                )
-            case SubscriptionProperties():
-                assert isinstance(target, SubscriptionAt)
-                is_new = mode is PutMode.CREATE and wanted.default_rule is not None
-                put = await administration.put_subscription(
-                    target.topic,
-                    target.name,
-                    wanted.properties,
-                    [wanted.default_rule] if is_new and wanted.default_rule else None,
-                    mode=mode,
-                    expected_version=expected_version,
-                    forwards_as_sent=wanted.forwards_as_sent,
-                )
-            case _:
-                assert_never(wanted.properties)
-        if wanted.authorization_rules is not None:
-            await self._put_authorization_rules(put, mode, wanted.authorization_rules)
+        put = await self._administration.put(wanted, condition)
+        if rules is not None:
+            await self._put_authorization_rules(put, condition.mode, rules)
         return put
 
     async def _put_authorization_rules(
@@ -315,12 +285,13 @@ class AtomHandler:
     async def _put_rule(
         self, request: web.BaseRequest, at: SubscriptionAt, name: str
     ) -> web.Response:
-        mode, expected_version = _condition(request)
-        if expected_version is not None:
+        condition = _condition(request)
+        if condition.version is not None:
             raise explained(Refused(Refusal.CONFLICT, "A rule has no ETag; send If-Match: *"))
         tag, description = await self._read(request)
         if tag != "RuleDescription":
             raise bad_request("the entry describes something else; send a RuleDescription")
+        mode = condition.mode
         work = self._administration.put_rule(at.path, read_rule(description, name), mode=mode)
         rule = await self._audited(request, "put rule", at.path, {"rule": name}, work)
         entry = self._feeds(request).rule(self._subscription(at), rule)
@@ -328,7 +299,7 @@ class AtomHandler:
 
     async def _delete(self, request: web.BaseRequest, target: Target) -> web.Response:
         administration = self._administration
-        expected_version = _condition(request)[1]
+        expected_version = _condition(request).version
         match target:
             case EntityAt() | SubscriptionAt():
                 path = target.name if isinstance(target, EntityAt) else target.path
@@ -465,19 +436,31 @@ def _feed(text: str) -> web.Response:
     return web.Response(body=text.encode(), headers={"Content-Type": FEED})
 
 
-def _condition(request: web.BaseRequest) -> tuple[PutMode, int | None]:
+def _wanted_entity(
+    target: EntityAt | SubscriptionAt, kind: EntityKind, wanted: Wanted, mode: PutMode
+) -> WantedEntity:
+    """Return what a request asks for; its default rule is for a subscription that is new."""
+    sent = wanted.forwards_as_sent
+    if isinstance(target, EntityAt):
+        return WantedEntity(kind, target.name, wanted.properties, forwards_as_sent=sent)
+    rule = wanted.default_rule if mode is PutMode.CREATE else None
+    rules = None if rule is None else [rule]
+    return WantedEntity(kind, target.name, wanted.properties, target.topic, rules, sent)
+
+
+def _condition(request: web.BaseRequest) -> Precondition:
     """Return what must be there before a change: nothing, something, or a version of it."""
     said = request.headers.get("If-Match", "").strip()
     if not said:
-        return PutMode.CREATE, None
+        return Precondition(PutMode.CREATE)
     if said == "*":
-        return PutMode.UPDATE, None
+        return Precondition(PutMode.UPDATE)
     found = ETAG.fullmatch(said)
     if found is None:
         raise explained(
             Refused(Refusal.CONFLICT, "If-Match is * or the ETag that a GET was answered with")
         )
-    return PutMode.UPDATE, int(found[1])
+    return Precondition(PutMode.UPDATE, int(found[1]))
 
 
 def _page_of(request: web.BaseRequest) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from postbus.broker.administration import (
 )
 from postbus.broker.administration import RuleDescription as KnownRule
 from postbus.broker.administration import RuntimeInformation as Counted
-from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.broker.catalog.preconditions import DirectoryRefusal, Precondition, WantedEntity
 from postbus.contract.control import (
     Applied,
     CountDetails,
@@ -98,17 +98,10 @@ class ControlEntities:
         return Answer(_queue(found, warnings), etag=found.version)
 
     async def _put_queue(self, call: Call) -> Answer:
-        name, kind = call.names["queue"], EntityKind.QUEUE
-        before = self._find(kind, name)
-        mode, version = _checked(call.condition, before, kind, name)
-        with _told_as_precondition(call.condition):
-            put = await self._administration.put_queue(
-                name,
-                call.read(QueueProperties),
-                mode=mode,
-                expected_version=version,
-            )
-        return applied(self._administration, put, is_new=put.is_new)
+        properties = call.read(QueueProperties)
+        return await self._put(
+            call, WantedEntity(EntityKind.QUEUE, call.names["queue"], properties)
+        )
 
     async def _delete_queue(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.QUEUE, call.names["queue"])
@@ -127,17 +120,10 @@ class ControlEntities:
         return Answer(_topic(found), etag=found.version)
 
     async def _put_topic(self, call: Call) -> Answer:
-        name, kind = call.names["topic"], EntityKind.TOPIC
-        before = self._find(kind, name)
-        mode, version = _checked(call.condition, before, kind, name)
-        with _told_as_precondition(call.condition):
-            put = await self._administration.put_topic(
-                name,
-                call.read(TopicProperties),
-                mode=mode,
-                expected_version=version,
-            )
-        return applied(self._administration, put, is_new=put.is_new)
+        properties = call.read(TopicProperties)
+        return await self._put(
+            call, WantedEntity(EntityKind.TOPIC, call.names["topic"], properties)
+        )
 
     async def _delete_topic(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.TOPIC, call.names["topic"])
@@ -158,20 +144,11 @@ class ControlEntities:
         return Answer(_subscription(found, warnings), etag=found.version)
 
     async def _put_subscription(self, call: Call) -> Answer:
-        path, kind = _path(call), EntityKind.SUBSCRIPTION
-        before = self._find(kind, path)
-        mode, version = _checked(call.condition, before, kind, path)
-        wanted = call.read(SubscriptionDefinition)
-        with _told_as_precondition(call.condition):
-            put = await self._administration.put_subscription(
-                call.names["topic"],
-                call.names["subscription"],
-                _without_rules(wanted),
-                wanted.rules,
-                mode=mode,
-                expected_version=version,
-            )
-        return applied(self._administration, put, is_new=put.is_new)
+        topic, name = call.names["topic"], call.names["subscription"]
+        said = call.read(SubscriptionDefinition)
+        properties = _without_rules(said)
+        wanted = WantedEntity(EntityKind.SUBSCRIPTION, name, properties, topic, said.rules)
+        return await self._put(call, wanted)
 
     async def _delete_subscription(self, call: Call) -> Answer:
         return await self._delete(call, EntityKind.SUBSCRIPTION, _path(call))
@@ -234,9 +211,16 @@ class ControlEntities:
         found = self._administration.listed(kind, topic, skip, top + 1)
         return found[:top], skip + top if len(found) > top else None
 
+    async def _put(self, call: Call, wanted: WantedEntity) -> Answer:
+        before = self._find(wanted.kind, wanted.path)
+        condition = _checked(call.condition, before, wanted.kind, wanted.path)
+        with _told_as_precondition(call.condition):
+            put = await self._administration.put(wanted, condition)
+        return applied(self._administration, put, is_new=put.is_new)
+
     async def _delete(self, call: Call, kind: EntityKind, path: str) -> Answer:
         before = self._get(kind, path)
-        _, version = _checked(call.condition, before, kind, path)
+        version = _checked(call.condition, before, kind, path).version
         policy = POLICIES[DeletionPolicy(call.text("policy"))]
         await self._administration.delete(path, policy=policy, expected_version=version)
         is_restorable = policy is DeletePolicy.RETAIN
@@ -271,14 +255,14 @@ def applied(administration: Administration, put: EntityDescription, *, is_new: b
 
 def _checked(
     condition: Condition, before: EntityDescription | None, kind: EntityKind, path: str
-) -> tuple[PutMode, int | None]:
+) -> Precondition:
     """Return what to ask of a change; raises when the condition does not hold already."""
     if condition.must_be_new:
-        return PutMode.CREATE, None
+        return Precondition(PutMode.CREATE)
     if condition.versions is None:
-        return (PutMode.UPDATE if condition.must_exist else PutMode.ANY), None
+        return Precondition(PutMode.UPDATE if condition.must_exist else PutMode.ANY)
     if before is None:  # the change looks at the name, too, and refuses
-        return PutMode.UPDATE, min(condition.versions, default=0)
+        return Precondition(PutMode.UPDATE, min(condition.versions, default=0))
     if before.version not in condition.versions:
         raise ControlRefused(
             412,
@@ -286,7 +270,7 @@ def _checked(
             " read it again and repeat",
             ProblemType.VERSION_DIFFERS,
         )
-    return PutMode.UPDATE, before.version
+    return Precondition(PutMode.UPDATE, before.version)
 
 
 @contextmanager
