@@ -156,7 +156,7 @@ def test_log_hears_once_of_a_crowd(
         admit(admission_control, CROWD, 10)
         clock.now_s += 1
     assert [record.getMessage() for record in caplog.records] == [
-        "too many connections without a key"
+        "too many unauthenticated connections"
     ]
     assert vars(caplog.records[0])["address"] == CROWD
     clock.now_s += QUIET_S
@@ -368,7 +368,7 @@ def test_flood_of_refusals_is_a_few_lines(bus: BusThread) -> None:
         assert websocket.close_code() == 1002
         websocket.close()
     assert len(bus.log.records) <= LOGGED_REFUSALS + 1
-    assert bus.log.records[-1].getMessage() == "much is refused to a client without a key"
+    assert bus.log.records[-1].getMessage() == "many requests of an unauthenticated client refused"
     with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as client:
         for _ in range(3):
             assert ask(client, token_of(bus)).startswith(b"HTTP/1.1 404 ")

@@ -64,7 +64,7 @@ class Timers:
 
 def summaries(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     """Return what was told in sums since the last call."""
-    found = [vars(each) for each in caplog.records if each.getMessage() == "more was refused"]
+    found = [vars(each) for each in caplog.records if each.getMessage() == "further requests refused"]
     caplog.clear()
     names = ("reason", "refused", "entities")
     return [{name: each[name] for name in names} for each in found]

@@ -1,9 +1,9 @@
-"""Admission of connections: limits before authentication, who gives way, and rate of log entries.
+"""Admission of connections: limits before authentication, eviction, and rate of log entries.
 
-A connection is unauthenticated from its dial until its first good key, whatever it speaks. Such
-connections are limited in total and for each address, and give way when the limit is reached, so
-that nobody without a key keeps clients out that have one. Clients that dial at once from behind one
-router are unauthenticated for milliseconds; only the slow ones are disconnected.
+A connection is unauthenticated from its dial until its first good key, whatever protocol it speaks.
+Such connections are limited in total and for each address, and are evicted when a limit is reached,
+so that clients without a key cannot keep out clients that have one. Clients that dial at once from
+behind one router are unauthenticated for milliseconds; only the slow ones are disconnected.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from postbus.entity.commands import Refusal
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 5_000
-"""Connections of a namespace, whatever they speak; the quota of Service Bus."""
+"""Connections of a namespace over all protocols; the quota of Service Bus."""
 
 MAX_UNAUTHENTICATED: Final = 2_000
 """Our choice: less than half of all connections; at 256 KiB of heap each they hold 512 MiB."""
 
 MAX_UNAUTHENTICATED_OF_ADDRESS: Final = 1_000
-"""Our choice: all clients behind one router or balancer may come back at once, and half of the
-strangers are left to others."""
+"""Our choice: all clients behind one router or load balancer may reconnect at once, and half of the
+unauthenticated connections remain for others."""
 
 PATIENCE_S: Final = 5.0
-"""How long a stranger may take for its key when others of its address wait. Our choice: TLS, SASL
-and a token are some ten round trips."""
+"""Time that an unauthenticated connection may take for its key when others of its address wait. Our
+choice: TLS, SASL and a token are about ten round trips."""
 
 MAX_LOGGED_CHARS: Final = 300
-"""What the log hears at most of a path that a client asked for; names of entities are shorter."""
+"""Maximum length of a requested path in the log; names of entities are shorter."""
 
 LOGGED_REFUSALS: Final = 10
-"""Refusals of an address without a key that are logged one by one, until a quiet minute."""
+"""Refusals of an address without a key that are logged one by one, until a minute without refusals.
+"""
 
 LOGGED_REFUSALS_A_SECOND: Final = 40
-"""Refusals with keys that are logged one by one in a second, of one key half of them. Our choice:
-a person can read no more, and a client that does something wrong does it again."""
+"""Refusals with keys that are logged one by one in a second; one key may have half of them. Our
+choice: a person can read no more, and a client that makes a mistake repeats it."""
 
 CONNECTIONS_OF_KEY: Final = 0.8
-"""Part of all connections that one key may have while others have none."""
+"""Part of all connections that one key may have while no other key has any."""
 
 _NONE: Final = OrderedDict["Admission", None]()
 
 
 class Admission:
-    """One connection before its first good key. Whoever has the connection holds it."""
+    """One connection and its state of authentication. The owner of the connection holds it."""
 
     __slots__ = ("_cut", "_holder", "_key", "_registry", "account", "since_s", "source")
 
@@ -65,21 +66,21 @@ class Admission:
         self.source = source
         self.since_s = since_s
         self.account = UNKNOWN
-        """Who answers for what the connection uses."""
+        """Account that is charged for the resources of the connection."""
         self._key = ""
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether the client has shown a good key."""
+        """Return whether the client has presented a good key."""
         return self.account is not UNKNOWN
 
     def hold(self, holder: object, cut: Callable[[], None]) -> None:
-        """Take the connection over; `cut` ends it at once."""
+        """Take the connection over; `cut` ends it immediately."""
         self._holder = holder
         self._cut = cut
 
     def release(self, holder: object) -> None:
-        """The connection is gone, unless another has taken it over."""
+        """Forget the connection unless another owner has taken it over."""
         if holder is self._holder:
             self._holder, self._cut = None, _nothing
             self._registry.remove(self)
@@ -87,9 +88,10 @@ class Admission:
                 self._registry.of_keys.give_back(self.account, 1)
 
     def mark_authenticated(self, grant: Grant) -> bool:
-        """Be a stranger no longer, unless the key has too many connections: say which.
+        """Mark the connection as authenticated unless the key has too many connections; return
+        which.
 
-        The first key of a connection counts.
+        Only the first key of a connection counts.
         """
         if not self.is_authenticated:
             if not self._registry.of_keys.take(grant.account, 1):
@@ -101,7 +103,7 @@ class Admission:
         return True
 
     def has_signed(self, token: str) -> bool:
-        """Say whether a token is signed with the key that was shown: then nobody guesses."""
+        """Return whether a token is signed with the key of the connection: it is then no guess."""
         return bool(self._key) and is_signed_with(token, self._key)
 
     def cut(self) -> None:
@@ -110,9 +112,9 @@ class Admission:
         self._cut()
 
     def is_refusal_logged(self, refusal: Refusal | None = None, entity: str = "") -> bool:
-        """Say whether the log hears of a refusal by itself; it hears of sums in any case.
+        """Return whether a refusal is logged individually; all refusals appear in the summaries.
 
-        `refusal`: what it is, where it is one of the broker's.
+        `refusal`: the broker's reason, if it is one of the broker's.
         """
         if refusal in SUMMED:
             return self._registry.sums.is_logged(refusal, entity)
@@ -122,7 +124,7 @@ class Admission:
 
 
 class AdmissionControl:
-    """All strangers of a bus. Time is real and only passes."""
+    """All unauthenticated connections of a bus. Times are monotonic, in seconds."""
 
     def __init__(
         self,
@@ -134,25 +136,25 @@ class AdmissionControl:
     ) -> None:
         self.now_s = now_s
         self.of_keys = Shares(Limit(max_connections, CONNECTIONS_OF_KEY))
-        """Connections that have shown a key, by account."""
+        """Authenticated connections, by account."""
         self._most = most
         self._most_of_address = most_of_address
-        self._all: OrderedDict[Admission, None] = OrderedDict()  # the oldest first
-        self._by_source: dict[str, OrderedDict[Admission, None]] = {}  # as well
+        self._all: OrderedDict[Admission, None] = OrderedDict()  # oldest first
+        self._by_source: dict[str, OrderedDict[Admission, None]] = {}  # oldest first
         self._crowded_s: float | None = None
         self._refusals = Bursts()
         self._crowds = Bursts()
         self._second = 0
-        self._logged = Shares(Limit(LOGGED_REFUSALS_A_SECOND))  # in that second
+        self._logged = Shares(Limit(LOGGED_REFUSALS_A_SECOND))  # logged in that second
         self._unlogged = Bursts()
         self.sums = RefusalSums()
-        """Refusals whose cause is the broker's own."""
+        """Refusals caused by the broker itself."""
         self.cut_count = 0
-        """Strangers that had to give way so far."""
+        """Unauthenticated connections evicted so far."""
 
     @classmethod
     def within(cls, max_connections: int) -> AdmissionControl:
-        """Return strangers that have no more than their part of all connections."""
+        """Return admission control limited to its part of all connections."""
         return cls(
             most=min(MAX_UNAUTHENTICATED, max_connections * 2 // 5),
             most_of_address=min(MAX_UNAUTHENTICATED_OF_ADDRESS, max_connections // 5),
@@ -163,9 +165,9 @@ class AdmissionControl:
         return len(self._all)
 
     def admit(self, address: str | None, *, is_full: bool) -> Admission | None:
-        """Return a new stranger, None when it must be turned away; another may have to go for it.
+        """Return the admission of a new connection, or None to refuse it; may evict another one.
 
-        `is_full`: there is no room unless a stranger leaves.
+        `is_full`: all connections are in use; one can only be admitted by evicting another.
         """
         source, now_s = source_of(address), self.now_s()
         own = self._by_source.get(source, _NONE)
@@ -187,7 +189,7 @@ class AdmissionControl:
         return self._add(source, now_s)
 
     def remove(self, admission: Admission) -> None:
-        """Forget a stranger; may be called twice."""
+        """Forget a connection; may be called twice."""
         if self._all.pop(admission, True):
             return
         found = self._by_source[admission.source]
@@ -196,7 +198,7 @@ class AdmissionControl:
             del self._by_source[admission.source]
 
     def note_refusal(self, source: str) -> bool:
-        """Count a refusal and say whether it is logged by itself; else the log hears of sums."""
+        """Count a refusal; return whether it is logged individually rather than in a summary."""
         count = self._refusals.note(source, self.now_s())
         if count > LOGGED_REFUSALS and is_power_of_ten(count):
             logger.warning(
@@ -206,7 +208,7 @@ class AdmissionControl:
         return count <= LOGGED_REFUSALS
 
     def note_refusal_of_key(self, account: str) -> bool:
-        """Do the same for a client with a key, by what was logged within a second."""
+        """Count a refusal of a client with a key, by what was logged within a second."""
         now_s = self.now_s()
         second = int(now_s)
         if second != self._second:
@@ -222,14 +224,14 @@ class AdmissionControl:
         return False
 
     def refusals_of_keys(self) -> dict[str, int]:
-        """Return how often a share was used up, by what it is of."""
+        """Return how often a share was used up, by limit."""
         return {
             "connections": self.of_keys.refused_count,
             "log_lines": self._logged.refused_count,
         }
 
     def note_crowd(self, account: str) -> None:
-        """Log that a key has too many connections, in sums."""
+        """Log in summaries that a key has too many connections."""
         count = self._crowds.note(account, self.now_s())
         if is_power_of_ten(count):
             extra = {"rule": account, "connections": self.of_keys.of(account), "refused": count}
@@ -243,12 +245,12 @@ class AdmissionControl:
 
     @staticmethod
     def _overdue(found: Iterable[Admission], now_s: float) -> Admission | None:
-        """Return the oldest of strangers when it had its time."""
+        """Return the oldest connection if its time for authentication is over."""
         oldest = next(iter(found), None)
         return oldest if oldest and now_s - oldest.since_s >= PATIENCE_S else None
 
     def _log_crowded(self, source: str, count: int, now_s: float) -> None:
-        """Log the first of a burst that lasts until there was room for a minute."""
+        """Log the first eviction of a burst; a burst ends after a minute below the limit."""
         if self._crowded_s is None or now_s - self._crowded_s >= QUIET_S:
             logger.warning(
                 "too many connections without a key",
@@ -258,4 +260,4 @@ class AdmissionControl:
 
 
 def _nothing() -> None:
-    """Cut what nobody holds yet."""
+    """Do nothing: nobody holds the connection yet."""

@@ -1,4 +1,4 @@
-"""What may be sent to and received from at all: the same answer at every door."""
+"""Whether an entity can be sent to or received from at all; the same answer for every protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from postbus.entity.commands import Refusal, Refused, SubQueue
 
 
 def attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
-    """Return why nothing may be sent to or received from what an address names."""
+    """Return why the target of an address cannot be sent to or received from; None if it can."""
     refused = target_refusal(address) if is_sender else None
     if refused is not None:
         return refused
@@ -27,7 +27,7 @@ def attach_refusal(address: Address, *, is_sender: bool) -> Refused | None:
 
 
 def target_refusal(address: Address) -> Refused | None:
-    """Return why nothing can ever be sent to what an address names."""
+    """Return why the target of an address can never be sent to; None if it can."""
     if address.sub_queue is not SubQueue.ACTIVE:
         return Refused(Refusal.NOT_ALLOWED, "A dead-letter queue cannot be sent to.")
     if address.kind is EntityKind.SUBSCRIPTION:

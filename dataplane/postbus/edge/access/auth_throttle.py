@@ -1,10 +1,10 @@
-"""Who guesses keys: refused tokens and passwords by source address, and how long they wait.
+"""Throttles failed authentication by source address.
 
-All listeners share one `AuthThrottle`. Refusals wait longer the more there were. While some
-refusals of an address wait for their answers, further keys from there are not even looked at: who
-hangs up instead of waiting gains nothing. So a good key may have to queue at an address where
-somebody guesses; a key that its connection has shown before never does. The log hears of it once in
-a while, not each time.
+All listeners share one `AuthThrottle`. The more tokens and passwords of an address are refused, the
+longer its refusals wait. While several refusals of an address wait for their answers, further keys
+of that address are not checked: a client that disconnects instead of waiting gains nothing. A good
+key may therefore queue at an address that guesses keys; a key that its connection has presented
+before never queues. Refusals are logged at increasing counts, not one by one.
 """
 
 from __future__ import annotations
@@ -28,68 +28,70 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FREE_REFUSALS: Final = 3
-"""Refusals of a burst that are answered at once: somebody mistyped a key."""
+"""Refusals of a burst that are answered immediately, for mistyped keys."""
 
 FIRST_DELAY_S: Final = 0.1
-"""How long the next answer waits; each further one twice as long."""
+"""Delay of the next answer; it doubles with each further refusal."""
 
 MAX_DELAY_S: Final = 5.0
 """Our choice: far below what SDKs wait for a token."""
 
 MAX_UNANSWERED: Final = 8
-"""Refusals of an address that may wait for their answers while further keys are looked at. With the
-longest delay that is 1.6 keys a second, some 115 in the first minute."""
+"""Unanswered refusals of an address up to which further keys are checked. With the longest delay
+that is 1.6 keys a second, about 115 in the first minute."""
 
 MAX_QUEUED: Final = 16
-"""Keys of an address that may wait until they are looked at: ten seconds, half of what a client
+"""Keys of an address that may wait to be checked: ten seconds, half of the time that a client
 without a key may stay."""
 
 ALL_QUEUED: Final = 1_024
-"""The same of all addresses. Our choice: each holds a token and its connection."""
+"""Keys of all addresses that may wait to be checked. Our choice: each holds a token and its
+connection."""
 
 SUBNET_BITS: Final = 64
-"""What one client has of IPv6 addresses."""
+"""IPv6 addresses with this prefix in common count as one client."""
 
 
 class TooManyChecks(Exception):
-    """Too many keys of an address wait already; nobody has looked at this one."""
+    """Too many keys of the address wait to be checked; this one was not checked."""
 
 
 @dataclass(slots=True)
 class _Guessed:
-    """An address with refusals that wait for their answers."""
+    """An address whose refusals wait for their answers."""
 
     unanswered: int = 0
     queued: deque[Callable[[], None]] = field(default_factory=deque)
 
 
 class AuthThrottle:
-    """Counts refusals and lets keys wait. Time is real and only passes."""
+    """Counts refusals and delays the checks of keys. Times are monotonic, in seconds."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.monotonic,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """`call_later` is that of the running event loop if not said."""
+        """`call_later` is by default that of the running event loop."""
         self.now_s = now_s
         self.call_later = call_later or _call_later
         self._refusals = Bursts()
         self._guessed: dict[str, _Guessed] = {}
         self.queued = Shares(Limit(ALL_QUEUED))
-        """Keys that wait until they are looked at, by address."""
+        """Keys that wait to be checked, by address."""
         self.sent_away_count = 0
-        """Keys that nobody looked at, as too many waited."""
+        """Keys that were not checked because too many waited."""
 
     @property
     def is_alert(self) -> bool:
-        """Whether some refusal waits for its answer, so that keys may have to queue."""
+        """Return whether a refusal waits for its answer, so that keys may have to queue."""
         return bool(self._guessed)
 
     def admit(self, address: str | None, check: Callable[[], None]) -> None:
         """Call `check` now, or when fewer refusals of the address wait for their answers.
 
-        It is called once and looks whether its client is still there. Raises `TooManyChecks`.
+        `check` is called once and has to find out whether its client is still connected. Raises
+        `TooManyChecks`.
         """
         source = source_of(address) if self._guessed else ""
         guessed = self._guessed.get(source)
@@ -104,9 +106,10 @@ class AuthThrottle:
     async def judge(
         self, address: str | None, protocol: str, check: Callable[[], T], *, is_known: bool = False
     ) -> T:
-        """Return what `check` returns, in its turn; raises its `TokenRefused`, when it is time.
+        """Return the result of `check` when its turn has come; raise its `TokenRefused` after the
+        delay.
 
-        `is_known`: the key is one that the connection has shown before. Raises `TooManyChecks`.
+        `is_known`: the connection has presented this key before. Raises `TooManyChecks`.
         """
         judged: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -115,13 +118,13 @@ class AuthThrottle:
                 judged.set_exception(error)
 
         def look() -> None:
-            if judged.done():  # the client is gone
+            if judged.done():  # the client has disconnected
                 return
             try:
                 judged.set_result(check())
             except TokenRefused as error:
                 self.refuse(address, protocol, str(error), partial(refused, error))
-            except Exception as error:  # noqa: BLE001 - whoever waits for it handles it
+            except Exception as error:  # noqa: BLE001 - the awaiting caller handles it
                 refused(error)
 
         if is_known:
@@ -133,7 +136,7 @@ class AuthThrottle:
     def refuse(
         self, address: str | None, protocol: str, why: str, answer: Callable[[], None]
     ) -> None:
-        """Count a refused key; `answer` is called now or later."""
+        """Count a refused key; `answer` is called now or after the delay."""
         delay_s = self.note_refused(address, protocol, why)
         if not delay_s:
             answer()
@@ -148,7 +151,7 @@ class AuthThrottle:
         self.call_later(delay_s, answer_late)
 
     def note_refused(self, address: str | None, protocol: str, why: str) -> float:
-        """Count a refusal and return for how many seconds its answer has to wait."""
+        """Count a refusal and return the delay of its answer in seconds."""
         source = source_of(address)
         count = self._refusals.note(source, self.now_s())
         _log(source, protocol, why, count)
@@ -158,7 +161,7 @@ class AuthThrottle:
         return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(over - 1, 30))
 
     def _go_on(self, source: str) -> None:
-        """A refusal was answered: look at the keys that wait, until enough of them are refused."""
+        """Note an answered refusal: check waiting keys until enough of them are refused."""
         guessed = self._guessed[source]
         guessed.unanswered -= 1
         while guessed.queued and guessed.unanswered < MAX_UNANSWERED:
@@ -169,7 +172,7 @@ class AuthThrottle:
 
 
 def source_of(address: str | None) -> str:
-    """Return what counts as one client: an IPv4 address, or a network of IPv6."""
+    """Return what counts as one client: an IPv4 address, or an IPv6 network."""
     try:
         found = ip_address(address or "")
     except ValueError:
@@ -183,7 +186,7 @@ def source_of(address: str | None) -> str:
 
 
 def _log(source: str, protocol: str, why: str, count: int) -> None:
-    """Log the first refusal of a burst, then each time there are ten times as many."""
+    """Log the first refusal of a burst, then at each power of ten."""
     if count == 1:
         logger.warning("key refused", extra={"address": source, "protocol": protocol, "why": why})
     elif is_power_of_ten(count):

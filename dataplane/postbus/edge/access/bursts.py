@@ -1,6 +1,6 @@
-"""How often something came from each source, until it was quiet for a minute.
+"""Counts of events by source; a count ends after a minute without events.
 
-For what the log, or an answer, hears of in sums. The table is bounded, whoever fills it.
+For log entries and answers that summarize. The size of the table is bounded.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 QUIET_S: Final = 60.0
-"""A burst is over after this time without another."""
+"""A burst is over after this time without another event."""
 
 MAX_SOURCES: Final = 10_000
-"""Sources remembered; the one that was quiet for longest is forgotten first."""
+"""Sources remembered; the one without events for longest is forgotten first."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Burst:
 
 
 class Bursts:
-    """Counts by source. Time is real and only passes."""
+    """Counts by source. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._bursts: OrderedDict[str, _Burst] = OrderedDict()
@@ -32,7 +32,7 @@ class Bursts:
         return len(self._bursts)
 
     def note(self, source: str, now_s: float) -> int:
-        """Count one more and return how many the burst of its source has."""
+        """Count an event and return the count of its source's burst."""
         burst = self._bursts.get(source)
         if burst is None or now_s - burst.last_s >= QUIET_S:
             burst = self._bursts[source] = _Burst(0, now_s)
@@ -44,10 +44,10 @@ class Bursts:
         return burst.count
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all counts."""
         self._bursts.clear()
 
 
 def is_power_of_ten(count: int) -> bool:
-    """Say whether a sum is worth a line: 1, 10, 100, 1,000 and so on."""
+    """Return whether a count deserves a log entry: 1, 10, 100, 1,000 and so on."""
     return str(count).strip("0") == "1"

@@ -1,7 +1,7 @@
-"""Limits on bytes in flight from clients, and a guard against errors of ours in callbacks.
+"""Limits on bytes in flight from clients, and a guard against our own errors in callbacks.
 
-Endpoints of all connections share one `InflightBudget`. Each key has its share of it: a key at its
-limit waits or is refused as busy, the others go on.
+Endpoints of all connections share one `InflightBudget`. Each key has a share of it: a key at its
+limit waits or is refused as busy, the others continue.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 from postbus.edge.access.shares import Limit, Shares
 
 INFLIGHT_BYTES: Final = 64 << 20
-"""Bytes of unanswered messages, beside unfinished ones, within which credit is given. Our choice: a
-second of sends of a busy bus."""
+"""Bytes of unanswered and unfinished messages up to which credit is granted. Our choice: one second
+of sends of a busy bus."""
 
 INFLIGHT_HARD_BYTES: Final = 256 << 20
-"""The same within which sends are not refused as busy (ADR 25)."""
+"""Bytes of the same up to which sends are not refused as busy (ADR 25)."""
 
 UNFINISHED_BYTES: Final = 64 << 20
 """Bytes of AMQP deliveries whose last frame is still to come; more where messages are larger."""
 
 UNFINISHED_MESSAGES: Final = 4
-"""Largest messages that may be unfinished at a time, whatever their size."""
+"""Unfinished messages of the largest size that are always allowed, whatever that size."""
 
 WAITING_BYTES: Final = 128 << 20
-"""Bytes of messages that may wait in open transactions. Clients may leave them open for minutes,
-and no send shall wait for that."""
+"""Bytes of messages that may wait in open transactions. Clients may leave transactions open for
+minutes, which must not delay other sends."""
 
 LINKS_BYTES: Final = 256 << 20
-"""What attached links keep: more than 100,000 of them with usual names."""
+"""Bytes that attached links keep: more than 100,000 links with usual names."""
 
 READING_BYTES: Final = 128 << 20
-"""Bytes of HTTP bodies that have come so far. Our choice, as all of these."""
+"""Bytes received of HTTP bodies that are not complete. Our choice, as all of these."""
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="CalledBack")
 
 
 class Breakable(Protocol):
-    """A connection that can be ended for an error of ours."""
+    """A connection that can be ended because of an error of ours."""
 
     def broke(self) -> None: ...
 
 
 class CalledBack(Protocol):
-    """A door that partitions call back."""
+    """An endpoint that partitions call back."""
 
     @property
     def connection(self) -> Breakable: ...
 
 
 class WaitingEndpoint(Protocol):
-    """A door that waits for room."""
+    """An endpoint that waits for budget."""
 
     def replenish(self) -> None: ...
 
 
 def guarded(method: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D, P], None]:
-    """Let an error in a callback end the connection, not the partition that called back."""
+    """Confine an error in a callback to its connection, so that the partition continues."""
 
     def call(self: D, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -70,7 +70,7 @@ def guarded(method: Callable[Concatenate[D, P], None]) -> Callable[Concatenate[D
 
 
 class InflightBudget:
-    """Bytes of messages on the way from all sockets to their commits, for each account."""
+    """Bytes of messages between all sockets and their commits, by account."""
 
     def __init__(
         self,
@@ -79,31 +79,31 @@ class InflightBudget:
         unfinished_bytes: int = UNFINISHED_BYTES,
     ) -> None:
         self.unfinished = Shares(Limit(unfinished_bytes))
-        """Of AMQP deliveries; these bytes are in `unanswered` too."""
+        """Bytes of unfinished AMQP deliveries; these bytes are in `unanswered` too."""
         self.unanswered = Shares(Limit(hard_bytes + unfinished_bytes))
         self.waiting = Shares(Limit(WAITING_BYTES))
-        """In open transactions."""
+        """Bytes in open transactions."""
         self.reading = Shares(Limit(READING_BYTES))
-        """Of HTTP bodies."""
+        """Bytes of HTTP bodies."""
         self.links = Shares(Limit(LINKS_BYTES))
-        """Of attached links, and not on the way: what they keep."""
+        """Bytes kept by attached links; not part of the bytes in flight."""
         self._credit = Limit(soft_bytes + unfinished_bytes)
         self._held: dict[str, dict[WaitingEndpoint, None]] = {}
 
     @classmethod
     def within(cls, max_message_bytes: int) -> InflightBudget:
-        """Return an intake that has room for some messages of the largest size."""
+        """Return a budget that has room for some messages of the largest size."""
         return cls(unfinished_bytes=max(UNFINISHED_BYTES, UNFINISHED_MESSAGES * max_message_bytes))
 
     def is_over(self, account: str) -> bool:
-        """Say whether further credit of an account must wait."""
+        """Return whether further credit of an account must wait."""
         used = self.unanswered.used
         if used <= self._credit.calm:
             return False
         return not self._credit.allows(self.unanswered.of(account), used)
 
     def is_full(self, account: str) -> bool:
-        """Say whether sends of an account must be refused."""
+        """Return whether sends of an account must be refused."""
         unanswered = self.unanswered
         if unanswered.used < unanswered.limit.calm or unanswered.has_room(account, 1):
             return False
@@ -111,7 +111,7 @@ class InflightBudget:
         return True
 
     def refusals(self) -> dict[str, int]:
-        """Return how often a share was used up, by what it is of."""
+        """Return how often a share was used up, by limit."""
         return {
             "reading": self.reading.refused_count,
             "unanswered": self.unanswered.refused_count,
@@ -124,14 +124,14 @@ class InflightBudget:
         self.unanswered.add(account, size_bytes)
 
     def give_back(self, account: str, size_bytes: int) -> None:
-        """Count what was answered; doors of the account that waited for room get credit again."""
+        """Release answered bytes; endpoints of the account that waited grant credit again."""
         self.unanswered.give_back(account, size_bytes)
         if self._held and account in self._held and not self.is_over(account):
             for endpoint in self._held.pop(account):
                 endpoint.replenish()
 
     def hold(self, account: str, endpoint: WaitingEndpoint) -> None:
-        """Let a door wait until its account has room."""
+        """Let an endpoint wait until its account has budget."""
         self._held.setdefault(account, {})[endpoint] = None
 
     def forget(self, account: str, endpoint: WaitingEndpoint) -> None:

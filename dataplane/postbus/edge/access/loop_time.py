@@ -1,9 +1,9 @@
-"""How accounts share the time of the event loop.
+"""Fair shares of event-loop time for accounts.
 
-What one read costs depends on what was sent: 64 KiB of frames that do nothing take forty times as
-long as 64 KiB of messages. The reads of an account that takes long turns are handled one after the
-other, over all its connections, with pauses as long as the turns: half of the loop is left for
-others. An account that is alone pauses never. Who has shown no key is an account by address.
+The cost of a read depends on its content: 64 KiB of frames that do nothing take forty times as long
+as 64 KiB of messages. The reads of an account with long turns are handled one after the other, over
+all its connections, with pauses as long as the turns, which leaves half of the loop to others. An
+account that is alone never pauses. Unauthenticated clients of one address are one account.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ LONG_TURN_NS: Final = 4_000_000
 1 ms."""
 
 OTHERS_NS: Final = 5_000_000_000
-"""How long another account counts as there after its last turn, the time of turns not counted: who
-waits for a busy loop has none. Our choice."""
+"""Time after its last turn during which another account counts as present. The time of turns does
+not count: a client that waits for a busy loop has no turns. Our choice."""
 
 SIGNING_IN_NS: Final = 500_000_000
-"""The same of a client that has shown no key yet: it asks again at once, or is somebody else."""
+"""The same for an unauthenticated client: it either reads again at once or has authenticated."""
 
 COSTLY_NS: Final = 1_000_000_000
-"""How long an account counts as costly after its last long turn. Our choice."""
+"""Time after its last long turn during which an account counts as costly. Our choice."""
 
 SMALL_BYTES: Final = 1_024
 SMALL_AT_ONCE: Final = 8
-"""Reads up to this size go first, as many in a row: who signs in, or asks for a little, does not
-wait for all that others with its key or address have sent. Our choice."""
+"""Consecutive reads up to the small size that go first, so that a client that signs in or asks for
+little does not wait for all data of others with its key or address. Our choice."""
 
 TARGET_NOT_FOUND: Final = "\0"
 
 
 class _Costly:
-    """An account that takes long turns: when it may have the next, and who waits for one."""
+    """An account with long turns: the time of its next turn, and the turns that wait."""
 
     __slots__ = ("_large", "_small", "_small_count", "free_ns", "is_due")
 
@@ -59,7 +59,7 @@ class _Costly:
         (self._small if size_bytes <= SMALL_BYTES else self._large).append(turn)
 
     def take(self) -> Callable[[], None]:
-        """Return the next turn of those that wait."""
+        """Return the next waiting turn."""
         if self._small and (self._small_count < SMALL_AT_ONCE or not self._large):
             self._small_count += 1
             return self._small.popleft()
@@ -68,20 +68,21 @@ class _Costly:
 
 
 class LoopTime:
-    """The turns of all accounts. Times in nanoseconds of `now_ns`, which never goes back."""
+    """The turns of all accounts. Times in nanoseconds of `now_ns`, which never decreases."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._loop = asyncio.get_running_loop()
         self._now_ns = now_ns
         self.last = TARGET_NOT_FOUND
-        """Who had a turn last."""
+        """The account with the last turn."""
         self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
-        """When another key than the last one had a turn, when any had, and a client without."""
+        """Last turn of any account but the last one, of any authenticated and of any
+        unauthenticated one."""
         self.costly: dict[str, _Costly] = {}
-        """Empty mostly: then nobody waits, whatever they send."""
+        """Usually empty: then no client waits, whatever it sends."""
 
     def is_costly(self, account: str) -> bool:
-        """Say whether an account took long turns a moment ago: the next ones should be short."""
+        """Return whether an account had long turns recently; its next ones should be short."""
         costly = self.costly.get(account)
         if costly is None:
             return False
@@ -91,7 +92,7 @@ class LoopTime:
         return False
 
     def admit(self, account: str, size_bytes: int, turn: Callable[[], None]) -> bool:
-        """Say whether an account may have a turn now; else `turn` is called when it may."""
+        """Return whether an account may have a turn now; otherwise call `turn` when it may."""
         if not self.is_costly(account):
             return True
         costly = self.costly[account]
@@ -102,7 +103,7 @@ class LoopTime:
         return False
 
     def saw(self, account: str) -> None:
-        """Note that an account is there, whatever its turns cost."""
+        """Note that an account is present, whatever its turns cost."""
         now_ns = self._now_ns()
         if account.startswith(TARGET_NOT_FOUND):
             self._unknown_ns = now_ns
@@ -113,8 +114,9 @@ class LoopTime:
         self._known_ns = now_ns
 
     def note(self, account: str, began_ns: int, took_ns: int) -> None:
-        """Note a turn that is over. `took_ns`: its CPU time, less than others waited where the
-        machine is busy.
+        """Note the end of a turn.
+
+        `took_ns`: its CPU time, which on a busy machine is less than the time others waited.
         """
         if took_ns < LONG_TURN_NS and not self.costly and account == self.last:
             return
@@ -132,7 +134,7 @@ class LoopTime:
         costly.free_ns = 2 * ended_ns - began_ns
 
     def _is_alone(self, account: str, now_ns: int) -> bool:
-        """Say whether nobody else was there a moment ago."""
+        """Return whether no other account was present recently."""
         if account.startswith(TARGET_NOT_FOUND):
             return now_ns - self._known_ns > OTHERS_NS
         others_ns = self._others_ns if account == self.last else self._known_ns
@@ -145,11 +147,11 @@ class LoopTime:
             self._loop.call_later(delay_s, self._next, account, costly)
 
     def _next(self, account: str, costly: _Costly) -> None:
-        """Let the first that waits have its turn."""
+        """Run the first waiting turn."""
         costly.is_due = False
         try:
-            if costly.free_ns <= self._now_ns() + 1_000_000:  # timers come up to 1 ms early
+            if costly.free_ns <= self._now_ns() + 1_000_000:  # timers fire up to 1 ms early
                 costly.take()()
         except Exception:
-            logger.exception("a turn of a client broke")
+            logger.exception("handling a client failed")
         self._arm(account, costly)

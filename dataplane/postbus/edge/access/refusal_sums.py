@@ -1,8 +1,9 @@
-"""What the log hears of refusals whose cause is the broker's own: the store is away, full, or busy.
+"""Log summaries of refusals caused by the broker itself: the store is away, full, or busy.
 
-Then everybody is refused, again and again, for one reason that the log has elsewhere. Told are the
-first refusal of a reason at once, and once a minute how many followed and of which entities. What a
-client did wrong is told each time: its text has a tracking id that somebody will look for.
+In these states every request is refused, for one reason that the log has elsewhere. The first
+refusal of a reason is logged at once, then once a minute the number that followed and their
+entities. Refusals caused by a client are logged one by one: their texts have a tracking id that
+somebody will look for.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from postbus.entity.commands import Refusal
 logger = logging.getLogger(__name__)
 
 SUMMED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
-"""Refusals that pass, or that hit whoever comes."""
+"""Refusals that are temporary, or that affect all clients."""
 
 SUMMARY_S: Final = 60.0
-"""How often a lasting trouble is told. Our choice: seldom enough to be read."""
+"""Interval of log entries while a condition lasts. Our choice: seldom enough to be read."""
 
 MAX_ENTITIES: Final = 1_000
-"""Entities counted apart for each reason; more are counted together."""
+"""Entities counted separately for each reason; the rest are counted together."""
 
 LOGGED_ENTITIES: Final = 5
-"""Entities that a line names, those first that were refused most."""
+"""Entities named in a log entry, most refusals first."""
 
 MAX_NAME_CHARS: Final = 100
 
@@ -36,15 +37,15 @@ OTHERS: Final = "others"
 
 
 class RefusalSums:
-    """Counts by reason. Of one bus, over all its doors."""
+    """Counts by reason, of one bus over all its listeners."""
 
     def __init__(self, later: Later | None = None) -> None:
-        """`later` calls something after so many seconds, by default in the running loop."""
+        """`later` calls a function after a number of seconds, by default in the running loop."""
         self._later = later or _in_loop
         self._unlogged: dict[Refusal, Counter[str]] = {}
 
     def is_logged(self, refusal: Refusal, entity: str) -> bool:
-        """Count a refusal and say whether the log hears of it by itself."""
+        """Count a refusal; return whether it is logged individually."""
         unlogged = self._unlogged.get(refusal)
         if unlogged is None:
             self._unlogged[refusal] = Counter()
@@ -55,7 +56,9 @@ class RefusalSums:
         return False
 
     def _sum_up(self, refusal: Refusal) -> None:
-        """Tell what came in a minute; after one without a refusal the next one is a first again."""
+        """Log the counts of a minute; after a minute without a refusal the next one is a first
+        again.
+        """
         unlogged = self._unlogged.pop(refusal)
         if not unlogged:
             return
@@ -66,7 +69,7 @@ class RefusalSums:
         if others:
             entities.append(f"{OTHERS} {others}")
         logger.warning(
-            "more was refused",
+            "further requests refused",
             extra={
                 "reason": refusal.value,
                 "refused": unlogged.total(),
