@@ -17,7 +17,7 @@ from postbus.edge.access.loop_time import (
     COSTLY_NS,
     OTHERS_NS,
     SIGNING_IN_NS,
-    TARGET_NOT_FOUND,
+    UNAUTHENTICATED,
     LoopTime,
 )
 from tests.edge.access.test_accounts import dial, poster
@@ -126,7 +126,7 @@ async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
 
 async def test_who_signs_in_is_not_waited_for_long() -> None:
     machine = Machine()
-    machine.turn(f"{TARGET_NOT_FOUND}127.0.0.1", 1)
+    machine.turn(f"{UNAUTHENTICATED}127.0.0.1", 1)
     machine.turn("own", 30)
     assert machine.time.is_costly("own")
     machine.clock.now_ns += SIGNING_IN_NS + COSTLY_NS
@@ -137,7 +137,7 @@ async def test_who_signs_in_is_not_waited_for_long() -> None:
 
 async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
     machine = Machine()
-    admission = f"{TARGET_NOT_FOUND}192.0.2.1"
+    admission = f"{UNAUTHENTICATED}192.0.2.1"
     machine.turn(admission, 30)
     assert machine.may(admission)
     machine.turn("own", 1)

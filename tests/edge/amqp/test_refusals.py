@@ -63,8 +63,9 @@ class Timers:
 
 
 def summaries(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    """Return what was told in sums since the last call."""
-    found = [vars(each) for each in caplog.records if each.getMessage() == "further requests refused"]
+    """Return the summaries that were logged since the last call."""
+    summed = "further requests refused"
+    found = [vars(each) for each in caplog.records if each.getMessage() == summed]
     caplog.clear()
     names = ("reason", "refused", "entities")
     return [{name: each[name] for name in names} for each in found]

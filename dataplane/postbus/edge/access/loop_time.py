@@ -36,7 +36,8 @@ SMALL_AT_ONCE: Final = 8
 """Consecutive reads up to the small size that go first, so that a client that signs in or asks for
 little does not wait for all data of others with its key or address. Our choice."""
 
-TARGET_NOT_FOUND: Final = "\0"
+UNAUTHENTICATED: Final = "\0"
+"""First character of the account of unauthenticated clients; their address follows."""
 
 
 class _Costly:
@@ -73,7 +74,7 @@ class LoopTime:
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._loop = asyncio.get_running_loop()
         self._now_ns = now_ns
-        self.last = TARGET_NOT_FOUND
+        self.last = UNAUTHENTICATED
         """The account with the last turn."""
         self._others_ns = self._known_ns = self._unknown_ns = -OTHERS_NS - 1
         """Last turn of any account but the last one, of any authenticated and of any
@@ -105,7 +106,7 @@ class LoopTime:
     def saw(self, account: str) -> None:
         """Note that an account is present, whatever its turns cost."""
         now_ns = self._now_ns()
-        if account.startswith(TARGET_NOT_FOUND):
+        if account.startswith(UNAUTHENTICATED):
             self._unknown_ns = now_ns
             return
         if account != self.last:
@@ -135,7 +136,7 @@ class LoopTime:
 
     def _is_alone(self, account: str, now_ns: int) -> bool:
         """Return whether no other account was present recently."""
-        if account.startswith(TARGET_NOT_FOUND):
+        if account.startswith(UNAUTHENTICATED):
             return now_ns - self._known_ns > OTHERS_NS
         others_ns = self._others_ns if account == self.last else self._known_ns
         return now_ns - others_ns > OTHERS_NS and now_ns - self._unknown_ns > SIGNING_IN_NS

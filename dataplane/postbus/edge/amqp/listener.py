@@ -25,7 +25,7 @@ from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.admission import Admission
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.access.inflight_budget import InflightBudget
-from postbus.edge.access.loop_time import SMALL_BYTES, TARGET_NOT_FOUND, LoopTime
+from postbus.edge.access.loop_time import SMALL_BYTES, UNAUTHENTICATED, LoopTime
 from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
 from postbus.edge.amqp.endings import Endings
@@ -432,4 +432,4 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
 def _account_of(admission: Admission) -> str:
     """Return who answers for turns: the client's key, before it has shown one its address."""
-    return admission.account or f"{TARGET_NOT_FOUND}{admission.source}"
+    return admission.account or f"{UNAUTHENTICATED}{admission.source}"

@@ -39,8 +39,8 @@ class ControlCaller:
         return scope is Scope.READ or not self.scopes.isdisjoint({scope, Scope.ALL})
 
 
-TARGET_NOT_FOUND: Final = ControlCaller("nobody", frozenset())
-"""Who asks for what is open to everybody."""
+ANONYMOUS: Final = ControlCaller("nobody", frozenset())
+"""Caller of operations that need no token."""
 
 
 def scopes_of(text: str) -> frozenset[Scope]:

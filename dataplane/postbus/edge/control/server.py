@@ -31,7 +31,7 @@ from postbus.contract.control import (
 )
 from postbus.edge.control.audit import ControlAudit
 from postbus.edge.control.authorization import ControlAuthorizer, NotAuthorized
-from postbus.edge.control.callers import TARGET_NOT_FOUND, ControlCaller, Scope
+from postbus.edge.control.callers import ANONYMOUS, ControlCaller, Scope
 from postbus.edge.control.calls import (
     Answer,
     Call,
@@ -93,7 +93,7 @@ class ControlServer:
         operation = self._operations[route.operation]
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            caller = TARGET_NOT_FOUND
+            caller = ANONYMOUS
             if not route.is_open:
                 caller = await self._authorizer.authorize(request)
                 _check_scope(caller, route.scope)
