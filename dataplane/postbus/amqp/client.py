@@ -1,8 +1,8 @@
-"""The client role of the engine: what talks to a broker in tests, tools and benchmarks.
+"""The client role of the engine: talks to a broker in tests, tools and benchmarks.
 
-It opens the connection, begins sessions and attaches links; all else (windows, credit, frames,
-errors by reach) is the broker's engine seen from the other side. Source: AMQP 1.0 part 2, 2.4 to
-2.7; part 5, 5.3.
+It opens the connection, begins sessions and attaches links; everything else (windows, credit,
+frames, errors by reach) is the broker's engine seen from the other side. Source: AMQP 1.0 part 2,
+2.4 to 2.7; part 5, 5.3.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class ClientConnection(Connection):
         self.write(SASL_HEADER)
 
     def begin(self) -> ClientSession:
-        """Begin a session on an opened connection. It may be used at once: what needs the answer
-        waits, everything else is pipelined behind the begin.
+        """Begin a session on an opened connection.
+
+        The session may be used immediately: calls that need the answer are held, everything else is
+        pipelined behind the begin.
         """
         assert self.is_opened, "the session would be begun before the connection is open"
         channel = 0
@@ -84,7 +86,7 @@ class ClientConnection(Connection):
             remote_handle_max=0xFFFF_FFFF,
         )
         if self.is_closed:
-            session.discard()  # the close overtook its caller; whatever is called does nothing
+            session.discard()  # the close overtook its caller; any call does nothing
             return session
         self._channels.add(channel)
         self._unanswered[channel] = session
@@ -153,7 +155,7 @@ class ClientConnection(Connection):
         self.write(frame(0, p.described_list(p.OPEN, fields)))
 
     def _write_open(self) -> None:
-        """The peer's open needs no answer: ours is what it answered."""
+        """Write nothing: the peer's open answers ours."""
         self.is_opened = True
 
     def _take_begin(self, fields: list[Any], channel: int, events: list[Event]) -> None:
@@ -166,7 +168,7 @@ class ClientConnection(Connection):
         events.append(SessionBegun(session))
 
     def _give_up(self, condition: str, description: str, events: list[Event]) -> None:
-        """End before there is an open connection that could be closed."""
+        """End a connection that is not open yet and so cannot be closed."""
         self._discard()
         events.append(ConnectionClosed(AmqpConnectionError(condition, description)))
 
@@ -178,7 +180,7 @@ class ClientConnection(Connection):
 
 
 class ClientSession(Session):
-    """A session begun by us. Links are attached here and used when `LinkAttached` has come."""
+    """A session begun by us. Links are attached here and used after their `LinkAttached`."""
 
     def attach_sender(
         self,
@@ -232,7 +234,7 @@ class ClientSession(Session):
         return link
 
     def drain(self, link: IncomingLink) -> None:
-        """Ask for what there is, and for the rest of the credit back: `LinkDrained` follows."""
+        """Ask for the available messages and the return of unused credit: `LinkDrained` follows."""
         self.write_flow(
             link.handle, link.delivery_count % SERIAL, max(link.credit, 0), is_drain=True
         )
@@ -250,14 +252,14 @@ class ClientSession(Session):
     # --- receiving ------------------------------------------------------------------------------
 
     def receive_begin(self, fields: list[Any], channel: int) -> None:
-        """Take the answer to our begin; what was sent meanwhile may leave now."""
+        """Take the answer to our begin and send the frames that were held for it."""
         self.remote_channel = channel
         self._next_incoming_id = p.require_uint(fields[1], "next-outgoing-id")
         self._remote_window = p.require_uint(fields[2], "incoming-window")
         self._remote_handle_max = p.optional_uint(fields[4], "handle-max", 0xFFFF_FFFF)
 
     def receive_attach(self, fields: list[Any], raw: tuple[bytes, bytes]) -> list[Event]:
-        """Take the answer to an attach of ours; one we gave up meanwhile is ignored."""
+        """Take the answer to an attach of ours; ignore one of a link given up meanwhile."""
         name, handle, role = fields[0], p.require_uint(fields[1], "handle"), fields[2]
         link = self._names.get((name, role)) if isinstance(name, str) else None
         if link is None or link.remote_handle != UNKNOWN_HANDLE:
@@ -278,7 +280,7 @@ class ClientSession(Session):
         return [LinkAttached(link)]
 
     def receive_flow(self, fields: list[Any]) -> list[Event]:
-        """Take a flow; one of a sender tells how far its delivery-count is."""
+        """Take a flow; a flow of a sender carries its delivery-count."""
         events = super().receive_flow(fields)
         link = self.links.get(fields[4]) if fields[4] is not None else None
         if isinstance(link, IncomingLink) and fields[5] is not None:

@@ -1,8 +1,8 @@
 """One AMQP connection, server side: bytes in, events out, bytes to send.
 
-Order of the methods: receive data, answer, get bytes, time, parsing. Whatever arrives, nothing is
-raised: a violation closes the connection, ends the session or detaches the link, with a condition
-and a description. Source: AMQP 1.0 part 2, 2.4; part 5, 5.3.
+Order of the methods: receive data, answer, get bytes, time, parsing. No input raises: a violation
+closes the connection, ends the session or detaches the link, with a condition and a description.
+Source: AMQP 1.0 part 2, 2.4; part 5, 5.3.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from postbus.message.codec import (
 MIN_FRAME_BYTES: Final = 512
 ANONYMOUS: Final = "ANONYMOUS"
 HOT: Final = b"\x00\x53"
-"""What a performative in the usual form, with a smallulong descriptor, begins with."""
+"""First bytes of a performative in the usual form, with a smallulong descriptor."""
 
 
 class Connection:
@@ -68,7 +68,7 @@ class Connection:
         delivery_id_base: int = 0x4000_0000,
         link_properties: frozenset[str] = frozenset(),
     ) -> None:
-        """`link_properties`: those of an attach that the owner looks at; no other is kept."""
+        """`link_properties`: names of the attach properties that are kept for the owner."""
         self.link_properties = link_properties
         self.container_id = container_id
         self.limits = limits
@@ -78,7 +78,7 @@ class Connection:
         self.is_closed = False
         self.payload_limit = MIN_FRAME_BYTES - TRANSFER_BYTES
         self.partial_bytes = 0
-        """Bytes of deliveries whose last frame is still to come."""
+        """Bytes of deliveries whose last frame has not arrived."""
         self.link_count = 0
         self._mechanisms = sasl_mechanisms
         self._rest = b""
@@ -127,7 +127,7 @@ class Connection:
     # --- answer ---------------------------------------------------------------------------------
 
     def accept_sasl(self) -> None:
-        """The peer's SASL init was right."""
+        """Accept the peer's SASL init."""
         self._sasl_pending = False
         self._is_authenticated = True
         self._awaits_header = True
@@ -149,9 +149,10 @@ class Connection:
         self._discard()
 
     def discard(self) -> None:
-        """The transport is gone: forget everything, also what was to be written.
+        """Forget everything, including pending writes; the transport is gone.
 
-        Sessions and links refer to each other, so that nothing else would free what they hold.
+        Sessions and links refer to each other, so that they would otherwise keep their memory until
+        a garbage collection.
         """
         self._discard()
         self._out = []
@@ -166,7 +167,7 @@ class Connection:
         self.out_bytes += len(data)
 
     def write_all(self, buffers: list[bytes], size_bytes: int) -> None:
-        """Queue frames without joining what they are made of."""
+        """Queue frames without joining their parts."""
         self._out += buffers
         self.out_bytes += size_bytes
 
@@ -217,7 +218,7 @@ class Connection:
         intervals = [each for each in (self.limits.idle_timeout_ms, self._remote_idle_ms) if each]
         return max(min(intervals, default=60_000) // 4, 100)
 
-    # --- parsing --------------------------------------------------------------------------------
+    # # --- parsing --------------------------------------------------------------------------------
 
     def _parse(self, data: bytes, events: list[Event]) -> int:
         """Consume whole frames; return how many bytes were used."""
@@ -264,8 +265,8 @@ class Connection:
             body = p.described_list(p.SASL_MECHANISMS, [mechanisms])
             self.write(SASL_HEADER + frame(0, body, SASL_FRAME))
             return True
-        # Without a SASL layer is as with ANONYMOUS; @azure/service-bus skips it when it has a
-        # shared access signature instead of a key.
+        # A connection without a SASL layer is treated as ANONYMOUS; @azure/service-bus skips the
+        # layer when it has a shared access signature instead of a key.
         if header == AMQP_HEADER and (self._is_authenticated or ANONYMOUS in self._mechanisms):
             self._is_authenticated = True
             self._awaits_header = False
@@ -297,7 +298,7 @@ class Connection:
     def _take_frame(
         self, session: Session, data: bytes, start: int, end: int, events: list[Event]
     ) -> None:
-        """Take a performative of a session; the two hot ones in place."""
+        """Take a performative of a session; transfers and dispositions are parsed in place."""
         if end - start > 3 and data.startswith(HOT, start):
             code = data[start + 2]
             if code == p.TRANSFER:

@@ -1,4 +1,4 @@
-"""What the engine tells its owner, in the order it happened on the wire."""
+"""Events of the engine for its owner, in the order they happened on the wire."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SessionBegun:
 
 @dataclass(slots=True)
 class SessionEnded:
-    """All links of the session are gone with it."""
+    """The session ended, and all its links with it."""
 
     session: Session
 

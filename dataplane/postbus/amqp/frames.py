@@ -1,7 +1,7 @@
-"""Frames: the eight-octet header, and the two hot frames both ways.
+"""Frames: the eight-octet header, and transfers and dispositions both ways.
 
-Transfers and dispositions leave by precompiled templates and are read in place; every form the
-usual clients do not write goes through the codec. Source: AMQP 1.0 part 2, 2.3, 2.7.5, 2.7.6.
+Transfers and dispositions are written from precompiled templates and read in place; forms that the
+usual clients do not write go through the codec. Source: AMQP 1.0 part 2, 2.3, 2.7.5, 2.7.6.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MAX_TAG_BYTES: Final = 32
 FRAME_HEAP_BYTES: Final = 256 << 10
-"""What the values of one performative may take: 2,700 of them. Our choice: the largest are
-dispositions that change properties, whose bytes fit one frame too."""
+"""Maximum heap of the values of one performative: 2,700 values. Our choice: the largest are
+dispositions that change properties, whose bytes also fit one frame."""
 
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
@@ -89,10 +89,10 @@ def accepted_disposition(channel: int, is_receiver: bool, first: int, last: int)
 
 
 def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, int]:
-    """Return a transfer's fields and where its payload starts.
+    """Return a transfer's fields and the start of its payload.
 
-    The forms every client writes for its hot frame are read in place; any other goes through the
-    codec. Raises `DecodeError`.
+    The forms that every client writes are read in place; any other goes through the codec. Raises
+    `DecodeError`.
     """
     pos = start + 3
     code = data[pos]
@@ -133,10 +133,10 @@ def parse_transfer(data: bytes, start: int, end: int) -> tuple[TransferFields, i
 
 
 class TransferForm(NamedTuple):
-    """What the transfers of a link have in common, learned from one; id, tag and payload differ.
+    """Common part of the transfers of a link, learned from one; id, tag and payload differ.
 
-    `head` ends with the constructor of a four-octet delivery-id; `tail` is what follows the tag.
-    Offsets count from the start of the performative.
+    `head` ends with the constructor of a four-octet delivery-id; `tail` follows the tag. Offsets
+    count from the start of the performative.
     """
 
     head: bytes
@@ -154,7 +154,7 @@ SHORT_BINARY: Final = 0xA0
 
 
 def learn_transfer(data: bytes, start: int, payload_at: int) -> TransferForm | None:
-    """Return the form of a plain transfer that `parse_transfer` has read; None for unusual ones."""
+    """Return the form of a plain transfer read by `parse_transfer`, or None for an unusual one."""
     pos = start + 6 if data[start + 3] == 0xC0 else start + 12
     pos += {0x43: 1, 0x52: 2}.get(data[pos], 5)
     if data[pos] != 0x70 or payload_at - pos < 7:
@@ -178,9 +178,10 @@ def learn_transfer(data: bytes, start: int, payload_at: int) -> TransferForm | N
 
 
 def _simple_tails() -> dict[bytes, tuple[int, bool]]:
-    """Return what may follow the tag of a plain transfer -> (count of all fields, settled).
+    """Return the possible octets after the tag of a plain transfer -> (count of all fields,
+    settled).
 
-    Plain is: message-format 0, one frame, no state, not resumed, not aborted.
+    Plain means: message-format 0, one frame, no state, not resumed, not aborted.
     """
     choices = (b"\x43\x40", b"\x42\x40\x41", b"\x42\x40", b"\x40", b"\x40", *[b"\x42\x40"] * 2)
     tails: dict[bytes, tuple[int, bool]] = {}
@@ -200,7 +201,7 @@ def _parse_any_transfer(data: bytes, start: int, end: int) -> tuple[TransferFiel
 
 
 def transfer_fields(fields: list[Any]) -> TransferFields:
-    """Return the fields of a transfer that are looked at. Raises `DecodeError`."""
+    """Return the fields of a transfer that are used. Raises `DecodeError`."""
     delivery_id = fields[1]
     if delivery_id is not None:
         delivery_id = p.require_uint(delivery_id, "delivery-id")
@@ -232,7 +233,7 @@ _ACCEPTED_TAILS: Final = {
 
 
 def _usual_heads() -> dict[bytes, dict[bytes, bool]]:
-    """Return what may precede the octets of `first` in a receiver's disposition -> its tails."""
+    """Return the octets before `first` in the usual disposition of a receiver -> its tails."""
     heads: dict[bytes, dict[bytes, bool]] = {}
     for tail, is_settled in _ACCEPTED_TAILS.items():
         count = 5 if tail.endswith((b"\x45", b"\x00")) else 6
@@ -263,7 +264,7 @@ def parse_disposition(
 def _parse_short_disposition(
     data: bytes, start: int, end: int
 ) -> tuple[int, int, bool, DeliveryState] | None:
-    """Read the form whose `first` is full width and whose `last` is null."""
+    """Read the form with a full-width `first` and a null `last`."""
     pos = start + 12
     if end - pos < 2 or data[start + 3] != 0xC0 or data[start + 6 : start + 8] != b"\x41\x70":
         return None

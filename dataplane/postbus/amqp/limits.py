@@ -1,4 +1,4 @@
-"""What one connection may use, enforced before memory is spent."""
+"""Limits of one connection, enforced before memory is spent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Limits:
     """Sizes in bytes, times in milliseconds. Defaults are ours unless a source is named."""
 
     max_frame_bytes: int = 65_536
-    """Largest frame we take; the frame size of the .NET and Go clients."""
+    """Largest frame we accept; the frame size of the .NET and Go clients."""
 
     max_message_bytes: int = 1_048_576
     """Largest delivery on a link whose node sets no smaller one."""
@@ -22,16 +22,16 @@ class Limits:
     """Highest handle of a session."""
 
     max_links: int = 4_096
-    """Links of a connection over all its sessions; more are refused one by one."""
+    """Links of a connection over all its sessions; further links are refused one by one."""
 
     max_attach_bytes: int = 4_096
-    """What name, source, target and properties of a link may take together: they are kept."""
+    """Total bytes of a link's name, source, target and properties, which are kept."""
 
     incoming_window: int = 5_000
-    """Transfers a peer may have on the way in a session."""
+    """Transfers of a session that a peer may have in flight."""
 
     max_partial_messages: int = 8
-    """Largest deliveries that may be half received at a time, over all links of a connection."""
+    """Partially received deliveries of the largest size, over all links of a connection."""
 
     idle_timeout_ms: int = 240_000
     """Announced to peers; Service Bus's value. A silent peer is closed after it."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """What both kinds share."""
+    """Common part of both kinds of link."""
 
     __slots__ = (
         "attach_bytes",
@@ -63,7 +63,7 @@ class Link:
         self.rcv_settle_mode = rcv_settle_mode
         self.properties = properties
         self.attach_bytes = 0
-        """What is kept of the peer's attach, as it came."""
+        """Bytes kept of the peer's attach, as received."""
         self.delivery_count = 0
         self.is_attached = False
         self.is_attach_sent = False
@@ -71,7 +71,7 @@ class Link:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the link was detached or its session ended, maybe before it was answered."""
+        """Return whether the link was detached or its session ended, possibly before its answer."""
         return self.is_detach_sent or self.session.is_ended
 
     def refuse(self, error: AmqpError) -> None:
@@ -83,7 +83,7 @@ class Link:
         """Detach from our side; later frames of the peer for this handle are ignored."""
         if self.is_gone:
             return
-        if not self.is_attach_sent:  # a peer may only be told to detach what it saw attached
+        if not self.is_attach_sent:  # a peer may only see a detach of what it saw attached
             self._send_attach(None, None, is_refused=True)
         self.is_detach_sent = True
         self.is_attached = False
@@ -158,7 +158,7 @@ class IncomingLink(Link):
     def accept(
         self, *, max_message_bytes: int, credit: int, properties: dict[str, Any] | None = None
     ) -> None:
-        """Attach and let the peer send `credit` deliveries; nothing when the link is gone."""
+        """Attach and grant `credit` deliveries; do nothing when the link is gone."""
         if self.is_gone:
             return
         self.max_message_bytes = max_message_bytes
@@ -167,7 +167,7 @@ class IncomingLink(Link):
         self.grant(credit)
 
     def grant(self, credit: int) -> None:
-        """Set the credit the peer has from now on (not an increment)."""
+        """Set the peer's credit (not an increment)."""
         self.credit = credit
         if self.is_attached:
             self.session.write_flow(self.handle, self.delivery_count % SERIAL, credit)
@@ -181,7 +181,7 @@ class OutgoingLink(Link):
     """A link on which the peer receives.
 
     `limit` is the number of deliveries since the attach that the peer's credit allows, comparable
-    with `sent`; credit that was drained is not in it. `open_count` deliveries are not settled.
+    with `sent`; drained credit is not part of it. `open_count` deliveries are not settled.
     """
 
     __slots__ = ("_transfer", "is_draining", "limit", "max_message_bytes", "open_count", "sent")
@@ -200,7 +200,7 @@ class OutgoingLink(Link):
         return self.limit - self.sent
 
     def accept(self, properties: dict[str, Any] | None = None) -> None:
-        """Attach; deliveries may follow as credit allows. Nothing when the link is gone."""
+        """Attach; deliveries may follow as credit allows. Do nothing when the link is gone."""
         if self.is_gone:
             return
         self.is_attached = True
@@ -209,9 +209,9 @@ class OutgoingLink(Link):
     def send(
         self, tag: bytes, parts: tuple[bytes, ...], *, is_settled: bool, message_format: int = 0
     ) -> None:
-        """Send one delivery; it leaves when the session's window allows.
+        """Send one delivery; it is held until the session's window allows it.
 
-        `parts` are joined on the wire. The caller watches `credit` and `is_attached`.
+        `parts` are joined on the wire. The caller has to check `credit` and `is_attached`.
         """
         if not self.is_attached:
             return
@@ -244,7 +244,7 @@ class OutgoingLink(Link):
         self.is_draining = is_draining
 
     def drained(self) -> None:
-        """Answer a drain: give up the credit that is left."""
+        """Answer a drain: give up the remaining credit."""
         self.delivery_count += max(self.credit, 0)
         self.limit = self.sent
         self.is_draining = False
@@ -252,12 +252,12 @@ class OutgoingLink(Link):
             self.session.write_drained(self)
 
     def echo_flow(self) -> None:
-        """Tell the peer our view of the link; what waits for its window is not sent yet."""
+        """Send the peer our view of the link; deliveries held for its window count as not sent."""
         held = self.session.held_of(self)
         credit = min(max(self.credit, 0) + held, SERIAL - 1)
         self.session.write_flow(self.handle, (self.delivery_count - held) % SERIAL, credit)
 
     def settle(self, first: int, last: int, state: DeliveryState) -> None:
-        """Answer the peer's dispositions on deliveries `first` to `last`; they are settled."""
+        """Settle deliveries `first` to `last` in answer to the peer's dispositions."""
         self.open_count -= (last - first) % SERIAL + 1
         self.session.settle_outgoing(first, last, state)

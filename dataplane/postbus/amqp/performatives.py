@@ -66,7 +66,7 @@ FIELD_COUNTS: Final = {
 NULL: Final = b"\x40"
 
 MAX_FILTERS: Final = 8
-"""Filters of a source that are kept. Our choice: nobody supports so many together."""
+"""Maximum number of filters kept of a source. Our choice: no broker supports so many together."""
 
 DESCRIPTOR_NAMES: Final = {
     "amqp:open:list": OPEN,
@@ -140,7 +140,7 @@ def encode_error(error: AmqpError | None) -> bytes:
 
 
 def decode_error(value: object) -> AmqpError | None:
-    """Return what a peer reported; lenient, since it only informs."""
+    """Return the error reported by a peer; lenient, since it is for information only."""
     if code_of(value) != ERROR:
         return None
     condition, description, _ = fields_of(value, 3)
@@ -157,12 +157,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The delivery goes back, its count unchanged."""
+    """The delivery is returned, its count unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modified:
-    """The delivery goes back changed; Service Bus's abandon, or defer when undeliverable here."""
+    """The delivery is returned changed; Service Bus's abandon, or its defer when undeliverable
+    here.
+    """
 
     delivery_failed: bool = False
     undeliverable_here: bool = False
@@ -180,13 +182,15 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Partial transfer state; carries nothing a broker acts on."""
+    """Partial transfer state; the broker does not act on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionalState:
-    """A delivery or an outcome inside a transaction. An id that is no binary is b"", which names
-    none: what asks for a transaction must not be taken for what does not.
+    """A delivery or an outcome inside a transaction.
+
+    An id that is not a binary becomes b"", which names no transaction: a transactional request must
+    not be taken for one without a transaction.
     """
 
     transaction_id: bytes
@@ -209,7 +213,7 @@ RELEASED: Final = Released()
 
 
 def decode_state(value: object) -> DeliveryState | None:
-    """Return a delivery state, None for none or one that is not known."""
+    """Return a delivery state, or None when it is null or unknown."""
     match code_of(value):
         case 0x24:
             return ACCEPTED
@@ -248,8 +252,10 @@ def decode_state(value: object) -> DeliveryState | None:
 
 
 def encode_state(state: DeliveryState | None) -> bytes:
-    """Return the encoded state. A rejected without condition is an empty list (wire form of
-    "dead-lettered as asked"); with one it has all three error fields.
+    """Return the encoded state.
+
+    A rejected state without a condition is an empty list (wire form of "dead-lettered as asked");
+    with one it has all three error fields.
     """
     match state:
         case None:
@@ -288,14 +294,14 @@ def encode_state(state: DeliveryState | None) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Terminus:
-    """A source or target. `raw` is the encoded value as the peer wrote it, for the echo."""
+    """A source or target. `raw` is the peer's encoded value, for the echo."""
 
     address: str | None
     raw: bytes
     filters: dict[Any, Any] | None = None
     is_coordinator: bool = False
     is_dynamic: bool = False
-    is_copying: bool = False  # a source that leaves its messages: a browser of JMS
+    is_copying: bool = False  # a source that keeps its messages: a browser of JMS
 
 
 def decode_terminus(value: object, raw: bytes) -> Terminus | None:
@@ -316,14 +322,14 @@ def decode_terminus(value: object, raw: bytes) -> Terminus | None:
 
 
 def _without_items(value: object) -> object:
-    """Return a filter as it is kept with its link: an empty list instead of a compound value."""
+    """Return a filter as kept with its link: an empty list replaces a compound value."""
     if isinstance(value, Described):
         return Described(_without_items(value.descriptor), _without_items(value.value))
     return [] if isinstance(value, list | dict | Array) else value
 
 
 def with_filters(source: Terminus, filters: dict[Any, Any]) -> Terminus:
-    """Return the source as the peer wrote it, with other filters."""
+    """Return the peer's source with other filters."""
     described, _ = decode_value(source.raw)
     fields = fields_of(described, 11)
     fields[7] = filters
@@ -336,19 +342,19 @@ def with_filters(source: Terminus, filters: dict[Any, Any]) -> Terminus:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """Asks a coordinator for a transaction."""
+    """Request to a coordinator for a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discharge:
-    """Ends a transaction: commit, or roll back when `has_failed`."""
+    """Request to end a transaction: commit, or roll back when `has_failed`."""
 
     transaction_id: bytes
     has_failed: bool
 
 
 def decode_transaction_request(value: object) -> Declare | Discharge | None:
-    """Return what the value of a message to a coordinator asks for, None for anything else.
+    """Return the request in the value of a message to a coordinator, None for any other value.
 
     Source: AMQP 1.0 part 4, 4.5.2 and 4.5.3.
     """

@@ -1,4 +1,4 @@
-"""Serial numbers of 32 bits, as delivery ids and delivery-counts are: they wrap (RFC 1982)."""
+"""Serial numbers of 32 bits for delivery ids and delivery-counts: they wrap (RFC 1982)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 SERIAL: Final = 1 << 32
 
 MAX_UNKNOWN: Final = 1_024
-"""Unknown deliveries answered in one go: some clients make a list of the range."""
+"""Maximum number of unknown deliveries answered at once: some clients make a list of the range."""
 
 
 def gaps_of(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:
-    """Return the ranges between `first` and `last` that are not known, of a bounded length."""
+    """Return the unknown ranges between `first` and `last`, of a bounded length."""
     size = (last - first) % SERIAL + 1
     if not known:
         return [(first, (first + min(size, MAX_UNKNOWN) - 1) % SERIAL)]
@@ -31,7 +31,7 @@ def gaps_of(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:
 def known_between(unsettled: Collection[int], first: int, last: int) -> list[int]:
     """Return the ids of a range that are unsettled, in order.
 
-    `unsettled` keeps the order of sending and looks an id up at once: the keys of a dict.
+    `unsettled` keeps the order of sending and finds an id in constant time: the keys of a dict.
     """
     count = (last - first) % SERIAL + 1
     if count <= len(unsettled):

@@ -63,7 +63,7 @@ _Begun: TypeAlias = tuple[OutgoingLink, int, bytes, bytes, int, bool, int]
 
 
 class Session:
-    """Server side of a session; made by the connection when a begin arrives."""
+    """Server side of a session; created by the connection when a begin arrives."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class Session:
         self._next_delivery_id = connection.delivery_id_base
         self._remote_window = remote_window
         self._held: deque[_Held] = deque()
-        self._begun: _Begun | None = None  # a delivery the window closed in the middle of
-        self._drained: dict[OutgoingLink, None] = {}  # drains to answer when nothing is held
-        self._decided: set[int] = set()  # unsettled deliveries whose outcome the peer has told
-        self._form: TransferForm | None = None  # of the transfers that come now, on `_form_link`
+        self._begun: _Begun | None = None  # a delivery interrupted by a closed window
+        self._drained: dict[OutgoingLink, None] = {}  # drains to answer when no delivery is held
+        self._decided: set[int] = set()  # unsettled deliveries with an outcome from the peer
+        self._form: TransferForm | None = None  # of the current transfers, on `_form_link`
         self._form_link: IncomingLink | None = None
 
     # --- sending --------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Session:
         *,
         is_drain: bool = False,
     ) -> None:
-        """Write a flow with all fields clients look at; refreshes the incoming window."""
+        """Write a flow with all fields that clients use; refreshes the incoming window."""
         self._window_left = self._window_size
         link_fields = [p.NULL] * 3
         if handle is not None:
@@ -160,7 +160,7 @@ class Session:
         )
 
     def settle_outgoing(self, first: int, last: int, state: DeliveryState) -> None:
-        """Answer dispositions of the peer on our deliveries and forget them."""
+        """Answer the peer's dispositions on our deliveries and forget these."""
         for step in range(min((last - first) % SERIAL, len(self.unsettled)) + 1):
             delivery_id = (first + step) % SERIAL
             self.unsettled.pop(delivery_id, None)
@@ -168,7 +168,7 @@ class Session:
         self.write_disposition(False, first, last, state)
 
     def settle_unknown(self, first: int, last: int, state: DeliveryState) -> None:
-        """Answer a disposition on deliveries this session does not know."""
+        """Answer a disposition on deliveries that are unknown to this session."""
         self.write_disposition(False, first, last, state)
 
     def send_transfer(
@@ -182,7 +182,7 @@ class Session:
     ) -> None:
         """Write a delivery, or hold it until the peer's incoming window opens.
 
-        Nothing is ever held, or half written, while the window is open.
+        No delivery is held, or half written, while the window is open.
         """
         if self._remote_window <= 0 or self._held:
             self._held.append((link, pack, tag, parts, is_settled, message_format))
@@ -196,7 +196,7 @@ class Session:
         deliveries: Iterable[tuple[bytes, tuple[bytes, ...]]],
         is_settled: bool,
     ) -> None:
-        """Do what `send_transfer` does for many deliveries (tag, parts) of one link."""
+        """Write or hold many deliveries (tag, parts) of one link, like `send_transfer`."""
         connection = self.connection
         payload_limit = connection.payload_limit
         unsettled = self.unsettled
@@ -229,11 +229,11 @@ class Session:
         return len(self._held) + (self._begun is not None)
 
     def held_of(self, link: OutgoingLink) -> int:
-        """Deliveries of one link that have not begun to be written."""
+        """Deliveries of one link whose first frame is not written."""
         return sum(entry[0] is link for entry in self._held)
 
     def write_drained(self, link: OutgoingLink) -> None:
-        """Answer a drain, but not before what was sent ahead of it."""
+        """Answer a drain after all deliveries sent before it."""
         if self._held or self._begun is not None:
             self._drained[link] = None
         else:
@@ -259,7 +259,7 @@ class Session:
             raise AmqpConnectionError(conditions.FRAMING_ERROR, "handle above handle-max")
         if handle in self.links:
             raise AmqpSessionError(conditions.HANDLE_IN_USE, "the handle is in use")
-        if handle in self._detaching:  # the peer forgot to answer our detach
+        if handle in self._detaching:  # the peer did not answer our detach
             heappush(self._free_handles, self._detaching.pop(handle))
         former = self._names.get((name, role))
         if former is not None:
@@ -339,7 +339,7 @@ class Session:
     def receive_transfer_frame(
         self, data: bytes, start: int, end: int, events: list[Event]
     ) -> None:
-        """Take a transfer in place, at `start`; those alike the one before take a short way."""
+        """Take a transfer in place, at `start`; one like the previous takes a fast path."""
         form, link = self._form, self._form_link
         if form is not None and link is not None and data.startswith(form.head, start):
             delivery_id, kind, tag_bytes = ID_AND_TAG(data, start + form.id_at)
@@ -385,13 +385,15 @@ class Session:
     def _learn(
         self, link: IncomingLink, data: bytes, start: int, payload_at: int, fields: TransferFields
     ) -> None:
-        """Expect more of what came; the last frame of a delivery in several is no model."""
+        """Expect further transfers of the same form; a frame of a multi-frame delivery teaches
+        nothing.
+        """
         if fields[1] is not None and not fields[3] and fields[6] is None:
             self._form = learn_transfer(data, start, payload_at)
             self._form_link = link
 
     def receive_transfer(self, fields: TransferFields, payload: bytes) -> Event | None:
-        """Take one transfer frame; returns an event with the last frame of a delivery."""
+        """Take one transfer frame; return an event with the last frame of a delivery."""
         handle, delivery_id, tag, message_format, is_settled, more, state, is_aborted = fields
         self._next_incoming_id = (self._next_incoming_id + 1) % SERIAL
         self._window_left -= 1
@@ -434,11 +436,11 @@ class Session:
         state: DeliveryState | None,
         is_aborted: bool,
     ) -> Event | None:
-        """Take one frame of a delivery that has several."""
+        """Take one frame of a multi-frame delivery."""
         connection, partial = self.connection, link.partial
         size = len(partial) + len(payload)
         if link.is_oversize or 0 < link.max_message_bytes < size:
-            self._drop_partial(link)  # dropped as it comes, so that the link and its credit go on
+            self._drop_partial(link)  # dropped on arrival, so that the link and its credit continue
             link.is_oversize = True
         elif not is_aborted:
             partial += payload
@@ -455,7 +457,7 @@ class Session:
         self._forget_partial(link)
         link.delivery_count += 1
         if is_aborted:
-            link.grant(max(link.credit, 0))  # nobody is told, so what it took is given back here
+            link.grant(max(link.credit, 0))  # no event follows, so its credit is returned here
             return None
         link.credit -= 1
         if is_oversize:
@@ -475,7 +477,7 @@ class Session:
     def receive_disposition_frame(
         self, data: bytes, start: int, end: int, events: list[Event]
     ) -> bool:
-        """Take a disposition in place if it is of the usual form; say whether it was."""
+        """Take a disposition in place if it has the usual form; return whether it has."""
         usual = parse_disposition(data, start, end)
         if usual is None:
             return False
@@ -488,11 +490,12 @@ class Session:
         return True
 
     def receive_any_disposition(self, fields: list[Any], events: list[Event]) -> None:
-        """Take a disposition that is not of the usual form."""
+        """Take a disposition of any other form."""
         role, first, last, settled, state, _ = fields
         first = p.require_uint(first, "first")
         last = p.optional_uint(last, "last", first)
-        if role is True:  # one of a sender tells nothing: our answers settled its deliveries
+        # a sender's disposition carries no news: our answers settled its deliveries
+        if role is True:
             self.receive_disposition(first, last, settled is True, p.decode_state(state), events)
 
     def receive_disposition(
@@ -503,7 +506,7 @@ class Session:
         state: DeliveryState | None,
         events: list[Event],
     ) -> None:
-        """Take the peer's outcome of our deliveries; ranges are clamped to what is unsettled."""
+        """Take the peer's outcome of our deliveries; ranges are clamped to unsettled ids."""
         entry = self.unsettled.get(first)
         if first != last or entry is None or state is None or first in self._decided:
             self._receive_range(first, last, is_settled, state, events)
@@ -518,9 +521,9 @@ class Session:
         state: DeliveryState | None,
         events: list[Event],
     ) -> None:
-        """Take an outcome of several deliveries, of unknown ones or of decided ones."""
+        """Take an outcome of several deliveries, or of unknown or decided ones."""
         if not is_settled and (state is None or type(state) is p.Received):
-            return  # tells nothing yet
+            return  # carries no outcome yet
         known = known_between(self.unsettled, first, last)
         if not is_settled:
             for start, end in gaps_of(first, last, known):
@@ -530,7 +533,7 @@ class Session:
                 self._update(delivery_id, self.unsettled[delivery_id], is_settled, state, events)
 
     def receive_detach(self, fields: list[Any]) -> Event | None:
-        """Take a detach; one for a link that is gone already crossed ours and is ignored."""
+        """Take a detach; ignore one that crossed ours for a link that is already gone."""
         handle = p.require_uint(fields[0], "handle")
         link = self.links.get(handle)
         if link is not None:
@@ -544,14 +547,14 @@ class Session:
         return LinkDetached(link, is_closed, error)
 
     def receive_end(self) -> None:
-        """The peer ended the session."""
+        """Take the peer's end of the session."""
         if not self.is_ended:
             self.write(p.described_list(p.END, [p.NULL]))
             self.discard()
 
     def forget_link(self, link: Link) -> None:
-        """Free a link's name; its handles when the peer's detach comes. Its unsettled deliveries
-        are dropped.
+        """Free a link's name, and its handles after the peer's detach; drop its unsettled
+        deliveries.
         """
         self.links.pop(link.remote_handle, None)
         self._names.pop((link.name, not link.is_incoming), None)
@@ -560,7 +563,7 @@ class Session:
         if isinstance(link, IncomingLink):
             self._forget_partial(link)
         elif isinstance(link, OutgoingLink):
-            if link.open_count:  # a scan of all; links seldom go with deliveries unsettled
+            if link.open_count:  # a full scan; links are rarely detached with unsettled deliveries
                 gone = [key for key, entry in self.unsettled.items() if entry[0] is link]
                 for delivery_id in gone:
                     del self.unsettled[delivery_id]
@@ -581,7 +584,7 @@ class Session:
         state: DeliveryState | None,
         events: list[Event],
     ) -> None:
-        """Report one delivery, joined to the event before it when that says the same."""
+        """Report one delivery, joined to the previous event if both have the same outcome."""
         link, tag = entry
         if is_settled:
             del self.unsettled[delivery_id]
@@ -628,8 +631,9 @@ class Session:
         self._write_frames((link, delivery_id, tag, whole, 0, is_settled, message_format))
 
     def _write_frames(self, begun: _Begun) -> None:
-        """Write a delivery in as many frames as the peer's frame size asks for and its window
-        takes; what is left waits in `_begun`.
+        """Write a delivery in frames of the peer's frame size as far as its window allows.
+
+        The rest is held in `_begun`.
         """
         link, delivery_id, tag, payload, start, is_settled, message_format = begun
         step = self.connection.payload_limit
@@ -659,7 +663,7 @@ class Session:
             start += step
 
     def _flush_held(self) -> None:
-        """Write what waited for the window, in order, then the answers to drains."""
+        """Write deliveries held for the window, in order, then the answers to drains."""
         held = self._held
         if self._begun is not None:
             self._write_frames(self._begun)
@@ -690,7 +694,7 @@ class Session:
         link.partial_transfer = None
 
     def discard(self) -> None:
-        """Forget everything; nothing is written any more."""
+        """Forget everything; write nothing more."""
         self.is_ended = True
         self.connection.link_count -= len(self.links)
         for link in self.links.values():

@@ -1,1 +1,1 @@
-"""The AMQP door: connections, links and what stands behind them."""
+"""AMQP: connections, links and the endpoints of links."""

@@ -1,4 +1,4 @@
-"""AMQP addresses of every SDK's form, taken apart.
+"""Parser of AMQP addresses in the forms of all SDKs.
 
 Entity names may contain slashes; known suffixes are taken from the right.
 """
@@ -15,7 +15,7 @@ TRANSFER_SUFFIX = "/$transfer/$deadletterqueue"
 
 
 class Node(Enum):
-    """What an address leads to."""
+    """The kind of node that an address names."""
 
     ENTITY = "entity"
     MANAGEMENT = "management"

@@ -1,7 +1,7 @@
 """The `$cbs` node: tokens for audiences.
 
-202 grants, 401 refuses the token, 404 says that the entity is not there. Missing rights show later,
-at the attach, as clients expect.
+202 grants, 401 refuses the token, 404 reports that the entity does not exist. Missing rights are
+reported later, at the attach, as clients expect.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class TokenNode:
         self._connection = connection
 
     def handle(self, request: Request, respond: Respond) -> None:
-        """Check a token and keep what it grants."""
+        """Check a token and keep its grant."""
         properties = request.properties
         audience = properties.get("name")
         if request.operation != "put-token" or not isinstance(audience, str):
             respond(_status(400, "Send put-token with a name."))
             return
-        # The type is no help: Python's client calls its shared access signatures "jwt" too.
+        # The type cannot be used: Python's client calls its shared access signatures "jwt" too.
         try:
             body = request.body(HEAD_HEAP_BYTES)
         except DecodeError:

@@ -1,4 +1,4 @@
-"""What is told of a connected client: who it is, what it does, since when it is quiet."""
+"""Description of a connected client: identity, activity and idle time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from postbus.edge.amqp.sender_links import SenderEndpoint
 def described(connection: AmqpConnection, now_ms: int) -> ConnectionDescription:
     """Return a client as of now, in milliseconds of the engine's clock.
 
-    Without the links of `$cbs` and `$management`: they carry no messages.
+    Links of `$cbs` and `$management` are left out: they carry no messages.
     """
     links = [
         LinkDescription(

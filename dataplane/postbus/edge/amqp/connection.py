@@ -1,4 +1,4 @@
-"""One client connection: engine events to doors, grants, and when its links must end.
+"""One client connection: dispatches engine events to endpoints, keeps grants, detaches links.
 
 The transport calls in with bytes and takes bytes out; nothing here awaits.
 """
@@ -69,14 +69,15 @@ from postbus.entity.commands import Refusal, Refused, SubQueue
 logger = logging.getLogger(__name__)
 
 VIA_PROPERTY: Final = "com.microsoft:transfer-destination-address"
-"""Link property of a sender: what is sent goes on to this entity (send-via)."""
+"""Link property of a sender: messages are forwarded to this entity (send-via)."""
 
 MAX_REFUSED_TOKENS: Final = 20
-"""Wrong tokens one connection may send before it is closed: guessing keys must cost a connect."""
+"""Refused tokens after which a connection is closed, so that guessing keys costs a reconnect."""
 
 WRONG_KEY: Final = 1
 TRANSIENT: Final = 4
-"""SASL outcomes auth, and sys-temp: another time it will do. Source: AMQP 1.0 part 5, 5.3.3.6."""
+"""SASL outcomes auth, and sys-temp: a later attempt may succeed. Source: AMQP 1.0 part 5, 5.3.3.6.
+"""
 
 ANONYMOUS_MECHANISMS: Final = frozenset({"ANONYMOUS", "MSSBCBS"})
 
@@ -123,12 +124,12 @@ class AmqpConnection:
         self._is_lost = False
         self.has_peer_closed = False
         self.unanswered_count = 0
-        """Commands under way whose answers the client waits for."""
+        """Commands in flight that the client waits for."""
         self._throttle = throttle
         self.address = address
         self.admission = admission
         self._cut = cut
-        self.large_answers = 0  # requests under way whose answers may be large
+        self.large_answers = 0  # requests in flight with possibly large answers
         self.held_answer_bytes = 0  # of answers that wait for credit
         self._pumps: dict[Pumped, None] = {}
         self._starved: dict[Pumped, None] = {}
@@ -147,7 +148,7 @@ class AmqpConnection:
     # --- from the transport ---------------------------------------------------------------------
 
     def receive(self, data: bytes, now_ms: int) -> None:
-        """Take bytes; transfers of one link that came together go to its door together."""
+        """Take bytes; consecutive transfers of one link go to its endpoint together."""
         try:
             self._handle(self.engine.receive_data(data, now_ms))
             if self.engine.partial_bytes != self._unfinished.counted_bytes:
@@ -170,7 +171,7 @@ class AmqpConnection:
         self.flush_soon()
 
     def run_pumps(self) -> None:
-        """Bring demand in step with credit; called once before each write."""
+        """Bring demand in line with credit; called once before each write."""
         if self._pumps:
             pumps, self._pumps = self._pumps, {}
             try:
@@ -180,13 +181,13 @@ class AmqpConnection:
                 self.broke()
 
     def set_paused(self, is_paused: bool) -> None:
-        """The transport is full, or has room again."""
+        """Note whether the transport is full."""
         self.is_paused = is_paused
         if not is_paused:
             self.feed_starved()
 
     def shut_down(self) -> None:
-        """Detach all links and close, in the words clients reconnect on."""
+        """Detach all links and close, with the condition that makes clients reconnect."""
         text = "The broker is shutting down; reconnect."
         for link in list(self._endpoints):
             error = self.error_mapper.error(
@@ -196,18 +197,18 @@ class AmqpConnection:
         self.close(conditions.CONNECTION_FORCED, text)
 
     def close(self, condition: str, text: str) -> None:
-        """Close from our side, saying why."""
+        """Close from our side with an error."""
         self.engine.close(self.error_mapper.error(condition, text, ""))
         self._end()
         self.flush_soon()
 
     def lost(self) -> None:
-        """The transport is gone, and so is what was kept for it."""
+        """Release all resources; the transport is gone."""
         self._is_lost = True
         self._end()
 
     def broke(self) -> None:
-        """End the connection for an error of ours; called where it is handled."""
+        """End the connection because of an error of ours; called in an `except` block."""
         logger.exception("connection broke", extra={"conn": self.connection_id})
         self._cut()
 
@@ -217,33 +218,33 @@ class AmqpConnection:
 
     @property
     def is_authorised(self) -> bool:
-        """Whether the client has shown a key that is still good."""
+        """Return whether the client has presented a key that is still valid."""
         return len(self._grants) > 0
 
-    # --- for doors ------------------------------------------------------------------------------
+    # --- for endpoints --------------------------------------------------------------------------
 
     @property
     def account(self) -> str:
-        """Who answers for what this connection uses; the same from its first key on."""
+        """Account charged for this connection; the same from its first key on."""
         return self.admission.account
 
     def endpoints(self) -> Mapping[Link, Endpoint]:
-        """Return what stands behind each link."""
+        """Return the endpoints of all links."""
         return self._endpoints
 
     def rules(self) -> list[str]:
-        """Return the names of the authorization rules whose keys the client has shown."""
+        """Return the names of the authorization rules of the client's keys."""
         return sorted(set(self._grants.rules()))
 
     def detach(self, link: Link, error: AmqpError | None) -> None:
-        """Detach a link from our side and forget its door."""
+        """Detach a link from our side and forget its endpoint."""
         if not self.is_ended:
             link.detach(error)
         self._close_endpoint(link)
         self.flush_soon()
 
     def add_grant(self, grant: Grant) -> None:
-        """Keep what a token grants; a later token of an audience replaces the former."""
+        """Keep the grant of a token; a later token of an audience replaces the former."""
         if self.is_ended:
             return
         self._grants.add(grant)
@@ -257,15 +258,15 @@ class AmqpConnection:
             self._unfinished.count(self)  # for another account from now on
 
     def count_refused_token(self) -> None:
-        """Close a connection that keeps guessing."""
+        """Count a refused token; close the connection after too many."""
         self._refused_tokens += 1
         if self._refused_tokens >= MAX_REFUSED_TOKENS:
             self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
 
     def check_key(self, check: Callable[[], None], *, is_known: bool = False) -> None:
-        """Call `check` now, or in its turn when keys are guessed at the client's address.
+        """Call `check` now, or in its turn while keys are guessed at the client's address.
 
-        `is_known`: the key is one that the client has shown before. Raises `TooManyChecks`.
+        `is_known`: the client has presented this key before. Raises `TooManyChecks`.
         """
         if is_known:
             check()
@@ -273,26 +274,26 @@ class AmqpConnection:
             self._late.admit(self, self._throttle, check)
 
     def refuse_slowly(self, why: str, answer: Callable[[], None]) -> None:
-        """Answer a wrong key, the later the more of them came from the client's address."""
+        """Answer a wrong key after a delay that grows with the refusals of the client's address."""
         self._throttle.refuse(self.address, "amqp", why, self._late.add(self, answer))
 
     def is_allowed(self, path: str, right: Right) -> bool:
-        """Say whether a live grant of this connection covers a right on a path."""
+        """Return whether a valid grant of this connection covers a right on a path."""
         return self._grants.find(path, right) is not None
 
     def audit_entry(self, verb: str, path: str, right: Right) -> AuditEntry:
-        """Return who does something by a right on a path."""
+        """Return the audit entry of an action under a right on a path."""
         grant = self._grants.find(path, right)
         caller = "nobody" if grant is None else grant.caller
         return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
 
     def pump_soon(self, endpoint: Pumped) -> None:
-        """Pump a door before the next write."""
+        """Pump an endpoint before the next write."""
         self._pumps[endpoint] = None
         self.flush_soon()
 
     def note_starved(self, endpoint: Pumped) -> None:
-        """Pump a door when the client has read or settled something."""
+        """Pump an endpoint when the client has read or settled something."""
         self._starved[endpoint] = None
 
     def must_wait(self, endpoint: Pumped, session: Session, max_out_bytes: int) -> bool:
@@ -454,7 +455,7 @@ class AmqpConnection:
         self.router.resolve(node.path, partial(self._resolved, link, node))
 
     def _has_room_for(self, link: Link) -> bool:
-        """Count a link that is about to get its door; refuse it where its key has too many."""
+        """Count a link before its endpoint is made; refuse it where its key has too many."""
         if self._links.take(link):
             return True
         text = "Too many links are attached with this key."
@@ -462,7 +463,7 @@ class AmqpConnection:
         return False
 
     def _attach_via(self, link: Link, node: NodeAddress, destination: NodeAddress) -> None:
-        """Attach a sender whose messages go on to another entity; both need the right to send."""
+        """Attach a sender that forwards to another entity; both need the right to send."""
         if not self.is_allowed(destination.path, Right.SEND):
             link.refuse(self.error_mapper.missing_right(Right.SEND, destination.path))
             return
@@ -518,7 +519,7 @@ class AmqpConnection:
         self.flush_soon()
 
     def _attach_receiver(self, link: OutgoingLink, address: Address, node: NodeAddress) -> None:
-        """Attach unless a source asks for what the entity does not do: nothing is ignored."""
+        """Attach, unless the source asks for something unsupported: no request is ignored."""
         wanted = SessionFilter.of(link.source)
         needs_session = address.requires_session and address.sub_queue is SubQueue.ACTIVE
         if wanted is not None and not needs_session:
@@ -547,7 +548,7 @@ class AmqpConnection:
     # --- ending ---------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Nothing may be written any more but what the engine holds already."""
+        """Stop writing, except for what the engine already holds."""
         self.is_ended = True
         self.authorizer.remove_holder(self)
         self._grants.close()
@@ -560,14 +561,14 @@ class AmqpConnection:
         self._endings.add(self)
 
     def take_down(self, most: int) -> int:
-        """Close the doors of some links, all in some rounds; return of how many."""
+        """Close up to a number of endpoints; return how many were closed."""
         links = list(islice(self._endpoints, most))
         for link in links:
             self._close_endpoint(link)
         if not self._endpoints:
             self._links.end()
         if self._is_lost and not self._endpoints:
-            self.engine.discard()  # doors looked there for what is not written yet
+            self.engine.discard()  # endpoints looked there for unwritten frames
         return len(links)
 
     def _close_endpoint(self, link: Link) -> None:
@@ -581,18 +582,18 @@ class AmqpConnection:
             endpoint.close()
 
     def feed_starved(self) -> None:
-        """Pump the doors that waited: something was read, settled or answered."""
+        """Pump the waiting endpoints: something was read, settled or answered."""
         if self._starved:
             self._pumps.update(self._starved)
             self._starved.clear()
             self.flush_soon()
 
     def review_grants(self) -> None:
-        """Detach the links that are allowed no more: a token ran out or a rule changed (ADR 31)."""
+        """Detach links without a right: a token expired or a rule changed (ADR 31)."""
         try:
             self._review_grants()
             self.flush_soon()
-        except Exception:  # noqa: BLE001 - a supervised boundary: others are to be looked at too
+        except Exception:  # noqa: BLE001 - a supervised boundary: the others are to be reviewed too
             self.broke()
 
     def _review_grants(self) -> None:

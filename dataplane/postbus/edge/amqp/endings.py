@@ -1,7 +1,7 @@
-"""Takes down the links of clients that are gone, a few in each round of the event loop.
+"""Takes down the links of closed connections, a few in each iteration of the event loop.
 
-A link takes 17 us, and a network that breaks ends thousands of connections at once: whoever is
-still there must not wait for all of that.
+A link takes 17 us, and a network failure ends thousands of connections at once: the remaining
+clients must not wait for all of that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 logger = logging.getLogger(__name__)
 
 LINKS_A_ROUND: Final = 256
-"""Links that are taken down between two looks at the sockets: 4 ms. Our choice."""
+"""Links taken down between two polls of the sockets: 4 ms. Our choice."""
 
 
 class EndedConnection(Protocol):
@@ -26,7 +26,7 @@ class EndedConnection(Protocol):
 
 
 class Endings:
-    """Connections that are over and still have links, in the order they ended."""
+    """Closed connections that still have links, in the order they were closed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ class Endings:
         self._is_round_due = False
 
     def add(self, connection: EndedConnection) -> None:
-        """Take a connection down, at once if little was taken down in this round."""
+        """Take a connection down, immediately if little was taken down in this iteration."""
         self._left.append(connection)
         self._work()
 

@@ -1,6 +1,6 @@
-"""What the keys allow that one connection has shown, and the moment when the first of them ends.
+"""Rights granted by the keys of one connection, and the time when the first of them expires.
 
-The connection is told at that very second, by one timer whatever the number of tokens and links.
+The connection is notified at that second, by one timer for any number of tokens and links.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from postbus.broker.access.authz import NEVER_S, Authorizer, Grant, has_right, r
 from postbus.contract.entities import Right
 
 MAX_WAIT_S: Final = 3_600.0
-"""How far ahead the timer is set. Real time may be put forward or back; then it is looked at again
-after this time at the latest, and with each tick of the connection."""
+"""Longest period of the timer. If real time is adjusted, expiry is checked again after this period
+at the latest, and with each tick of the connection."""
 
 MAX_GRANTS: Final = 10_000
-"""Audiences that one connection keeps, as many as a namespace has entities: a name has any number
-of spellings. Above it the oldest goes, and the links that stood on it."""
+"""Audiences kept for one connection, as many as a namespace has entities: a name has any number of
+spellings. Above it the oldest is dropped, and the links that depend on it."""
 
 
 class Grants:
-    """The live grants of one connection. Times are real ones, in seconds since the epoch."""
+    """The valid grants of one connection. Times are real, in seconds since the epoch."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Grants:
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
         on_expired: Callable[[], None],
     ) -> None:
-        """`on_expired` is called when one has ended; it calls `renew`."""
+        """`on_expired` is called when a grant has expired; it calls `renew`."""
         self._authorizer = authorizer
         self._real_time_s = real_time_s
         self._call_later = call_later
@@ -48,7 +48,7 @@ class Grants:
         return [grant.rule_name for grant in self._grants.values()]
 
     def add(self, grant: Grant) -> None:
-        """Keep what a token grants; a later token of an audience replaces the former."""
+        """Keep the grant of a token; a later token of an audience replaces the former."""
         before = self._grants.get(grant.path)
         self._grants[grant.path] = grant
         if before is not None:
@@ -60,7 +60,7 @@ class Grants:
             self._expect(grant.expires_s)
 
     def find(self, path: str, right: Right) -> Grant | None:
-        """Return a live grant that covers a right on a path."""
+        """Return a valid grant that covers a right on a path."""
         wanted, now_s = resource_path("/" + path), self._real_time_s()
         for grant in self._grants.values():
             if grant.covers(wanted) and has_right(grant.rights, right) and grant.expires_s > now_s:
@@ -68,11 +68,11 @@ class Grants:
         return None
 
     def has_expired(self) -> bool:
-        """Say whether one has ended since it was looked at last."""
+        """Return whether a grant has expired since the last renewal."""
         return self._earliest_s <= self._real_time_s()
 
     def renew(self) -> None:
-        """Drop what has ended or whose rule is gone; take the rights that rules have now."""
+        """Drop grants that have expired or have no rule; take the current rights of rules."""
         now_s = self._real_time_s()
         renewed = {path: self._authorizer.renewed(grant) for path, grant in self._grants.items()}
         self._grants = {
@@ -83,7 +83,7 @@ class Grants:
         self._watch()
 
     def close(self) -> None:
-        """The connection has ended; what it gave is forgotten, or it would be kept."""
+        """Forget the callback of the closed connection, which it would keep in memory."""
         self._on_expired = _nothing
         self._stop_timer()
 
@@ -116,4 +116,4 @@ class Grants:
 
 
 def _nothing() -> None:
-    """Tell nobody."""
+    """Do nothing: the connection is closed."""

@@ -1,7 +1,7 @@
-"""Links that nobody uses: Service Bus detaches them after ten minutes.
+"""Detaches idle links after ten minutes, as Service Bus does.
 
-A door notes that it was used, which costs one store; the connection's tick looks at its doors now
-and then. So a link has no timer, and is detached at most one tick late, never early.
+An endpoint sets a flag on use, which costs one store; the connection's tick checks its endpoints
+now and then. So a link needs no timer, and is detached at most one tick late, never early.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from postbus.amqp.link import Link
 from postbus.edge.amqp.link_context import LinkContext
 
 LINK_IDLE_MS: Final = 600_000
-"""Idle time after which a link is detached. A transfer, a flow or a disposition is a use; credit
-that stands open is none. Source: Service Bus, idle timeout 00:10:00 of publishers and consumers."""
+"""Idle time after which a link is detached. Transfers, flows and dispositions are uses; unused
+credit is none. Source: Service Bus, idle timeout 00:10:00 of publishers and consumers."""
 
 
 class Idleness:
-    """How long one link has not been used."""
+    """Idle time of one link."""
 
     __slots__ = ("_since_ms", "is_used")
 
     def __init__(self) -> None:
         self.is_used = True
-        """Set with each use, taken back by the next look."""
+        """Set by each use, cleared by each check."""
         self._since_ms = 0
 
     def is_over(self, now_ms: int) -> bool:
-        """Look, and say whether the link has been idle for too long."""
+        """Return whether the link has been idle for too long, and begin the next period."""
         if self.is_used:
             self.is_used = False
             self._since_ms = now_ms
@@ -38,7 +38,7 @@ class Idleness:
 
 
 class Watched(Protocol):
-    """A door; the links of nodes may be idle and have no idleness."""
+    """An endpoint; the links of nodes may be idle and have no idleness."""
 
     path: str
 
@@ -47,7 +47,7 @@ class Watched(Protocol):
 
 
 def detach_idle(connection: LinkContext, endpoints: Mapping[Link, Watched], now_ms: int) -> None:
-    """Detach the links that were not used for long, in the words clients reconnect on."""
+    """Detach idle links, with the condition that makes clients reconnect."""
     idle = [
         link
         for link, endpoint in endpoints.items()

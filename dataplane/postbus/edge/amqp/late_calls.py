@@ -1,6 +1,6 @@
-"""What is to be called later for a connection: keys that wait to be looked at, refusals to answer.
+"""Delayed calls for a connection: keys to check, refusals to answer.
 
-Others keep these calls for seconds. When the connection has ended nothing of it stays with them.
+Other objects keep these calls for seconds. After the end of the connection they keep nothing of it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class CalledConnection(Protocol):
 
 
 class LateCalls:
-    """Of one connection."""
+    """Delayed calls of one connection."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count()
 
     def add(self, connection: CalledConnection, call: Callable[[], None]) -> Callable[[], None]:
-        """Return what calls it once, or does nothing when the connection has ended."""
+        """Return a function that makes the call once, or nothing after the connection's end."""
         number, waiting = next(self._numbers), self._waiting
 
         def guarded_call() -> None:
@@ -46,7 +46,7 @@ class LateCalls:
     def admit(
         self, connection: CalledConnection, throttle: AuthThrottle, check: Callable[[], None]
     ) -> None:
-        """Let a key be looked at in its turn. Raises `TooManyChecks`, and forgets it then."""
+        """Let a key be checked in its turn. Raises `TooManyChecks` and then forgets the key."""
         call = self.add(connection, check)
         try:
             throttle.admit(connection.address, call)
@@ -55,9 +55,9 @@ class LateCalls:
             raise
 
     def end(self) -> None:
-        """The connection is over."""
+        """Drop all calls; the connection is over."""
         self._waiting.clear()
 
 
 def _nothing() -> None:
-    """Call nobody."""
+    """Do nothing: the call was made or dropped."""

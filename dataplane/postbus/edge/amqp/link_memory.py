@@ -1,7 +1,7 @@
-"""What the links of one connection keep in memory, counted for the account that answers for it.
+"""Memory of the links of one connection, counted for the connection's account.
 
-A link is cheap and a connection may have thousands of them: without a share of all that links keep
-one key could fill the memory of the broker with links that do nothing.
+A link is cheap and a connection may have thousands of them: without a share of all link memory one
+key could fill the broker's memory with unused links.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from postbus.edge.access.shares import Shares
 
 LINK_BYTES: Final = 2_048
-"""An attached link besides what it keeps of its attach. Measured: 1.2 KiB a sender, 1.7 KiB a
-receiver, with short names."""
+"""Bytes of an attached link besides its attach. Measured: 1.2 KiB a sender, 1.7 KiB a receiver,
+with short names."""
 
 KEPT_FACTOR: Final = 3
-"""What a byte of an attach costs while its link is there: as it came and decoded."""
+"""Memory per byte of an attach during the life of its link: as received and decoded."""
 
 
 class LinkMemory:
@@ -33,7 +33,7 @@ class LinkMemory:
         self._sizes: dict[Link, int] = {}
 
     def take(self, link: Link) -> bool:
-        """Count a link unless its account has its share of links already; say whether it counts."""
+        """Count a link unless its account has used up its share; return whether it was counted."""
         size = LINK_BYTES + KEPT_FACTOR * link.attach_bytes
         if not self._shares.take(self._account, size):
             return False
@@ -47,12 +47,12 @@ class LinkMemory:
             self._shares.give_back(self._account, size)
 
     def end(self) -> None:
-        """Give back what is left: the last door is gone."""
+        """Release the rest: the last endpoint is gone."""
         for link in list(self._sizes):
             self.give_back(link)
 
     def move(self, account: str) -> None:
-        """Count what is there for another account: the client has shown its first key."""
+        """Move the count to another account: the client has presented its first key."""
         used = sum(self._sizes.values())
         if used:
             self._shares.give_back(self._account, used)

@@ -1,9 +1,9 @@
 """The AMQP connections of all ports: bytes to connections and back.
 
-`port_multiplexer` accepts them and hands them over with what it has read already. Reads come in
-steps, so that other clients and commits get their turn in between. Writes are gathered and flushed
-once per iteration of the event loop. A client that does not read is bounded: its demand is withheld
-while the transport is full, and it is disconnected above a hard bound.
+`port_multiplexer` accepts connections and hands them over with the bytes already read. Reads come
+in steps, so that other clients and commits run in between. Writes are gathered and flushed once per
+iteration of the event loop. A client that does not read is bounded: its demand is withheld while
+the transport is full, and it is disconnected above a hard bound.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ from postbus.edge.refusals import ErrorMapper
 logger = logging.getLogger(__name__)
 
 READ_BYTES: Final = 64 << 10
-"""Bytes taken from one client in one go. Of a burst that fills it the commit begins while the next
+"""Bytes read from one client at a time. Of a burst that fills it, the commit begins while the next
 step is parsed. Measured, both ways at once, 1 KiB: 18 % more messages with a window of 100, 30 %
-with 1,000; half of it costs more in calls than it brings."""
+with 1,000; half the size costs more in calls than it gains."""
 
 SHORT_READ_BYTES: Final = 8 << 10
-"""The same of a client whose key takes long turns of the event loop."""
+"""The same for a client whose account is costly (`access/loop_time.py`)."""
 
 HIGH_WATER_BYTES: Final = 1 << 20
 BUFFER_SPARE_BYTES: Final = 16 << 20
-"""Bytes that may wait for one client beside two messages of the largest size. Above that it is cut
-off; demand is withheld long before."""
+"""Bytes that may wait for one client beside two messages of the largest size. Above that it is
+disconnected; demand is withheld long before."""
 
 LINKS_OF_PAGE: Final = 4_096
-"""Links that are described in one go: 20 ms. A connection is described whole."""
+"""Links described at a time: 20 ms. A connection is described whole."""
 
 LINKLESS_MS: Final = 300_000
 """A connection without links is closed after this time (Service Bus's five minutes)."""
 
 LINK_PROPERTIES: Final = frozenset({VIA_PROPERTY, TIMEOUT_PROPERTY})
-"""Those of an attach that are looked at."""
+"""Properties of an attach that are used."""
 
 UNAUTHENTICATED_MS: Final = 20_000
-"""A connection that has shown no key is closed after this time, as Service Bus does."""
+"""An unauthenticated connection is closed after this time, as Service Bus does."""
 
 UNAUTHENTICATED_BYTES: Final = 96 << 10
-"""Bytes a client may send before it has shown a key: what it sends may be kept twice, as a name and
-in an answer it does not read. Our choice: eight large tokens."""
+"""Bytes that an unauthenticated client may send: they may be kept twice, as a name and in an answer
+that the client does not read. Our choice: eight large tokens."""
 
 UNAUTHENTICATED_SESSIONS: Final = 10
 UNAUTHENTICATED_LINKS: Final = 20
-"""Sessions and links of such a client: each takes much more memory than its bytes."""
+"""Sessions and links of an unauthenticated client: each takes much more memory than its bytes."""
 
 CLOSING_MS: Final = 30_000
-"""How long our last words may wait for a client that does not read them."""
+"""Time that the last frames may wait for a client that does not read them."""
 
 LINGER_S: Final = 1.0
-"""How long a client that we close may take to hang up; cutting at once could lose our last
-words."""
+"""Time for a client to disconnect after our close; cutting the transport at once could lose the
+last frames."""
 
 
 class AmqpListener:
-    """All AMQP clients of this broker. `stop` lets them finish what is under way."""
+    """All AMQP clients of this broker. `stop` lets them finish work in flight."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class AmqpListener:
         self._tasks = tasks
         self._namespace = namespace
         self.inflight = InflightBudget.within(limits.max_message_bytes)
-        """What all doors of this broker share."""
+        """Budget shared by all endpoints of this broker."""
         self._real_time_s = real_time_s
         self._throttle = throttle or AuthThrottle()
         self._has_changed = asyncio.Event()
@@ -105,7 +105,8 @@ class AmqpListener:
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
-        # One for all: it is emptied before the next read. A view, since asyncio's TLS slices it.
+        # One buffer for all clients: it is emptied before the next read. A view, since asyncio's
+        # TLS slices it.
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._short_buffer = self.read_buffer[:SHORT_READ_BYTES]
         self.loop_time = LoopTime()
@@ -118,9 +119,9 @@ class AmqpListener:
         return len(self._connections)
 
     async def stop(self, grace_s: float) -> None:
-        """Answer what was taken, detach the clients, wait until they are gone.
+        """Answer received messages, detach the clients, wait until they have disconnected.
 
-        `grace_s` bounds all of it; whoever is left is cut off.
+        `grace_s` bounds the total; remaining clients are then cut off.
         """
         deadline_s = asyncio.get_running_loop().time() + grace_s
         self._ticking.cancel()
@@ -135,7 +136,7 @@ class AmqpListener:
         self.abort()
 
     async def _wait_for(self, is_reached: Callable[[], bool], deadline_s: float) -> None:
-        """Return when something is so, or the time is over."""
+        """Return when a condition holds, or the time is over."""
         while not is_reached():
             self._has_changed.clear()
             try:
@@ -159,9 +160,9 @@ class AmqpListener:
             protocol.receive(first, is_burst=False)
 
     def described(self, skip: int, top: int) -> tuple[list[ConnectionDescription], int]:
-        """Return clients that are connected, the longest ones first, and how many there are.
+        """Return connected clients, the longest connected first, and their total number.
 
-        They are fewer than `top` where they have many links.
+        Fewer than `top` are returned when they have many links.
         """
         now_ms = time.monotonic_ns() // 1_000_000
         found = [each.connection for each in self._connections if each.connection is not None]
@@ -180,7 +181,7 @@ class AmqpListener:
     def add(
         self, transport: AmqpTransport, address: str | None, admission: Admission
     ) -> AmqpConnection:
-        """Count a new client and make its connection; it comes from an IP address."""
+        """Count a new client from an IP address and return its connection."""
         self._connections.add(transport)
         self.accepted_count += 1
         return AmqpConnection(
@@ -210,13 +211,13 @@ class AmqpListener:
         self._has_changed.set()
 
     def buffer_for(self, admission: Admission) -> memoryview:
-        """Return where the next bytes of a client go: little room where turns shall be short."""
+        """Return the buffer for a client's next bytes; a small one where reads should be short."""
         if self.loop_time.costly and self.loop_time.is_costly(_account_of(admission)):
             return self._short_buffer
         return self.read_buffer
 
     def note_written(self) -> None:
-        """Something was answered; whoever waits for that looks again."""
+        """Note an answer; tasks that wait for it check their condition."""
         self._has_changed.set()
 
     async def _tick_forever(self) -> None:
@@ -228,7 +229,7 @@ class AmqpListener:
 
 
 class AmqpTransport(asyncio.BufferedProtocol):
-    """One socket. The only place where bytes of a client meet the event loop."""
+    """One socket: the boundary between a client's bytes and the event loop."""
 
     def __init__(self, listener: AmqpListener, admission: Admission) -> None:
         self._listener = listener
@@ -239,7 +240,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self._is_flush_due = False
         self._is_lingering = False
         self._held = b""
-        """What waits for its turn."""
+        """Bytes that wait for the account's turn."""
         self._is_reading_stopped = False
         self._since_ms = time.monotonic_ns() // 1_000_000
         self._linkless_ms = 0
@@ -249,7 +250,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     @property
     def connection(self) -> AmqpConnection | None:
-        """The client's state, None once it is gone."""
+        """Protocol state of the client, None after its end."""
         return self._connection
 
     # --- called by the event loop ---------------------------------------------------------------
@@ -268,7 +269,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
         self.receive(data, is_burst=size_bytes == READ_BYTES)
 
     def receive(self, data: bytes, *, is_burst: bool) -> None:
-        """Take bytes, in the turn of their key; of a burst more will come at once."""
+        """Take bytes, in the turn of their account; of a burst more follow at once."""
         loop_time, account = self._listener.loop_time, self._admission.account
         if not loop_time.costly and len(data) <= SMALL_BYTES and account:  # most reads of receivers
             assert self._connection is not None
@@ -285,7 +286,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
             self._take(data, is_burst=is_burst)
 
     def _take_turn(self) -> None:
-        """Take what waited for its turn, and read on."""
+        """Process the bytes that waited for their turn, and read on."""
         data, self._held = self._held, b""
         if self._connection is not None:
             self._take(data, is_burst=False)
@@ -318,7 +319,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
             connection.close(conditions.UNAUTHORIZED_ACCESS, text)
 
     def _rest(self) -> None:
-        """Read on after two rounds of the loop: the first starts a commit, the second sends it."""
+        """Read on after two loop iterations: the first starts a commit, the second sends it."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._loop.call_soon, self._read_on)
@@ -379,17 +380,17 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
     @property
     def is_owing(self) -> bool:
-        """Whether the client waits for an answer to what it sent."""
+        """Whether the client waits for answers."""
         return self._connection is not None and self._connection.unanswered_count > 0
 
     def stop_reading(self) -> None:
-        """Take nothing more from the client; it reads on."""
+        """Stop reading from the client, which may read on."""
         self._is_reading_stopped = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def shut_down(self) -> None:
-        """Say goodbye; the client hangs up."""
+        """Close the protocol; the client disconnects."""
         self._is_reading_stopped = False
         if self._connection is not None:
             self._connection.shut_down()
@@ -403,7 +404,7 @@ class AmqpTransport(asyncio.BufferedProtocol):
     # --- writing --------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Write what the engine has at the end of this round of the event loop."""
+        """Write what the engine has at the end of this iteration of the event loop."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -431,5 +432,5 @@ class AmqpTransport(asyncio.BufferedProtocol):
 
 
 def _account_of(admission: Admission) -> str:
-    """Return who answers for turns: the client's key, before it has shown one its address."""
+    """Return the account for turns: that of the client's key, or its address before it has one."""
     return admission.account or f"{UNAUTHENTICATED}{admission.source}"

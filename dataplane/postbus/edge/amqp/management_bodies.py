@@ -17,7 +17,7 @@ MAX_LIST_ITEMS: Final = 10_000
 
 
 class BadRequest(Exception):
-    """A request's body is not what its operation needs."""
+    """The body of a request is not valid for its operation."""
 
 
 def response(code: int, description: str, body: Any = None) -> Response:
@@ -76,7 +76,7 @@ def tokens(body: Any) -> list[bytes]:
 
 
 def session_id_of(body: Any) -> bytes | None:
-    """Return the session a request names, None for none. Raises `BadRequest`."""
+    """Return the session of a request, or None. Raises `BadRequest`."""
     value = body.get("session-id")
     if value is None:
         return None

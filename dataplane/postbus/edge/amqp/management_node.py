@@ -86,18 +86,18 @@ OF_SUB_QUEUES: Final = frozenset(
         "batch-delete-messages",
     )
 )
-"""Operations on the messages of what a node is of. All others, on rules, sessions and schedules,
-are about the entity itself, which a token for one of its sub-queues does not open."""
+"""Operations on the messages of the node's entity or sub-queue. All others, on rules, sessions and
+schedules, are about the entity itself, for which a token of one of its sub-queues is not valid."""
 
 SCHEDULE: Final = PREFIX + "schedule-message"
-"""The only request with messages in it: the only one that may be large."""
+"""The only request with messages in it, and so the only one that may be large."""
 
 MAX_PEEK_COUNT: Final = 1_000
 MAX_PEEK_BYTES: Final = 1 << 20
 """Bytes of messages in one peek response; more messages come with the next request."""
 
 TRANSACTION: Final = "$transaction"
-"""Where the transaction of a request stands among the fields of its body; no client's field."""
+"""Key of a request's transaction among the fields of its body; not a field of clients."""
 
 TRANSACTIONAL: Final = frozenset({PREFIX + "update-disposition", PREFIX + "schedule-message"})
 BESIDE_TRANSACTIONS: Final = frozenset(
@@ -111,7 +111,7 @@ BESIDE_TRANSACTIONS: Final = frozenset(
         "enumerate-rules",
     )
 )
-"""Requests that change nothing a rollback could undo, and are answered as outside a transaction:
+"""Requests that change nothing a rollback could undo. They are answered as outside a transaction:
 the SDK of .NET puts every request into the ambient one."""
 
 EMPTY_BODY: Final = b"\x00\x53\x75\xa0\x00"
@@ -151,7 +151,7 @@ class ManagementNode:
                 self._operations[name] = (Right.LISTEN, run)
 
     def handle(self, request: Request, respond: Respond) -> None:
-        """Dispatch one request; whatever is wrong with it becomes its response."""
+        """Dispatch one request; an error in it becomes its response."""
         name = request.operation
         operation = None
         if isinstance(name, str) and name.startswith(PREFIX):
@@ -194,7 +194,7 @@ class ManagementNode:
             if body.get("session-id") is None:
                 link_name = request.properties.get("associated-link-name")
                 session_id = self._connection.sessions.find(address.entity_no, link_name)
-                if session_id is not None:  # azservicebus of Go says it by the link alone
+                if session_id is not None:  # azservicebus of Go names the session by the link alone
                     body["session-id"] = session_id.decode()
             try:
                 run(address, body, respond)
@@ -332,7 +332,7 @@ class ManagementNode:
         lost: Refused,
         respond: Respond,
     ) -> None:
-        """Let a settlement wait in its transaction, if its locks live."""
+        """Add a settlement to its transaction if its locks are valid."""
         transactions = self._connection.transactions
         transaction = transactions.find(transaction_id)
         if transaction is None:
@@ -384,7 +384,7 @@ class ManagementNode:
         size_bytes: int,
         respond: Respond,
     ) -> None:
-        """Let scheduled messages wait in their transaction; their numbers are told now."""
+        """Add scheduled messages to their transaction; their numbers are returned now."""
         transactions = self._connection.transactions
         transaction = transactions.find(transaction_id)
         if transaction is None:
@@ -458,12 +458,12 @@ class ManagementNode:
         respond(failure(status_code(refusal.refusal), error))
 
     def fail(self, respond: Respond, code: int, condition: str, why: str) -> None:
-        """Answer with an error that is no refusal of an entity."""
+        """Answer with an error that is not a refusal of an entity."""
         respond(failure(code, self._connection.error_mapper.error(condition, why, self.path)))
 
 
 def _peeked(message: PeekedMessage) -> bytes:
-    """Return a browsed message; its expiry is told only where the sender set one (S104)."""
+    """Return a browsed message; its expiry is included only if the sender set one (S104)."""
     return encode_message(
         message.envelope,
         sequence=message.sequence,

@@ -1,7 +1,8 @@
-"""Behind a client's receiver link: credit to demand, deliveries to transfers, outcomes to `Settle`.
+"""Endpoint of a client's receiver link: credit to demand, deliveries to transfers, outcomes to
+`Settle`.
 
-Holds no state machine: credit arithmetic belongs to the engine, locks and order to the entity. A
-receiver of a session is in `session_links.py`.
+Holds no state machine: credit arithmetic belongs to the engine, locks and order to the entity.
+Receivers of sessions are in `session_links.py`.
 """
 
 from __future__ import annotations
@@ -48,36 +49,37 @@ from postbus.entity.commands import (
 from postbus.message.delivery import encode_prefix, with_times
 
 DELIVERY_STEP: Final = 2_000
-"""Most deliveries asked for ahead; a client with endless credit gets them step by step."""
+"""Maximum number of deliveries requested ahead; a client with unlimited credit gets them in steps.
+"""
 
 DELIVERY_BYTES: Final = 4 << 20
-"""Bytes asked for ahead, by the size of the last deliveries: what a client that stops reading
-keeps in memory at most, beside its socket's buffer."""
+"""Bytes requested ahead, by the size of the last deliveries: the most that a client that stops
+reading keeps in memory, beside its socket's buffer."""
 
 MAX_UNSETTLED: Final = 20_000
-"""Deliveries of one link without an outcome above which no more are asked for. Our choice: each
-costs some 200 bytes here; SDKs hold a few thousand."""
+"""Deliveries of one link without an outcome above which no more are requested. Our choice: each
+costs about 200 bytes here; SDKs hold a few thousand."""
 
 MAX_OUT_BYTES: Final = 4 << 20
-"""Bytes of one connection written in one round of the event loop above which no more is asked
-for."""
+"""Bytes of one connection written in one iteration of the event loop above which no more are
+requested."""
 
 DRAIN_S: Final = 0.1
-"""Longest time until a drain is answered (ADR 24), not counting how long the client does not read.
-The JavaScript SDK gives up after 200 ms."""
+"""Longest time until a drain is answered (ADR 24), not counting the time in which the client does
+not read. The JavaScript SDK gives up after 200 ms."""
 
 REPEAT_S: Final = 0.1
-"""Pause before a settlement is repeated whose read failed, or a demand that was refused."""
+"""Pause before a settlement is repeated after a failed read, or a demand after a refusal."""
 
 REPEATED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.BUSY})
-"""Refusals of a demand that pass: the partition loads, or decides whether the entity is idle."""
+"""Temporary refusals of a demand: the partition loads, or decides whether the entity is idle."""
 
 UNKNOWN: Final = -1
-"""Stands for a demand that the entity was perhaps not told."""
+"""Stands for a demand that may not have reached the entity."""
 
 
 NAME_CHARS: Final = 256
-"""So much of a link's name is kept with a dead letter. Our choice."""
+"""Characters of a link's name that are kept with a dead letter. Our choice."""
 
 
 class ReceiverContext(TransactionContext, PacedContext, Protocol):
@@ -90,8 +92,8 @@ class ReceiverContext(TransactionContext, PacedContext, Protocol):
 class ReceiverEndpoint:
     """Hands messages of one queue or sub-queue to a client; a delivery sink of the router.
 
-    The entity calls with deliveries while it works, so nothing is submitted from there: `pump` runs
-    once before the next write and brings the entity's demand in step with the link's credit.
+    The entity delivers while it works, so nothing is submitted from there: `pump` runs once before
+    the next write and brings the entity's demand in line with the link's credit.
     """
 
     def __init__(
@@ -104,11 +106,11 @@ class ReceiverEndpoint:
         self._address = address
         self._is_locking = link.snd_settle_mode != 1
         self._consumer_id = 0
-        self._delivered = 0  # as the entity counts, since the consumer was added
-        self._demand = 0  # the limit the entity was told last
+        self._delivered = 0  # as counted by the entity since the consumer was added
+        self._demand = 0  # the last limit sent to the entity
         self._unsettled = 0  # deliveries without an outcome
         self._drain_limit: int | None = None  # set while the entity drains
-        self._drain_step = 0  # counts the steps, so that a late reply is known as one
+        self._drain_step = 0  # counts the steps, to recognize a late reply
         self._drain_timer: asyncio.TimerHandle | None = None
         self._average_bytes = connection.limits.default_message_size_kb * 1024
         self._session_id: bytes | None = None
@@ -119,7 +121,7 @@ class ReceiverEndpoint:
 
     @property
     def credit(self) -> int:
-        """Deliveries that the client takes."""
+        """Number of further deliveries that the client accepts."""
         return self._link.credit
 
     @property
@@ -134,19 +136,19 @@ class ReceiverEndpoint:
         self.connection.pump_soon(self)  # a flow may have come right behind the attach
 
     def flowed(self) -> None:
-        """The client granted or withdrew credit, or asks to drain."""
+        """Note that the client granted or withdrew credit, or asks to drain."""
         self.idleness.is_used = True
         self.connection.pump_soon(self)
 
     def close(self) -> None:
-        """The link is gone; its locks live until they expire."""
+        """Remove the consumer of a detached link; its locks live until they expire."""
         self._stop_drain_timer()
         self.connection.router.unregister_sink(self._address.partition_id, self._consumer_id)
         self._give_back()
         self._submit(RemoveConsumer(self._consumer_id))
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """Settle what the client decided on; a settled disposition gets no answer."""
+        """Apply the client's outcomes; a settled disposition gets no answer."""
         self.idleness.is_used = True
         state = event.state
         if isinstance(state, TransactionalState):
@@ -176,11 +178,11 @@ class ReceiverEndpoint:
     # --- transactions ---------------------------------------------------------------------------
 
     def _enlist(self, event: DeliveriesUpdated, state: TransactionalState) -> None:
-        """Let a settlement wait in its transaction, if its locks live."""
+        """Add a settlement to its transaction if its locks are valid."""
         ids = event.delivery_ids
         transactions = self.connection.transactions
         transaction = transactions.find(state.transaction_id)
-        if transaction is None and event.is_settled:  # nobody hears an answer; its lock expires
+        if transaction is None and event.is_settled:  # it gets no answer; its lock expires
             self._count_settled(len(ids))
             return
         if transaction is None:
@@ -208,7 +210,7 @@ class ReceiverEndpoint:
 
     @guarded
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Send what the entity handed out; what the client has no credit for any more goes back."""
+        """Send the entity's deliveries; return those the client has no credit for any more."""
         self._delivered += len(deliveries)
         room = max(self._link.credit, 0) if self._link.is_attached else 0
         if room < len(deliveries):
@@ -224,20 +226,20 @@ class ReceiverEndpoint:
             self.connection.pump_soon(self)
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
-        """Only receivers of sessions are granted one."""
+        """Raise: only receivers of sessions are granted one."""
         raise AssertionError(f"asked for no session, got {session_id!r} until {locked_until_ms}")
 
     def available(self, count: int) -> None:
-        """Only the router asks for hints."""
+        """Raise: only the router asks for hints."""
         raise AssertionError(f"asked for no hint, got {count}")
 
     def ended(self, refusal: Refusal) -> None:
-        """The entity was dropped or disabled, or the session's lock is lost."""
+        """Detach: the entity was dropped or disabled, or the session's lock is lost."""
         error = self.connection.error_mapper.refused(Refused(refusal), self.path)
         self.connection.detach(self._link, error)
 
     def reset(self) -> None:
-        """The partition was reloaded: take up again where the link stands."""
+        """Resume at the state of the link after a reload of the partition."""
         if self._link.is_attached:
             self._register()
             self.connection.pump_soon(self)
@@ -245,7 +247,7 @@ class ReceiverEndpoint:
     # --- demand ---------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Bring the entity's demand in step with the link."""
+        """Bring the entity's demand in line with the link."""
         link = self._link
         if not link.is_attached:
             return
@@ -260,15 +262,15 @@ class ReceiverEndpoint:
                 self._ask()
 
     def _allowance(self) -> int:
-        """Return how many deliveries more the client may get now."""
+        """Return the number of further deliveries for the client at this time."""
         credit = max(min(self._link.credit, MAX_UNSETTLED - self._unsettled), 0)
         if credit and self.connection.must_wait(self, self._link.session, MAX_OUT_BYTES):
-            # What was asked for already may come; more when the client has read.
+            # Deliveries requested before may come; more when the client has read.
             return min(credit, max(self._demand - self._delivered, 0))
         return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
 
     def _is_in_step(self) -> bool:
-        """Say whether `pump` would find nothing to do; may say no in vain."""
+        """Return whether `pump` would find nothing to do; may return False without need."""
         link = self._link
         credit = link.credit
         return (
@@ -280,7 +282,7 @@ class ReceiverEndpoint:
         )
 
     def _ask(self) -> None:
-        """Set the entity's demand; small raises wait until they are a quarter of what is open."""
+        """Set the entity's demand; raises wait until they are a quarter of the open demand."""
         allowed = self._allowance()
         limit = self._delivered + allowed
         more = limit - self._demand
@@ -291,7 +293,7 @@ class ReceiverEndpoint:
 
     @guarded
     def _asked(self, consumer_id: int, reply: Reply) -> None:
-        """Ask again, later, when the demand was refused: nobody else would."""
+        """Schedule a new request if the demand was refused; nothing else would trigger one."""
         if consumer_id != self._consumer_id or not self._link.is_attached:
             return
         if isinstance(reply, Refused) and reply.refusal in REPEATED:
@@ -301,8 +303,8 @@ class ReceiverEndpoint:
     def _drain(self) -> None:
         """Let the entity hand out what it has, in steps, then answer.
 
-        A client that does not read is waited for: "no more" would be untrue, and it would not hear
-        it either.
+        A client that does not read delays this: "no more" would be untrue, and it would not read
+        the answer either.
         """
         if self._link.credit <= 0 or self._unsettled >= MAX_UNSETTLED:
             self._answer_drain()
@@ -319,7 +321,7 @@ class ReceiverEndpoint:
 
     @guarded
     def _drained(self, consumer_id: int, step: int, reply: Reply) -> None:
-        """The deliveries of one step are sent, or there are no more."""
+        """Note that the deliveries of one step are sent, or that there are no more."""
         if consumer_id != self._consumer_id:
             return
         link = self._link
@@ -329,11 +331,11 @@ class ReceiverEndpoint:
             if link.is_attached and link.is_draining and not is_more:
                 self._answer_drain()
         if self._drain_limit is None:
-            self._demand = self._delivered  # the entity's fell to what it had delivered
+            self._demand = self._delivered  # the entity's limit fell to its delivered count
             self.connection.pump_soon(self)
 
     def _drain_is_late(self) -> None:
-        """Answer though the entity has not; what it still hands out goes back."""
+        """Answer before the entity has; messages it still hands out are returned."""
         self._drain_timer = None
         if not self._link.is_attached or not self._link.is_draining:
             return
@@ -357,7 +359,7 @@ class ReceiverEndpoint:
     # --- internals ------------------------------------------------------------------------------
 
     def _receiver(self) -> Receiver:
-        """Return whom a dead letter names that dies in this link's hands."""
+        """Return the receiver's name for dead letters that expire under its lock."""
         return Receiver(self._link.name[:NAME_CHARS], self.connection.address or "")
 
     def _register(self) -> None:
@@ -467,7 +469,7 @@ class ReceiverEndpoint:
             self.connection.flush_soon()
 
     def _count_settled(self, count: int) -> None:
-        """Ask for more when the client had too many deliveries to decide on."""
+        """Request more if the client had too many unsettled deliveries before."""
         was_full = self._unsettled >= MAX_UNSETTLED
         self._unsettled -= count
         if was_full:

@@ -26,11 +26,11 @@ MAX_OPEN_REQUESTS: Final = 1_000
 """Requests of one link without an answer above which others are refused."""
 
 MAX_HELD_RESPONSES: Final = 1_000
-"""Responses kept for a client that grants no credit; more are dropped, oldest first."""
+"""Responses kept for a client that grants no credit; above this the oldest are dropped."""
 
 MAX_ANSWER_BYTES: Final = 256 << 10
-"""Bytes of answers that a connection may hold while further requests are taken: those that wait for
-credit, and those that are to be written in this round."""
+"""Bytes of answers that a connection may hold while further requests are taken: answers that wait
+for credit, and those to be written in this iteration of the event loop."""
 
 LARGE_ANSWERS: Final = frozenset(
     f"com.microsoft:{name}"
@@ -42,17 +42,18 @@ LARGE_ANSWERS: Final = frozenset(
         "enumerate-rules",
     )
 )
-"""Operations whose answers may be as large as messages: a connection has one at a time."""
+"""Operations whose answers may be as large as messages: a connection has one in flight at a time.
+"""
 
 REQUEST_BYTES: Final = 1 << 20
-"""What a request may have; one that schedules messages may have so much beside a message of the
-largest size. Lists of 10,000 lock tokens or numbers have 170 KB."""
+"""Maximum bytes of a request, for one that schedules messages beside a message of the largest size.
+Lists of 10,000 lock tokens or numbers have 170 KB."""
 
 HEAD_HEAP_BYTES: Final = 64 << 10
-"""Heap that properties of a request may take: SDKs send ten."""
+"""Heap of a request's properties: SDKs send ten."""
 
 BODY_HEAP_BYTES: Final = 4 << 20
-"""Heap that the values of a body may take: 10,000 lock tokens or numbers take 1 MB."""
+"""Heap of the values of a body: 10,000 lock tokens or numbers take 1 MB."""
 
 SCHEDULE_HEAP_BYTES: Final = 16 << 20
 """The same of a body with messages, which are binary: 10,000 of them with their names."""
@@ -60,10 +61,10 @@ SCHEDULE_HEAP_BYTES: Final = 16 << 20
 
 @dataclass(slots=True)
 class Request:
-    """A request whose body is still encoded: who may ask is looked at first.
+    """A request whose body is still encoded, since authorization is checked first.
 
     `message_id` is its encoded value, echoed with its AMQP type. `transaction_id`: the transaction
-    the client made it part of. `account`: who answers for its bytes while it waits.
+    of the request. `account`: charged for its bytes while it waits.
     """
 
     message_id: bytes
@@ -121,7 +122,9 @@ class RequestContext(PacedContext, Protocol):
 
 
 class RequestEndpoint:
-    """Behind a client's request link. Requests are taken in order, and only while answers leave."""
+    """Endpoint of a client's request link. Requests are taken in order, and only while answers are
+    sent.
+    """
 
     idleness: Final = None
     """Clients keep these links for a token or a peek in an hour."""
@@ -146,7 +149,7 @@ class RequestEndpoint:
         self._link.accept(max_message_bytes=self._max_bytes, credit=REQUEST_CREDIT)
 
     def receive(self, transfers: list[TransferReceived]) -> None:
-        """Settle each request; a client that ignores credit is told that we are busy."""
+        """Settle each request; answer a client that ignores credit with a busy error."""
         for transfer in transfers:
             request = _request_of(transfer)
             if isinstance(request, Request):
@@ -170,7 +173,7 @@ class RequestEndpoint:
             self._connection.flush_soon()
 
     def close(self) -> None:
-        """Forget what was not taken."""
+        """Forget requests that were not taken."""
         while self._waiting:
             self._give_back(self._waiting.popleft())
 
@@ -185,7 +188,7 @@ class RequestEndpoint:
             self._handle(request, partial(self._respond, request))
 
     def _room_for(self, request: Request) -> Request | Rejected:
-        """Count a request, or say that there is no room for it."""
+        """Count a request, or answer that there is no budget for it."""
         connection = self._connection
         if self._open + len(self._waiting) >= MAX_OPEN_REQUESTS:
             return Rejected(conditions.SERVER_BUSY, "Too many requests wait for an answer.")
@@ -199,7 +202,7 @@ class RequestEndpoint:
         self._connection.inflight.give_back(request.account, request.size_bytes)
 
     def _must_wait(self) -> bool:
-        """Say whether the client must read first; if so, `pump` comes again when it has."""
+        """Return whether the client must read first; if so, `pump` is called again after that."""
         connection = self._connection
         if connection.large_answers or connection.held_answer_bytes > MAX_ANSWER_BYTES:
             connection.note_starved(self)
@@ -207,7 +210,7 @@ class RequestEndpoint:
         return connection.must_wait(self, self._link.session, MAX_ANSWER_BYTES)
 
     def _replenish(self) -> None:
-        """Let the client ask again as it is answered: what it asked for is kept meanwhile."""
+        """Grant credit for answered requests only, since the others are kept in memory."""
         link = self._link
         credit = max(REQUEST_CREDIT - self._open - len(self._waiting), 0)
         if link.is_attached and link.credit < min(credit, REQUEST_CREDIT >> 1):
@@ -227,7 +230,7 @@ class RequestEndpoint:
 
 
 class ResponseEndpoint:
-    """Behind a client's response link."""
+    """Endpoint of a client's response link."""
 
     idleness: Final = None
 
@@ -258,7 +261,7 @@ class ResponseEndpoint:
         self.flowed()
 
     def flowed(self) -> None:
-        """Send what is held as far as there is credit; responses are settled."""
+        """Send held responses as far as credit allows; responses are settled."""
         while self._held and self._link.credit > 0 and self._link.is_attached:
             self._tag += 1
             self._link.send(self._tag.to_bytes(16, "big"), (self._pop(),), is_settled=True)

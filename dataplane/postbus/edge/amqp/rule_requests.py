@@ -1,6 +1,6 @@
-"""Management requests about the rules of a subscription, in the shapes SDKs send and expect.
+"""Management requests about the rules of a subscription, in the shapes that SDKs send and expect.
 
-Requests carry plain maps, answers AMQP described lists whose codes clients compare.
+Requests carry plain maps, answers AMQP described lists; clients compare their codes.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _sql_filter(fields: dict[str, Any]) -> SqlFilter | None:
 
 
 def _action(value: Any) -> SqlAction | None:
-    if value == {}:  # some clients say so that there is none
+    if value == {}:  # some clients send it explicitly for no action
         return None
     expression = _expression("sql-rule-action", value)
     return None if expression is None else SqlAction(sql_expression=expression)
@@ -209,7 +209,7 @@ def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
 
 
 def _asked(value: Any) -> Any:
-    """Return a value as definitions have it; what they cannot hold is refused by them."""
+    """Return a value in the form of definitions, which refuse what they cannot hold."""
     match value:
         case Timestamp():
             return Moment(at_ms=int(value))
@@ -225,7 +225,7 @@ def _asked(value: Any) -> Any:
 
 
 def describe(rule: RuleProperties, created_ms: int) -> Described:
-    """Return a rule as the described list clients decode."""
+    """Return a rule as the described list that clients decode."""
     action: Described = Described(EMPTY_ACTION, [])
     if rule.action is not None:
         action = Described(SQL_ACTION, [rule.action.sql_expression, Int(COMPATIBILITY_LEVEL)])

@@ -1,7 +1,7 @@
-"""Behind a client's sender link: AMQP transfers to `Enqueue`, refusals to rejected outcomes.
+"""Endpoint of a client's sender link: AMQP transfers to `Enqueue`, refusals to rejected outcomes.
 
-Holds no state machine: credit arithmetic belongs to the engine, order to the entity. What a client
-sends inside a transaction goes to the `Transaction` and waits there.
+Holds no state machine: credit arithmetic belongs to the engine, order to the entity. Messages
+inside a transaction go to the `Transaction` and wait there.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from postbus.message.envelope import Envelope
 from postbus.message.sections import BATCH_FORMAT, TooManyMembers, explode_batch, slice_message
 
 SEND_CREDIT: Final = 2_000
-"""Most deliveries a client may have on the way on one link. Service Bus grants 1,000; a pipelining
-sender with a window of 1,000 must not wait for credit."""
+"""Maximum number of deliveries in flight on one link. Service Bus grants 1,000; a pipelining sender
+with a window of 1,000 must not wait for credit."""
 
 LINK_BUDGET_BYTES: Final = 16 << 20
-"""Bytes one link may have on the way, by the size of its last messages (ADR 25)."""
+"""Bytes in flight on one link, by the size of its last messages (ADR 25)."""
 
 MAX_UNANSWERED: Final = 20_000
 """Deliveries without an answer above which a link's sends are refused as busy. Some clients ignore
@@ -41,9 +41,9 @@ LINK_ENDING: Final = frozenset(
 
 
 class SenderEndpoint:
-    """Takes what a client sends to one queue or topic.
+    """Takes the messages of a client for one queue or topic.
 
-    `via`: the entity that gets it in the end, through the outbox of `address` (send-via).
+    `via`: the final entity, reached through the outbox of `address` (send-via).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SenderEndpoint:
 
     @property
     def credit(self) -> int:
-        """Messages that the client may send."""
+        """Number of messages that the client may send."""
         return self._link.credit
 
     def attach(self, max_message_bytes: int, max_batch_bytes: int) -> None:
@@ -82,7 +82,7 @@ class SenderEndpoint:
         )
 
     def receive(self, transfers: list[TransferReceived]) -> None:
-        """Enqueue one read's deliveries of this link, in order."""
+        """Enqueue the deliveries of this link from one read, in order."""
         envelopes: list[Envelope] = []
         ids: list[int] = []
         size_bytes = 0
@@ -123,23 +123,23 @@ class SenderEndpoint:
         self._refuse_special(event.state, delivery_id, refused)
 
     def close(self) -> None:
-        """Forget the link; answers still under way find it detached."""
+        """Forget the link; answers in flight find it detached."""
         self._inflight.forget(self._account, self)
         self.connection.router.unwatch(self._address.entity_no, self)
 
     @guarded
     def deleted(self) -> None:
-        """The entity is gone: nothing can be sent here any more."""
+        """Detach: the entity was deleted."""
         error = self.connection.error_mapper.refused(Refused(Refusal.ENTITY_NOT_FOUND), self.path)
         self.connection.detach(self._link, error)
 
     def replenish(self) -> None:
-        """Grant credit again when half of it is used and there is room."""
+        """Grant credit again when half of it is used and the budget allows."""
         link = self._link
         target = min(SEND_CREDIT, max(LINK_BUDGET_BYTES // self._last_bytes, 8))
         if link.is_attached and link.credit <= target >> 1:
             credit = target - self._waiting
-            if credit > max(link.credit, 0):  # below 0 where a client ignores its credit
+            if credit > max(link.credit, 0):  # below 0 for a client that ignores its credit
                 if self._inflight.is_over(self._account):
                     self._inflight.hold(self._account, self)
                     return
@@ -147,7 +147,7 @@ class SenderEndpoint:
                 self.connection.flush_soon()
 
     def _receive_special(self, transfer: TransferReceived, delivery_id: int) -> None:
-        """Take a batch, a message of a format we do not know, or one in a transaction."""
+        """Take a batch, a message of an unknown format, or one in a transaction."""
         payload = transfer.payload
         is_batch = transfer.message_format == BATCH_FORMAT
         if is_batch and len(payload) > self._max_batch_bytes:
@@ -186,7 +186,7 @@ class SenderEndpoint:
     def _enlist(
         self, transfer: TransferReceived, delivery_id: int, envelopes: list[Envelope]
     ) -> None:
-        """Let messages wait in their transaction; what it promises counts when it commits."""
+        """Add messages to their transaction; promises to the client apply at the commit."""
         state = transfer.state
         if not isinstance(state, TransactionalState):
             self._refuse([delivery_id], Refused(Refusal.MESSAGE_MALFORMED))
@@ -206,7 +206,7 @@ class SenderEndpoint:
     def _submit(self, ids: list[int], command: Enqueue, size_bytes: int) -> None:
         if not ids:
             return
-        if self.via is not None and len(ids) > 1:  # each alone: what is wrong fails nothing else
+        if self.via is not None and len(ids) > 1:  # each alone: an error of one fails no other
             for delivery_id, envelope in zip(ids, command.messages, strict=True):
                 alone = Enqueue(command.entity_no, [envelope])
                 self._submit([delivery_id], alone, envelope.size_bytes)
@@ -254,7 +254,7 @@ class SenderEndpoint:
             self.connection.detach(self._link, error)
 
     def _settle(self, ids: list[int], state: DeliveryState) -> None:
-        """Tell an outcome; pre-settled deliveries get none, whatever came of them (S22, S24)."""
+        """Send an outcome; pre-settled deliveries get none, whatever their result (S22, S24)."""
         if not ids:
             return
         link = self._link

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Completion(NamedTuple):
-    """Deliveries of one link, with the consumer the link was when they were completed."""
+    """Completed deliveries of one link, with the link's consumer at that time."""
 
     endpoint: SessionEndpoint
     consumer_id: int
@@ -32,17 +32,17 @@ class Completion(NamedTuple):
 
 
 class SessionCompletions:
-    """Of one connection. What is added is submitted before anything else of the same links."""
+    """Completions of one connection, submitted before any later command of the same links."""
 
     def __init__(self) -> None:
         self._added: list[Completion] = []
 
     def add(self, endpoint: SessionEndpoint, event: DeliveriesUpdated) -> None:
-        """Take unsettled deliveries that the client accepts."""
+        """Add unsettled deliveries that the client accepts."""
         self._added.append(Completion(endpoint, endpoint.consumer_id, event))
 
     def submit(self) -> None:
-        """Hand on what was added, one command for each entity."""
+        """Submit the added completions, one command for each entity."""
         added = self._added
         if not added:
             return
@@ -62,7 +62,7 @@ class SessionCompletions:
 
 
 class _Submitted:
-    """Completions of one entity that are under way."""
+    """Completions of one entity in flight."""
 
     def __init__(self, connection: LinkContext, group: list[Completion]) -> None:
         self.connection = connection
@@ -70,7 +70,7 @@ class _Submitted:
 
     @guarded
     def completed(self, reply: Reply) -> None:
-        """Answer all together when all is well, else each link by itself."""
+        """Answer all together if all succeeded, otherwise each link separately."""
         if not isinstance(reply, Settled) or reply.lost:
             self._answer_apart(reply)
             return

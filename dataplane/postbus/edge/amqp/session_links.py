@@ -1,7 +1,7 @@
-"""Behind a receiver link that asks for a session: the attach waits until one is granted.
+"""Endpoint of a receiver link that asks for a session: the attach waits until one is granted.
 
-A client names a session or takes the next available one; only the answer to the attach tells which
-it got. When its lock is lost the link is detached, and nothing on it can be settled any more.
+A client names a session or takes the next available one; the answer to the attach names the
+session. When its lock is lost the link is detached, and nothing on it can be settled any more.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_FILTER_CODE: Final = 0x0000_0013_7000_000C
-DESCRIPTORS: Final = (SESSION_FILTER_CODE, SESSION_FILTER)  # no set: a list may stand there
+DESCRIPTORS: Final = (SESSION_FILTER_CODE, SESSION_FILTER)  # not a set: the value may be a list
 TIMEOUT_PROPERTY: Final = "com.microsoft:timeout"
 LOCKED_UNTIL_PROPERTY: Final = "com.microsoft:locked-until-utc"
 
 NEXT_SESSION_S: Final = 65.0
-"""How long the next available session is waited for when the client does not say. Source: a comment
-in the JavaScript SDK about what the service does."""
+"""Time to wait for the next available session when the client names none. Source: a comment in the
+JavaScript SDK about the behaviour of the service."""
 
 GRACE_S: Final = 2.0
-"""How long a receive-and-delete link outlives the lock of its session: a client that has all it
-wanted closes it by itself, as the SDKs' own tests do just after the lock. Nothing is delivered
+"""Time that a receive-and-delete link outlives the lock of its session: a client that has all
+messages closes it itself, as the SDKs' own tests do just after the lock. Nothing is delivered
 meanwhile, and the session is free."""
 
 TICKS_TO_EPOCH: Final = 621_355_968_000_000_000
@@ -78,7 +78,7 @@ class SessionFilter:
 
 
 def source_refusal(source: Terminus | None, *, needs_session: bool) -> tuple[str, str] | None:
-    """Return condition and text for a source that asks for what no entity does, or not this one.
+    """Return condition and text for a source that no entity, or not this one, supports.
 
     A session filter where there are no sessions is refused by the entity.
     """
@@ -129,12 +129,12 @@ class SessionEndpoint(ReceiverEndpoint):
 
     @property
     def consumer_id(self) -> int:
-        """Who holds the session, for requests of the management node."""
+        """Consumer that holds the session, for requests of the management node."""
         return self._consumer_id
 
     def attach(self) -> None:
         """Ask for the session; the attach is answered when it is granted or refused."""
-        if self._wanted.session_id is None:  # first, since a session may be granted at once
+        if self._wanted.session_id is None:  # first, since a session may be granted immediately
             asked = self._link.properties.get(TIMEOUT_PROPERTY)
             wait_s = asked / 1_000 if isinstance(asked, int) else NEXT_SESSION_S
             self._wait_timer = self.connection.call_later(wait_s, self._waited_enough)
@@ -148,7 +148,7 @@ class SessionEndpoint(ReceiverEndpoint):
 
     @property
     def link_name(self) -> str:
-        """What requests of the management node call the link."""
+        """Name of the link for requests of the management node."""
         return self._link.name
 
     @property
@@ -157,7 +157,7 @@ class SessionEndpoint(ReceiverEndpoint):
         return self._address.partition_id, self._address.entity_no
 
     def close(self) -> None:
-        """The link is gone: the session is free at once."""
+        """Release the session; the link is gone."""
         self.connection.completions.submit()
         self._stop_wait_timer()
         if self._grace_timer is not None:
@@ -168,7 +168,7 @@ class SessionEndpoint(ReceiverEndpoint):
 
     @guarded
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
-        """Answer the attach: the session is this link's."""
+        """Answer the attach with the granted session."""
         self._stop_wait_timer()
         link = self._link
         if link.is_gone or link.source is None or self.connection.is_ended:
@@ -178,12 +178,12 @@ class SessionEndpoint(ReceiverEndpoint):
         link.source = self._wanted.granting(link.source, session_id)
         ticks = TICKS_TO_EPOCH + locked_until_ms * TICKS_PER_MS
         link.accept({LOCKED_UNTIL_PROPERTY: ticks})
-        self.connection.pump_soon(self)  # a flow may have come right behind the attach
+        self.connection.pump_soon(self)  # a flow may have followed the attach
 
     # --- settlement -----------------------------------------------------------------------------
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """Let completions wait for those of other links that came with them."""
+        """Let completions wait for those of other links that arrived with them."""
         is_completion = event.state is ACCEPTED and not event.is_settled
         if is_completion and self._address.partition_id != SPREAD:
             self.idleness.is_used = True
@@ -193,16 +193,16 @@ class SessionEndpoint(ReceiverEndpoint):
             super().updated(event)
 
     def complete(self, event: DeliveriesUpdated) -> None:
-        """Complete what no other link has company for."""
+        """Complete the deliveries of this link alone."""
         super().updated(event)
 
     def completed(self, consumer_id: int, event: DeliveriesUpdated, reply: Reply) -> None:
-        """Answer completions that were not all done."""
+        """Answer completions that did not all succeed."""
         command = self._settlement(event.tags, ACCEPTED)
         self._settled(consumer_id, command, event.delivery_ids, ACCEPTED, reply)
 
     def note_completed(self, event: DeliveriesUpdated) -> Session | None:
-        """Count deliveries that are done; return the AMQP session to answer on, if there is one."""
+        """Count completed deliveries; return the AMQP session to answer on, if there is one."""
         link = self._link
         if not link.is_attached:
             return None
@@ -213,14 +213,16 @@ class SessionEndpoint(ReceiverEndpoint):
     # --- the end --------------------------------------------------------------------------------
 
     def ended(self, refusal: Refusal) -> None:
-        """Detach, of a session in receive-and-delete a little after its lock."""
+        """Detach; for a session in receive-and-delete shortly after its lock."""
         if self._is_locking or refusal is not Refusal.SESSION_LOCK_LOST:
             super().ended(refusal)
         elif self._grace_timer is None:
             self._grace_timer = self.connection.call_later(GRACE_S, super().ended, refusal)
 
     def reset(self) -> None:
-        """The partition was reloaded: a session that was held is lost, one waited for is not."""
+        """Detach a session that was held, since its lock is lost; one waited for is requested
+        again.
+        """
         if self._session_id is not None:
             self.ended(Refusal.SESSION_LOCK_LOST)
         elif not self._link.is_gone:
@@ -245,7 +247,7 @@ class SessionEndpoint(ReceiverEndpoint):
         )
 
     def _waited_enough(self) -> None:
-        """Refuse the attach: no session came in time."""
+        """Refuse the attach: no session became available in time."""
         self._wait_timer = None
         text = "The operation did not complete within the allotted timeout: no session came."
         self.connection.detach(

@@ -1,7 +1,7 @@
 """Management requests about sessions: lock, state, list.
 
-Who holds a session is known by the connection's receiver links: requests about its lock and state
-must come on the same connection.
+The connection's receiver links know who holds a session: requests about its lock and state must
+come on the same connection.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from postbus.edge.amqp.management_node import ManagementNode
 
 ALL_SESSIONS_MS: Final = 253_402_300_799_999
-"""From this "last updated" time on every session with messages or state is meant: .NET's
+"""A "last updated" time from this one on means every session with messages or state: .NET's
 DateTime.MaxValue, which clients round in both directions."""
 
 MAX_LISTED: Final = 1_000
 MAX_SKIPPED: Final = 1 << 30
-"""The answer tells the next one as an AMQP int."""
+"""The answer contains the next value of skip as an AMQP int."""
 
 
 class SessionRequests:
@@ -115,7 +115,7 @@ class SessionRequests:
         self._node.submit(address, command, answer)
 
     def _held(self, address: Address, body: Any, respond: Respond) -> tuple[bytes, int] | None:
-        """Return the session and who holds it here; None when it was refused."""
+        """Return the session and its holder on this connection; None after a refusal."""
         session_id = session_id_of(body)
         if session_id is None:
             raise BadRequest("session-id is missing")

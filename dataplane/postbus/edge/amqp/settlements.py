@@ -1,4 +1,4 @@
-"""What a client's outcome of a delivery means to the entity, and how it is answered.
+"""Translation of a client's outcomes into settlements, and of results into answers.
 
 Pure translation for `receiver_links.py`; refusals have their table in `refusals.py`.
 """
@@ -28,16 +28,16 @@ PRE_SETTLED: Final = -1
 """Stands for the delivery id of a transfer that gets no answer."""
 
 RELOADING: Final = frozenset({Refusal.UNKNOWN, Refusal.STORE_FULL, Refusal.BUSY})
-"""Refusals of a settlement that only a reload of the partition brings: a commit that failed or that
-nobody knows of, or a partition that is loading. Locks are lost with it (ADR 2). "Not applied" may
-also be a read that failed; then the lock lives."""
+"""Refusals of a settlement that only a reload of the partition causes: a commit that failed or has
+an unknown result, or a partition that is loading. Locks are lost with it (ADR 2). "Not applied" may
+also be a failed read; then the lock is valid."""
 
 Fields: TypeAlias = tuple[str | None, str | None, dict[str, object] | None]
 """Dead-letter reason, description and changed application properties."""
 
 
 def disposition_of(state: DeliveryState | None) -> tuple[Disposition, Fields]:
-    """Return what an outcome asks for; none, or a transfer in progress, gives the message back."""
+    """Return the disposition of an outcome; no outcome, or a partial one, abandons the message."""
     match state:
         case Accepted():
             return Disposition.COMPLETE, (None, None, None)
@@ -51,7 +51,7 @@ def disposition_of(state: DeliveryState | None) -> tuple[Disposition, Fields]:
 
 
 def answer_of(state: DeliveryState | None) -> DeliveryState:
-    """Return the outcome that tells a client its settlement was done: the same type."""
+    """Return the outcome that confirms a settlement to a client: the same type."""
     match state:
         case Accepted():
             return ACCEPTED
@@ -64,20 +64,21 @@ def answer_of(state: DeliveryState | None) -> DeliveryState:
 
 
 def is_repeatable(reply: Reply, *, is_reloaded: bool) -> bool:
-    """Say whether the broker shall repeat a settlement because its lock lives.
+    """Return whether the broker shall repeat a settlement because its lock is valid.
 
-    "Not applied" without a reload means that a read failed on the way. The client cannot repeat:
-    AMQP has no way to take a settlement back. It ends, for a lock expires and a store that is gone
-    is noticed by the heartbeat. `is_reloaded`: the partition was loaded since it was submitted.
+    "Not applied" without a reload means that a read failed. The client cannot repeat: AMQP has no
+    way to withdraw a settlement. The repetition ends, for a lock expires and the heartbeat notices
+    a store that is gone. `is_reloaded`: the partition was loaded after the settlement was
+    submitted.
     """
     return isinstance(reply, Refused) and reply.refusal is Refusal.NOT_APPLIED and not is_reloaded
 
 
 def _dead_letter_fields(state: Rejected) -> Fields:
-    """Return what a rejected outcome says.
+    """Return the dead-letter fields of a rejected outcome.
 
-    SDKs say it in the error's info map; other clients reject with a condition of their own, which
-    then is the reason.
+    SDKs put them into the error's info map; other clients reject with a condition of their own,
+    which then is the reason.
     """
     properties = _texts(state.info) or {}
     reason = _pop_text(properties, "DeadLetterReason")

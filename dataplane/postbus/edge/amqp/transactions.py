@@ -1,8 +1,8 @@
-"""Transactions of one connection: the coordinator node, and what waits in an open transaction.
+"""Transactions of one connection: the coordinator node, and the operations of open transactions.
 
-Nothing of a transaction reaches a partition before it is discharged: messages wait here, locks are
-only looked at. All goes to one partition as one `Transact` (ADR 21). The partition is that of the
-first settlement, else of the messages' key; what is sent to another entity than the first one goes
+Nothing of a transaction reaches a partition before its discharge: messages wait here, locks are
+only checked. The operations go to one partition as one `Transact` (ADR 21). It is the partition of
+the first settlement, else of the messages' key; messages for other entities than the first one go
 through that one's outbox. Source: AMQP 1.0 part 4; Service Bus's send-via.
 """
 
@@ -57,20 +57,20 @@ MAX_OPEN: Final = 1_000
 """Open transactions of one connection. Our choice: each costs about 1 KB without its messages."""
 
 MAX_OPEN_UNKNOWN: Final = 10
-"""The same while the client has shown no key: some ask for a transaction before anything else."""
+"""The same for an unauthenticated client: some declare a transaction before anything else."""
 
 MAX_MESSAGES: Final = 100
 """Messages and settlements in one transaction. Source: the quota page of Azure Service Bus."""
 
 HELD_BYTES: Final = 512
-"""What a message that waits costs beside its bytes: its envelope and its place in the list, some
-345 octets measured."""
+"""Overhead of a waiting message beside its bytes: its envelope and its place in the list, about 345
+octets measured."""
 
 MAX_BYTES: Final = 16 << 20
 """Bytes of messages in one transaction (ADR 21)."""
 
 LIFETIME_S: Final = 120.0
-"""How long a transaction may stay open. Source: Service Bus, two minutes."""
+"""Maximum duration of an open transaction. Source: Service Bus, two minutes."""
 
 ELSEWHERE: Final = Refused(
     Refusal.NOT_ALLOWED,
@@ -101,7 +101,7 @@ class TransactionContext(LinkContext, Protocol):
 
 
 class Transaction:
-    """What waits for one discharge."""
+    """The operations of one discharge."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class Transaction:
         self._key: bytes | None = None
         self._size_bytes = 0
         self._count = 0
-        self._checking = 0  # settlements whose locks are looked at, messages being numbered
+        self._checking = 0  # settlements with locks being checked, messages being numbered
         self._failure: Refused | None = None  # makes the discharge fail
-        self._needed: set[tuple[str, Right]] = set()  # what all of it together is allowed by
-        self._lost: tuple[str, Right] | None = None  # one of these that is allowed no more
-        self._discharge: Answer | None = None  # waits until nothing is being checked
+        self._needed: set[tuple[str, Right]] = set()  # the rights that all operations depend on
+        self._lost: tuple[str, Right] | None = None  # one of these that is no longer granted
+        self._discharge: Answer | None = None  # waits for checks in progress
         self._timer = connection.call_later(LIFETIME_S, self._expire)
         self._is_submitted = False
         self.is_over = False
@@ -133,7 +133,7 @@ class Transaction:
     def add_send(
         self, address: Address, envelopes: list[Envelope], size_bytes: int, via: str | None
     ) -> Refused | None:
-        """Let messages wait; return why they may not."""
+        """Add messages; return the reason of a refusal."""
         refused = self._count_refusal(len(envelopes))
         if refused is None and self._size_bytes + size_bytes > MAX_BYTES:
             refused = Refused(
@@ -175,9 +175,10 @@ class Transaction:
         size_bytes: int,
         on_numbered: OnReply,
     ) -> None:
-        """Let scheduled messages wait; `on_numbered` gets their numbers, or why they may not.
+        """Add scheduled messages; `on_numbered` gets their numbers, or the reason of a refusal.
 
-        The numbers are told before the commit, therefore the messages must stay in this partition.
+        The numbers are returned before the commit, therefore the messages must stay in this
+        partition.
         """
         refused: Refused | None = None
         if self._home is not None and address.entity_no != self._home.entity_no:
@@ -208,7 +209,7 @@ class Transaction:
         self._connection.router.submit(address.partition_id, command, answered)
 
     def _checked(self, answer: Callable[[], None]) -> None:
-        """Answer what was looked at, and go on with a discharge that waited for it."""
+        """Answer a check, and continue a discharge that waited for it."""
         self._checking -= 1
         try:
             answer()
@@ -218,15 +219,15 @@ class Transaction:
             self._connection.broke()
 
     def fail(self, refused: Refused) -> None:
-        """Make the discharge fail: something of the transaction was refused."""
+        """Make the discharge fail: an operation of the transaction was refused."""
         self._failure = self._failure or refused
 
     def add_settlement(
         self, address: Address, path: str, command: Settle, on_checked: OnChecked
     ) -> None:
-        """Let a settlement wait if its locks live; `on_checked` is called once.
+        """Add a settlement if its locks are valid; `on_checked` is called once.
 
-        `path`: of the entity or sub-queue that the locks are of.
+        `path`: the entity or sub-queue of the locks.
         """
         refused = self._count_refusal(len(command.lock_tokens))
         partition_id = int.from_bytes(command.lock_tokens[0][8:10], "big")
@@ -279,7 +280,7 @@ class Transaction:
             self._commit(answer)
 
     def roll_back(self) -> None:
-        """Forget everything, unless a partition was told to commit it already."""
+        """Forget all operations, unless a partition was already asked to commit them."""
         if self._is_submitted:
             return
         self.is_over = True
@@ -288,7 +289,7 @@ class Transaction:
         self._forget()
 
     def review_rights(self) -> None:
-        """Forget what waits, if some of it is allowed no more; then the discharge fails."""
+        """Forget all operations if one of their rights is gone; the discharge then fails."""
         if self._is_submitted or self._lost is not None:
             return
         for path, right in self._needed:
@@ -345,11 +346,13 @@ class Transaction:
         connection.router.submit(home.partition_id, Transact(self._operations), answered)
 
     def _let_wait(self, size_bytes: int) -> bool:
-        """Count messages that wait; say whether the key may have so many."""
+        """Count waiting messages; return whether the key may have that many."""
         return self._connection.inflight.waiting.take(self._connection.account, size_bytes)
 
     def _let_go(self) -> None:
-        """Nothing waits any more. The account is the same: who may send has shown a key."""
+        """Release the bytes of all messages. The account is the same: every sender is
+        authenticated.
+        """
         self._connection.inflight.waiting.give_back(self._connection.account, self._size_bytes)
 
     def _expire(self) -> None:
@@ -358,7 +361,9 @@ class Transaction:
 
 
 class Transactions:
-    """The open transactions of one connection, which it must not refer to: they would keep it."""
+    """The open transactions of one connection, without a reference to it: they would keep it in
+    memory.
+    """
 
     def __init__(self, error_mapper: ErrorMapper) -> None:
         self._error_mapper = error_mapper
@@ -367,7 +372,7 @@ class Transactions:
     def declare(self, coordinator: CoordinatorEndpoint) -> Transaction | None:
         """Open a transaction; None when too many are open."""
         most = coordinator.most_open
-        if len(self._open) >= most:  # those that timed out were kept to be told of
+        if len(self._open) >= most:  # those that timed out are kept to report it
             for each in [each for each in self._open.values() if each.has_timed_out]:
                 self.close(each)
         if len(self._open) >= most:
@@ -377,12 +382,12 @@ class Transactions:
         return transaction
 
     def find(self, transaction_id: bytes) -> Transaction | None:
-        """Return an open transaction; one that timed out is not open any more."""
+        """Return an open transaction; one that timed out is closed."""
         transaction = self._open.get(transaction_id)
         return None if transaction is None or transaction.is_over else transaction
 
     def unknown(self, transaction_id: bytes) -> AmqpError:
-        """Return what to tell about an id that is not open."""
+        """Return the error for an id that is not open."""
         known = self._open.get(transaction_id)
         if known is not None and known.has_timed_out:
             text = f"The transaction was open for more than {LIFETIME_S:.0f} s and was rolled back."
@@ -391,7 +396,7 @@ class Transactions:
         return self._error_mapper.error(conditions.TRANSACTION_UNKNOWN_ID, text, "")
 
     def forget_late(self, transaction_id: bytes) -> None:
-        """Forget a transaction that timed out; its client has been told."""
+        """Forget a transaction that timed out; its client has the answer."""
         known = self._open.get(transaction_id)
         if known is not None and known.has_timed_out:
             self.close(known)
@@ -401,12 +406,12 @@ class Transactions:
         self._open.pop(transaction.transaction_id, None)
 
     def review_rights(self) -> None:
-        """Look at what waits in all of them: some rights may have ended."""
+        """Review all transactions after a change of rights."""
         for transaction in self._open.values():
             transaction.review_rights()
 
     def roll_back(self, coordinator: CoordinatorEndpoint | None = None) -> None:
-        """Roll back what a link declared that is gone, None: all, the connection is gone."""
+        """Roll back the transactions of a link that is gone; None: all, the connection is gone."""
         for transaction in list(self._open.values()):
             if coordinator in (None, transaction.coordinator):
                 transaction.roll_back()
@@ -414,7 +419,7 @@ class Transactions:
 
 
 class CoordinatorEndpoint:
-    """Behind a link to the transaction coordinator. Its transactions end with it."""
+    """Endpoint of a link to the transaction coordinator. Its transactions end with it."""
 
     idleness: Final = None
     path = COORDINATOR
@@ -425,7 +430,7 @@ class CoordinatorEndpoint:
 
     @property
     def most_open(self) -> int:
-        """Transactions the connection may have open."""
+        """Number of transactions the connection may have open."""
         return MAX_OPEN if self.connection.is_authorised else MAX_OPEN_UNKNOWN
 
     def attach(self) -> None:
@@ -456,7 +461,7 @@ class CoordinatorEndpoint:
             self._link.settle(event.delivery_id, event.delivery_id, state)
 
     def close(self) -> None:
-        """The link is gone: what it declared and did not discharge is rolled back."""
+        """Roll back the link's transactions that were not discharged."""
         self.connection.transactions.roll_back(self)
 
     def _declare(self, transfer: TransferReceived) -> None:

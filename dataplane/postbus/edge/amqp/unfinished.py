@@ -1,7 +1,7 @@
-"""Deliveries of one connection whose last frame is still to come: their bytes and their time.
+"""Unfinished deliveries of one connection: their bytes and their time.
 
-Counted once a read, as the engine tells: nothing here is done for each message. Above the share of
-the connection's key, or when a delivery takes too long, its link is detached.
+The engine's count is read once for each read of the socket, never for each message. A link is
+detached when its unfinished delivery exceeds the share of the connection's key or takes too long.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from postbus.edge.amqp.idleness import Watched
 from postbus.edge.amqp.link_context import LinkContext
 
 DELIVERY_MS: Final = 300_000
-"""How long a delivery may take to come. Our choice: the largest message in five minutes is a third
-of a megabyte a second."""
+"""Maximum duration of a delivery. Our choice: the largest message in five minutes is a third of a
+megabyte a second."""
 
 
 class UnfinishedContext(LinkContext, Protocol):
@@ -31,21 +31,23 @@ class UnfinishedContext(LinkContext, Protocol):
 
 
 class Unfinished:
-    """What one connection has sent of messages that are not whole yet. It does not refer to it: the
-    connection would be kept.
+    """Unfinished messages of one connection.
+
+    It does not refer to the connection, which it would keep in memory.
     """
 
     def __init__(self) -> None:
         self._account = UNKNOWN
         self.counted_bytes = 0
-        """What the accounts know of."""
+        """Bytes known to the accounts."""
 
     def count(self, connection: UnfinishedContext) -> None:
-        """Tell the accounts what the engine holds; above the share the largest deliveries go."""
+        """Update the accounts from the engine; above the share detach the largest deliveries."""
         engine, inflight = connection.engine, connection.inflight
         grown = engine.partial_bytes - self.counted_bytes
         is_same = self.counted_bytes and self._account == connection.account
-        # What grows is taken alone: to give all back first would let held links have credit.
+        # Growth is taken on its own: releasing everything first would grant credit to waiting
+        # links.
         if grown > 0 and is_same and inflight.unfinished.take(self._account, grown):
             inflight.take(self._account, grown)
             self.counted_bytes += grown
@@ -64,11 +66,11 @@ class Unfinished:
         inflight.take(self._account, self.counted_bytes)
 
     def end(self, connection: UnfinishedContext) -> None:
-        """The connection is over."""
+        """Release all bytes; the connection is over."""
         self._give_back(connection)
 
     def detach_late(self, connection: UnfinishedContext, now_ms: int) -> None:
-        """Detach the links whose delivery takes too long."""
+        """Detach links with deliveries that take too long."""
         for link in _links(connection):
             if now_ms - link.partial_since_ms >= DELIVERY_MS:
                 text = f"A delivery was not complete after {DELIVERY_MS // 1_000} seconds."

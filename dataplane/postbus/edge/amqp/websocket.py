@@ -1,8 +1,8 @@
 """AMQP over WebSocket: the handshake, then frames around the stream of an AMQP connection.
 
-The HTTP door gives a request away and takes nothing back: from the handshake on the socket belongs
-to a `WebSocketTransport`, which is the transport of an ordinary AMQP connection. Limits, idle times
-and the way it stops are those of TCP.
+The HTTP server hands a request over for good: from the handshake on the socket belongs to a
+`WebSocketTransport`, which is the transport of an ordinary AMQP connection. Limits, idle times and
+shutdown are those of TCP.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ VERSION: Final = "13"
 KEY_BYTES: Final = 16
 GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 SUBPROTOCOLS: Final = {"amqpwsb10": "AMQPWSB10", "amqp": "amqp"}
-"""Lower-case name -> as it is answered; the first is that of Azure's SDKs, the other of OASIS."""
+"""Lower-case name -> name in the answer; the first is that of Azure's SDKs, the other of OASIS."""
 
 CLOSE_S: Final = 1.0
-"""How long a client may take to answer our close frame."""
+"""Time for a client to answer our close frame."""
 
 
 class WebSocketHandler:
@@ -48,7 +48,7 @@ class WebSocketHandler:
         self._amqp = amqp
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Switch the connection to AMQP; raises `HttpRefused` when the handshake is wrong."""
+        """Switch the connection to AMQP; raise `HttpRefused` for a wrong handshake."""
         subprotocol = _agree(request)
         key = request.headers.get("Sec-WebSocket-Key", "")
         protocol, transport = request.protocol, request.transport
@@ -66,7 +66,7 @@ class WebSocketHandler:
         )
         made = WebSocketTransport(transport, self._amqp, admission)
         made.begin(protocol.detach())
-        return web.Response()  # to nobody
+        return web.Response()  # no response: the socket is handed over
 
 
 class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
@@ -86,8 +86,8 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def begin(self, early: bytes) -> None:
-        """Take the socket over; `early` came right behind the handshake."""
-        self._transport.pause_reading()  # the loop changes the way it reads with the next start
+        """Take the socket over; `early` came with the handshake."""
+        self._transport.pause_reading()  # the loop switches its way of reading at the next start
         self._transport.set_protocol(self)
         self._transport.resume_reading()
         self._amqp.welcome(self, b"", self._admission)
@@ -136,7 +136,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
             protocol.connection_lost(exc)
 
     def _end(self, code: int, reason: str = "") -> None:
-        """Answer the close frame of the client, or close for what it did, and hang up."""
+        """Answer the client's close frame, or close because of its error, and disconnect."""
         if not self._is_closing:
             self._is_closing = True
             self._transport.write(close_frame(code, reason))
@@ -177,7 +177,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._is_closing or self._transport.is_closing()
 
     def close(self) -> None:
-        """Say goodbye and give the client a moment to answer."""
+        """Send a close frame and wait a moment for the answer."""
         if self.is_closing():
             return
         self._is_closing = True
@@ -192,7 +192,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
 
 def accept_key(key: str) -> str:
-    """Return what proves that the handshake was understood (RFC 6455, 4.2.2)."""
+    """Return the proof that the handshake was understood (RFC 6455, 4.2.2)."""
     return base64.b64encode(hashlib.sha1(key.encode() + GUID).digest()).decode()
 
 

@@ -1,8 +1,8 @@
 """Frames of WebSocket, server side: bytes to a stream and back (RFC 6455, 5). No I/O.
 
 The payload of binary messages is one stream, as their boundaries mean nothing to AMQP. Bytes are
-passed on as they come: a frame is never collected, whatever its length, so nothing here grows.
-Frames of clients are masked, those of a server are not. No extension is spoken.
+passed on as they arrive: a frame is never collected, whatever its length, so no buffer grows.
+Frames of clients are masked, those of a server are not. No extension is supported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 from postbus.edge.web.aiohttp_internals import unmask
 
 MAX_FRAME_BYTES: Final = 65_535
-"""Payload of one frame that is written: longer ones need a longer head, and some clients collect a
-frame before they look at it."""
+"""Payload of one written frame: longer ones need a longer head, and some clients collect a frame
+before they look at it."""
 
 MAX_CONTROL_BYTES: Final = 125
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -29,7 +29,7 @@ LAST_NAMED_CODE: Final = 1014
 
 
 class WebSocketError(Exception):
-    """The client broke the protocol; the code and the text go into the close frame."""
+    """The client violated the protocol; the code and the text go into the close frame."""
 
     def __init__(self, code: int, text: str) -> None:
         self.code = code
@@ -38,10 +38,10 @@ class WebSocketError(Exception):
 
 @dataclass(slots=True)
 class Received:
-    """What some bytes brought.
+    """Result of received bytes.
 
-    `payload` is the stream before a close frame. `ping` is what the last one carried, of several
-    only that needs an answer; `close_code` is 0 for a close frame without a code.
+    `payload` is the stream before a close frame. `ping` is the payload of the last ping, which
+    alone needs an answer; `close_code` is 0 for a close frame without a code.
     """
 
     payload: bytes = b""
@@ -56,13 +56,13 @@ class FrameReader:
         self._max_message_bytes = max_message_bytes
         self._rest = b""
         self._mask = b""
-        self._left_bytes = 0  # of the frame that is under way
+        self._left_bytes = 0  # of the current frame
         self._message_bytes = 0  # of the message so far
         self._is_in_message = False  # more frames of it will come
         self._is_closed = False
 
     def receive(self, data: bytes) -> Received:
-        """Take bytes; raises `WebSocketError`. What follows a close frame is ignored."""
+        """Take bytes; raises `WebSocketError`. Bytes after a close frame are ignored."""
         received = Received()
         if self._rest:
             data = self._rest + data
