@@ -73,7 +73,7 @@ class ClientConnection(Connection):
         The session may be used immediately: calls that need the answer are held, everything else is
         pipelined behind the begin.
         """
-        assert self.is_opened, "the session would be begun before the connection is open"
+        assert self.is_opened, "a session cannot begin before the connection is open"
         channel = 0
         while channel in self._channels:
             channel += 1
@@ -162,7 +162,9 @@ class ClientConnection(Connection):
         own_channel = p.require_uint(fields[0], "remote-channel", 0xFFFF)
         session = self._unanswered.pop(own_channel, None)
         if session is None or channel in self.sessions:
-            raise AmqpConnectionError(conditions.ILLEGAL_STATE, "a begin that answers none of ours")
+            raise AmqpConnectionError(
+                conditions.ILLEGAL_STATE, "a begin that answers none of our sessions"
+            )
         self.sessions[channel] = session
         session.receive_begin(fields, channel)
         events.append(SessionBegun(session))

@@ -61,7 +61,7 @@ class TokenNode:
         try:
             connection.check_key(check, is_known=connection.admission.has_signed(token))
         except TooManyChecks:
-            respond(_status(503, "Keys are being guessed at your address: try again later."))
+            respond(_status(503, "Too many keys from your address were refused: try again later."))
 
     def _check(self, token: str, audience: str, respond: Respond) -> None:
         try:

@@ -261,7 +261,9 @@ class AmqpConnection:
         """Count a refused token; close the connection after too many."""
         self._refused_tokens += 1
         if self._refused_tokens >= MAX_REFUSED_TOKENS:
-            self.close(conditions.UNAUTHORIZED_ACCESS, "Too many tokens were refused.")
+            self.close(
+                conditions.UNAUTHORIZED_ACCESS, "Too many tokens on this connection were refused."
+            )
 
     def check_key(self, check: Callable[[], None], *, is_known: bool = False) -> None:
         """Call `check` now, or in its turn while keys are guessed at the client's address.
@@ -402,7 +404,7 @@ class AmqpConnection:
             self.refuse_slowly(str(error), self._refuse_sasl)
             return
         except ValueError:
-            self.refuse_slowly("SASL PLAIN holds no rule name and key", self._refuse_sasl)
+            self.refuse_slowly("SASL PLAIN has no rule name and key", self._refuse_sasl)
             return
         for grant in grants:
             self.add_grant(grant)
@@ -431,11 +433,11 @@ class AmqpConnection:
                 coordinator.attach()
             return
         if terminus is not None and (terminus.is_coordinator or terminus.is_dynamic):
-            text = "Nodes that are made for one link are not supported."
+            text = "Dynamic nodes are not supported."
             link.refuse(self.error_mapper.error(conditions.NOT_IMPLEMENTED, text, ""))
             return
         if terminus is None or not terminus.address:
-            text = "The link names no address."
+            text = "The link has no address."
             link.refuse(self.error_mapper.error(conditions.INVALID_FIELD, text, ""))
             return
         node = parse_address(terminus.address)

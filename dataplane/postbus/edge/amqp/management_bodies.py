@@ -64,14 +64,14 @@ def items(body: Any, name: str) -> list[Any]:
 def numbers(body: Any) -> list[int]:
     found = items(body, "sequence-numbers")
     if not all(isinstance(each, int) and not isinstance(each, bool) for each in found):
-        raise BadRequest("sequence-numbers holds something that is no number")
+        raise BadRequest("sequence-numbers contains a value that is not a number")
     return [int(each) for each in found]
 
 
 def tokens(body: Any) -> list[bytes]:
     found = items(body, "lock-tokens")
     if not all(isinstance(each, uuid.UUID) for each in found):
-        raise BadRequest("lock-tokens holds something that is no uuid")
+        raise BadRequest("lock-tokens contains a value that is not a uuid")
     return [uuid_to_token(each) for each in found]
 
 
@@ -81,5 +81,5 @@ def session_id_of(body: Any) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise BadRequest("session-id is no string")
+        raise BadRequest("session-id is not a string")
     return value.encode()

@@ -168,7 +168,7 @@ class ManagementNode:
             self.fail(respond, 401, conditions.UNAUTHORIZED_ACCESS, why)
             return
         if request.transaction_id is not None and name not in TRANSACTIONAL | BESIDE_TRANSACTIONS:
-            why = "A transaction takes update-disposition and schedule-message; this one stays out."
+            why = "Only update-disposition and schedule-message can be part of a transaction."
             self.fail(respond, 501, conditions.NOT_IMPLEMENTED, why)
             return
         is_scheduling = name == SCHEDULE
@@ -293,7 +293,7 @@ class ManagementNode:
         if changes is not None and not (
             isinstance(changes, dict) and all(isinstance(key, str) for key in changes)
         ):
-            raise BadRequest("properties-to-modify is no map of names")
+            raise BadRequest("properties-to-modify is not a map of names")
         properties = changes and {str(key): value for key, value in changes.items()}
         is_dead_letter = disposition is Disposition.DEAD_LETTER
         command = Settle(

@@ -190,7 +190,9 @@ class ReceiverEndpoint:
             self._answer(ids, Rejected(error.condition, error.description))
             return
         if not self._is_locking:
-            detail = "What was received and deleted cannot take part in a transaction."
+            detail = (
+                "Messages received in receive-and-delete mode cannot be settled in a transaction."
+            )
             self._refuse(ids, Refused(Refusal.NOT_ALLOWED, detail))
             return
         answer = TransactionalState(state.transaction_id, answer_of(state.outcome))

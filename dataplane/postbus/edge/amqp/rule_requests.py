@@ -193,7 +193,7 @@ def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise BadRequest("correlation-filter is no map")
+        raise BadRequest("correlation-filter is not a map")
     given = {str(key): each for key, each in value.items()}
     named = {
         field: given[wire]
@@ -202,7 +202,7 @@ def _correlation_filter(fields: dict[str, Any]) -> CorrelationFilter | None:
     }
     properties = given.get("properties") or {}
     if not isinstance(properties, dict):
-        raise BadRequest("properties of a correlation filter is no map")
+        raise BadRequest("properties of a correlation filter is not a map")
     return CorrelationFilter(
         **named, properties={str(key): _asked(each) for key, each in properties.items()}
     )

@@ -88,7 +88,10 @@ def source_refusal(source: Terminus | None, *, needs_session: bool) -> tuple[str
         names = ", ".join(str(key) for key in filters)
         return conditions.NOT_IMPLEMENTED, f"No such filter is supported: {names}."
     if source is not None and source.is_copying:
-        return conditions.NOT_IMPLEMENTED, "Nothing is browsed by a link: peek."
+        return (
+            conditions.NOT_IMPLEMENTED,
+            "distribution-mode copy is not supported; use peek-message on $management.",
+        )
     if wanted is not None and not wanted.is_valid:
         return conditions.INVALID_FIELD, "A session filter is a string or null."
     if wanted is None and needs_session:

@@ -74,7 +74,7 @@ LIFETIME_S: Final = 120.0
 
 ELSEWHERE: Final = Refused(
     Refusal.NOT_ALLOWED,
-    "A transaction schedules in the entity and partition of its first operation only: send the"
+    "A transaction can schedule only in the entity and partition of its first operation: send the"
     " message with a scheduled enqueue time instead.",
 )
 
@@ -234,7 +234,7 @@ class Transaction:
         if self._partition_id not in (None, partition_id):
             refused = Refused(
                 Refusal.NOT_ALLOWED,
-                "What one transaction settles and schedules must be of one partition of the bus.",
+                "All operations of a transaction must be in one partition of the bus.",
             )
         if refused is not None:
             self.fail(refused)
@@ -446,7 +446,7 @@ class CoordinatorEndpoint:
                 case Discharge():
                     self._discharge(transfer, request)
                 case None:
-                    text = "A coordinator takes declare and discharge."
+                    text = "A coordinator accepts declare and discharge only."
                     self._reject(transfer, self._error(conditions.NOT_IMPLEMENTED, text))
                 case _:
                     assert_never(request)

@@ -202,10 +202,12 @@ def _agree(request: web.BaseRequest) -> str:
     connection = {each.strip().lower() for each in headers.get("Connection", "").split(",")}
     is_upgrade = headers.get("Upgrade", "").lower() == "websocket" and "upgrade" in connection
     if request.method != "GET" or not is_upgrade or request.version < (1, 1):
-        text = "This is for WebSocket: send GET with Upgrade: websocket and Connection: Upgrade."
+        text = (
+            "This path is for WebSocket: send GET with Upgrade: websocket and Connection: Upgrade."
+        )
         raise HttpRefused(426, text, {"Upgrade": "websocket", "Connection": "Upgrade"})
     if headers.get("Sec-WebSocket-Version") != VERSION:
-        text = "Speak version 13 of WebSocket."
+        text = "Only version 13 of WebSocket is supported."
         raise HttpRefused(426, text, {"Sec-WebSocket-Version": VERSION})
     try:
         key = base64.b64decode(headers.get("Sec-WebSocket-Key", ""), validate=True)

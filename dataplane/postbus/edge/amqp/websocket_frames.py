@@ -158,7 +158,7 @@ def _close_code(payload: bytearray) -> int:
     try:
         payload[2:].decode()
     except UnicodeDecodeError:
-        raise WebSocketError(INVALID_DATA, "the close frame's reason is no UTF-8") from None
+        raise WebSocketError(INVALID_DATA, "the close frame's reason is not UTF-8") from None
     return code
 
 
