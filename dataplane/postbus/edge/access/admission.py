@@ -202,7 +202,7 @@ class AdmissionControl:
         count = self._refusals.note(source, self.now_s())
         if count > LOGGED_REFUSALS and is_power_of_ten(count):
             logger.warning(
-                "much is refused to a client without a key",
+                "many requests of an unauthenticated client refused",
                 extra={"address": source, "refused": count},
             )
         return count <= LOGGED_REFUSALS
@@ -219,7 +219,7 @@ class AdmissionControl:
         count = self._unlogged.note(account, now_s)
         if is_power_of_ten(count):
             logger.warning(
-                "much is refused to a key", extra={"rule": account, "refused_more": count}
+                "many requests with one key refused", extra={"rule": account, "refused_more": count}
             )
         return False
 
@@ -253,7 +253,7 @@ class AdmissionControl:
         """Log the first eviction of a burst; a burst ends after a minute below the limit."""
         if self._crowded_s is None or now_s - self._crowded_s >= QUIET_S:
             logger.warning(
-                "too many connections without a key",
+                "too many unauthenticated connections",
                 extra={"address": source, "connections": count, "all": len(self._all)},
             )
         self._crowded_s = now_s
