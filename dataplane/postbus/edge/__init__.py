@@ -1,1 +1,1 @@
-"""The doors: translation between wire protocols and entity commands."""
+"""The edge: translation between wire protocols and entity commands."""

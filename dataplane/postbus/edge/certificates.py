@@ -1,8 +1,8 @@
-"""TLS of servers: contexts that follow their files, and certificates where none are given.
+"""TLS of servers: contexts that follow their files, and certificates made where none are given.
 
-A bus that others use gets its certificate from the settings; whoever renews it writes the files
-anew. On a developer's machine the bus makes an authority for its data directory and signs its
-certificate with that. Private keys are written for the owner only.
+A bus in production gets its certificate from the settings; a renewal replaces the files. On a
+developer's machine the bus makes an authority for its data directory and signs its certificate with
+that. Private keys are readable by the owner only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 logger = logging.getLogger(__name__)
 
 RELOAD_S: Final = 5.0
-"""How often files are looked at."""
+"""Interval of checks of the files."""
 
 AUTHORITY_DAYS = 3_650
 SERVER_DAYS = 397  # the longest that browsers and Apple's TLS accept
 RENEW_DAYS = 30
 RENEWAL_LOOK = timedelta(hours=1)
-"""How often a certificate that was made here is looked at, and tried again after a failure."""
+"""Interval of checks of a certificate made here, and of retries after a failure."""
 
 BACKDATE = timedelta(hours=1)  # clients with a slow clock
 
@@ -54,7 +54,7 @@ class ServerCertificate:
 def ensure_certificate(
     folder: Path, names: Sequence[str] = (), now: datetime | None = None
 ) -> ServerCertificate:
-    """Return a certificate for loopback and `names`, made or renewed only when it has to be.
+    """Return the certificate for loopback and `names`, made or renewed only if needed.
 
     The authority outlives server certificates, so that clients trust it once. Raises OSError when
     the folder cannot be written, ValueError when a file in it is damaged.
@@ -74,7 +74,7 @@ def ensure_certificate(
 
 
 class Renewal:
-    """Renews a certificate that was made here, long before it ends, while a server uses it."""
+    """Renews a certificate made here, long before it expires, while a server uses it."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Renewal:
         names: Sequence[str] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Make the certificate if needed; raises as `ensure_certificate` does."""
+        """Make the certificate if needed; raises like `ensure_certificate`."""
         self._folder = folder
         self._names = names
         self._now = now
@@ -90,7 +90,7 @@ class Renewal:
         self.files = ensure_certificate(folder, names, self._looked)
 
     def look(self) -> None:
-        """Renew the certificate when it is time; what fails is logged and tried again."""
+        """Renew the certificate when due; log failures and try again later."""
         now = self._now()
         if abs(now - self._looked) < RENEWAL_LOOK:
             return
@@ -106,10 +106,10 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What the TLS of a server is made of, PEM files.
+    """PEM files of a server's TLS.
 
-    With a `client_authority_file` clients may show a certificate, which one of these authorities
-    must have signed; with `requires_client` they have to. Clients speak TLS 1.3 then.
+    With a `client_authority_file` clients may present a certificate, signed by one of these
+    authorities; with `requires_client` they must. Clients then have to use TLS 1.3.
     """
 
     certificate_file: Path
@@ -125,33 +125,33 @@ class TlsFiles:
 
 
 class ReloadingContext:
-    """The TLS context of a server that follows its files.
+    """The TLS context of a server; it follows its files.
 
-    `context` stays the same object: each handshake is moved to what was loaded last. Connections
-    keep what they began with.
+    `context` stays the same object: each handshake is moved to the files loaded last. Connections
+    keep the context they began with.
     """
 
     def __init__(self, files: TlsFiles, renewal: Renewal | None = None) -> None:
         """Load the files; raises OSError (ssl.SSLError is one) when they cannot be used.
 
-        `renewal` is of these files, where they were made here.
+        `renewal` renews these files if they were made here.
         """
         self._files = files
         self._renewal = renewal
         self._seen = self._stamps()
         self.context = self._latest = server_context(files)
         self.expires_s = _expiry_s(files.certificate_file)
-        """When the certificate in use ends, seconds since 1970."""
+        """Expiry of the certificate in use, seconds since 1970."""
         self.context.sni_callback = self._use_latest
 
     async def watch(self) -> None:
-        """Look at the files for ever."""
+        """Check the files for ever."""
         while True:
             await asyncio.sleep(RELOAD_S)
             self.look()
 
     def look(self) -> bool:
-        """Load files that have changed and say so. Files that cannot be used change nothing."""
+        """Load changed files and log it. Unusable files change nothing."""
         if self._renewal is not None:
             self._renewal.look()
         stamps = self._stamps()
@@ -184,12 +184,12 @@ class ReloadingContext:
             handshake.context = self._latest
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return what changes when a file is written or replaced; None for one that is away."""
+        """Return values that change when a file is written or replaced; None for a missing file."""
         return [_stamp(path) for path in self._files.paths()]
 
 
 class CertificateUnusable(OSError):
-    """Files that TLS cannot be made of; the text is for the user and names them."""
+    """Files cannot be used for TLS; the text is for the user and names them."""
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -218,17 +218,17 @@ def _usable(what: str) -> Iterator[None]:
 
 
 def _expiry_s(certificate_file: Path) -> float:
-    """Return when the first of a chain ends, which is the server's own."""
+    """Return the expiry of the first certificate of a chain, which is the server's own."""
     with _usable(f"certificate {certificate_file}"):
         first, *_ = x509.load_pem_x509_certificates(certificate_file.read_bytes())
     return first.not_valid_after_utc.timestamp()
 
 
 def _minimum_version(files: TlsFiles) -> ssl.TLSVersion:
-    """Return the oldest version that is let in.
+    """Return the oldest accepted version.
 
-    A resumed session brings along a certificate of a client that nobody checks again. In TLS 1.3
-    there are none without tickets; those of 1.2 cannot be switched off from Python.
+    A resumed session carries a client certificate that is not verified again. TLS 1.3 has no
+    resumption without tickets; that of 1.2 cannot be switched off from Python.
     """
     is_newest = files.minimum == "1.3" or files.client_authority_file is not None
     return ssl.TLSVersion.TLSv1_3 if is_newest else ssl.TLSVersion.TLSv1_2
@@ -310,7 +310,9 @@ def _sign_server(
 def _is_usable(
     files: ServerCertificate, authority: x509.Certificate, names: Sequence[str], now: datetime
 ) -> bool:
-    """Whether the stored certificate covers the names, lives on and is the authority's."""
+    """Return whether the stored certificate covers the names, is valid for long enough and is
+    signed by the authority.
+    """
     if not files.certificate_file.exists() or not files.key_file.exists():
         return False
     certificate = x509.load_pem_x509_certificate(files.certificate_file.read_bytes())
@@ -351,7 +353,7 @@ def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write for the owner only, whole or not at all."""
+    """Write a file for the owner only, whole or not at all."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 0600
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)

@@ -1,7 +1,7 @@
-"""Ids of messages that come without one.
+"""Ids for messages that come without one.
 
-Service Bus gives them one, and clients rely on it: @azure/service-bus cannot settle a received
-message without an id. All doors that take messages in call this.
+Service Bus assigns them, and clients rely on it: @azure/service-bus cannot settle a received
+message without an id. Called by all protocols that accept messages.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from postbus.message.patch import give_message_id
 _OF_THIS_PROCESS: Final = b"\xa1\x20" + secrets.token_hex(8).encode()  # a text of 32 bytes
 _NUMBERS: Final = itertools.count(1)
 _SECTION: Final = b"\x00\x53\x73\xc0\x23\x01"
-"""What precedes a text of 32 bytes in properties that hold nothing else: a list of one."""
+"""First octets of properties that hold only a text of 32 bytes: a list of one."""
 
 _SECTION_BYTES: Final = len(_SECTION) + 34
 
 
 def name_messages(envelopes: Iterable[Envelope]) -> None:
-    """Give an id of 32 hexadecimal digits to each message that has none."""
+    """Give an id of 32 hexadecimal digits to each message without one."""
     for envelope in envelopes:
         if envelope.message_id is None:
             message_id = _OF_THIS_PROCESS + b"%016x" % next(_NUMBERS)
             if envelope.properties:
                 give_message_id(envelope, message_id)
-            else:  # many programs send nothing but a body, and here each step counts
+            else:  # many programs send only a body, and each step counts here
                 envelope.message_id = message_id
                 envelope.properties = _SECTION + message_id
                 envelope.size_bytes += _SECTION_BYTES

@@ -1,8 +1,8 @@
-"""Ports that clients dial: accepts sockets, tells TLS from plain and AMQP from HTTP, hands over.
+"""Ports that clients dial: accepts sockets, detects TLS and AMQP or HTTP, hands connections over.
 
-What a client speaks is told by its first bytes, so that one port serves every SDK. Until that is
-known a connection is an arrival and has little time; all connections together are limited. Must
-never look at more than it needs to choose.
+The protocol of a client is detected from its first bytes, so that one port serves every SDK. Until
+then a connection is an arrival and has little time; the number of all connections is limited. Must
+never read more than it needs for the decision.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from postbus.edge.web.http_server import HttpServer
 logger = logging.getLogger(__name__)
 
 ARRIVAL_S: Final = 10.0
-"""How long a client may take for its TLS handshake, and again until its first bytes or the head of
-its first HTTP request are here."""
+"""Time for a client's TLS handshake, and again for its first bytes or the head of its first HTTP
+request."""
 
 SHUTDOWN_S: Final = 5.0
-"""How long a client may take to end TLS."""
+"""Time for a client to end TLS."""
 
 NO_DESCRIPTORS_S: Final = 1.0
 """Pause when the process has no file descriptor left; clients wait in the backlog."""
@@ -38,7 +38,7 @@ END_OF_HEAD: Final = b"\r\n\r\n"
 
 
 class PortMultiplexer:
-    """Listens on any number of ports for one broker. Close it before the doors behind it."""
+    """Listens on any number of ports for one broker. Close it before the servers behind it."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class PortMultiplexer:
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self.refused_count = 0
-        """Clients turned away because there were too many."""
+        """Clients refused because there were too many connections."""
 
         self.failed_count = 0
-        """Clients whose TLS handshake failed, or that did not say in time what they speak."""
+        """Clients that failed in the TLS handshake or did not send their first bytes in time."""
 
         self._was_full = False
 
     async def listen(
         self, host: str, port: int, *, is_plain: bool = True, tls: ssl.SSLContext | None = None
     ) -> int:
-        """Listen and return the port, which is chosen for 0; raises `OSError`.
+        """Listen and return the port, a free one for port 0; raises `OSError`.
 
         With both `is_plain` and a context the first byte of each client decides.
         """
@@ -97,11 +97,11 @@ class PortMultiplexer:
 
     @property
     def connection_count(self) -> int:
-        """Return how many clients are connected to all ports."""
+        """Return the number of connections of all ports."""
         return len(self._arrivals) + self.amqp.connection_count + self.http.connection_count
 
     async def close(self) -> None:
-        """Listen no longer; who has not said anything yet is cut off."""
+        """Stop listening; cut connections that have not sent anything yet."""
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -121,7 +121,7 @@ class PortMultiplexer:
         while True:
             try:
                 client, address = await loop.sock_accept(listening)
-            except ConnectionAbortedError:  # the client is gone already
+            except ConnectionAbortedError:  # the client has disconnected
                 await asyncio.sleep(0)
                 continue
             except OSError as error:  # no descriptor left
@@ -129,13 +129,13 @@ class PortMultiplexer:
                 await asyncio.sleep(NO_DESCRIPTORS_S)
                 continue
             self._take(client, address[0], is_plain, tls)
-            del client  # or it is held until the next one comes
+            del client  # otherwise it is held until the next one comes
             await asyncio.sleep(0)  # a flood of clients must not keep the others waiting
 
     def _take(
         self, client: socket.socket, address: str, is_plain: bool, tls: ssl.SSLContext | None
     ) -> None:
-        """Let a client arrive, or turn it away."""
+        """Admit a client, or refuse it."""
         admission = self._admit(address)
         if admission is None:
             self.refused_count += 1
@@ -146,9 +146,9 @@ class PortMultiplexer:
         arrival.task = self._tasks.create_task(arrival.welcome(is_plain, tls), name="arrival")
 
     def _admit(self, address: str) -> Admission | None:
-        """Return a client as a stranger, None when it must be turned away.
+        """Return the admission of a client, None when it must be refused.
 
-        The log hears once of a door that is full, until there is room.
+        The first refusal is logged, and the next after there was room.
         """
         is_full = self.connection_count >= self._max_connections
         admission = self.admission_control.admit(address, is_full=is_full)
@@ -158,12 +158,12 @@ class PortMultiplexer:
         return admission
 
     def forget(self, arrival: Arrival) -> None:
-        """An arrival is gone, or handed over."""
+        """Forget an arrival that is gone or handed over."""
         self._arrivals.discard(arrival)
 
 
 class Arrival(asyncio.BufferedProtocol):
-    """A client of which nobody knows yet what it speaks."""
+    """A client before its protocol is known."""
 
     def __init__(
         self, multiplexer: PortMultiplexer, client: socket.socket, admission: Admission
@@ -186,7 +186,7 @@ class Arrival(asyncio.BufferedProtocol):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if is_plain and tls is not None and not await _begins_with_tls(self._loop, client):
                 tls = None
-            self._client = None  # from here on the transport's
+            self._client = None  # from here on the transport owns it
             limits = {"ssl_handshake_timeout": ARRIVAL_S, "ssl_shutdown_timeout": SHUTDOWN_S}
             await self._loop.connect_accepted_socket(
                 lambda: self, client, ssl=tls, **(limits if tls is not None else {})
@@ -198,14 +198,14 @@ class Arrival(asyncio.BufferedProtocol):
         except asyncio.CancelledError:
             self._leave()
             raise
-        except Exception:  # a supervised boundary: one client less, not the bus
+        except Exception:  # a supervised boundary: one client is lost, not the bus
             logger.exception("an arrival broke")
             self._leave()
             if self._transport is None:
                 client.close()
 
     def abort(self) -> None:
-        """Cut the connection off."""
+        """Cut the connection."""
         self._forget()
         if self._transport is not None:
             self._transport.abort()
@@ -258,9 +258,10 @@ class Arrival(asyncio.BufferedProtocol):
 
 
 def speaks_http(first: bytes) -> bool | None:
-    """Say what begins with these bytes: True HTTP with a whole head, False AMQP, None unknown yet.
+    """Return the protocol that begins with these bytes: True HTTP with a whole head, False AMQP,
+    None unknown yet.
 
-    Who begins with neither is answered by AMQP, as its specification wants (2.2).
+    Bytes of neither protocol are answered by AMQP, as its specification requires (2.2).
     """
     if first[: len(AMQP)] == AMQP[: len(first)]:
         return False if len(first) >= len(AMQP) else None
@@ -270,7 +271,7 @@ def speaks_http(first: bytes) -> bool | None:
 
 
 async def _begins_with_tls(loop: asyncio.AbstractEventLoop, client: socket.socket) -> bool:
-    """Look at the first byte and leave it there; raises OSError or TimeoutError."""
+    """Peek at the first byte; raises OSError or TimeoutError."""
     client.setblocking(False)
     async with asyncio.timeout(ARRIVAL_S):
         while True:

@@ -1,6 +1,7 @@
-"""What a refusal is called on AMQP, and the texts clients log (one total table).
+"""AMQP conditions and texts of refusals (one total table).
 
-Each text carries a tracking id that the broker's log has too, so that a user's error can be found.
+Each text contains a tracking id that is also in the broker's log, so that a user's error can be
+found.
 """
 
 from __future__ import annotations
@@ -173,12 +174,12 @@ class ErrorMapper:
     """Makes errors for one namespace."""
 
     def __init__(self, namespace: str, is_logged: IsLogged = lambda _refusal, _path: True) -> None:
-        """`is_logged`: whether the log hears of the next error by itself."""
+        """`is_logged`: whether the next error is logged individually."""
         self._namespace = namespace
         self._is_logged = is_logged
 
     def refused(self, reply: Refused, path: str) -> AmqpLinkError:
-        """Return the error of a refusal and log it under its tracking id."""
+        """Return the error of a refusal and log it with its tracking id."""
         condition, _, text = REFUSALS[reply.refusal]
         text = text.format(path=path)
         if reply.detail:
@@ -186,7 +187,7 @@ class ErrorMapper:
         return self.error(condition, text, path, reply.refusal)
 
     def missing_right(self, right: Right, path: str) -> AmqpLinkError:
-        """Return the error of a link that no grant covers, or no longer."""
+        """Return the error of a link that no grant covers, or no longer covers."""
         text = (
             f"Unauthorized access. '{right.value}' claim(s) are required to perform this "
             f"operation. Resource: 'sb://{self._namespace}/{path}'."
@@ -198,7 +199,7 @@ class ErrorMapper:
     ) -> AmqpLinkError:
         """Return an error with tracking id, system tracker and time.
 
-        The log at level DEBUG has also those that it hears of in sums.
+        At level DEBUG the log has also the errors that are otherwise only counted in summaries.
         """
         tracking_id = f"{uuid.uuid4()}_G0"
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")

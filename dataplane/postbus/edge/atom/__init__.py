@@ -1,1 +1,1 @@
-"""The administration door: definitions as ServiceBusAdministrationClient speaks them, in XML."""
+"""Administration: definitions in the XML of ServiceBusAdministrationClient."""

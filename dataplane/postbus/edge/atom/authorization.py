@@ -1,4 +1,4 @@
-"""Authorization rules of queues and topics in the administration door's XML."""
+"""Authorization rules of queues and topics in the XML of administration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ORDER: Final = (Right.MANAGE, Right.SEND, Right.LISTEN)
 
 
 def read_authorization_rules(said: Element) -> tuple[WantedRule, ...]:
-    """Return the rules of an `AuthorizationRules`; a key that is left out is made or kept."""
+    """Return the rules of an `AuthorizationRules`; an omitted key is generated or kept."""
     return tuple(_read_rule(child) for tag, child in children(said) if tag == "AuthorizationRule")
 
 
@@ -45,7 +45,7 @@ def _read_rights(said: Element) -> frozenset[Right]:
 
 
 def write_authorization_rules(rules: Sequence[AuthorizationRuleDescription], since_ms: int) -> str:
-    """Return the element; `since_ms` is what rules without a time are as old as."""
+    """Return the element; rules without a time get `since_ms`."""
     if not rules:
         return "<AuthorizationRules/>"
     written = "".join(_write_rule(rule, since_ms) for rule in rules)

@@ -1,9 +1,9 @@
-"""Queues, topics and subscriptions in the administration door's XML, in the order of Service Bus.
+"""Queues, topics and subscriptions in the XML of administration, in the order of Service Bus.
 
-One table for each kind says which element is which property. Elements may come in any order; what
-is not in a table is ignored, as newer clients send more. Properties that ATOM has no element for
-are kept when a definition is replaced.
-Source: Service Bus's answers as the SDKs' tests keep them, api-version 2024-05.
+One table for each kind maps elements to properties. Elements may come in any order; elements
+outside the table are ignored, as newer clients send more. Properties without an ATOM element are
+kept when a definition is replaced. Source: Service Bus's answers as recorded in the SDKs' tests,
+api-version 2024-05.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from postbus.edge.atom.xml_text import (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a client reaches this namespace, as its own request said: `https`, `host:port`."""
+    """Address of this namespace in the client's request: `https`, `host:port`."""
 
     scheme: str
     authority: str
@@ -55,7 +55,7 @@ class Place:
 class Shown:
     """An entity to be written. `filter_counts`: SQL and correlation filters of a topic.
 
-    `size_factor`: how often it has the size of its definition.
+    `size_factor`: ratio of its total size to that of its definition.
     """
 
     description: EntityDescription
@@ -71,7 +71,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """An element that is a property. `write` returns None where the element is left out."""
+    """An element for a property. `write` returns None where the element is omitted."""
 
     element: str
     field: str
@@ -84,7 +84,7 @@ class Property:
 
 
 class SizeLimit(Property):
-    """The quota of an entity, which is told for all its parts together."""
+    """The quota of an entity, written as the total of all its parts."""
 
     def shown(self, shown: Shown) -> str:
         most_mb = getattr(shown.description.properties, self.field) * shown.size_factor
@@ -92,14 +92,14 @@ class SizeLimit(Property):
 
 
 class ForwardTarget(Property):
-    """Where messages go: kept as the name of an entity, and told as the URL that a client sent."""
+    """A forwarding target: stored as an entity's name, written as the URL that a client sent."""
 
     def shown(self, shown: Shown) -> str:
         name = getattr(shown.description.properties, self.field)
         if name is None:
             return ""
         sent = shown.description.forwards_as_sent.get(self.field, "")
-        if (read_path(sent) or "").lower() != name.lower():  # it was changed since, by its name
+        if (read_path(sent) or "").lower() != name.lower():  # changed since then by its name
             sent = f"sb://{shown.place.authority}/{name}"
         return element(self.element, sent)
 
@@ -125,7 +125,7 @@ def _target(name: str, field: str) -> ForwardTarget:
 
 
 def read_path(text: str) -> str | None:
-    """Return the name of an entity given as such or as a URL of any scheme and host."""
+    """Return the name of an entity, given as such or as a URL of any scheme and host."""
     _, is_absolute, rest = text.strip().partition("://")
     if is_absolute:
         text = unquote(rest.partition("/")[2].partition("?")[0])
@@ -139,12 +139,12 @@ def _read_status(text: str) -> str:
 _STATUS: Final = Property("Status", "status", _read_status, lambda value, _: value.value)
 
 
-# --- what an entity has besides -------------------------------------------------------------------
+# --- further facts about an entity ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Elements that are only told; in a request they are ignored."""
+    """Elements of responses only; in a request they are ignored."""
 
     shown: Callable[[Shown], str]
 
@@ -309,10 +309,10 @@ COLUMNS: Final[Mapping[EntityKind, Sequence[Property | Fact]]] = {
         _AVAILABILITY,
     ),
 }
-"""What an answer says of each kind, in this order; a client's serialiser may depend on it."""
+"""Elements of a response for each kind, in this order; a client's serialiser may depend on it."""
 
 MAX_URL: Final = 1_024
-"""Longest URL of a target that is kept as it was sent. Our choice: a path has at most 260."""
+"""Longest URL of a target that is stored as sent. Our choice: a path has at most 260."""
 
 _READABLE: Final = {
     kind: {column.element: column for column in columns if isinstance(column, Property)}
@@ -334,10 +334,10 @@ DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks an entity to be.
+    """The definition in a request.
 
-    `default_rule` is what a new subscription begins with instead of `$Default`. None: nothing said.
-    `forwards_as_sent`: field -> the URL that a target was given by.
+    `default_rule` replaces `$Default` in a new subscription, if given. `forwards_as_sent`: field ->
+    URL of the target as sent.
     """
 
     properties: EntityProperties
@@ -352,10 +352,10 @@ def read_description(
     known: EntityProperties | None,
     limits: NamespaceLimits,
 ) -> Wanted:
-    """Return what a description asks for; `known` is what the entity is so far.
+    """Return the definition in a description; `known` is the current entity.
 
-    A description replaces the whole definition: what is left out takes its default. Only what can
-    never change, and what ATOM has no element for, stays as it is. Raises `BadDocument`.
+    A description replaces the whole definition: omitted elements take their defaults. Only
+    immutable properties, and those without an ATOM element, are kept. Raises `BadDocument`.
     """
     said: dict[str, Any] = {}
     sent: dict[str, str] = {}
@@ -383,7 +383,7 @@ def read_description(
     factor = limits.size_factor(is_partitioned=said.get(_PARTITIONED.field) is True)
     size_of_part, rest = divmod(size_mb, factor)
     if size_mb > limits.sizes_mb[-1] and not rest and size_of_part in limits.sizes_mb:
-        said[_SIZE_LIMIT.field] = size_of_part  # as an answer says it
+        said[_SIZE_LIMIT.field] = size_of_part  # in the form of an answer
     try:
         properties = PROPERTIES_OF[kind].model_validate(said)
     except ValidationError as error:
@@ -392,13 +392,13 @@ def read_description(
 
 
 def _kept(known: EntityProperties, readable: Mapping[str, Property]) -> dict[str, Any]:
-    """Return what a description that does not mention it leaves alone."""
+    """Return the properties that a description leaves unchanged if it omits them."""
     told = {column.field for column in readable.values()} - IMMUTABLE.keys()
     return {name: getattr(known, name) for name in known.model_fields_set if name not in told}
 
 
 def _mistakes(kind: EntityKind, error: ValidationError) -> str:
-    """Return all mistakes, each under the name of its element."""
+    """Return all mistakes, each with the name of its element."""
     elements = {
         name: _ELEMENTS[kind][field]
         for field, info in PROPERTIES_OF[kind].model_fields.items()
@@ -414,5 +414,5 @@ def _mistakes(kind: EntityKind, error: ValidationError) -> str:
 
 
 def write_description(shown: Shown) -> str:
-    """Return what is inside a description, of the entity's kind."""
+    """Return the content of a description of the entity's kind."""
     return "".join([column.shown(shown) for column in COLUMNS[shown.description.kind]])

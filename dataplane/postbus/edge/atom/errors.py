@@ -1,7 +1,7 @@
-"""What a refusal is called on the administration door: status, sub-code and text (one table).
+"""Errors of administration for refusals: status, sub-code and text (one table).
 
-Clients look at the status and, of a 403 or 409, for the sub-code in the text. They repeat 408, 429
-and 5xx by themselves, so nothing that is refused for good may have one of these.
+Clients look at the status and, for a 403 or 409, for the sub-code in the text. They repeat 408, 429
+and 5xx on their own, so no permanent refusal may have one of these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from postbus.edge.web.authorization import HttpRefused
 from postbus.entity.commands import Refusal, Refused
 
 RETRY_S: Final = "1"
-"""When to come again while the store is away. Our choice: clients double it themselves."""
+"""Retry-After while the store is away. Our choice: clients double it themselves."""
 
 BAD_REQUEST: Final = (400, 40000, "Bad Request.")
 NOT_FOUND: Final = (404, 40400, "Not Found. The messaging entity could not be found.")
@@ -63,18 +63,18 @@ REFUSALS: Final = {
 
 
 def explained(refused: Refused) -> HttpRefused:
-    """Return the error of a refusal, its own words behind those of Service Bus."""
+    """Return the error of a refusal, with its detail after the text of Service Bus."""
     status, sub_code, text = REFUSALS[refused.refusal]
     return _error(status, sub_code, f"{text} {refused.detail}".strip())
 
 
 def bad_request(detail: str) -> HttpRefused:
-    """Return the error of a request that cannot be understood."""
+    """Return the error of a malformed request."""
     return explained(Refused(Refusal.ARGUMENT_OUT_OF_RANGE, detail))
 
 
 def not_found(detail: str) -> HttpRefused:
-    """Return the error of a request about something that is not there."""
+    """Return the error of a request about something that does not exist."""
     return explained(Refused(Refusal.ENTITY_NOT_FOUND, detail))
 
 

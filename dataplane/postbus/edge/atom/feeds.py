@@ -33,7 +33,7 @@ DEFAULT_VERSION: Final = "2021-05"
 
 
 class Feeds:
-    """Writes the answers to one request: where the client is and which version it speaks."""
+    """Writes the answers to one request, for the client's address and API version."""
 
     def __init__(self, place: Place, namespace: str, api_version: str = DEFAULT_VERSION) -> None:
         self._place = place
@@ -104,7 +104,7 @@ class Feeds:
     def feed(
         self, path: str, title: str, entries: Sequence[str], now_ms: int, following: str | None
     ) -> str:
-        """Return a page; `following` is the query of the next one, None when this is the last."""
+        """Return a page; `following` is the query of the next one, None for the last page."""
         url = self._url(path)
         link = ""
         if following is not None:
@@ -132,13 +132,13 @@ NOTHING: Final = (
 
 
 def nothing(now_ms: int) -> str:
-    """Return what Service Bus says of a queue or topic that is not there; clients know it."""
+    """Return Service Bus's answer for a missing queue or topic; clients recognise it."""
     now = datetime.fromtimestamp(now_ms / 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return NOTHING.format(updated=now)
 
 
 def leaf_of(description: EntityDescription) -> str:
-    """Return the name that clients use: of a subscription the last part of its path."""
+    """Return the name in clients' terms: of a subscription the last part of its path."""
     if description.kind is EntityKind.SUBSCRIPTION:
         return description.name[len(topic_of(description.name)) + len("/Subscriptions/") :]
     return description.name

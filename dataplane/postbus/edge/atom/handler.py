@@ -1,8 +1,8 @@
-"""The administration door: requests of `ServiceBusAdministrationClient`s become administration.
+"""Administration over HTTP: requests of `ServiceBusAdministrationClient`s become administration.
 
-Every request needs Manage on what its path names, before anything of its body is looked at; only
-the root tells everybody that it is there. Definitions are answered with their counts, exact or not
-at all: while a partition cannot be asked, a question is answered "busy".
+Every request needs Manage on its path, before its body is read; only the root answers everybody.
+Definitions are answered with exact counts or not at all: while a partition cannot be asked, a query
+is answered "busy".
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from postbus.entity.commands import Refusal, Refused
 T = TypeVar("T")
 
 MAX_TOP: Final = 100
-"""Entries of a page; Service Bus gives no more either."""
+"""Entries of a page; the same limit as Service Bus."""
 
 COUNTS_FILTERS_SINCE: Final = "2024-05"
-"""The version of the API that began to count a topic's filters."""
+"""First version of the API that counts a topic's filters."""
 
 AUTHORITY: Final = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,259}")
 VERSION: Final = re.compile(r"\d{4}-\d{2}(-\d{2})?")
@@ -75,13 +75,13 @@ SUPPLEMENTS: Final = {
     "forward_to": "ServiceBusSupplementaryAuthorization",
     "forward_dead_lettered_messages_to": "ServiceBusDlqSupplementaryAuthorization",
 }
-"""Property -> the header that brings a token for the entity it names."""
+"""Property -> header with a token for the entity that it names."""
 
 EMPTY: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, 0, Availability.AVAILABLE, 0)
-"""What an entity holds that was just made: its partitions need not be loaded to know."""
+"""Counts of a new entity: its partitions need not be loaded."""
 
 NOT_COUNTED: Final = RuntimeInformation(0, 0, 0, 0, 0, 0, 0, Availability.LIMITED, 0)
-"""What a change is answered with when the partitions could not be asked after it."""
+"""Counts in the answer to a change when the partitions cannot be asked after it."""
 
 
 class AtomHandler:
@@ -96,7 +96,7 @@ class AtomHandler:
         created_ms: int,
         audit: Audit,
     ) -> None:
-        """`created_ms` is when the namespace was made; times are real ones."""
+        """`created_ms` is the creation time of the namespace; times are real."""
         self._audit = audit
         self._administration = administration
         self._rules = rules
@@ -109,7 +109,7 @@ class AtomHandler:
         target = target_of(request.path)
         if isinstance(target, Root) and request.method == "GET":
             return _feed(nothing(self._now_ms()))
-        if isinstance(target, Subscriptions):  # who manages a topic may see what it has
+        if isinstance(target, Subscriptions):  # Manage on a topic includes its subscriptions
             path, below = target.topic, "subscriptions"
         else:
             path, below = "/".join(part for part in request.path.split("/") if part), ""
@@ -131,7 +131,7 @@ class AtomHandler:
             405, f"Administration knows GET, PUT and DELETE, not {request.method}.", ALLOW
         )
 
-    # --- questions ------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------
 
     async def _get(self, request: web.BaseRequest, target: Target) -> web.Response:
         administration = self._administration
@@ -252,7 +252,7 @@ class AtomHandler:
         condition: Precondition,
         rules: tuple[WantedRule, ...] | None,
     ) -> EntityDescription:
-        """Store a definition and, where it brings some, its authorization rules."""
+        """Store a definition and its authorization rules, if any."""
         put = await self._administration.put(wanted, condition)
         if rules is not None:
             await self._put_authorization_rules(put, condition.mode, rules)
@@ -261,9 +261,9 @@ class AtomHandler:
     async def _put_authorization_rules(
         self, put: EntityDescription, mode: PutMode, wanted: tuple[WantedRule, ...]
     ) -> None:
-        """Give an entity its rules, which were checked before.
+        """Store an entity's authorization rules, which were validated before.
 
-        When the store fails now, an entity that was made for this request goes again.
+        If the store fails now, an entity created by this request is deleted again.
         """
         try:
             await self._rules.replace(put.name, wanted)
@@ -277,7 +277,7 @@ class AtomHandler:
             raise
 
     async def _read(self, request: web.BaseRequest) -> tuple[str, Element]:
-        """Return a tag and what it holds; the right is asked again, since a body takes its time."""
+        """Return a tag and its content; check the right again, since reading a body takes time."""
         root = read_document(await read_limited(request, MAX_BODY_BYTES))
         self._authorizer.check_again(request[GRANT], Right.MANAGE)
         return description_of(root)
@@ -320,7 +320,7 @@ class AtomHandler:
         detail: Mapping[str, object],
         work: Awaitable[T],
     ) -> T:
-        """Return what a change returns, noted with who made it."""
+        """Return the result of a change, recorded in the audit with its caller."""
         caller, address = request[GRANT].caller, request.remote or ""
         return await self._audit.recorded(
             AuditEntry(caller, address, "administration", verb, path, detail), work
@@ -332,7 +332,9 @@ class AtomHandler:
         wanted: EntityProperties,
         known: EntityDescription | None,
     ) -> None:
-        """Refuse to forward to where the client may not send; it may bring another token for it."""
+        """Refuse to forward to an entity the client may not send to; it may bring another token for
+        it.
+        """
         for name, header in SUPPLEMENTS.items():
             to = getattr(wanted, name, None)
             before = None if known is None else getattr(known.properties, name, None)
@@ -385,7 +387,7 @@ class AtomHandler:
         )
 
     def _filter_counts(self, topic: str, runtime: RuntimeInformation) -> tuple[int, int]:
-        """Return how many SQL and correlation filters a topic's subscriptions have."""
+        """Return the numbers of SQL and correlation filters of a topic's subscriptions."""
         sql = correlation = 0
         subscriptions = self._administration.listed(
             EntityKind.SUBSCRIPTION, topic, 0, runtime.subscription_count
@@ -401,7 +403,7 @@ class AtomHandler:
     async def _answer(
         self, request: web.BaseRequest, description: EntityDescription, status: int = 200
     ) -> web.Response:
-        """Return the entry of an entity with its ETag; a change that is done is never refused."""
+        """Return the entry of an entity with its ETag; a completed change is never refused."""
         runtime = replace(EMPTY, accessed_ms=description.created_ms)
         if status != CREATED:
             try:
@@ -417,7 +419,7 @@ class AtomHandler:
 
 
 GRANT: Final = web.RequestKey("grant", Grant)
-"""Where a request has the key that it was let in with."""
+"""Key of the grant in a request."""
 
 CREATED: Final = 201
 ALLOW: Final = {"Allow": "GET, PUT, DELETE"}
@@ -449,7 +451,7 @@ def _wanted_entity(
 
 
 def _condition(request: web.BaseRequest) -> Precondition:
-    """Return what must be there before a change: nothing, something, or a version of it."""
+    """Return the precondition of a change: nothing exists, something exists, or a version of it."""
     said = request.headers.get("If-Match", "").strip()
     if not said:
         return Precondition(PutMode.CREATE)

@@ -1,7 +1,7 @@
-"""What a path of the administration door names: greedy, because names of entities have slashes.
+"""Parser of administration paths; greedy, because names of entities have slashes.
 
 `/a/b/Subscriptions/s/Rules/r` is the rule `r` of the subscription `s` of the topic `a/b`. Case,
-double slashes and slashes at the end mean nothing.
+double slashes and trailing slashes are ignored.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from postbus.contract.entities import EntityKind, subscription_path
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The namespace's root, which tells that something is here."""
+    """The namespace's root, which answers that the service exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """What kind of namespace this is."""
+    """Information about the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RuleAt:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A path with a `$` that nothing is known of."""
+    """A path with an unknown `$` part."""
 
 
 Target: TypeAlias = (
@@ -90,7 +90,7 @@ _RESOURCES: Final = {
 
 
 def target_of(path: str) -> Target:
-    """Return what a decoded path names; whether it exists is another question."""
+    """Return the target of a decoded path, whether it exists or not."""
     parts = [part for part in path.split("/") if part]
     if not parts:
         return Root()

@@ -1,7 +1,6 @@
-"""Rules of subscriptions in the administration door's XML: filters, actions and typed values.
+"""Rules of subscriptions in the XML of administration: filters, actions and typed values.
 
-A true and a false filter stay what they were made as; their SQL is told as `1=1` and `1=0`, however
-a client spelled it.
+A true or false filter keeps its type; its SQL is always written as `1=1` or `1=0`.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ GUID: Final = "{http://schemas.microsoft.com/2003/10/Serialization/}guid"
 def read_rule(description: Element, name: str | None = None) -> RuleProperties:
     """Return the rule of a `RuleDescription` or a `DefaultRuleDescription`.
 
-    `name` counts when it is given, else the element's, else `$Default`. A rule without a filter
-    takes everything. Raises `BadDocument`.
+    `name` has precedence, then the element's, then `$Default`. A rule without a filter matches
+    everything. Raises `BadDocument`.
     """
     said: dict[str, Any] = {}
     for tag, child in children(description):
@@ -85,7 +84,7 @@ def read_rule(description: Element, name: str | None = None) -> RuleProperties:
 
 
 def first_mistake(error: ValidationError) -> str:
-    """Return what the first mistake is, with the name of its field."""
+    """Return the first mistake, with the name of its field."""
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, problem["loc"]))
     why = str(problem["msg"]).removeprefix("Value error, ")
@@ -143,7 +142,7 @@ def _read_correlation(said: Element) -> CorrelationFilter:
     for tag, child in children(said):
         field = CORRELATION_ELEMENTS.get(tag)
         if field is not None:
-            read[field] = text_of(child) or None  # SDKs write what is not asked for as empty
+            read[field] = text_of(child) or None  # SDKs write omitted values as empty
         elif tag == "Properties":
             read["properties"] = _read_pairs(child)
     return CorrelationFilter(**read)
@@ -205,7 +204,7 @@ def _read_double(text: str) -> float:
 
 
 def write_rule(rule: RuleProperties, created_at: str) -> str:
-    """Return what is inside a `RuleDescription`."""
+    """Return the content of a `RuleDescription`."""
     return (
         f"{_write_filter(rule)}{_write_action(rule.action)}"
         f"<CreatedAt>{created_at}</CreatedAt>{element('Name', rule.name)}"
@@ -229,7 +228,7 @@ def _write_filter(rule: RuleProperties) -> str:
 
 
 def _write_action(action: SqlAction | None) -> str:
-    """Return an action; SDKs want one even where there is none."""
+    """Return an action; SDKs expect one even where there is none."""
     if action is None:
         return '<Action i:type="EmptyRuleAction"/>'
     return f'<Action i:type="SqlRuleAction">{_write_sql(action)}</Action>'
@@ -251,7 +250,7 @@ def _write_pairs(tag: str, pairs: dict[str, RuleValue]) -> str:
 
 
 def _write_pair(key: str, value: RuleValue) -> str:
-    """Return a pair; JavaScript's client knows types by their fifth letter on, hence `d6p1:`."""
+    """Return a pair; JavaScript's client takes types from the fifth letter on, hence `d6p1:`."""
     if isinstance(value, bool):
         kind, text = "boolean", write_boolean(value)
     elif isinstance(value, int):
@@ -263,7 +262,7 @@ def _write_pair(key: str, value: RuleValue) -> str:
     elif isinstance(value, Span):
         kind, text = "duration", format_span(value.ticks)
     elif isinstance(value, Identifier):
-        kind, text = "string", str(value.id)  # which it equals: SDKs know no type for it
+        kind, text = "string", str(value.id)  # equal to it: SDKs have no type for it
     elif isinstance(value, Octets):
         kind, text = "base64Binary", format_octets(value.octets)
     else:

@@ -1,8 +1,8 @@
-"""XML of the administration door: a request's bytes become elements, values become text.
+"""XML of administration: a request's bytes become elements, values become text.
 
-Knows nothing of entities. What is read is hostile: no document type, no entities, no more than
-`MAX_DEPTH` levels, and the caller limits the bytes. What is written is text put together from
-`element`, which escapes; so every answer is well-formed whatever a name or an expression holds.
+Knows nothing of entities. Input is hostile: document types and entities are refused, as are more
+than `MAX_DEPTH` levels, and the caller limits the bytes. Output is text composed of `element`,
+which escapes; so every answer is well-formed whatever a name or an expression contains.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _BUS: Final = f"{{{BUS_NAMESPACE}}}"
 
 
 class BadDocument(ValueError):
-    """A body cannot be read as the description of an entity; the text says what to change."""
+    """A body is not the description of an entity; the text says what to change."""
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
 class _Builder(TreeBuilder):
-    """Builds elements and resolves the prefix of `xsi:type`, which a plain tree would forget.
+    """Builds elements and resolves the prefix of `xsi:type`, which a plain tree would lose.
 
     The attribute is `{namespace}name` afterwards.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._scopes: dict[str, list[str]] = {}  # prefix -> what it means, the innermost last
+        self._scopes: dict[str, list[str]] = {}  # prefix -> namespace, the innermost last
         self._depth = 0
 
     def start_ns(self, prefix: str | None, uri: str | None) -> None:
@@ -86,7 +86,7 @@ class _Builder(TreeBuilder):
 
 
 def read_document(body: bytes) -> Element:
-    """Return the root of a body. Raises `BadDocument`, whatever the bytes are."""
+    """Return the root of a body. Raises `BadDocument` for all other bytes."""
     parser = DefusedXMLParser(target=_Builder(), forbid_dtd=True)
     try:
         parser.feed(body)
@@ -97,13 +97,13 @@ def read_document(body: bytes) -> Element:
         raise BadDocument("the body has a document type or entities; leave them out") from None
     except ParseError as error:
         raise BadDocument(f"the body is not well-formed XML: {error}") from None
-    except (ValueError, LookupError, AssertionError) as error:  # an encoding that nobody knows
+    except (ValueError, LookupError, AssertionError) as error:  # an unknown encoding
         raise BadDocument(f"the body cannot be read as XML: {error}") from None
     return root
 
 
 def description_of(root: Element) -> tuple[str, Element]:
-    """Return kind and element of what an entry describes, `QueueDescription` for instance."""
+    """Return kind and element of an entry's description, `QueueDescription` for instance."""
     content = root.find(f"{{{ATOM_NAMESPACE}}}content")
     if root.tag != f"{{{ATOM_NAMESPACE}}}entry" or content is None:
         raise BadDocument(
@@ -118,21 +118,21 @@ def description_of(root: Element) -> tuple[str, Element]:
 
 
 def children(parent: Element) -> Iterator[tuple[str, Element]]:
-    """Yield name and element of what is said; other vocabularies and `xsi:nil` say nothing."""
+    """Yield name and element of each child, without other vocabularies and `xsi:nil`."""
     for child in parent:
         if child.tag.startswith(_BUS) and child.get(_NIL, "").strip() not in ("true", "1"):
             yield child.tag[len(_BUS) :], child
 
 
 def text_of(element: Element) -> str:
-    """Return the text of an element, which has no others inside."""
+    """Return the text of an element without children."""
     if len(element):
         raise BadDocument(f"{_local(element.tag)}: expected text, found elements")
     return element.text or ""
 
 
 def type_of(element: Element) -> tuple[str, str]:
-    """Return namespace and name of an element's `xsi:type`, empty when there is none."""
+    """Return namespace and name of an element's `xsi:type`, empty without one."""
     uri, _, name = element.get(_TYPE, "{}").rpartition("}")
     return uri[1:], name
 
@@ -152,7 +152,7 @@ _DURATION: Final = re.compile(
 def read_duration_ms(text: str) -> int:
     """Return milliseconds of an ISO 8601 duration in days or less.
 
-    What is within a millisecond of .NET's longest means "never": clients round that on its way.
+    Durations within a millisecond of .NET's longest mean "never": clients round that value.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()) or text.strip().endswith("T"):
@@ -189,7 +189,7 @@ def write_boolean(value: bool) -> str:
 
 
 def write_time(value_ms: int) -> str:
-    """Return a time in RFC 3339 with milliseconds, as every SDK reads it."""
+    """Return a time in RFC 3339 with milliseconds, which every SDK can read."""
     return (
         datetime.fromtimestamp(value_ms / 1_000, UTC)
         .isoformat(timespec="milliseconds")
@@ -204,7 +204,7 @@ _CARRIAGE_RETURN: Final = {"\r": "&#13;"}
 
 
 def written(text: str) -> str:
-    """Return text as content of an element; what XML has no way to say becomes U+FFFD."""
+    """Return text as content of an element; characters outside XML become U+FFFD."""
     if text.isascii() and text.isprintable():
         return escape(text) if "&" in text or "<" in text or ">" in text else text
     return escape(_NO_XML.sub("�", text), _CARRIAGE_RETURN)
@@ -216,5 +216,5 @@ def quoted(text: str) -> str:
 
 
 def element(name: str, text: str, attributes: str = "") -> str:
-    """Return an element with text; `attributes` are written already, with a leading space."""
+    """Return an element with text; `attributes` are already escaped, with a leading space."""
     return f"<{name}{attributes}>{written(text)}</{name}>"

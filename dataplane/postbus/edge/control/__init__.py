@@ -1,1 +1,1 @@
-"""The control API: definitions and messages by hand, in JSON."""
+"""The control API: definitions and message operations, in JSON."""

@@ -1,4 +1,4 @@
-"""Control API and the audit: which line a call makes, and the operation that tells lines."""
+"""Audit lines of control API calls, and the operation that lists lines."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ VERBS: Final = {
         f"delete{of}AuthorizationRule": "delete authorization rule" for of in ("", "Queue", "Topic")
     },
 }
-"""Operation -> what a line calls it; a test compares with the operations that change something."""
+"""Operation -> verb of its audit line; a test compares with the operations that change something.
+"""
 
 MAY_CHANGE_NOTHING: Final = frozenset({"put", "put namespace"})
-"""Verbs of definitions whose repetition leaves the catalog as it is."""
+"""Verbs of definitions that leave the catalog as it is when repeated."""
 
 
 def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> AuditEntry | None:
-    """Return the line that a call makes; None for one that changes nothing."""
+    """Return the audit line of a call; None for a call that changes nothing."""
     verb = VERBS.get(route.operation)
     if verb is None or (isinstance(call.body, PurgeMessages) and call.body.dry_run):
         return None
@@ -91,7 +92,7 @@ def told_of(answer: Answer) -> AuditResult:
 
 
 class ControlAudit:
-    """Notes what calls change, and handles the question for it."""
+    """Writes audit lines for calls, and handles the operation that lists them."""
 
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
@@ -102,7 +103,7 @@ class ControlAudit:
     async def run(
         self, operation: Handler, route: Route, call: Call, caller: ControlCaller, address: str
     ) -> Answer:
-        """Run a handler with a line for what it changes."""
+        """Run a handler, with an audit line if it changes something."""
         entry = entry_of(route, call, caller, address)
         if entry is None:
             return await operation(call)

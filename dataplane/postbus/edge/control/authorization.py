@@ -1,9 +1,9 @@
-"""Who may use the control API: whoever has a token of its file, or a certificate of its authority.
+"""Authorization of the control API, by tokens of a file or by client certificates.
 
 The file is read again when it changes. It may hold several tokens, one a line, so that a new one
-can be handed out before the old one goes. A line is a token, which may do everything, or `name
-scope,scope token`. Wrong tokens are told apart in constant time and slowed
-down as wrong keys are; right ones never wait.
+can be distributed before the old one is removed. A line is a token with all scopes, or `name
+scope,scope token`. Tokens are compared in constant time; wrong ones are delayed like wrong keys,
+right ones never wait.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from postbus.edge.control.callers import NAME, ControlCaller, Scope, certified, 
 logger = logging.getLogger(__name__)
 
 LEAST_TOKEN_CHARS: Final = 20
-"""Our choice: what people make up is shorter; of random base64 this is 120 bits."""
+"""Our choice: invented tokens are shorter; of random base64 this is 120 bits."""
 
 MOST_TOKENS: Final = 16
 MOST_FILE_BYTES: Final = 64 * 1024
 MOST_DELAYED: Final = 16
-"""Wrong tokens that wait for their answer at a time. Our choice, as all of these."""
+"""Wrong tokens that may wait for their answers at a time. Our choice, as all of these."""
 
 
 class TokenFileError(Exception):
-    """The file of tokens cannot be used; the text is for the user and holds no token."""
+    """The file of tokens cannot be used; the text is for the user and contains no token."""
 
 
 class NotAuthorized(Exception):
-    """A caller has no token, or a wrong one. `is_too_often`: it should wait with the next."""
+    """A caller has no token, or a wrong one. `is_too_often`: it should wait before the next
+    attempt.
+    """
 
     def __init__(self, detail: str, *, is_too_often: bool = False) -> None:
         self.is_too_often = is_too_often
@@ -45,7 +47,7 @@ class NotAuthorized(Exception):
 
 
 class ControlAuthorizer:
-    """Lets callers in. `token_file` None: only certificates count."""
+    """Authenticates callers. `token_file` None: only certificates are accepted."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class ControlAuthorizer:
                 )
 
     async def authorize(self, request: web.BaseRequest) -> ControlCaller:
-        """Return the caller, who is known; raises `NotAuthorized`."""
+        """Return the authenticated caller; raises `NotAuthorized`."""
         caller = _certified(request) if self._accepts_certificates else None
         if caller is not None:
             return caller
@@ -95,10 +97,11 @@ class ControlAuthorizer:
         found = [
             caller if hmac.compare_digest(digest, known) else None for known, caller in self._known
         ]
-        return next((caller for caller in found if caller is not None), None)  # all were compared
+        # every token was compared
+        return next((caller for caller in found if caller is not None), None)
 
     def _read_again(self) -> None:
-        """Follow a file that has changed; one that is away or broken for now changes nothing."""
+        """Reload a changed file; one that is missing or broken for now changes nothing."""
         if self._token_file is None:
             return
         try:
@@ -111,7 +114,9 @@ class ControlAuthorizer:
             logger.warning("control tokens cannot be read again", extra={"error": str(error)})
 
     async def _slow_down(self, remote: str | None) -> None:
-        """Let a wrong token wait, longer each time; raises `NotAuthorized` when many wait."""
+        """Delay the answer to a wrong token, longer each time; raises `NotAuthorized` when many
+        wait.
+        """
         delay_s = self._throttle.note_refused(remote, "control", "wrong token")
         if self._delayed >= MOST_DELAYED:
             raise NotAuthorized("too many wrong tokens: wait a minute", is_too_often=True)
@@ -143,7 +148,7 @@ def _read(path: Path) -> tuple[tuple[bytes, ControlCaller], ...]:
 
 
 def _read_line(number: int, line: str) -> tuple[bytes, ControlCaller]:
-    """Return what a line says, a token or `name scope,scope token`; raises ValueError."""
+    """Parse a line, a token or `name scope,scope token`; raises ValueError."""
     *said, token = line.split()
     if len(token) < LEAST_TOKEN_CHARS or not token.isascii():
         raise ValueError(
@@ -163,7 +168,7 @@ def _read_line(number: int, line: str) -> tuple[bytes, ControlCaller]:
 
 
 def _digest(token: str) -> bytes:
-    """Return what is compared: it hides the length too."""
+    """Return the digest to compare: it hides the length too."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

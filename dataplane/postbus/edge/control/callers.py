@@ -1,4 +1,4 @@
-"""Who calls the control API and how far that goes: names and scopes of tokens and certificates."""
+"""Callers of the control API: names and scopes of tokens and certificates."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 class Scope(Enum):
-    """What a token lets its caller do; each of them includes to read."""
+    """Operations that a token allows; each scope includes reading."""
 
     READ = "read"
     """Definitions, counts, status; no message and no key."""
 
     MESSAGES = "messages"
-    """Messages by hand: to show, delete and send them again."""
+    """Message operations: show, delete and resend."""
 
     DEFINITIONS = "definitions"
     """Entities, rules of subscriptions, the namespace, restores."""
 
     ALL = "all"
-    """Everything, keys of authorization rules among it."""
+    """Everything, including keys of authorization rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlCaller:
-    """Who asks. `name` is for people: `token ci`, `certificate operator`."""
+    """An authenticated caller. `name` is for people: `token ci`, `certificate operator`."""
 
     name: str
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Say whether a scope is the caller's."""
+        """Return whether the caller has a scope."""
         return scope is Scope.READ or not self.scopes.isdisjoint({scope, Scope.ALL})
 
 
@@ -49,7 +49,7 @@ def scopes_of(text: str) -> frozenset[Scope]:
 
 
 def certified(tls: ssl.SSLObject) -> ControlCaller | None:
-    """Return who showed a certificate, which the handshake has checked; None: nobody did."""
+    """Return the caller of a verified client certificate; None without one."""
     found: dict[str, Any] | None = tls.getpeercert()
     if not found:
         return None

@@ -1,6 +1,6 @@
-"""One call of the control API, freed of HTTP: what handlers get, give and refuse with.
+"""A call of the control API without HTTP: arguments, answers and refusals of handlers.
 
-The server makes calls of requests by the table of routes; handlers never see a header.
+The server turns requests into calls by the table of routes; handlers never see a header.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ B = TypeVar("B", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold for a change. `versions` None: any.
+    """Precondition of a change. `versions` None: any.
 
     `must_exist` and `must_be_new` stand for the `*` of `If-Match` and of `If-None-Match`.
     """
@@ -31,7 +31,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that is well-formed. `names`: parameters of the path, decoded."""
+    """A well-formed request. `names`: parameters of the path, decoded."""
 
     names: Mapping[str, str]
     body: BaseModel | None = None
@@ -39,22 +39,22 @@ class Call:
     condition: Condition = Condition()
 
     def read(self, model: type[B]) -> B:
-        """Return the body, which the table promises to be of this model."""
+        """Return the body, which the table declares as this model."""
         assert isinstance(self.body, model)
         return self.body
 
     def number(self, name: str) -> int:
-        """Return a query parameter that the table calls an integer."""
+        """Return a query parameter that the table declares as an integer."""
         value = self.queries[name]
         assert isinstance(value, int)
         return value
 
     def flag(self, name: str) -> bool:
-        """Return a query parameter that the table calls a boolean."""
+        """Return a query parameter that the table declares as a boolean."""
         return self.queries[name] is True
 
     def text(self, name: str) -> str:
-        """Return a query parameter that the table calls a string."""
+        """Return a query parameter that the table declares as a string."""
         value = self.queries[name]
         assert isinstance(value, str)
         return value
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a handler answers. `etag`: the version of what is told. `text`: JSON as it is."""
+    """A handler's answer. `etag`: the version of the entity. `text`: JSON as it is."""
 
     body: BaseModel | None = None
     status: int = 200
@@ -74,7 +74,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Answer]]
 
 
 class ControlRefused(Exception):
-    """A call is refused; nothing changed. `detail` says what to do."""
+    """A call was refused; nothing changed. `detail` says what to do."""
 
     def __init__(
         self,
@@ -121,6 +121,6 @@ STATUS_OF: Final[dict[Refusal, tuple[int, ProblemType]]] = {
 
 
 def refused(refusal: Refused) -> ControlRefused:
-    """Return how this API says a refusal of the broker."""
+    """Return the control API's error for a refusal of the broker."""
     status, type = STATUS_OF[refusal.refusal]
     return ControlRefused(status, refusal.detail or refusal.refusal.value, type)

@@ -20,7 +20,8 @@ from postbus.contract.control import (
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 
 LAST_MS: Final = 32_503_680_000_000
-"""Entity time ends with the year 2999: SDKs count years to 9999 and add locks and lives to it."""
+"""Entity time ends with the year 2999: SDKs count years to 9999 and add locks and lifetimes to it.
+"""
 
 
 class ControlDevelopment:

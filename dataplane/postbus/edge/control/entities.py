@@ -1,6 +1,6 @@
 """Control API of definitions: queues, topics, subscriptions and their rules; counts.
 
-Bodies become calls of `Administration`, which decides; nothing is decided here.
+Bodies become calls of `Administration`, which makes all decisions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ POLICIES: Final = {
 
 
 class ControlEntities:
-    """Handlers of what the catalog holds."""
+    """Handlers for the entities of the catalog."""
 
     def __init__(self, administration: Administration) -> None:
         self._administration = administration
@@ -189,10 +189,10 @@ class ControlEntities:
         after = self._get(EntityKind.SUBSCRIPTION, _path(call))
         return applied(self._administration, after, is_new=False)
 
-    # --- what they have in common ---------------------------------------------------------------
+    # --- common parts ---------------------------------------------------------------------------
 
     def _find(self, kind: EntityKind, path: str) -> EntityDescription | None:
-        """Return what has just this path and kind."""
+        """Return the entity with this path and kind."""
         found = self._administration.find(path)
         is_it = found is not None and found.kind is kind and found.name.lower() == path.lower()
         return found if is_it else None
@@ -206,7 +206,7 @@ class ControlEntities:
     def _page(
         self, call: Call, kind: EntityKind, topic: str | None = None
     ) -> tuple[list[EntityDescription], int | None]:
-        """Return a page, and where the next begins."""
+        """Return a page, and the start of the next one."""
         skip, top = call.number("skip"), call.number("top")
         found = self._administration.listed(kind, topic, skip, top + 1)
         return found[:top], skip + top if len(found) > top else None
@@ -239,7 +239,7 @@ class ControlEntities:
 
 
 def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
-    """Return what a change led to."""
+    """Return the result of a change."""
     told = Applied(
         entity_id=put.entity_no,
         applied_hash=_hash(put),
@@ -256,12 +256,12 @@ def applied(administration: Administration, put: EntityDescription, *, is_new: b
 def _checked(
     condition: Condition, before: EntityDescription | None, kind: EntityKind, path: str
 ) -> Precondition:
-    """Return what to ask of a change; raises when the condition does not hold already."""
+    """Return the preconditions of a change; raise when the condition fails already."""
     if condition.must_be_new:
         return Precondition(PutMode.CREATE)
     if condition.versions is None:
         return Precondition(PutMode.UPDATE if condition.must_exist else PutMode.ANY)
-    if before is None:  # the change looks at the name, too, and refuses
+    if before is None:  # the change validates the name, too, and refuses it
         return Precondition(PutMode.UPDATE, min(condition.versions, default=0))
     if before.version not in condition.versions:
         raise ControlRefused(
@@ -275,7 +275,7 @@ def _checked(
 
 @contextmanager
 def _told_as_precondition(condition: Condition) -> Iterator[None]:
-    """Say 412 where a header said what must exist and what must not."""
+    """Answer 412 where a header demanded existence or absence."""
     try:
         yield
     except DirectoryRefusal as error:
@@ -288,7 +288,7 @@ def _told_as_precondition(condition: Condition) -> Iterator[None]:
         raise ControlRefused(412, str(error), type) from error
 
 
-# --- what is told -------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------
 
 
 def _path(call: Call) -> str:
@@ -315,7 +315,7 @@ def _hash(entity: EntityDescription) -> str:
 
 
 def _facts(entity: EntityDescription, warnings: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields that every description has."""
+    """Return the fields that all descriptions have."""
     return {
         "entity_id": entity.entity_no,
         "name": entity.name,
@@ -354,7 +354,7 @@ def _subscription(
 
 
 def _without_rules(wanted: SubscriptionDefinition) -> SubscriptionProperties:
-    """Return the properties with what was said of them, so that the tier fills in the rest."""
+    """Return the properties with only the given fields set, so that the tier supplies the rest."""
     said = wanted.model_fields_set - {"rules"}
     return SubscriptionProperties.model_construct(
         _fields_set=said,

@@ -1,4 +1,4 @@
-"""Control API of what happened to definitions: changes, tombstones, and the way back."""
+"""Control API of past definitions: changes, tombstones and restores."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ControlHistory:
 
 @contextmanager
 def _too_old() -> Iterator[None]:
-    """Say 410 when not all is known any more."""
+    """Answer 410 when part of the history is no longer known."""
     try:
         yield
     except DirectoryRefusal as error:

@@ -1,6 +1,6 @@
-"""Control API of messages by hand: show, delete, purge, send again.
+"""Control API of message operations: show, delete, purge, resend.
 
-`MessageOperations` does it; here JSON becomes its arguments, and its results JSON.
+Translates JSON to arguments of `MessageOperations`, and its results to JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LAST_MS: Final = 253_402_300_799_999
 
 
 class ControlMessages:
-    """Handlers of messages by hand."""
+    """Handlers of message operations."""
 
     def __init__(self, message_operations: MessageOperations) -> None:
         self._message_operations = message_operations

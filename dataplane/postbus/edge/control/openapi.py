@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document of the control API, made of its table and its models.
+"""The OpenAPI 3.1 document of the control API, generated from its table and its models.
 
-docs/openapi.json is what this returns; a test compares both, `make openapi` writes it.
+docs/openapi.json is a copy; a test compares both, `make openapi` writes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ may gain fields.
 
 @cache
 def openapi_text() -> str:
-    """Return the document as it is served and checked in."""
+    """Return the document as served and checked in."""
     return json.dumps(openapi_document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -198,7 +198,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 def _schemas() -> tuple[dict[str, Any], dict[type[BaseModel], str]]:
-    """Return the schemas by name, and the names of the models that operations mention."""
+    """Return the schemas by name, and the names of the models used by operations."""
     wanted: dict[type[BaseModel], None] = {Problem: None}
     for route in ROUTES:
         wanted |= {model: None for model in (route.body, route.answer) if model is not None}
@@ -217,7 +217,7 @@ def _schemas() -> tuple[dict[str, Any], dict[type[BaseModel], str]]:
 
 
 def _for_readers(text: str) -> str:
-    """Return a docstring in one line, fields called as on the wire."""
+    """Return a docstring in one line, with fields named as on the wire."""
     named = PYTHON_NAME.sub(lambda found: f"`{to_camel(found[1].removesuffix('_ms'))}`", text)
     return " ".join(named.split())
 

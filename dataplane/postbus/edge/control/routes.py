@@ -1,7 +1,7 @@
-"""The table of the control API: what may be asked, with which body, and what is answered.
+"""The table of the control API: its operations with their bodies and answers.
 
-The server serves these routes and no others, and the OpenAPI document is made of them. Text here is
-for people who read that document.
+The server serves exactly these routes, and the OpenAPI document is generated from them. Texts here
+are for readers of that document.
 """
 
 from __future__ import annotations
@@ -82,11 +82,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `refusals`: statuses besides those that every operation may answer.
-    `scope`: what a caller's token must have; for keys it must have all.
+    """One operation.
 
-    `is_change`: it takes the epoch of its caller, and the store may be away. `is_versioned`: it
-    takes `If-Match`, or `If-None-Match` where something can be created. `answer` None: JSON.
+    `refusals`: statuses besides those that every operation may answer. `scope`: required of a
+    caller's token; operations on keys require all scopes. `is_change`: it takes the caller's epoch,
+    and the store may be away. `is_versioned`: it takes `If-Match`, or `If-None-Match` where
+    something can be created. `answer` None: JSON.
     """
 
     operation: str

@@ -1,4 +1,4 @@
-"""Control API of authorization rules: who may sign what. Keys are told only when asked for."""
+"""Control API of authorization rules. Keys are included only on request."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Serves the control API: listens, authorizes, reads requests by the table, writes answers.
+"""Server of the control API: listens, authorizes, reads requests by the table, writes answers.
 
-JSON over HTTP for the operator, for CI and for the command line. Callers show a token or a
-certificate. A browser of the same machine is kept out besides: on loopback the `Host` header must
+JSON over HTTP for the operator, for CI and for the command line. Callers present a token or a
+certificate. Browsers on the same machine are kept out as well: on loopback the `Host` header must
 name loopback (DNS rebinding), and bodies must be declared as JSON, which a page of another origin
-may not do without asking (CSRF). Errors are problems (RFC 9457) whose text says what to do.
+may not do without a preflight request (CSRF). Errors are problems (RFC 9457) whose text says what
+to do.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from postbus.edge.web.http_listener import HttpListener
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
-"""Our choice: two thousand rules of the longest SQL text need this."""
+"""Our choice: sufficient for two thousand rules of the longest SQL text."""
 
 MOST_PROBLEMS: Final = 20
 RETRY_S: Final = 1
@@ -78,7 +79,7 @@ class ControlServer:
         return self._listener.port
 
     async def start(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
-        """Listen, 0 takes any free port; raises OSError when the port is taken."""
+        """Listen, on any free port for 0; raises OSError when the port is taken."""
         app = web.Application(middlewares=[self._answer_problems], client_max_size=MAX_BODY_BYTES)
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler_of(route))
@@ -112,7 +113,7 @@ class ControlServer:
     async def _answer_problems(
         self, request: web.Request, handler: HttpHandler
     ) -> web.StreamResponse:
-        """Refuse what browsers send for others; tell all errors in one form."""
+        """Refuse requests that browsers send for other pages; give all errors one form."""
         try:
             if self._is_loopback and not _is_loopback(request.headers.get("Host", "")):
                 raise ControlRefused(
@@ -121,7 +122,8 @@ class ControlServer:
                     ProblemType.UNAUTHORIZED,
                 )
             if request.match_info.http_exception is not None:
-                await self._authorizer.authorize(request)  # what exists is not told to everybody
+                # existing resources are not disclosed to unauthenticated callers
+                await self._authorizer.authorize(request)
             return await handler(request)
         except ControlRefused as error:
             return _problem(error.status, str(error), error.type, error.problems)
@@ -136,7 +138,7 @@ class ControlServer:
         except StoreAway:
             detail = "the store is away, nothing was changed: repeat it"
             return _problem(503, detail, ProblemType.UNAVAILABLE)
-        except web.HTTPException as error:  # of the router, or a body that is too long
+        except web.HTTPException as error:  # raised by the router, or for a body that is too long
             answer = _problem(error.status, _explain(request, error))
             if "Allow" in error.headers:
                 answer.headers["Allow"] = error.headers["Allow"]
@@ -157,7 +159,7 @@ def _check_scope(caller: ControlCaller, needed: Scope) -> None:
 
 
 async def _read_call(request: web.Request, route: Route) -> Call:
-    """Return what a request says; raises `ControlRefused` naming each mistake."""
+    """Return the call of a request; raises `ControlRefused` naming each mistake."""
     names = dict(request.match_info)
     queries = _read_queries(request, route)
     condition = _read_condition(request) if route.is_versioned else Condition()
@@ -208,7 +210,7 @@ def _read_queries(request: web.Request, route: Route) -> dict[str, str | int | b
 
 
 def _read_query(query: Query, text: str) -> str | int | bool | None:
-    """Return the value of a parameter, None when it is not one of those allowed."""
+    """Return the value of a parameter, None when it is not one of the allowed values."""
     schema = query.schema
     match schema["type"]:
         case "integer":
@@ -259,7 +261,7 @@ def _read_condition(request: web.Request) -> Condition:
 
 
 def _epoch(request: web.Request) -> int | None:
-    """Return the epoch of a caller that has one."""
+    """Return the epoch of a caller, None without one."""
     said = request.headers.getall(EPOCH_HEADER, [])
     if not said:
         return None
@@ -272,7 +274,7 @@ def _epoch(request: web.Request) -> int | None:
 
 
 def _is_loopback(authority: str) -> bool:
-    """Say whether a `Host` header names this machine by a name no DNS can give away."""
+    """Return whether a `Host` header names this machine by a name that DNS cannot assign."""
     try:
         host = urlsplit(f"//{authority}").hostname or ""
         return host == "localhost" or ip_address(host).is_loopback

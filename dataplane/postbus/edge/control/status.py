@@ -1,4 +1,4 @@
-"""Control API of the namespace as a whole: what it is, how its broker is, what changed."""
+"""Control API of the namespace as a whole: definition, broker status, changes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, 
 from postbus.edge.control.openapi import openapi_text
 
 NAMESPACE_ID = 0
-"""The namespace is no entity; entities count from 1."""
+"""The namespace is not an entity; entities count from 1."""
 
 Connections: TypeAlias = Callable[[int, int], tuple[list[ConnectionDescription], int]]
-"""Describes so many clients from a place on, and says how many there are."""
+"""Describes a number of clients from an offset on, and returns their total."""
 
 
 class ControlStatus:
-    """Handlers of what is not about one entity."""
+    """Handlers of operations that are not about one entity."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ControlStatus:
         return Answer(described, etag=administration.version)
 
     async def _put_namespace(self, call: Call) -> Answer:
-        """Change what can be changed while the broker runs."""
+        """Change the properties that can be changed while the broker runs."""
         administration = self._administration
         expected = _expected_version(call.condition, administration.version)
         version = await administration.put_namespace(call.read(NamespaceDefinition), expected)
@@ -137,7 +137,7 @@ class ControlStatus:
 
 
 def _expected_version(condition: Condition, version: int) -> int | None:
-    """Return the version that a change is for, None for any; raises when it is another already."""
+    """Return the version a change is for, None for any; raise if the catalog has another one."""
     if condition.must_be_new:
         raise ControlRefused(412, "the namespace exists", ProblemType.ALREADY_EXISTS)
     if condition.versions is None:

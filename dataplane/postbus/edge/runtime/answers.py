@@ -1,7 +1,7 @@
-"""Messages on their way to HTTP clients: deliveries to headers, BrokerProperties and bodies.
+"""Responses with messages for HTTP clients: deliveries to headers, BrokerProperties and bodies.
 
-Pure translation for the runtime door. Nothing of a message is left out: what no header can hold is
-in the JSON of `Postbus-Properties`. A section that cannot be read costs itself only.
+Pure translation for the runtime API. No part of a message is omitted: properties that no header can
+hold are in the JSON of `Postbus-Properties`. An unreadable section is omitted alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CODES: Final = {
 
 
 def headers_of(delivery: Delivery, *, is_locked: bool) -> dict[str, str]:
-    """Return the headers that show a delivery, without `Location`."""
+    """Return the headers of a delivery, without `Location`."""
     fields = MessageFields(delivery.envelope)
     system = _system(fields)
     broker = _broker_properties(delivery, system, is_locked=is_locked)
@@ -71,7 +71,7 @@ def headers_of(delivery: Delivery, *, is_locked: bool) -> dict[str, str]:
 
 
 def location_path(path: str, delivery: Delivery) -> str:
-    """Return where a locked message is completed, unlocked and renewed; `path` is its entity's."""
+    """Return the address for completing, unlocking and renewing; `path` is the entity's."""
     message_id = _text(_system(MessageFields(delivery.envelope))[Field.MESSAGE_ID])
     if not message_id or message_id in (".", ".."):
         message_id = str(delivery.sequence)
@@ -97,7 +97,7 @@ def body_of(envelope: Envelope) -> bytes:
 
 
 def _any_body(section: bytes) -> bytes:
-    """Read the sections of a body, which are all of one kind."""
+    """Return the value of a body's sections, which are all of one kind."""
     pos, end = 0, len(section)
     data: list[bytes] = []
     rows: list[Value] = []

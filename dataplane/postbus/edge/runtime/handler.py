@@ -1,9 +1,9 @@
 """Messages over HTTP: send, peek-lock, read and delete, complete, unlock, renew.
 
-The door behind `POST /{entity}/messages` and its relatives. It holds no state machine and knows no
-second way in: what is sent becomes an `Enqueue` as from an AMQP link, a receive is a consumer of
-the router, a lock token finds its message by itself. Nothing is answered before its commit.
-Source: Service Bus REST, runtime operations.
+Serves `POST /{entity}/messages` and its relatives. Holds no state machine and uses the commands of
+AMQP links: a sent message becomes an `Enqueue`, a receive is a consumer of the router, a lock token
+finds its message alone. Nothing is answered before its commit. Source: Service Bus REST, runtime
+operations.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ from postbus.entity.commands import (
 from postbus.message.envelope import Envelope
 
 ANSWER_S: Final = 60.0
-"""Longest wait for the answer of a partition. A commit that takes longer has failed by then or its
-result is unknown; only a partition that is loading takes so long. Source: the default timeout of
-Service Bus."""
+"""Longest wait for the answer of a partition. A longer commit has failed by then or its result is
+unknown; only loading a partition takes that long. Source: the default timeout of Service Bus."""
 
 MEMBERS_A_STEP: Final = 500
-"""Members of a batch that are read before others get their turn; some 10 ms."""
+"""Members of a batch parsed before other clients are served; about 10 ms."""
 
 BUSY: Final = Refused(Refusal.BUSY)
 LOST: Final = Refused(Refusal.LOCK_LOST)
@@ -111,7 +110,7 @@ class RuntimeHandler:
         return await self._handlings[target.action](request, target, address, grant)
 
     def stop(self) -> None:
-        """Let nobody wait for messages any more."""
+        """End the waits of all receives."""
         self._receives.stop()
 
     async def _resolve(self, target: Target) -> Address:
@@ -162,7 +161,7 @@ class RuntimeHandler:
     async def _body_of(
         self, request: web.BaseRequest, target: Target, address: Address, account: str
     ) -> bytes:
-        """Read a body. What has come counts, not what was promised, for the key it came with."""
+        """Read a body. Its received bytes, not the announced length, are charged to the key."""
         max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
         if self._inflight.unanswered.is_used_up:
             raise refusal_of(BUSY, target)
@@ -187,14 +186,14 @@ class RuntimeHandler:
     async def _peek_lock(
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
-        """Lock a message and show it; one that cannot be shown is given back."""
+        """Lock a message and return it; release one that cannot be represented."""
         delivery = await self._take(request, target, address, grant)
         if delivery is None:
             return web.Response(status=204)
         try:
             headers = headers_of(delivery, is_locked=True)
             at = location_path(target.path, delivery)
-            headers["Server"] = SERVER  # sent from here, not by the door
+            headers["Server"] = SERVER  # sent from here, not by the server
             headers["Location"] = f"{request.scheme}://{request.host}{at}"
             answer = _shown(201, headers, delivery)
             await answer.prepare(request)
@@ -210,7 +209,7 @@ class RuntimeHandler:
     async def _read_and_delete(
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> web.StreamResponse:
-        """Delete a message, then show it. Until it is deleted it is only locked (ADR 19)."""
+        """Delete a message, then return it. Until then it is only locked (ADR 19)."""
         ends = asyncio.get_running_loop().time() + target.timeout_s
         while True:
             delivery = await self._take(request, target, address, grant)
@@ -225,7 +224,7 @@ class RuntimeHandler:
             if isinstance(reply, Settled) and not reply.lost:
                 headers = headers_of(delivery, is_locked=False)
                 return _shown(200, headers, delivery)
-            if isinstance(reply, Settled):  # the partition was reloaded: the message is still there
+            if isinstance(reply, Settled):  # the partition was reloaded: the message still exists
                 left_s = ends - asyncio.get_running_loop().time()
                 target = target.with_timeout(max(left_s, 0.0))
                 continue
@@ -236,7 +235,7 @@ class RuntimeHandler:
     async def _take(
         self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
     ) -> Delivery | None:
-        """Return a message for who may have it still; rules change while a receive waits."""
+        """Return a message if the client still has the right; rules may change during a receive."""
         taken = await self._receives.take(
             address, target.timeout_s, request.transport, request.remote
         )
@@ -293,10 +292,10 @@ class RuntimeHandler:
         timeout_s: float,
         on_reply: Callable[[], None] = lambda: None,
     ) -> Reply:
-        """Return what came of a command; UNKNOWN when that is not known in time.
+        """Return the result of a command; UNKNOWN when there is none in time.
 
-        A client that hangs up takes nothing back. `on_reply` is called when the command is done,
-        also when nobody waits for that any more.
+        A client that disconnects cannot undo it. `on_reply` is called when the command is done,
+        even if no client waits for it any more.
         """
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Reply] = loop.create_future()
@@ -320,7 +319,7 @@ class RuntimeHandler:
 
 
 def _refusal_of(reply: Reply, target: Target) -> HttpRefused:
-    """Return the error of a command that did not get the reply it should have."""
+    """Return the error of a command without the expected reply."""
     assert isinstance(reply, Refused), reply
     return refusal_of(reply, target)
 
@@ -331,7 +330,7 @@ def _share_is_used_up() -> HttpRefused:
 
 
 async def _members(body: bytes) -> list[Envelope]:
-    """Return the messages of a batch; others get their turn while a long one is read."""
+    """Return the messages of a batch; others are served while a long one is parsed."""
     members = batch_of(body)
     envelopes: list[Envelope] = []
     for index, member in enumerate(members):
@@ -346,7 +345,7 @@ def _shown(status: int, headers: dict[str, str], delivery: Delivery) -> web.Resp
 
 
 def _for_nobody() -> web.Response:
-    """Return what the server tries to write to a client that is gone; an error would be logged."""
+    """Return a response for a client that has disconnected; an error would be logged."""
     return web.Response(status=503)
 
 

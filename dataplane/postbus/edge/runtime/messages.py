@@ -1,8 +1,8 @@
-"""What HTTP clients send, made into messages: headers, BrokerProperties and bodies to envelopes.
+"""Messages from HTTP requests: headers, BrokerProperties and bodies to envelopes.
 
-Pure translation for the runtime door. A message is written as an AMQP client would write it and
-then sliced like one, so that everything behind the edge finds one kind of message. What is wrong is
-refused as `BadMessage`, whose text names the property.
+Pure translation for the runtime API. A message is encoded as by an AMQP client and then sliced, so
+that all other packages find one kind of message. Mistakes are refused as `BadMessage` with a text
+that names the property.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OWN_HEADERS: Final = frozenset({
     "warning", "www-authenticate", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port",
     "x-forwarded-proto", "x-real-ip", "x-request-id",
 })  # fmt: skip
-"""Headers that say something about the request, not about the message."""
+"""Headers about the request, not about the message."""
 
 OWN_PREFIXES: Final = ("sec-", "x-ms-", "x-envoy-")
 
@@ -79,14 +79,14 @@ _LAST_FIELD: Final = Field.REPLY_TO_GROUP_ID
 
 
 class BadMessage(ValueError):
-    """A request holds no message; the text says what is wrong with it."""
+    """A request contains no valid message; the text names the mistake."""
 
 
 # --- requests -------------------------------------------------------------------------------------
 
 
 def is_own_header(name: str) -> bool:
-    """Say whether a header belongs to HTTP; every other one is a custom property."""
+    """Return whether a header belongs to HTTP; every other one is a custom property."""
     folded = name.lower()
     return folded in OWN_HEADERS or folded.startswith(OWN_PREFIXES)
 
@@ -94,7 +94,7 @@ def is_own_header(name: str) -> bool:
 def single_message(
     headers: Iterable[tuple[str, str]], content_type: str | None, body: bytes
 ) -> Envelope:
-    """Return the message of a request with one. Raises `BadMessage`."""
+    """Return the message of a request for one. Raises `BadMessage`."""
     broker: Mapping[str, Any] = {}
     custom: dict[str, Value] = {}
     for name, text in headers:
@@ -105,12 +105,12 @@ def single_message(
             more = _object(parse_json(text, MORE_PROPERTIES), MORE_PROPERTIES)
             custom.update(custom_properties(more))
         elif folded not in OWN_HEADERS and not folded.startswith(OWN_PREFIXES):
-            custom[str(name)] = parse_property(text)  # multidict has names of a type of its own
+            custom[str(name)] = parse_property(text)  # multidict has its own type of names
     return make_message(broker, custom, body, content_type)
 
 
 def batch_of(data: bytes) -> list[Any]:
-    """Return the members of a batch's JSON, not looked at yet. Raises `BadMessage`."""
+    """Return the unparsed members of a batch's JSON. Raises `BadMessage`."""
     members = parse_json(data, "The body of the batch")
     if not isinstance(members, list) or not members:
         raise BadMessage("The body of a batch is a JSON array of at least one message.")
@@ -139,7 +139,7 @@ def custom_properties(entries: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def parse_json(text: str | bytes, name: str) -> Any:
-    """Return a JSON value. Raises `BadMessage`, also for NaN and numbers without measure."""
+    """Return a JSON value. Raises `BadMessage`, also for NaN and infinite numbers."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -157,9 +157,9 @@ def make_message(
     body: bytes,
     content_type: str | None = None,
 ) -> Envelope:
-    """Return a message of its properties by their names in BrokerProperties.
+    """Return a message with properties given by their names in BrokerProperties.
 
-    What is not to be set is ignored, as Azure does. A message without an id gets one. Raises
+    Read-only properties are ignored, as in Azure. A message without an id gets one. Raises
     `BadMessage`.
     """
     texts = {name: _text(broker, name) for name in _TEXTS}
@@ -198,7 +198,7 @@ def _header(ttl_ms: int) -> bytes:
 
 
 def _annotations(broker: Mapping[str, Any], session_id: str | None) -> list[bytes]:
-    """Return the section of message annotations, nothing when there are none."""
+    """Return the section of message annotations, empty when there are none."""
     entries: list[bytes] = []
     scheduled = _text(broker, "ScheduledEnqueueTimeUtc")
     if scheduled is not None:

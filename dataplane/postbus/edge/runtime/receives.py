@@ -1,9 +1,9 @@
-"""One receive of an HTTP client: a consumer that wants one message and has until a time to get it.
+"""Receives of HTTP clients: consumers of one message with a timeout.
 
-The consumer takes part like a receiver link with a credit of one, and is removed soon after it has
-its message or the time is over; whatever still reaches it then is given back. It always locks: what
-shall be read destructively is completed by the door before it answers, so that nothing is lost with
-a client that hangs up while it waits.
+A consumer acts like a receiver link with a credit of one, and is removed soon after its message or
+timeout; messages that reach it later are released. It always locks: the handler completes a message
+to be read destructively before it answers, so that no message is lost with a client that
+disconnects while it waits.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from postbus.entity.commands import (
 )
 
 MAX_RECEIVES: Final = 5_000
-"""Receives that may wait at one entity. Source: Service Bus quotas, concurrent receive requests."""
+"""Receives that may wait on one entity. Source: Service Bus quotas, concurrent receive requests."""
 
 LAST_LOOK_S: Final = 1.0
-"""Longest time the last look takes: the entity hands out what it has, or says that it has nothing.
-An answer "no message" is true therefore, also with a timeout of 0."""
+"""Longest duration of the last look: the entity delivers a message or reports that it has none. An
+answer "no message" is therefore true, also with a timeout of 0."""
 
 REPEAT_S: Final = 0.1
-"""Pause before a partition is asked again that is loading or could not read."""
+"""Pause before a partition that is loading or failed to read is asked again."""
 
 LINK: Final = "HTTP"
-"""What a dead letter tells instead of a link's name."""
+"""Name of the receiver in a dead letter, instead of a link's name."""
 
 PARKED_S: Final = 1.0
-"""How long a consumer waits for the next receive of its connection (ADR 24)."""
+"""Time that a consumer waits for the next receive of its connection (ADR 24)."""
 
 AWAY: Final = frozenset({Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY})
-"""Refusals that pass: the partition loads, or decides whether the entity is idle."""
+"""Temporary refusals: the partition loads, or decides whether the entity is idle."""
 
 LOADING: Final = Refused(Refusal.BUSY, "The partition is loading.")
 STOPPING: Final = Refused(Refusal.BUSY, "The broker is stopping.")
@@ -57,10 +57,10 @@ _Key: TypeAlias = tuple[object, int, SubQueue]
 
 
 class Receives:
-    """Counts who waits where, as the limit says, and keeps consumers for the next receive.
+    """Limits waiting receives and keeps consumers for the next receive.
 
-    A connection that receives again and again has one consumer all the time: what a partition said
-    it has is remembered, and only the demand changes.
+    A connection that receives again and again keeps one consumer: the hints of partitions stay
+    valid, and only the demand changes.
     """
 
     def __init__(self, router: Router, limit: int = MAX_RECEIVES) -> None:
@@ -72,7 +72,7 @@ class Receives:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Answer who waits: a stop of the bus does not last as long as their patience."""
+        """Answer all waiting receives: a stop of the bus is shorter than their timeouts."""
         self._is_stopping = True
         for consumer in self._active:
             consumer.refuse(STOPPING)
@@ -84,10 +84,10 @@ class Receives:
         connection: object = None,
         client: str | None = None,
     ) -> Delivery | Refused | None:
-        """Return one locked message, None when none came in time, or why none can be had.
+        """Return one locked message, None if none came in time, or the reason of a refusal.
 
-        The caller settles it or gives it back, also when it is cancelled. A `connection` asks for
-        one message at a time. `client`: the address it comes from.
+        The caller settles or releases it, also when it is cancelled. A `connection` asks for one
+        message at a time. `client`: its address.
         """
         if self._is_stopping:
             return STOPPING
@@ -135,7 +135,7 @@ class Receives:
 
 
 def release(router: Router, address: Address, lock_tokens: list[bytes]) -> None:
-    """Give messages back that reached no client; their delivery counts stay."""
+    """Release messages that reached no client; their delivery counts stay."""
     command = Settle(address.entity_no, address.sub_queue, lock_tokens, Disposition.RELEASE)
     router.submit(address.partition_id, command)
 
@@ -146,7 +146,7 @@ class _Consumer:
     def __init__(self, router: Router, address: Address, receiver: Receiver) -> None:
         self._receiver = receiver
         self.is_quiet = False
-        """Whether it is registered and asks for nothing: good for another receive."""
+        """Whether it is registered without demand and can serve another receive."""
         self._router = router
         self._address = address
         self._loop = asyncio.get_running_loop()
@@ -154,8 +154,8 @@ class _Consumer:
         self._timer: asyncio.TimerHandle
         self._trouble: Refused | None = LOADING
         self._consumer_id = 0
-        self._delivered = 0  # as the entity counts, since the consumer was added
-        self._turn = 0  # counts the receives, so that an answer to an earlier one is known as such
+        self._delivered = 0  # as counted by the entity since the consumer was added
+        self._turn = 0  # counts the receives, to recognize an answer to an earlier one
         self._is_last = False  # whether the entity is asked for the last time
 
     async def take(self, timeout_s: float) -> Delivery | Refused | None:
@@ -177,7 +177,7 @@ class _Consumer:
             return await found
         except asyncio.CancelledError:
             self.is_quiet = False
-            if found.done() and not found.cancelled():  # it came in the same moment
+            if found.done() and not found.cancelled():  # it came at the same moment
                 result = found.result()
                 if isinstance(result, Delivery):
                     release(self._router, self._address, [result.lock_token])
@@ -186,12 +186,12 @@ class _Consumer:
             self._timer.cancel()
 
     def refuse(self, refused: Refused) -> None:
-        """End a receive that waits."""
+        """End a waiting receive with a refusal."""
         self.is_quiet = False
         self._finish(refused)
 
     def close(self) -> None:
-        """Forget the consumer; what is on its way to it goes back to the queue."""
+        """Remove the consumer; deliveries in flight are returned to the queue."""
         partition_id = self._address.partition_id
         self._router.unregister_sink(partition_id, self._consumer_id)
         self._router.submit(partition_id, RemoveConsumer(self._consumer_id))
@@ -217,7 +217,7 @@ class _Consumer:
         self._router.submit(self._address.partition_id, demand, answered)
 
     def _look_once_more(self) -> None:
-        """The time is over: have the entity say that there is nothing."""
+        """Ask the entity a last time after the timeout, to be sure that it has no message."""
         if not self._found.done():
             self._is_last = True
             self._timer = self._loop.call_later(LAST_LOOK_S, self._give_up)
@@ -264,7 +264,7 @@ class _Consumer:
     # --- delivery sink --------------------------------------------------------------------------
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Take the message; one that comes too late goes back."""
+        """Take the message; release one that comes too late."""
         self._delivered += len(deliveries)
         if not self._found.done():
             self.is_quiet = True
@@ -275,19 +275,19 @@ class _Consumer:
             self._loop.call_soon(release, self._router, self._address, tokens)
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
-        """Only receivers of sessions are granted one."""
+        """Raise: only receivers of sessions are granted one."""
         raise AssertionError(f"asked for no session, got {session_id!r} until {locked_until_ms}")
 
     def available(self, count: int) -> None:
-        """Only the router asks for hints."""
+        """Raise: only the router asks for hints."""
         raise AssertionError(f"asked for no hint, got {count}")
 
     def ended(self, refusal: Refusal) -> None:
-        """The entity was dropped or disabled."""
+        """Refuse the receive: the entity was dropped or disabled."""
         self.refuse(Refused(refusal))
 
     def reset(self) -> None:
-        """The partition was reloaded: begin again there, now or with the next receive."""
+        """Begin again after a reload of the partition, now or with the next receive."""
         self._trouble = LOADING
         if self._found.done():
             self.is_quiet = False

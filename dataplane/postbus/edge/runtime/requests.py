@@ -1,7 +1,7 @@
-"""What a request about messages asks for, and how it is refused.
+"""Parser of requests about messages, and their table of refusals.
 
-Pure reading of method, path and query for the runtime door, and its table of refusals. Names of
-entities may hold slashes, so a path is read from the right.
+Pure parsing of method, path and query for the runtime API. Names of entities may have slashes, so a
+path is read from the right.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from postbus.entity.commands import Refusal, Refused
 from postbus.message.delivery import uuid_to_token
 
 DEFAULT_TIMEOUT_S: Final = 60.0
-"""How long a request waits that says nothing. Source: Service Bus REST, the query's timeout."""
+"""Timeout of a request that gives none. Source: Service Bus REST, the query's timeout."""
 
 MAX_TIMEOUT_S: Final = 3_600.0
-"""What a longer timeout means. Our choice: nothing between client and broker keeps a silent
-connection for longer."""
+"""Upper bound of timeouts. Our choice: no proxy keeps a silent connection for longer."""
 
 STATUSES: Final = {
     Refusal.ENTITY_NOT_FOUND: 404,
@@ -45,7 +44,7 @@ STATUSES: Final = {
     Refusal.PUBLISH_TOO_LARGE: 403,
     Refusal.MESSAGE_NOT_FOUND: 404,
     Refusal.NOT_ALLOWED: 400,
-    Refusal.ALREADY_EXISTS: 409,  # this and the next three are no answers about one message
+    Refusal.ALREADY_EXISTS: 409,  # this and the next three are not answers about one message
     Refusal.MESSAGE_LOCKED: 409,
     Refusal.CONFLICT: 409,
     Refusal.NOT_EMPTY: 409,
@@ -70,7 +69,7 @@ UNKNOWN_SETTLEMENT: Final = (
 
 
 class Action(Enum):
-    """What a request does with messages."""
+    """The operation of a request."""
 
     SEND = "send"
     PEEK_LOCK = "peek-lock"
@@ -95,9 +94,9 @@ _UNKNOWN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`path` is the entity's, decoded, in the case of the request; `lock_token` a delivery tag.
+    """Target of a request: `path` is the entity's, decoded, in the case of the request.
 
-    `below`: the rest of the address, such as `messages/head`.
+    `lock_token` is a delivery tag. `below`: the rest of the address, such as `messages/head`.
     """
 
     action: Action
@@ -111,9 +110,9 @@ class Target:
 
 
 def target_of(method: str, raw_path: str) -> Target:
-    """Return what a request is about. Raises `HttpRefused` 400, 404, 405."""
+    """Return the target of a request. Raises `HttpRefused` 400, 404, 405."""
     raw, _, query = raw_path.partition("?")
-    if "://" in raw:  # the absolute form, as to a proxy
+    if "://" in raw:  # the absolute form, as sent to proxies
         raw = "/" + raw.partition("://")[2].partition("/")[2]
     parts = raw.strip("/").split("/")
     match [part.lower() for part in parts]:

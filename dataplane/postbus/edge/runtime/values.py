@@ -1,8 +1,8 @@
-r"""Values of messages as HTTP shows them: headers of custom properties, dates, durations.
+r"""Values of messages in HTTP: headers of custom properties, dates, durations.
 
-Pure translation for the runtime door. A text stands in double quotes, in which a quote is written
-`\"`; numbers and booleans stand bare; a time is a quoted date of HTTP. Source: Service Bus REST,
-"Message headers and properties"; the quoting of azure-servicebus for Python below 1.0.
+Pure translation for the runtime API. Texts are in double quotes, with quotes in them written `\"`;
+numbers and booleans are bare; a time is a quoted date of HTTP. Source: Service Bus REST, "Message
+headers and properties"; the quoting of azure-servicebus for Python below 1.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from postbus.message.codec import Array, Described, Int, Timestamp, Ulong, Value
 
 MAX_HTTP_DATE_MS: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999, the last a date of HTTP can name."""
+"""The last millisecond of the year 9999, the last that a date of HTTP can express."""
 
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = (
@@ -53,12 +53,12 @@ def _http_date(second: int) -> str:
 
 
 def http_date(at_ms: int) -> str:
-    """Return a time in milliseconds since the epoch as RFC 1123 has it, cut to its second."""
+    """Return a time in milliseconds since the epoch in the form of RFC 1123, cut to its second."""
     return _http_date(min(max(at_ms, 0), MAX_HTTP_DATE_MS) // 1_000)
 
 
 def parse_http_date(text: str) -> int | None:
-    """Return a date of RFC 1123 in milliseconds since the epoch, None of another text."""
+    """Return a date of RFC 1123 in milliseconds since the epoch, None for any other text."""
     found = _HTTP_DATE.fullmatch(text)
     if found is None:
         return None
@@ -86,7 +86,7 @@ def parse_instant(text: str) -> int | None:
 
 
 def parse_time_span(text: str) -> float | None:
-    """Return the seconds of `[d.]hh:mm:ss[.fffffff]`, None of another text."""
+    """Return the seconds of `[d.]hh:mm:ss[.fffffff]`, None for any other text."""
     found = _TIME_SPAN.fullmatch(text)
     if found is None:
         return None
@@ -101,7 +101,8 @@ def parse_time_span(text: str) -> float | None:
 
 
 def parse_property(text: str) -> Value:
-    """Return the value of a header; what is no number, boolean or quoted text is a text as it is.
+    """Return the value of a header; text that is not a number, a boolean or quoted is taken as it
+    is.
 
     A whole number is an int if it fits, else a long, else an ulong.
     """
@@ -135,7 +136,7 @@ def whole_number(number: int) -> Value:
 
 
 def format_property(value: Value) -> str | None:
-    """Return a header's text, None for a value that no header can hold."""
+    """Return a header's text, None for a value that headers cannot hold."""
     if isinstance(value, str):  # symbols and characters too
         if isinstance(text_or_date(value), Timestamp):
             return str(value)  # quotes would make it a timestamp
@@ -154,12 +155,12 @@ def format_property(value: Value) -> str | None:
 
 
 def is_plain(text: str) -> bool:
-    """Say whether a text can stand in a header as it is."""
+    """Return whether a text can be a header's value unchanged."""
     return text.isascii() and text.isprintable() and text == text.strip() and bool(text)
 
 
 def json_form(value: Value) -> Any:
-    """Return a value as JSON has it: bytes in base64, a described value without its descriptor."""
+    """Return a value in JSON: bytes in base64, a described value without its descriptor."""
     match value:
         case None | bool():
             return value

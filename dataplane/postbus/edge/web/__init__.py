@@ -1,1 +1,1 @@
-"""What every HTTP door shares: requests, limits, authorization."""
+"""Shared parts of all HTTP servers: requests, limits, authorization."""

@@ -22,9 +22,9 @@ MalformedRequest: Final = HttpProcessingError
 
 
 class AiohttpConnection(web.RequestHandler):
-    """The protocol of one HTTP client; shows the state that aiohttp hides.
+    """The protocol of one HTTP client; exposes state that aiohttp hides.
 
-    It also breaks the reference cycles of tracebacks and of requests that wait, so that a closed
+    It also breaks the reference cycles of tracebacks and of waiting requests, so that a closed
     connection is freed without the garbage collector.
     """
 
@@ -32,12 +32,12 @@ class AiohttpConnection(web.RequestHandler):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a handler is at work."""
+        """Whether a handler is running."""
         return self._request_in_progress
 
     @property
     def has_waiting_requests(self) -> bool:
-        """Whether heads were read that no handler has yet."""
+        """Whether heads were read that wait for a handler."""
         return bool(self._messages)
 
     @property
@@ -52,13 +52,13 @@ class AiohttpConnection(web.RequestHandler):
 
     @property
     def newest_body(self) -> StreamReader | None:
-        """Body of the last request that waits; it may still be coming."""
+        """Body of the last waiting request; it may be incomplete."""
         return self._messages[-1][1] if self._messages else None
 
     def detach(self) -> bytes:
-        """Leave the transport open and unowned; return what came behind the last head.
+        """Leave the transport open and unowned; return the bytes behind the last head.
 
-        Call it with a handler of an upgraded connection. The answer of that handler goes nowhere.
+        Call it in a handler of an upgraded connection. The response of that handler is dropped.
         """
         early, self._message_tail = self._message_tail, b""
         self.transport = None  # connection_lost would close it
@@ -71,7 +71,7 @@ class AiohttpConnection(web.RequestHandler):
         self._drop_traceback()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget what waited for an answer."""
+        """Drop waiting requests."""
         super().connection_lost(exc)
         self._messages.clear()
         self._message_tail = b""
@@ -89,10 +89,10 @@ class AiohttpConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer."""
         finished = await super().finish_response(request, resp, start_time)
-        self._drop_traceback()  # it may have read what came behind a refused upgrade
+        self._drop_traceback()  # it may have read the bytes behind a refused upgrade
         return finished
 
     def _drop_traceback(self) -> None:
-        """Free the frames that the error of a malformed request refers to."""
+        """Free the frames referenced by the error of a malformed request."""
         if self._messages and isinstance(self._messages[-1][0], _ErrInfo):
             self._messages[-1][0].exc.__traceback__ = None

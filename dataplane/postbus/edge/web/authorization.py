@@ -1,7 +1,7 @@
-"""Who may do what over HTTP: the shared access signature of a request, and how one is refused.
+"""Authorization over HTTP: the shared access signature of a request, and its refusal.
 
-The same rules and keys as over AMQP. Every error of the doors for HTTP has one body, the one that
-the SDKs for administration read (wire: ATOM, error bodies).
+The same rules and keys as over AMQP. All errors over HTTP have one body, the one that the SDKs for
+administration read (wire: ATOM, error bodies).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 XML: Final = "application/xml"
 ADMISSION: Final = web.RequestKey("stranger", Admission)
-"""Where a request has its connection, which may have shown a key before."""
+"""Key of the connection's admission in a request; the connection may have presented a key before.
+"""
 
 AUTHORIZATION: Final = "Authorization"
 RETRY_AFTER: Final = {"Retry-After": "1"}
@@ -36,11 +37,11 @@ CHALLENGE: Final = {"WWW-Authenticate": "SharedAccessSignature"}
 NO_RIGHT: Final = "SubCode=40100."
 NO_TOKEN: Final = "SubCode=40102."
 BAD_TOKEN: Final = "SubCode=40103."
-"""What tells the errors of status 401 apart; texts of administration begin with such a number."""
+"""Numbers of the errors of status 401; texts of administration begin with one of them."""
 
 
 class HttpRefused(Exception):
-    """A request is refused; the text is for the client and says what to do."""
+    """A request was refused; the text is for the client and says what to do."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class HttpRefused(Exception):
         headers: Mapping[str, str] | None = None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`refusal`: of the broker, where it is one."""
+        """`refusal`: the broker's reason, if it is one of the broker's."""
         self.status = status
         self.refusal = refusal
         self.text = text
@@ -68,7 +69,7 @@ class HttpAuthorizer:
         throttle: AuthThrottle | None = None,
         saw: Callable[[str], None] = lambda _account: None,
     ) -> None:
-        """`saw` hears of whose key each request has shown."""
+        """`saw` is called with the account of each authorized request."""
         self._authorizer = authorizer
         self._namespace = namespace
         self._real_time_s = real_time_s
@@ -84,11 +85,11 @@ class HttpAuthorizer:
         *,
         below: str = "",
     ) -> Grant:
-        """Return what the request may do on an entity's path, "" is the namespace.
+        """Return the rights of a request on an entity's path; "" is the namespace.
 
-        Raises `HttpRefused` 401 without a token that is good, or without the right. `header` brings
-        the token, which may be for just what the request names `below` the entity. Who guesses
-        waits for the refusal; 429 where too many keys wait to be looked at.
+        Raises `HttpRefused` 401 without a valid token, or without the right. `header` has the
+        token, which may be for exactly the part `below` the entity. Refusals are delayed for
+        addresses that guess keys; 429 where too many keys wait to be checked.
         """
         token = request.headers.get(header, "")
         if not token:
@@ -117,9 +118,10 @@ class HttpAuthorizer:
         return grant
 
     def check_again(self, grant: Grant, needed: Right) -> None:
-        """Raise `HttpRefused` 401 when a right is over: a rule has changed, or the token is old.
+        """Raise `HttpRefused` 401 when a right has ended: a rule has changed, or the token has
+        expired.
 
-        For what was authorized a while ago.
+        For requests that were authorized a while ago.
         """
         known = self._authorizer.renewed(grant)
         if known is None:
@@ -148,9 +150,10 @@ def _bad_token(refused: TokenRefused) -> str:
 def error_answer(
     refused: HttpRefused, namespace: str, path: str, *, is_logged: bool = True
 ) -> web.Response:
-    """Return the answer of a refused request: `<Error><Code>401</Code><Detail>…</Detail></Error>`.
+    """Return the response to a refused request:
+    `<Error><Code>401</Code><Detail>…</Detail></Error>`.
 
-    The text gets a tracking id that the log has too, unless it is not told.
+    The text gets a tracking id that is also in the log, unless the error is not logged.
     """
     tracking_id = f"{uuid.uuid4()}_G0"
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
@@ -177,5 +180,5 @@ def error_answer(
 
 
 def _printable(text: str) -> str:
-    """Return text without what XML cannot hold."""
+    """Return text without characters that XML cannot hold."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,6 +1,6 @@
-"""What all HTTP here shares: connections of bounded cost, and ports beside the bus.
+"""Shared HTTP connections of bounded cost, and ports beside those of the bus.
 
-`edge.web` has the data ports; metrics and the control API listen with `HttpListener`.
+`http_server` has the data ports; metrics and the control API listen with `HttpListener`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from aiohttp import StreamReader, web
 from postbus.edge.web.aiohttp_internals import AiohttpConnection, MalformedRequest
 
 QUIET_S: Final = 75.0
-"""How long a connection may be without a request, or a head take to come."""
+"""Time that a connection may be without a request, or a head may take."""
 
 HANDSHAKE_S: Final = 10.0
-"""How long a client may take for its TLS handshake."""
+"""Time for a client's TLS handshake."""
 
 STOP_S: Final = 1.0
-"""How long requests may take to end when a port is closed."""
+"""Time for requests to end when a port is closed."""
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Request line and headers together; custom properties of a message are headers."""
@@ -31,7 +31,7 @@ MAX_CONNECTIONS: Final = 200
 """Connections of one port beside the bus. Our choice: a few scrapers, operators and people."""
 
 SERVER: Final = "Postbus"
-"""What answers call their server: neither a version nor what it is made of."""
+"""Name of the server in responses: without version or components."""
 
 TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -40,7 +40,7 @@ TOO_LARGE: Final = (
 
 
 class HttpConnection(AiohttpConnection):
-    """One HTTP client: bounds the head of every request, which the parser collects without end."""
+    """One HTTP client: limits the head of each request, which the parser does not."""
 
     __slots__ = ("_body", "_head_bytes", "is_unauthenticated")
 
@@ -49,7 +49,7 @@ class HttpConnection(AiohttpConnection):
         self._body: StreamReader | None = None
         self._head_bytes = 0
         self.is_unauthenticated: Callable[[], bool] = _never
-        """Whether the client has yet to show a key: it has one request at a time."""
+        """Whether the client has not presented a key yet: it has one request at a time."""
 
     @property
     def is_idle(self) -> bool:
@@ -57,7 +57,7 @@ class HttpConnection(AiohttpConnection):
         return not (self.is_answering or self.has_waiting_requests)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; a client whose head grows too long is told so and cut off."""
+        """Take bytes; answer a client whose head is too long with an error, and disconnect it."""
         is_head = self._body is None or self._body.is_eof()
         if (
             data
@@ -66,7 +66,7 @@ class HttpConnection(AiohttpConnection):
             and not self.is_upgraded
             and self.is_unauthenticated()
         ):
-            self.close()  # when the request before is answered; this one is not read
+            self.close()  # when the previous request is answered; this one is not read
             self._count_head(data)
             return
         head_count = self.head_count
@@ -85,7 +85,7 @@ class HttpConnection(AiohttpConnection):
         self.is_unauthenticated = _never
 
     def leave(self) -> None:
-        """Hang up, when what is asked is answered."""
+        """Disconnect after the responses to all requests."""
         if self.is_idle:
             self.force_close()
         else:
@@ -105,7 +105,7 @@ class HttpConnection(AiohttpConnection):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer under our name."""
+        """Send a response with our server name."""
         if not resp.prepared:
             resp.headers["Server"] = SERVER
         return await super().finish_response(request, resp, start_time)
@@ -122,7 +122,7 @@ class HttpListener:
     async def start(
         self, app: web.Application, host: str, port: int, context: ssl.SSLContext | None = None
     ) -> None:
-        """Listen, 0 takes any free port; raises OSError when the port cannot be had."""
+        """Listen, on any free port for 0; raises OSError when the port cannot be used."""
         self._runner = web.AppRunner(app, shutdown_timeout=STOP_S)
         await self._runner.setup()
         server = self._runner.server
@@ -163,7 +163,7 @@ def _never() -> bool:
 
 
 def _make_room(server: web.Server) -> None:
-    """Cut the client off that has been idle for longest when there are too many."""
+    """Disconnect the client that has been idle for longest when there are too many."""
     connections = server.connections
     if len(connections) < MAX_CONNECTIONS:
         return
@@ -175,12 +175,12 @@ def _make_room(server: web.Server) -> None:
 
 
 def is_ours(record: logging.LogRecord) -> bool:
-    """Keep what a client did wrong out of the log: it was told, and it may hold a secret."""
+    """Keep errors of clients out of the log: they were answered, and may contain a secret."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, MalformedRequest)
 
 
 PROTOCOL_LOG: Final = logging.getLogger(f"{__name__}.protocol")
-"""Where aiohttp logs what it cannot read; it shows the line in question."""
+"""Logger of aiohttp for input that it cannot parse; it shows the line in question."""
 
 PROTOCOL_LOG.addFilter(is_ours)

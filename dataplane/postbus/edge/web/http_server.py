@@ -1,8 +1,8 @@
-"""HTTP of the data ports: what a request is about, limits of what it may cost, and its errors.
+"""HTTP of the data ports: dispatch of requests, limits of their cost, and errors.
 
-`port_multiplexer` hands connections over. The door decides who answers (administration, runtime,
-WebSocket, health) and never looks into what they say. A handler refuses with `HttpRefused`;
-whatever else it raises is an error of ours.
+`port_multiplexer` hands connections over. The server chooses the handler (administration, runtime,
+WebSocket, health) and does not interpret requests. A handler refuses with `HttpRefused`; any other
+exception is an error of ours.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10
-"""A header. A custom property may have 32 KiB, BrokerProperties all the rest."""
+"""Size of a header. A custom property may have 32 KiB, BrokerProperties all the rest."""
 
 MAX_FIELDS: Final = 128
 
 BODY_S: Final = 60.0
-"""How long a body may take to come."""
+"""Time for a body to arrive."""
 
 UNAUTHENTICATED_S: Final = 20.0
-"""How long a connection may be without a key; the same over AMQP."""
+"""Time that a connection may be unauthenticated; the same over AMQP."""
 
 QUIET_S: Final = 75.0
-"""How long a connection may be without a request, or a later head take to come. Pools of clients
-try a connection that was quiet for a minute."""
+"""Time that a connection may be without a request, or a later head may take. Pools of clients try a
+connection that was quiet for a minute."""
 
 LINGER_S: Final = 2.0
-"""How long the rest of a body that nobody read is awaited, so that the client sees the answer."""
+"""Time to wait for the unread rest of a body, so that the client sees the response."""
 
 NAMES_SETTING: Final = "POSTBUS_TLS_NAMES"
 WEBSOCKET_PATH: Final = "/$servicebus/websocket"
@@ -59,10 +59,10 @@ UNHEALTHY: Final = {
 
 
 class HttpHandler(Protocol):
-    """What answers requests of one kind."""
+    """Answers requests of one kind."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer; raises `HttpRefused`."""
+        """Answer a request; raises `HttpRefused`."""
         ...
 
 
@@ -71,7 +71,7 @@ async def _always() -> bool:
 
 
 class _Server(web.Server):
-    """Knows of each connection who came."""
+    """Keeps the admission of each connection."""
 
     admission_control: dict[web.RequestHandler, Admission]
     patience: dict[web.RequestHandler, asyncio.TimerHandle]
@@ -81,7 +81,7 @@ class _Server(web.Server):
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         **limits: Any,
     ) -> None:
-        # a receive that waits ends with its client
+        # a waiting receive ends with its client
         super().__init__(handler, handler_cancellation=True)
         self._limits = limits
         self.admission_control = {}
@@ -115,10 +115,10 @@ class HttpServer:
         is_healthy: Callable[[], Awaitable[bool]] = _always,
         names: OwnNames | None = None,
     ) -> None:
-        """A handler that is None answers 404. Call it with a running loop.
+        """Make the server; a handler that is None answers 404. Call it with a running loop.
 
-        `names`: on loopback, what requests and the pages they come from may call the bus; a browser
-        of this machine asks for others too.
+        `names`: on loopback, the host names of the bus in requests and origins; a browser of this
+        machine sends requests of other pages too.
         """
         self._names = names
         self._namespace = namespace
@@ -130,7 +130,7 @@ class HttpServer:
         self._is_healthy = is_healthy
         self.accepted_count = 0
         self.answers: Counter[tuple[str, int]] = Counter()
-        """What was answered: (API, status) -> how often."""
+        """Responses sent: (API, status) -> count."""
         self._server = _Server(
             self._handle,
             access_log=None,
@@ -156,19 +156,19 @@ class HttpServer:
         protocol.is_unauthenticated = lambda: not admission.is_authenticated
         loop = asyncio.get_running_loop()
         self._server.patience[protocol] = loop.call_later(UNAUTHENTICATED_S, self._leave, protocol)
-        transport.pause_reading()  # the loop changes the way it reads with the next start
+        transport.pause_reading()  # the loop switches its way of reading at the next start
         transport.set_protocol(protocol)
         transport.resume_reading()
         protocol.connection_made(transport)
         protocol.data_received(first)
 
     def _leave(self, protocol: HttpConnection) -> None:
-        """Hang up on a client that had its time and has shown no key."""
+        """Disconnect a client that has not authenticated in time."""
         if protocol.is_unauthenticated():
             protocol.leave()
 
     async def stop(self, grace_s: float) -> None:
-        """Answer what is under way for at most `grace_s`, then hang up."""
+        """Answer requests in flight for at most `grace_s`, then disconnect."""
         self._server.pre_shutdown()
         await self._server.shutdown(grace_s)
 
@@ -196,10 +196,10 @@ class HttpServer:
             return await self._answer(api, request)
         except HttpRefused as error:
             refused = error.with_traceback(None)  # it refers to this frame, which refers to it
-        except web.HTTPException as error:  # aiohttp's own, of a body that cannot be read
+        except web.HTTPException as error:  # raised by aiohttp for an unreadable body
             refused = HttpRefused(error.status, error.reason)
         except ConnectionError:
-            return web.Response()  # the client is gone
+            return web.Response()  # the client has disconnected
         except Exception:
             logger.exception("a request broke", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
@@ -231,7 +231,7 @@ class HttpServer:
 
 
 def _api_of(request: web.BaseRequest) -> str:
-    """Return what a request is about."""
+    """Return the API of a request."""
     path = request.path
     if path.lower().rstrip("/") == WEBSOCKET_PATH:
         return WEBSOCKET
@@ -248,7 +248,7 @@ async def read_limited(
 ) -> bytes:
     """Return the body; raises `HttpRefused` above `max_bytes`, and 408 when it takes too long.
 
-    `count` is told how many bytes have come, each time some have, and may raise too.
+    `count` is called with the number of bytes received so far, after each read, and may raise too.
     """
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
@@ -274,7 +274,7 @@ async def read_limited(
 
 
 def _check_head(request: web.BaseRequest) -> None:
-    """Raise `HttpRefused` for heads that are too large or that others may read in another way."""
+    """Raise `HttpRefused` for heads that are too large or that proxies may read differently."""
     codings = ",".join(request.headers.getall("Transfer-Encoding", []))
     if request.version < (1, 0) or (codings and request.version < (1, 1)):
         raise HttpRefused(400, "Speak HTTP/1.1; a body in chunks needs it.", CLOSE)
@@ -286,10 +286,10 @@ def _check_head(request: web.BaseRequest) -> None:
 
 
 def _check_origin(request: web.BaseRequest, names: OwnNames) -> None:
-    """Raise `HttpRefused` for what a page of another host sends, or one whose name came here.
+    """Raise `HttpRefused` for requests of pages of other hosts, or to a host name that is not ours.
 
-    A page may open a WebSocket anywhere, and its browser says whose page it is; a name that its
-    owner lets point to loopback (DNS rebinding) makes the bus part of the page.
+    A page may open a WebSocket to any host, and its browser sends the page's origin; a host name
+    that resolves to loopback (DNS rebinding) makes the bus part of the page.
     """
     host = request.headers.get("Host")
     if host is not None and not names.include(host):
@@ -302,10 +302,10 @@ def _check_origin(request: web.BaseRequest, names: OwnNames) -> None:
 
 
 def _is_about_messages(request: web.BaseRequest) -> bool:
-    """Say whether a request is for messages of an entity, not for its definition.
+    """Return whether a request is for messages of an entity, not for its definition.
 
-    `PUT /orders/messages` makes an entity of that name: only a POST sends. A message id may hold
-    slashes, percent-encoded: the path is looked at as it came.
+    `PUT /orders/messages` creates an entity of that name: only a POST sends. A message id may have
+    percent-encoded slashes: the path is used as received.
     """
     found = MESSAGES.search(request.raw_path.partition("?")[0])
     if found is None or found.start() == 0 or request.method == "GET":
