@@ -92,12 +92,13 @@ FUZZ_SECONDS ?= 600
 # --- checks and tests ---------------------------------------------------------------------------
 
 .PHONY: check
-check: setup ## format, lint, types, layers
+check: setup ## format, lint, types, layers, unused code
 	$(BIN)/ruff format --check --quiet $(CODE)
 	$(BIN)/ruff check --quiet $(CODE)
-	$(BIN)/mypy --no-error-summary
+	$(BIN)/mypy --no-error-summary --export-ref-info --no-sqlite-cache
 	$(BIN)/mypy --no-error-summary .ci/commit_messages.py
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.unused_definitions
 
 .PHONY: format
 format: setup ## format the code and apply safe fixes

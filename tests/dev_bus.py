@@ -83,7 +83,8 @@ def running_dev_bus(*arguments: str) -> Iterator[DevBus]:
         )
         found = [re.search(pattern, said, re.MULTILINE) for pattern in patterns]
         assert all(found), said
-        yield DevBus(*(each[0].strip() for each in found if each), process.pid)
+        texts = [each[0].strip() for each in found if each]
+        yield DevBus(*texts, pid=process.pid)
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     finally:

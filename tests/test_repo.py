@@ -342,6 +342,13 @@ def test_fast_tests_leave_out_what_needs_a_postgres(request: pytest.FixtureReque
     assert request.node.get_closest_marker("postgres") is not None
 
 
+def test_check_runs_what_contributors_are_told_it_runs() -> None:
+    told = re.findall(r"\| `make check` \(`(tests/\w+)\.py`\) \|", read(ROOT / "CONTRIBUTING.md"))
+    recipe = read(ROOT / "Makefile").partition("\ncheck:")[2].partition(".PHONY")[0]
+    assert told
+    assert [each for each in told if f"-m {each.replace('/', '.')}\n" not in recipe] == []
+
+
 def test_ci_entry_point_is_executable() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 

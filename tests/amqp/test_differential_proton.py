@@ -159,8 +159,8 @@ class Pair:
         return [context for each, context in self.client_events if each == kind]
 
 
-def read_all(receiver: Any) -> list[tuple[bytes, bytes]]:
-    """Take the complete deliveries: (tag, payload); they stay unsettled."""
+def read_all(receiver: Any) -> list[tuple[Any, bytes]]:
+    """Take the complete deliveries: (delivery, payload); they stay unsettled."""
     found = []
     while (delivery := receiver.current) is not None and not delivery.partial:
         # proton's delivery tags are text in Python; the raw bytes come by way of surrogates

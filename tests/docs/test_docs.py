@@ -54,8 +54,8 @@ from postbus.entity.queues.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE,
 from postbus.entity.topics import topic_state
 from postbus.entity.transfer import outbox
 from postbus.entity.transfer.forwarding import MAX_FORWARD_HOPS
-from postbus.manifests.documents import MAX_RULES
-from postbus.manifests.reader import QueueSpec, read_one_bus
+from postbus.manifests.documents import MAX_RULES, QueueSpec
+from postbus.manifests.reader import read_one_bus
 from postbus.process.settings import Settings
 from postbus.rules import actions as sql_actions
 from postbus.rules import expressions as sql_expressions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from typing import Any
+from typing import Any, Self
 
 from postbus.message.codec import (
     Described,
@@ -84,7 +84,7 @@ class RawClient:
         self.write(frame(BEGIN, None, Uint(0), Uint(5_000), Uint(5_000)))
         self.begin = self.expect(BEGIN)
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

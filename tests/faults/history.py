@@ -239,8 +239,10 @@ class History:
         self.deaths.sort()
         for loads in self.loads.values():
             loads.sort(key=lambda load: load.epoch)
-        for found in (*self.delivered.values(), *self.states.values()):
-            found.sort(key=lambda each: each.at)
+        for delivered in self.delivered.values():
+            delivered.sort(key=lambda each: each.at)
+        for states in self.states.values():
+            states.sort(key=lambda each: each.at)
 
     def _sort(self, event: Event) -> None:
         match event:
@@ -299,9 +301,9 @@ class History:
         for each in self.settled.get(key, ()):
             if each.kind == "complete":
                 yield self.result_of(each), each.started, each.ended
-        for each in self.delivered.get(key, ()):
-            if not each.token:
-                yield Result.ACCEPTED, each.at, each.at
+        for delivered in self.delivered.get(key, ()):
+            if not delivered.token:
+                yield Result.ACCEPTED, delivered.at, delivered.at
 
     def was_seen(self, key: Key) -> bool:
         """Say whether a copy certainly was stored."""
@@ -499,10 +501,12 @@ def _deadlines(history: History) -> Iterator[Violation]:
                 yield Violation("I11", path, sent.id, "was cancelled and delivered")
     for key, settled in history.settled.items():
         path, name = key
-        for each in settled:
-            if each.kind == "defer" and history.result_of(each) is Result.ACCEPTED:
+        for each_settled in settled:
+            if each_settled.kind == "defer" and (
+                history.result_of(each_settled) is Result.ACCEPTED
+            ):
                 for later in history.delivered.get(key, ()):
-                    if later.at > each.ended + SKEW_S and not later.by_number:
+                    if later.at > each_settled.ended + SKEW_S and not later.by_number:
                         yield Violation("I12", path, name, "was deferred and delivered unasked")
 
 

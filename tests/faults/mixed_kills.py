@@ -36,6 +36,8 @@ from azure.servicebus import (
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusError
 
+from postbus.amqp.events import TransferReceived
+from postbus.amqp.link import OutgoingLink
 from postbus.message.codec import Described, Ulong, decode_value, encode_value
 from postbus.message.sections import slice_message
 from postbus.process.embedded import EmbeddedPostgres
@@ -500,7 +502,11 @@ async def transactor(load: Load) -> None:
 
 
 async def do_job(
-    load: Load, client: TransactionClient, results: object, jobs: object, arrived: object
+    load: Load,
+    client: TransactionClient,
+    results: OutgoingLink,
+    jobs: OutgoingLink,
+    arrived: TransferReceived,
 ) -> None:
     envelope = slice_message(arrived.payload)
     assert envelope.message_id is not None

@@ -151,7 +151,8 @@ class TransactionClient:
                 self._flush()
         except (OSError, Refused) as cause:
             error = cause
-        for waiting in (self._opened, *self._attached.values(), *self._answers.values()):
+        opened: list[asyncio.Future[Any]] = [self._opened, *self._attached.values()]
+        for waiting in [*opened, *self._answers.values()]:
             if not waiting.done():
                 waiting.set_exception(error)
         self._writer.close()

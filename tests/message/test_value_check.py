@@ -38,7 +38,9 @@ def test_every_value_is_accepted(value: object) -> None:
 
 
 @given(VALUES, st.data())
-def test_damage_is_noticed_exactly_when_a_decoder_notices_it(value: object, data: object) -> None:
+def test_damage_is_noticed_exactly_when_a_decoder_notices_it(
+    value: object, data: st.DataObject
+) -> None:
     encoded = bytearray(encode_value(value))
     for _ in range(data.draw(st.integers(1, 3))):
         encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))

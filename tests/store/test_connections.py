@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ async def test_both_sides_of_a_connection_notice_that_the_other_is_gone(database
         try:
             for lend in (lent(writer), store.aside(), store.reading(), store.vacuuming()):
                 async with lend as connection:
-                    found = connection._transport.get_extra_info("socket")
+                    driven: Any = connection
+                    found = driven._transport.get_extra_info("socket")
                     assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                     options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
                     options.append(socket.TCP_USER_TIMEOUT)

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,8 +19,8 @@ from postbus.message.envelope import Envelope
 from postbus.process.embedded import EmbeddedPostgres
 from postbus.store import claim as claim_module
 from postbus.store import journal as journal_module
-from postbus.store.errors import Connection
-from postbus.store.journal import ALONE_S, refusal_of
+from postbus.store.errors import Connection, refusal_of
+from postbus.store.journal import ALONE_S
 from postbus.store.postgres import Store, StoreFull, StoreUnavailable
 from tests.conftest import dsn_of, make_database, run_psql
 from tests.store.driving import (
@@ -388,7 +389,7 @@ async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
 async def test_a_connection_that_ends_between_steps_of_the_driver_is_a_store_that_is_away(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def load_late(connection: Connection, _: object) -> None:
+    async def load_late(connection: Any, _: object) -> None:
         executor = connection._execute  # looks whether the connection is open, and goes on later
         connection.terminate()
         await executor("select 1", (), 0, None)

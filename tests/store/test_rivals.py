@@ -23,7 +23,7 @@ LEFT_BEHIND = "insert into postbus.broker values ($1, $2, 'there', 1, '', '', 0,
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beat ten times as fast."""
     monkeypatch.setattr(beats_module, "BEAT_S", beats_module.BEAT_S / 10)
-    monkeypatch.setattr(rivals_module, "CONFIRMATION_S", rivals_module.CONFIRMATION_S / 10)
+    monkeypatch.setattr(rivals_module, "CONFIRMATION_S", beats_module.CONFIRMATION_S / 10)
     monkeypatch.setattr(rivals_module, "LOOK_S", rivals_module.LOOK_S / 10)
 
 

@@ -210,7 +210,7 @@ async def test_when_a_state_breaks_everybody_is_told(store: Store, database: str
             host.submit(Enqueue(entity_no, [message()]), replies.append)
             await wait_blocked(database)
             host.submit(Enqueue(entity_no, [message()]), replies.append)
-            host.submit(object(), replies.append)  # type: ignore[arg-type] - it knows no such thing
+            host.submit(object(), replies.append)  # what it does not know
             told = [Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.NOT_APPLIED]
             assert refusals(replies) == told
         assert host.reload_count == 1

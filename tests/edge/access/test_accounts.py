@@ -18,6 +18,7 @@ from postbus.edge.access.shares import UNKNOWN, Limit, Shares
 from postbus.edge.amqp import unfinished
 from postbus.edge.amqp.transactions import HELD_BYTES
 from postbus.entity.commands import Command, Enqueue
+from postbus.message.codec import Uint
 from postbus.message.sections import BATCH_FORMAT, MAX_MEMBERS
 from tests.edge.access.two_keys import goes_on, p99_s, sender_of
 from tests.edge.amqp.test_links import HeldBack, wait_until
@@ -33,7 +34,6 @@ from tests.edge.raw_client import (
     TRANSFER,
     Frame,
     RawClient,
-    Uint,
     frame,
     message,
 )

@@ -20,11 +20,12 @@ from postbus.edge.access.loop_time import (
     UNAUTHENTICATED,
     LoopTime,
 )
+from postbus.message.codec import Uint
 from tests.edge.access.test_accounts import dial, poster
 from tests.edge.access.two_keys import p99_s, sender_of
 from tests.edge.amqp.test_links import wait_until
 from tests.edge.bus_thread import RULES, BusThread
-from tests.edge.raw_client import DISPOSITION, RawClient, Uint, described, frame
+from tests.edge.raw_client import DISPOSITION, RawClient, described, frame
 
 ROOT, TENANT = RULES[0], RULES[1]
 MS = 1_000_000

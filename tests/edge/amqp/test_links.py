@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -135,9 +136,8 @@ def test_drain_waits_for_a_client_that_does_not_read(
         slow.attach_receiver(queue)
         slow.write(slow.flow(1_000, window=100_000))
         (endpoint,) = receiver_endpoints(bus)
-        wait_until(
-            bus, lambda: endpoint.connection.is_paused and endpoint._demand == endpoint._delivered
-        )
+        connection: Any = endpoint.connection
+        wait_until(bus, lambda: connection.is_paused and endpoint._demand == endpoint._delivered)
         slow.write(slow.flow(1_000, window=100_000, drain=True))
         wait_until(bus, lambda: endpoint._link.is_draining or endpoint._link.credit == 0)
         bus.run(some_rounds())  # the timer of a late answer would run in them
@@ -182,11 +182,13 @@ def test_drain_under_way_waits_for_a_client_that_stops_reading(
     wait_until(bus, lambda: len(partition.held) == 1)
     (endpoint,) = receiver_endpoints(bus)
 
+    connection: Any = endpoint.connection
+
     async def be_late() -> None:
-        endpoint.connection.set_paused(True)
+        connection.set_paused(True)
         endpoint._drain_is_late()
         assert endpoint._link.is_draining
-        endpoint.connection.set_paused(False)
+        connection.set_paused(False)
         await partition.let_go()
 
     bus.run(be_late())

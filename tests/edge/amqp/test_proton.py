@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from proton import Delivery, Message
 from proton.handlers import MessagingHandler, TransactionHandler
@@ -24,7 +26,7 @@ LONG_S = 20
 class Unsettled(LinkOption):
     """A receiver that settles by hand."""
 
-    def apply(self, link: object) -> None:
+    def apply(self, link: Any) -> None:
         link.snd_settle_mode = 0
 
 
@@ -152,7 +154,7 @@ class Drainer(MessagingHandler):
         self.bodies: list[object] = []
         self.drained = 0
 
-    def on_start(self, event: object) -> None:
+    def on_start(self, event: Any) -> None:
         connection = event.container.connect(
             f"amqp://localhost:{self._bus.port}",
             user=ROOT.name,
@@ -163,13 +165,13 @@ class Drainer(MessagingHandler):
         )
         self.receiver = event.container.create_receiver(connection, self._queue)
 
-    def on_link_opened(self, event: object) -> None:
+    def on_link_opened(self, event: Any) -> None:
         event.receiver.drain(50)
 
-    def on_message(self, event: object) -> None:
+    def on_message(self, event: Any) -> None:
         self.bodies.append(event.message.body)
 
-    def on_link_flow(self, event: object) -> None:
+    def on_link_flow(self, event: Any) -> None:
         if event.receiver and not event.receiver.credit and not event.receiver.draining():
             self.drained += 1
             event.connection.close()
@@ -196,7 +198,7 @@ class Mover(MessagingHandler, TransactionHandler):
         self.ended: list[str] = []
         self._taken = 0
 
-    def on_start(self, event: object) -> None:
+    def on_start(self, event: Any) -> None:
         self.container = event.container
         self.connection = event.container.connect(
             f"amqp://localhost:{self._bus.port}",
@@ -210,11 +212,11 @@ class Mover(MessagingHandler, TransactionHandler):
         self.receiver = event.container.create_receiver(self.connection, self._queue)
         event.container.declare_transaction(self.connection, handler=self)
 
-    def on_transaction_declared(self, event: object) -> None:
+    def on_transaction_declared(self, event: Any) -> None:
         self.transaction = event.transaction
         self.receiver.flow(3)
 
-    def on_message(self, event: object) -> None:
+    def on_message(self, event: Any) -> None:
         self.transaction.accept(event.delivery)
         self.transaction.send(self.sender, Message(body=f"answer to {event.message.body}"))
         self._taken += 1
@@ -223,15 +225,15 @@ class Mover(MessagingHandler, TransactionHandler):
         elif self._taken == 3:
             self.transaction.commit()
 
-    def on_transaction_committed(self, event: object) -> None:
+    def on_transaction_committed(self, event: Any) -> None:
         self.ended.append("committed")
         event.connection.close()
 
-    def on_transaction_aborted(self, event: object) -> None:
+    def on_transaction_aborted(self, event: Any) -> None:
         self.ended.append("aborted")
         event.connection.close()
 
-    def on_transaction_commit_failed(self, event: object) -> None:
+    def on_transaction_commit_failed(self, event: Any) -> None:
         self.ended.append("failed")
         event.connection.close()
 

@@ -11,8 +11,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQ
 
 from postbus.message.codec import Described, Symbol, Timestamp, Ulong, Value
 from tests.edge.bus_thread import BusThread
+from tests.edge.hostile_client import HostileClient
 from tests.edge.sdk.sdk_steps import path_of
-from tests.edge.test_hostile_input import HostileClient
 
 pytestmark = pytest.mark.slow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,7 @@ def test_what_was_lost_is_refused_alone(
     queue, first, second = held
     (connection,) = [each._connection for each in bus.listener._connections]
     assert connection is not None
+    endpoint: Any
     ((entity_no, _), endpoint), _ = connection.sessions._holders.items()
     (token, _) = [
         tag for link, tag in endpoint._link.session.unsettled.values() if link is endpoint._link

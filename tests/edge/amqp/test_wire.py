@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -592,7 +593,7 @@ def request(
     return raw.expect(TRANSFER)
 
 
-def response_parts(response: Frame) -> tuple[object, dict[str, object], object]:
+def response_parts(response: Frame) -> tuple[Any, dict[str, Any], Any]:
     """Return correlation id, application properties and body."""
     properties, at = decode_value(response.payload)
     application, at = decode_value(response.payload, at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode, ServiceBusSubQueue
@@ -91,7 +92,7 @@ async def test_every_operation_of_the_receiver(
     async with client.get_queue_sender(queue) as sender:
         await sender.send_messages([ServiceBusMessage(str(number)) for number in range(4)])
     async with client.get_queue_receiver(queue) as receiver:
-        messages: list[object] = []
+        messages: list[Any] = []
         while len(messages) < 4:
             messages += await receiver.receive_messages(4 - len(messages), max_wait_time=LONG_S)
         abandoned, deferred, dead, completed = messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from azure.servicebus import (
@@ -351,11 +352,12 @@ def test_messages_of_a_subscription_survive_a_reload(
 class Rules:
     """Rule requests on an SDK receiver's own management link: this SDK has no method for them."""
 
-    def __init__(self, receiver: ServiceBusReceiver) -> None:
+    def __init__(self, receiver: ServiceBusReceiver, topic: str) -> None:
         self._receiver = receiver
+        self.topic = topic
 
     def ask(self, operation: str, **body: object) -> object:
-        def answer(status: int, message: object, description: object, **_: object) -> object:
+        def answer(status: int, message: Any, description: object, **_: object) -> object:
             return status, message.value, description
 
         request = {key.replace("_", "-"): value for key, value in body.items()}
@@ -370,9 +372,7 @@ def rules(bus: BusThread, client: ServiceBusClient) -> Rules:
     bus.subscription(topic)
     with client.get_subscription_receiver(topic, "all") as receiver:
         receiver.peek_messages(1)
-        opened = Rules(receiver)
-        opened.topic = topic
-        yield opened
+        yield Rules(receiver, topic)
 
 
 def names_of(listed: object) -> list[str]:

@@ -25,6 +25,7 @@ from postbus.edge.access import auth_throttle
 from postbus.edge.amqp import connection as amqp_connection
 from postbus.edge.amqp import listener as amqp_listener
 from postbus.edge.web import http_server
+from postbus.edge.web.http_listener import MAX_HEAD_BYTES
 from tests.edge.bus_thread import RULES, TLS_HOST, BusThread
 
 pytestmark = pytest.mark.slow
@@ -217,7 +218,7 @@ def test_guide_sends(bus: BusThread) -> None:
         f"unauthenticated connection | {amqp_listener.UNAUTHENTICATED_MS // 1_000} s",
         f"without links | {amqp_listener.LINKLESS_MS // 60_000} min",
         f"without a request | {http_server.QUIET_S:.0f} s",
-        f"each later one | {http_server.MAX_HEAD_BYTES >> 10} KiB, {http_server.MAX_FIELDS} fields",
+        f"each later one | {MAX_HEAD_BYTES >> 10} KiB, {http_server.MAX_FIELDS} fields",
         f"body of an HTTP request | {http_server.BODY_S:.0f} s",
         f"of one connection | {amqp_connection.MAX_REFUSED_TOKENS} |",
         f"first by {auth_throttle.FIRST_DELAY_S} s, then twice as long each time",
