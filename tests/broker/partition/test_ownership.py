@@ -77,12 +77,41 @@ async def test_a_partition_waits_until_it_is_known_whose_the_first_is(
     assert len(waits.seconds) == pytest.approx(looks, abs=1)
 
 
-async def test_a_partition_is_not_claimed_while_the_first_is_anothers() -> None:
+async def test_a_partition_is_not_claimed_while_the_first_is_anothers(database: str) -> None:
+    """Its own database is watched meanwhile: the owner's silence there counts from now on."""
     first, identity = Ownership(0, cast(Store, SimpleNamespace(beats=None))), uuid4()
     waits = Waits(lambda: first.failed(Fenced("owned by another", identity)))
+    store = Store(database)
+    second = Ownership(3, store)
+    second.follow(first)
     with pytest.raises(Fenced, match="owned by another") as caught:
-        await second_of(first).wait_for_first(waits)
+        await second.wait_for_first(waits)
     assert caught.value.owner == identity
+    assert store.beats.identity is not None
     first.claimed(2)
-    await second_of(first).wait_for_first(waits)
+    await second.wait_for_first(waits)
     assert len(waits.seconds) == 2
+    await store.close()
+
+
+async def test_a_database_that_is_away_keeps_nobody_from_waiting_for_the_owner() -> None:
+    first = Ownership(0, cast(Store, SimpleNamespace(beats=None)))
+    first.failed(Fenced("owned by another", uuid4()))
+    second = Ownership(3, Store("postgresql://nobody@127.0.0.1:1/none"))
+    second.follow(first)
+    with pytest.raises(Fenced, match="owned by another"):
+        await second.wait_for_first(Waits(lambda: None))
+
+
+async def test_a_partition_waits_for_the_owner_where_that_owner_beats() -> None:
+    """An owner has another identity in each database."""
+    identity, looks = uuid4(), iter([True, True, False])
+    of_first = SimpleNamespace(beats=SimpleNamespace(holds_on=lambda _: next(looks)))
+    first = Ownership(0, cast(Store, of_first))
+    first.failed(error := Fenced("owned by another", identity))
+    elsewhere = SimpleNamespace(beats=SimpleNamespace(holds_on=lambda _: False))
+    second = Ownership(3, cast(Store, elsewhere))
+    second.follow(first)
+    waits = Waits(lambda: None)
+    await second.outwait(error, waits)
+    assert waits.seconds == [OWNER_LOOK_S] * 3

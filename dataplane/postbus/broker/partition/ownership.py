@@ -12,8 +12,10 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
+import asyncpg
+
 from postbus.broker.backoff import LAST_BACKOFF_S
-from postbus.store.errors import Fenced
+from postbus.store.errors import Fenced, StoreError
 from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,17 @@ class Ownership:
                 return
             waited_s += FIRST_LOOK_S
         if first.held_by is not None:
+            await self._watch_owner()
             raise Fenced(first.held_by, first._owner)
+
+    async def _watch_owner(self) -> None:
+        """Beat in our database already now, so that a silent owner is not waited for twice."""
+        try:
+            await self._store.open()
+            await self._store.beats.begin()
+        except (StoreError, asyncpg.PostgresError) as error:  # the claim will wait for it
+            extra = {"partition": self._partition_id, "error": str(error)}
+            logger.debug("the owner cannot be watched in this database yet", extra=extra)
 
     def claimed(self, epoch: int) -> None:
         """The partition is ours from here on."""
@@ -113,8 +125,11 @@ class Ownership:
         """
         waited_s = 0.0
         look_s = UNKNOWN_LOOK_S if error.owner is None else OWNER_LOOK_S
+        beats = self._store.beats
+        if self._first is not None and error.owner == self._first._owner:
+            beats = self._first._store.beats  # an owner has another identity in each database
         while await pause(look_s):
             waited_s += look_s
-            is_held = error.owner is not None and self._store.beats.holds_on(error.owner)
+            is_held = error.owner is not None and beats.holds_on(error.owner)
             if not is_held or waited_s >= LAST_BACKOFF_S:
                 return
