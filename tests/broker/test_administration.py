@@ -12,6 +12,7 @@ import pytest
 from postbus.broker.administration import (
     Availability,
     DeletePolicy,
+    EntityDescription,
     PutMode,
 )
 from postbus.broker.catalog.preconditions import UNCONDITIONAL, DirectoryRefusal, Precondition
@@ -38,8 +39,12 @@ from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 
 pytestmark = pytest.mark.slow
 
-CREATE, UPDATE, ANY = PutMode.CREATE, PutMode.UPDATE, PutMode.ANY
+CREATE, UPDATE = PutMode.CREATE, PutMode.UPDATE
 QUEUE, TOPIC, SUBSCRIPTION = QueueProperties(), TopicProperties(), SubscriptionProperties()
+
+
+def of_version(entity: EntityDescription) -> Precondition:
+    return Precondition(UPDATE, frozenset({entity.version}))
 
 
 def rule(name: str, text: str = "1=1") -> RuleProperties:
@@ -81,18 +86,18 @@ async def test_a_change_of_another_version_is_a_conflict(store: Store) -> None:
     async with administered(store) as (administration, _):
         made = await administration.put(a_queue("q", QUEUE), NEW)
         first = await administration.put(
-            a_queue("q", QueueProperties(max_delivery_count=3)), Precondition(UPDATE, made.version)
+            a_queue("q", QueueProperties(max_delivery_count=3)), of_version(made)
         )
         late = administration.put(
-            a_queue("q", QueueProperties(max_delivery_count=4)), Precondition(UPDATE, made.version)
+            a_queue("q", QueueProperties(max_delivery_count=4)), of_version(made)
         )
         assert await refusal_of(late) is Refusal.CONFLICT
-        deleted = administration.delete("q", expected_version=made.version)
+        deleted = administration.delete("q", condition=of_version(made))
         assert await refusal_of(deleted) is Refusal.CONFLICT
         assert administration.find("q") == first
-        await administration.delete("q", expected_version=first.version)
+        await administration.delete("q", condition=of_version(first))
         assert administration.find("q") is None
-        gone = administration.put(a_queue("q", QUEUE), Precondition(ANY, first.version))
+        gone = administration.put(a_queue("q", QUEUE), of_version(first))
         assert await refusal_of(gone) is Refusal.ENTITY_NOT_FOUND
 
 
@@ -102,7 +107,7 @@ async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
         changes = [
             administration.put(
                 a_queue("q", QueueProperties(max_delivery_count=count)),
-                Precondition(UPDATE, made.version),
+                of_version(made),
             )
             for count in range(2, 10)
         ]

@@ -19,6 +19,7 @@ from postbus.broker.catalog.changes import Changes
 from postbus.broker.catalog.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import (
+    UNCONDITIONAL,
     Precondition,
     PutMode,
     WantedEntity,
@@ -304,13 +305,13 @@ class Administration:
     # --- definitions ----------------------------------------------------------------------------
 
     async def put_namespace(
-        self, wanted: NamespaceDefinition, expected_version: int | None = None
+        self, wanted: NamespaceDefinition, condition: Precondition = UNCONDITIONAL
     ) -> int:
         """Change what the namespace is; return the catalog's version that it has then.
 
-        `expected_version`: the catalog's. Raises NOT_ALLOWED naming what is for life.
+        Versions of the condition are the catalog's. Raises NOT_ALLOWED naming what is for life.
         """
-        return await self._changes.run(self._namespace.put(wanted, expected_version))
+        return await self._changes.run(self._namespace.put(wanted, condition))
 
     async def put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
         """Create an entity or replace its definition; returns when its partitions follow it."""
@@ -351,7 +352,7 @@ class Administration:
         path: str,
         *,
         policy: DeletePolicy = DeletePolicy.DELETE,
-        expected_version: int | None = None,
+        condition: Precondition = UNCONDITIONAL,
     ) -> None:
         """Free a name at once; a topic takes its subscriptions along.
 
@@ -361,17 +362,17 @@ class Administration:
         name, directory = catalog_key(path), self._directory
         match policy:
             case DeletePolicy.DELETE:
-                work = directory.delete(name, expected_version)
+                work = directory.delete(name, condition)
             case DeletePolicy.DELETE_IF_EMPTY:
                 entry = directory.find(name)
                 if entry is not None:
                     homes = [self._hosts[home] for home in directory.homes_of(entry)]
                     if (problem := await self._load(homes)) is not None:
                         raise refusal(Refusal.NOT_APPLIED, problem)
-                work = directory.delete_if_empty(name, expected_version)
+                work = directory.delete_if_empty(name, condition)
             case DeletePolicy.RETAIN:
                 until_ms = self._now_ms() + self.properties.soft_delete.retention_ms
-                work = directory.retain(name, until_ms, expected_version)
+                work = directory.retain(name, until_ms, condition)
             case _:
                 assert_never(policy)
         if not await self._changes.run(work):

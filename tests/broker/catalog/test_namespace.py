@@ -9,7 +9,7 @@ import pytest
 from postbus.broker.administration import DeletePolicy
 from postbus.broker.catalog.directory import DirectoryRefusal
 from postbus.broker.catalog.namespace import Namespace
-from postbus.broker.catalog.preconditions import NotWritten
+from postbus.broker.catalog.preconditions import NotWritten, Precondition
 from postbus.contract.entities import DAY_MS, QueueProperties
 from postbus.contract.namespace import NamespaceDefinition
 from postbus.entity.commands import Refusal
@@ -100,9 +100,13 @@ async def test_what_is_for_life_is_refused_by_name(
 
 async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> None:
     namespace = await started(store, told())
-    version = await namespace.put(told(tags={"a": "1"}), namespace._directory.version)
+    now = Precondition(versions=frozenset({namespace._directory.version}))
+    version = await namespace.put(told(tags={"a": "1"}), now)
     await put_queue(namespace._directory, "q", QueueProperties())
-    assert await refused_by(namespace.put(told(), version)) is Refusal.CONFLICT
+    assert (
+        await refused_by(namespace.put(told(), Precondition(versions=frozenset({version}))))
+        is Refusal.CONFLICT
+    )
     assert namespace.definition.tags == {"a": "1"}
 
 

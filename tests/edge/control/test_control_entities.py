@@ -287,6 +287,10 @@ def test_if_match_keeps_two_editors_apart(api: Caller, name: str) -> None:
     for method, body in (("PUT", {"maxDeliveryCount": 6}), ("DELETE", None)):
         late = api.call(method, path, body, headers={"If-Match": first})
         assert (late.status, late.kind) == (412, "version-differs")
+        assert late.body["detail"] == (
+            f"the queue {name} has the version {second.headers['ETag']}, If-Match says another:"
+            " read it again and repeat"
+        )
     assert api.get(path).body["properties"]["maxDeliveryCount"] == 5
     either = f'"1", {second.headers["ETag"]}'
     assert api.put(path, {}, headers={"If-Match": either}).status == 200
@@ -422,8 +426,10 @@ def test_what_a_namespace_is_for_life_is_refused_by_name(api: Caller) -> None:
     assert "sku.name" in refused.body["detail"]
     old = api.put("/v1/namespace", {}, headers={"If-Match": '"0"'})
     assert (old.status, old.kind) == (412, "version-differs")
+    assert old.body["detail"].endswith('", If-Match says another: read it again')
     new = api.put("/v1/namespace", {}, headers={"If-None-Match": "*"})
     assert (new.status, new.kind) == (412, "already-exists")
+    assert new.body["detail"] == "the namespace exists"
     wrong = api.put("/v1/namespace", {"softDelete": {"retention": "PT1S"}})
     assert (wrong.status, wrong.kind) == (400, "invalid")
     assert api.get("/v1/namespace").body == before

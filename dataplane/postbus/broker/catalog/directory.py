@@ -196,12 +196,10 @@ class Directory:
     # --- definitions ----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def unchanged(self, version: int | None = None) -> AsyncIterator[None]:
-        """Let no definition change in a block; CONFLICT when the version is another one."""
+    async def unchanged(self, condition: Precondition = UNCONDITIONAL) -> AsyncIterator[None]:
+        """Let no definition change in a block; CONFLICT when the catalog has another version."""
         async with self.catalog.changing():
-            if version is not None and version != self.version:
-                detail = f"the catalog has version {self.version} and not {version}"
-                raise refusal(Refusal.CONFLICT, detail)
+            condition.check_version("the catalog", self.version)
             yield
 
     async def put(self, wanted: WantedEntity, condition: Precondition = UNCONDITIONAL) -> Put:
@@ -265,22 +263,22 @@ class Directory:
 
     # --- deletions ------------------------------------------------------------------------------
 
-    async def delete(self, name: str, version: int | None = None) -> bool:
+    async def delete(self, name: str, condition: Precondition = UNCONDITIONAL) -> bool:
         """Free a name at once; its messages go with it. False when there was none.
 
-        A topic takes its subscriptions along. `version`: that of the definition, if it matters.
+        A topic takes its subscriptions along.
         """
         async with self.catalog.changing():
-            entry = self._to_delete(name, version)
+            entry = self._to_delete(name, condition)
             return entry is not None and await self._delete(entry, DeletedReason.REQUESTED)
 
-    async def delete_if_empty(self, name: str, version: int | None = None) -> bool:
+    async def delete_if_empty(self, name: str, condition: Precondition = UNCONDITIONAL) -> bool:
         """Delete an entity that holds no message, decided in step with traffic.
 
         Raises `DirectoryRefusal`, NOT_EMPTY among others; its partitions should be loaded.
         """
         async with self.catalog.changing():
-            entry = self._to_delete(name, version)
+            entry = self._to_delete(name, condition)
         if entry is None:
             return False
         why_not = await self._delete_frozen(entry, DeletedReason.REQUESTED)
@@ -331,25 +329,27 @@ class Directory:
             self._condemned.discard(entity_no)
             del self._unused[entity_no]
 
-    def _to_delete(self, name: str, version: int | None) -> CatalogEntry | None:
+    def _to_delete(self, name: str, condition: Precondition) -> CatalogEntry | None:
         if "$" in name:
             raise refusal(
                 Refusal.NOT_ALLOWED, f"{name} belongs to its entity and goes only with it"
             )
         entry = self._entries.find(name.lower())
         if entry is not None:
-            Precondition(version=version).check(entry.kind, name, entry)
+            condition.check(entry.kind, name, entry)
         return entry
 
     # --- deleted and kept -----------------------------------------------------------------------
 
-    async def retain(self, name: str, until_ms: int, version: int | None = None) -> bool:
+    async def retain(
+        self, name: str, until_ms: int, condition: Precondition = UNCONDITIONAL
+    ) -> bool:
         """Free a name at once, but keep messages, rules and numbers until a time (ADR 27).
 
         A topic takes its subscriptions along. False when there was none.
         """
         async with self.catalog.changing():
-            entry = self._to_delete(name, version)
+            entry = self._to_delete(name, condition)
             if entry is None:
                 return False
             number = entry.entity_no

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from postbus.broker.catalog.directory import Directory
-from postbus.broker.catalog.preconditions import refusal
+from postbus.broker.catalog.preconditions import UNCONDITIONAL, Precondition, PutMode, refusal
 from postbus.contract.namespace import NamespaceDefinition, changed, immutable_fields, in_force
 from postbus.entity.commands import Refusal
 from postbus.store.namespace import NamespaceStore
@@ -45,12 +45,17 @@ class Namespace:
         self._declared = declared
         await self.load()
 
-    async def put(self, wanted: NamespaceDefinition, expected_version: int | None = None) -> int:
+    async def put(
+        self, wanted: NamespaceDefinition, condition: Precondition = UNCONDITIONAL
+    ) -> int:
         """Change the definition; return the catalog's version that it has then.
 
-        An equal definition changes nothing. Raises `DirectoryRefusal`, and `NotWritten`.
+        An equal definition changes nothing. Versions of the condition are the catalog's. Raises
+        `DirectoryRefusal`, and `NotWritten`.
         """
-        async with self._directory.unchanged(expected_version):
+        async with self._directory.unchanged(condition):
+            if condition.mode is PutMode.CREATE:
+                raise refusal(Refusal.ALREADY_EXISTS, "the namespace exists")
             fields = immutable_fields(self.definition, wanted)
             if fields:
                 raise refusal(Refusal.NOT_ALLOWED, _why_not(fields))

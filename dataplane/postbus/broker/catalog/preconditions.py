@@ -61,6 +61,16 @@ def refusal(why: Refusal, detail: str) -> DirectoryRefusal:
     return DirectoryRefusal(Refused(why, detail))
 
 
+class VersionDiffers(DirectoryRefusal):
+    """What a change is for has changed since. `version`: the one it has."""
+
+    def __init__(self, name: str, version: int, expected: frozenset[int]) -> None:
+        self.version = version
+        said = " or ".join(map(str, sorted(expected)))
+        detail = f"{name} has version {version} and not {said}"
+        super().__init__(Refused(Refusal.CONFLICT, detail))
+
+
 class PutMode(Enum):
     """Whether what is put must be there before."""
 
@@ -71,25 +81,30 @@ class PutMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What a client takes an entity for. `version` None: any."""
+    """What must be true of an entity before a change. `versions` None: any.
+
+    Nobody else compares versions: what `If-Match` says comes here.
+    """
 
     mode: PutMode = PutMode.ANY
-    version: int | None = None
+    versions: frozenset[int] | None = None
 
     def check(self, kind: EntityKind, name: str, known: CatalogEntry | None) -> None:
         """Refuse when the entity of this name, None if there is none, is another."""
         if known is None:
-            if self.mode is PutMode.UPDATE or self.version is not None:
+            if self.mode is PutMode.UPDATE or self.versions is not None:
                 raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no {kind.value} {name}")
         elif known.kind is not kind or self.mode is PutMode.CREATE:
             raise refusal(
                 Refusal.ALREADY_EXISTS, f"{known.name} exists already and is a {known.kind.value}"
             )
-        elif self.version is not None and self.version != known.version:
-            raise refusal(
-                Refusal.CONFLICT,
-                f"{known.name} has version {known.version} and not {self.version}",
-            )
+        else:
+            self.check_version(known.name, known.version)
+
+    def check_version(self, name: str, version: int) -> None:
+        """Refuse when what has this name has another version than one of those expected."""
+        if self.versions is not None and version not in self.versions:
+            raise VersionDiffers(name, version, self.versions)
 
 
 UNCONDITIONAL: Final = Precondition()

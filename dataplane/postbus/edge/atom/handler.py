@@ -271,7 +271,8 @@ class AtomHandler:
             if mode is not PutMode.CREATE:
                 raise _half_done() from None
             try:
-                await self._administration.delete(put.name, expected_version=put.version)
+                made = Precondition(versions=frozenset({put.version}))
+                await self._administration.delete(put.name, condition=made)
             except DirectoryRefusal:
                 raise _half_done() from None
             raise
@@ -286,7 +287,7 @@ class AtomHandler:
         self, request: web.BaseRequest, at: SubscriptionAt, name: str
     ) -> web.Response:
         condition = _condition(request)
-        if condition.version is not None:
+        if condition.versions is not None:
             raise explained(Refused(Refusal.CONFLICT, "A rule has no ETag; send If-Match: *"))
         tag, description = await self._read(request)
         if tag != "RuleDescription":
@@ -299,11 +300,11 @@ class AtomHandler:
 
     async def _delete(self, request: web.BaseRequest, target: Target) -> web.Response:
         administration = self._administration
-        expected_version = _condition(request).version
+        condition = Precondition(versions=_condition(request).versions)
         match target:
             case EntityAt() | SubscriptionAt():
                 path = target.name if isinstance(target, EntityAt) else target.path
-                work = administration.delete(path, expected_version=expected_version)
+                work = administration.delete(path, condition=condition)
                 await self._audited(request, "delete", path, {}, work)
             case RuleAt(at, name):
                 work = administration.delete_rule(at.path, name)
@@ -462,7 +463,7 @@ def _condition(request: web.BaseRequest) -> Precondition:
         raise explained(
             Refused(Refusal.CONFLICT, "If-Match is * or the ETag that a GET was answered with")
         )
-    return Precondition(PutMode.UPDATE, int(found[1]))
+    return Precondition(PutMode.UPDATE, frozenset({int(found[1])}))
 
 
 def _page_of(request: web.BaseRequest) -> tuple[int, int]:

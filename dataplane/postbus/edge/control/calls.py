@@ -5,28 +5,24 @@ The server turns requests into calls by the table of routes; handlers never see 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
+from postbus.broker.catalog.preconditions import (
+    UNCONDITIONAL,
+    DirectoryRefusal,
+    Precondition,
+    PutMode,
+    VersionDiffers,
+)
 from postbus.contract.control import FieldProblem, ProblemType
 from postbus.entity.commands import Refusal, Refused
 
 B = TypeVar("B", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """Precondition of a change. `versions` None: any.
-
-    `must_exist` and `must_be_new` stand for the `*` of `If-Match` and of `If-None-Match`.
-    """
-
-    versions: frozenset[int] | None = None
-    must_exist: bool = False
-    must_be_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Call:
     names: Mapping[str, str]
     body: BaseModel | None = None
     queries: Mapping[str, str | int | bool] = field(default_factory=dict)
-    condition: Condition = Condition()
+    condition: Precondition = UNCONDITIONAL
 
     def read(self, model: type[B]) -> B:
         """Return the body, which the table declares as this model."""
@@ -124,3 +120,24 @@ def refused(refusal: Refused) -> ControlRefused:
     """Return the control API's error for a refusal of the broker."""
     status, type = STATUS_OF[refusal.refusal]
     return ControlRefused(status, refusal.detail or refusal.refusal.value, type)
+
+
+@contextmanager
+def answering_if_match(
+    what: str, mode: PutMode = PutMode.ANY, advice: str = "read it again and repeat"
+) -> Iterator[None]:
+    """Answer 412 where a header demanded a version, existence or absence."""
+    try:
+        yield
+    except VersionDiffers as error:
+        detail = f'{what} has the version "{error.version}", If-Match says another: {advice}'
+        raise ControlRefused(412, detail, ProblemType.VERSION_DIFFERS) from error
+    except DirectoryRefusal as error:
+        match mode, error.refused.refusal:
+            case PutMode.CREATE, Refusal.ALREADY_EXISTS:
+                type = ProblemType.ALREADY_EXISTS
+            case PutMode.UPDATE, Refusal.ENTITY_NOT_FOUND:
+                type = ProblemType.NOT_FOUND
+            case _:
+                raise
+        raise ControlRefused(412, str(error), type) from error

@@ -5,8 +5,7 @@ Bodies become calls of `Administration`, which makes all decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from postbus.broker.administration import (
 )
 from postbus.broker.administration import RuleDescription as KnownRule
 from postbus.broker.administration import RuntimeInformation as Counted
-from postbus.broker.catalog.preconditions import DirectoryRefusal, Precondition, WantedEntity
+from postbus.broker.catalog.preconditions import WantedEntity
 from postbus.contract.control import (
     Applied,
     CountDetails,
@@ -47,8 +46,7 @@ from postbus.contract.entities import (
     TopicProperties,
     subscription_path,
 )
-from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
-from postbus.entity.commands import Refusal
+from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, answering_if_match
 
 POLICIES: Final = {
     DeletionPolicy.DELETE: DeletePolicy.DELETE,
@@ -212,17 +210,15 @@ class ControlEntities:
         return found[:top], skip + top if len(found) > top else None
 
     async def _put(self, call: Call, wanted: WantedEntity) -> Answer:
-        before = self._find(wanted.kind, wanted.path)
-        condition = _checked(call.condition, before, wanted.kind, wanted.path)
-        with _told_as_precondition(call.condition):
-            put = await self._administration.put(wanted, condition)
+        with answering_if_match(f"the {wanted.kind.value} {wanted.path}", call.condition.mode):
+            put = await self._administration.put(wanted, call.condition)
         return applied(self._administration, put, is_new=put.is_new)
 
     async def _delete(self, call: Call, kind: EntityKind, path: str) -> Answer:
         before = self._get(kind, path)
-        version = _checked(call.condition, before, kind, path).version
         policy = POLICIES[DeletionPolicy(call.text("policy"))]
-        await self._administration.delete(path, policy=policy, expected_version=version)
+        with answering_if_match(f"the {kind.value} {path}"):
+            await self._administration.delete(path, policy=policy, condition=call.condition)
         is_restorable = policy is DeletePolicy.RETAIN
         return Answer(
             Deleted(
@@ -248,44 +244,6 @@ def applied(administration: Administration, put: EntityDescription, *, is_new: b
         created=is_new,
     )
     return Answer(told, 201 if is_new else 200, put.version)
-
-
-# --- conditions ---------------------------------------------------------------------------------
-
-
-def _checked(
-    condition: Condition, before: EntityDescription | None, kind: EntityKind, path: str
-) -> Precondition:
-    """Return the preconditions of a change; raise when the condition fails already."""
-    if condition.must_be_new:
-        return Precondition(PutMode.CREATE)
-    if condition.versions is None:
-        return Precondition(PutMode.UPDATE if condition.must_exist else PutMode.ANY)
-    if before is None:  # the change validates the name, too, and refuses it
-        return Precondition(PutMode.UPDATE, min(condition.versions, default=0))
-    if before.version not in condition.versions:
-        raise ControlRefused(
-            412,
-            f'the {kind.value} {path} has the version "{before.version}", If-Match says another:'
-            " read it again and repeat",
-            ProblemType.VERSION_DIFFERS,
-        )
-    return Precondition(PutMode.UPDATE, before.version)
-
-
-@contextmanager
-def _told_as_precondition(condition: Condition) -> Iterator[None]:
-    """Answer 412 where a header demanded existence or absence."""
-    try:
-        yield
-    except DirectoryRefusal as error:
-        is_new = condition.must_be_new and error.refused.refusal is Refusal.ALREADY_EXISTS
-        is_named = condition.must_exist or condition.versions is not None
-        is_missing = is_named and error.refused.refusal is Refusal.ENTITY_NOT_FOUND
-        if not is_new and not is_missing:
-            raise
-        type = ProblemType.ALREADY_EXISTS if is_new else ProblemType.NOT_FOUND
-        raise ControlRefused(412, str(error), type) from error
 
 
 # --- responses ----------------------------------------------------------------------------------

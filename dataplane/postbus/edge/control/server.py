@@ -22,7 +22,12 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from postbus.broker.access.caller_fence import CallerFence, CallerTooOld, StoreAway
-from postbus.broker.catalog.preconditions import DirectoryRefusal
+from postbus.broker.catalog.preconditions import (
+    UNCONDITIONAL,
+    DirectoryRefusal,
+    Precondition,
+    PutMode,
+)
 from postbus.contract.control import (
     EPOCH_HEADER,
     MAX_EPOCH,
@@ -36,7 +41,6 @@ from postbus.edge.control.callers import ANONYMOUS, ControlCaller, Scope
 from postbus.edge.control.calls import (
     Answer,
     Call,
-    Condition,
     ControlRefused,
     Handler,
     refused,
@@ -162,7 +166,7 @@ async def _read_call(request: web.Request, route: Route) -> Call:
     """Return the call of a request; raises `ControlRefused` naming each mistake."""
     names = dict(request.match_info)
     queries = _read_queries(request, route)
-    condition = _read_condition(request) if route.is_versioned else Condition()
+    condition = _read_condition(request) if route.is_versioned else UNCONDITIONAL
     body = None
     if route.body is not None:
         if request.content_type != "application/json":
@@ -233,7 +237,7 @@ def _expected(query: Query) -> str:
             return f"must be one of {', '.join(schema['enum'])}, once"
 
 
-def _read_condition(request: web.Request) -> Condition:
+def _read_condition(request: web.Request) -> Precondition:
     must_be_new = False
     if (absent := request.headers.get("If-None-Match")) is not None:
         if absent.strip() != "*" or request.method != "PUT":
@@ -242,14 +246,14 @@ def _read_condition(request: web.Request) -> Condition:
             )
         must_be_new = True
     if "If-Match" not in request.headers:
-        return Condition(must_be_new=must_be_new)
+        return Precondition(PutMode.CREATE) if must_be_new else UNCONDITIONAL
     present = ", ".join(request.headers.getall("If-Match")).strip()
     if must_be_new:
         raise ControlRefused(
             400, "If-Match and If-None-Match exclude each other", ProblemType.INVALID
         )
     if present == "*":
-        return Condition(must_exist=True)
+        return Precondition(PutMode.UPDATE)
     tags = [ETAG.fullmatch(tag.strip()) for tag in present.split(",")]
     if None in tags:
         raise ControlRefused(
@@ -257,7 +261,8 @@ def _read_condition(request: web.Request) -> Condition:
             'If-Match: use the ETag of an answer, such as "12", or `*`',
             ProblemType.INVALID,
         )
-    return Condition(versions=frozenset(int(tag[1]) for tag in tags if tag is not None))
+    versions = frozenset(int(tag[1]) for tag in tags if tag is not None)
+    return Precondition(PutMode.UPDATE, versions)
 
 
 def _epoch(request: web.Request) -> int | None:

@@ -16,12 +16,11 @@ from postbus.contract.control import (
     ConnectionPage,
     NamespaceDescription,
     PartitionStatus,
-    ProblemType,
     Status,
     applied_hash,
 )
 from postbus.contract.namespace import NamespaceDefinition
-from postbus.edge.control.calls import Answer, Call, Condition, ControlRefused, Handler
+from postbus.edge.control.calls import Answer, Call, Handler, answering_if_match
 from postbus.edge.control.openapi import openapi_text
 
 NAMESPACE_ID = 0
@@ -79,8 +78,9 @@ class ControlStatus:
     async def _put_namespace(self, call: Call) -> Answer:
         """Change the properties that can be changed while the broker runs."""
         administration = self._administration
-        expected = _expected_version(call.condition, administration.version)
-        version = await administration.put_namespace(call.read(NamespaceDefinition), expected)
+        wanted, condition = call.read(NamespaceDefinition), call.condition
+        with answering_if_match("the catalog", condition.mode, advice="read it again"):
+            version = await administration.put_namespace(wanted, condition)
         applied = Applied(
             entity_id=NAMESPACE_ID,
             applied_hash=applied_hash(administration.properties),
@@ -134,18 +134,3 @@ class ControlStatus:
             partitions=partitions,
             troubles=self._readiness.troubles(),
         )
-
-
-def _expected_version(condition: Condition, version: int) -> int | None:
-    """Return the version a change is for, None for any; raise if the catalog has another one."""
-    if condition.must_be_new:
-        raise ControlRefused(412, "the namespace exists", ProblemType.ALREADY_EXISTS)
-    if condition.versions is None:
-        return None
-    if version not in condition.versions:
-        raise ControlRefused(
-            412,
-            f'the catalog has the version "{version}", If-Match says another: read it again',
-            ProblemType.VERSION_DIFFERS,
-        )
-    return version
