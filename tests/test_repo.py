@@ -335,6 +335,14 @@ def named_in(path: Path, name: str) -> bool:
     return re.search(rf"\b{name}\b", read(path)) is not None
 
 
+def test_paths_of_the_architecture_exist() -> None:
+    """Those of "To change X, go to Y"."""
+    table = read(ROOT / "docs" / "architecture.md").partition("## To change X")[2]
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", table.partition("|---|")[2])
+    assert len(paths) > 40
+    assert [path for path in paths if not (PACKAGES["postbus"] / path).exists()] == []
+
+
 @pytest.mark.usefixtures("postgres_server")
 def test_fast_tests_leave_out_what_needs_a_postgres(request: pytest.FixtureRequest) -> None:
     recipe = read(ROOT / "Makefile").partition("\ntest-fast:")[2].partition(".PHONY")[0]

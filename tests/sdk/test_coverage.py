@@ -28,12 +28,12 @@ import pytest
 from azure.core.exceptions import ServiceRequestError
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.management import ServiceBusAdministrationClient
-TARGET_NOT_FOUND = "Endpoint=sb://localhost:1;SharedAccessKeyName=name;SharedAccessKey=key"
+NOBODY_LISTENS = "Endpoint=sb://localhost:1;SharedAccessKeyName=name;SharedAccessKey=key"
 
 def test_calls_that_fail():
     with pytest.raises(ValueError):
         ServiceBusClient.from_connection_string("nothing")
-    asked = ServiceBusAdministrationClient.from_connection_string(TARGET_NOT_FOUND, retry_total=0)
+    asked = ServiceBusAdministrationClient.from_connection_string(NOBODY_LISTENS, retry_total=0)
     with pytest.raises(ServiceRequestError):
         list(asked.list_queues())
 """
