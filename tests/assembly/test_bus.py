@@ -28,6 +28,7 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBu
 
 from postbus.assembly.bus import Bus, BusError
 from postbus.assembly.listeners import Listener
+from postbus.assembly.loading import LOADING_S
 from postbus.assembly.store_trouble import explain_store_error
 from postbus.broker.access.authz import sign
 from postbus.broker.administration import DeletePolicy
@@ -83,6 +84,7 @@ def run_bus(folder: Path) -> RunBus:
         retention_ms: int = DAY_MS,
         sku: Sku = Sku.STANDARD,
         on_step: Callable[[Bus, str], None] = lambda _bus, _step: None,
+        loading_s: float = LOADING_S,
         **said: object,
     ) -> AsyncIterator[Bus]:
         ports = {
@@ -100,7 +102,7 @@ def run_bus(folder: Path) -> RunBus:
             defined = replace(
                 definition(*queues), deleted_retention_ms=retention_ms, properties=properties
             )
-            bus = Bus(settings, defined, data, is_embedded=is_embedded)
+            bus = Bus(settings, defined, data, is_embedded=is_embedded, loading_s=loading_s)
             try:
                 await bus.start(lambda step: on_step(bus, step))
                 yield bus
@@ -139,12 +141,9 @@ async def scrape(bus: Bus) -> str:
         return await answer.text()
 
 
-async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(
-    run_bus: RunBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         await send(bus, "orders", "stored")
-    monkeypatch.setattr("postbus.assembly.loading.LOADING_S", 0.1)
 
     def on_step(bus: Bus, step: str) -> None:
         if step == "loading partitions":
@@ -154,7 +153,7 @@ async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(
             assert bus._postgres is not None
             bus._postgres.restart()
 
-    async with run_bus("orders", on_step=on_step) as bus:
+    async with run_bus("orders", on_step=on_step, loading_s=0.1) as bus:
         assert await receive(bus, "orders", 1) == ["stored"]
 
 

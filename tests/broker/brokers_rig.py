@@ -16,6 +16,8 @@ from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinit
 from postbus.process.data_directory import DataDirectory
 from postbus.process.settings import Settings
 
+LOADING_S = 0.5
+"""A stand-by loads nothing; its start waits for so long."""
 PORTS = ("port", "tls_port", "http_port", "metrics_port", "control_port")
 
 
@@ -51,7 +53,7 @@ class Brokers:
         )
         async with AsyncExitStack() as stack:
             data = stack.enter_context(DataDirectory(folder))
-            bus = Bus(settings, defined, data, is_embedded=False)
+            bus = Bus(settings, defined, data, is_embedded=False, loading_s=LOADING_S)
             stack.push_async_callback(bus.stop)
             await bus.start()
             self._stack.push_async_exit(stack.pop_all())

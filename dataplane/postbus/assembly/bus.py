@@ -19,7 +19,7 @@ from postbus.assembly.control_listener import Controlled
 from postbus.assembly.declared_keys import DeclaredKeys, refuse_public_keys
 from postbus.assembly.defining import Defining
 from postbus.assembly.listeners import Inside, Listener, ListenError, Listeners
-from postbus.assembly.loading import load_partitions
+from postbus.assembly.loading import LOADING_S, load_partitions
 from postbus.assembly.opening import BusError, Opened, Opening, read_seal
 from postbus.assembly.shipping import connect_shippers
 from postbus.assembly.store_trouble import explain_store_error
@@ -93,6 +93,7 @@ class Bus:
         is_embedded: bool,
         dev_clock: ClockMode | None = None,
         on_asked: Callable[[str], None] = lambda _by: None,
+        loading_s: float = LOADING_S,
     ) -> None:
         """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved.
 
@@ -106,6 +107,7 @@ class Bus:
         self._is_embedded = is_embedded
         self._dev_clock = dev_clock
         self._on_asked = on_asked
+        self._loading_s = loading_s
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
         self._partition_count = definition.properties.limits.partition_count
@@ -254,7 +256,7 @@ class Bus:
             self._administration, opened.directory.catalog, tasks
         )
         homes = opened.directory.homes_in_use()
-        following += await load_partitions(self._hosts, stores, homes, tasks)
+        following += await load_partitions(self._hosts, stores, homes, tasks, self._loading_s)
         self._warn_of_future()
         on_step("opening the doors")
         tasks.create_task(self._administration.keep_reaping(), name="reap")

@@ -28,9 +28,13 @@ silence after which another broker's partition may be taken over."""
 
 
 async def load_partitions(
-    hosts: Sequence[Host], stores: Stores, homes: set[int], tasks: asyncio.TaskGroup
+    hosts: Sequence[Host],
+    stores: Stores,
+    homes: set[int],
+    tasks: asyncio.TaskGroup,
+    limit_s: float = LOADING_S,
 ) -> list[asyncio.Task[None]]:
-    """Return when those of databases that answer were tried, after `LOADING_S` at most.
+    """Return when those of databases that answer were tried, after `limit_s` at most.
 
     `homes`: partitions that are known to hold something. The others are found; what is returned
     goes on until that is known of all, and is to be cancelled when the bus stops.
@@ -40,7 +44,7 @@ async def load_partitions(
         its = [host for host in hosts if stores.home_of(host.partition_id) is store]
         going[store] = tasks.create_task(_load(store, its, homes), name="load")
     answering = [task for store, task in going.items() if not store.outage.is_on]
-    _, late = await asyncio.wait(answering, timeout=LOADING_S) if answering else ((), ())
+    _, late = await asyncio.wait(answering, timeout=limit_s) if answering else ((), ())
     if late:
         logger.warning("partitions are still loading", extra={"databases": len(late)})
     return list(going.values())
