@@ -17,12 +17,13 @@ from typing import Final, TypeAlias
 from postbus.broker.address import Address
 from postbus.broker.operate.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
 from postbus.broker.operate.message_filter import MessageFilter
-from postbus.broker.operate.message_view import MessageView, view_of
+from postbus.broker.operate.message_view import view_of
 from postbus.broker.partition.host import Host
 from postbus.broker.placement import SPREAD, partition_of_key, partition_of_number, split
 from postbus.broker.router import Router
 from postbus.broker.spread.replies import ELSEWHERE, away
 from postbus.broker.spread.transactions import detects_duplicates
+from postbus.contract.control_messages import ShownMessage
 from postbus.contract.entities import MAX_DURATION_MS, EntityKind, EntityStatus
 from postbus.entity.by_sequence import ABSENT
 from postbus.entity.commands import (
@@ -51,7 +52,6 @@ __all__ = [
     "MAX_SEQUENCE_NUMBERS",
     "MessageEdit",
     "MessageOperations",
-    "MessageView",
     "OperationRefused",
     "OperationResult",
     "PeekPage",
@@ -118,7 +118,7 @@ class PeekPage(Walked):
     partition is not loaded.
     """
 
-    messages: tuple[MessageView, ...]
+    messages: tuple[ShownMessage, ...]
     total: int | None
 
 

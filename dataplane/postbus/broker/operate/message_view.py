@@ -1,4 +1,4 @@
-"""A stored message as a tool shows it: plain values, ready for JSON.
+"""A stored message as tools show it: the body of the control API, of plain values.
 
 Made by `message_operations` of what a peek tells; nothing here asks or changes anything.
 """
@@ -7,63 +7,32 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import Final
 
-from postbus.entity.commands import Death, MessageState, PeekedMessage, SubQueue
-from postbus.message.body import BodyKind, read_body
+from postbus.contract.control_messages import Plain, ShownMessage, StateName, SubQueueName
+from postbus.entity.commands import MessageState, PeekedMessage, SubQueue
+from postbus.message.body import read_body
 from postbus.message.codec import DecodeError, Described, Timestamp, Value
 from postbus.message.envelope import Envelope
 from postbus.message.fields import PROPERTY_FIELDS, Field, MessageFields
 from postbus.message.ids import id_text
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 
-Plain: TypeAlias = str | int | float | bool | None
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-
-@dataclass(frozen=True, slots=True)
-class MessageView:
-    """One message. Times are milliseconds since the epoch, None where there is none.
-
-    `state`: active, scheduled or deferred, also in a dead-letter queue. `expires_ms`: None for what
-    never expires, as dead letters. `death` is None of what died before deaths were recorded.
-    `application_properties` are plain values: a time is ISO 8601 text, binary is base64. `body`
-    holds at most as many bytes as were asked for, None when none were; `body_bytes` says how many
-    there are. `is_malformed`: some properties could not be read.
-    """
-
-    sequence_number: int
-    sub_queue: SubQueue
-    state: MessageState
-    message_id: str | None
-    session_id: str | None
-    partition_key: str | None
-    correlation_id: str | None
-    subject: str | None
-    content_type: str | None
-    to: str | None
-    reply_to: str | None
-    reply_to_session_id: str | None
-    enqueued_ms: int
-    scheduled_ms: int | None
-    expires_ms: int | None
-    ttl_ms: int | None
-    delivery_count: int
-    size_bytes: int
-    enqueued_sequence_number: int | None
-    dead_letter_reason: str | None
-    dead_letter_description: str | None
-    dead_letter_source: str | None
-    death: Death | None
-    application_properties: Mapping[str, Plain]
-    body_kind: BodyKind
-    body_bytes: int
-    body: bytes | None
-    is_malformed: bool
+SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
+    SubQueue.DEAD_LETTER: "deadLetter",
+    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
+}
+STATE_NAMES: Final[dict[MessageState, StateName]] = {
+    MessageState.ACTIVE: "active",
+    MessageState.DEFERRED: "deferred",
+    MessageState.SCHEDULED: "scheduled",
+}
+FIRST_MS: Final = -62_135_596_800_000
+LAST_MS: Final = 253_402_300_799_999
+"""Calendars know the years 1 to 9999; other times are not shown."""
 
 
 def view_of(
@@ -72,8 +41,12 @@ def view_of(
     *,
     default_ttl_ms: int | None = None,
     body_bytes: int = 0,
-) -> MessageView:
-    """Return what a tool shows; `default_ttl_ms` is that of the entity, None never."""
+) -> ShownMessage:
+    """Return what a tool shows; `default_ttl_ms` is that of the entity, None never.
+
+    The body is cut to `body_bytes`, and None for 0. Dead letters never expire. Death is unknown for
+    messages dead-lettered before deaths were recorded.
+    """
     envelope = peeked.envelope
     fields = MessageFields(envelope, peeked.enqueued_ms)
     is_malformed = False
@@ -89,10 +62,14 @@ def view_of(
     is_dead = sub_queue in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER)
     expires_ms = None if ttl_ms is None or is_dead else peeked.enqueued_ms + ttl_ms
     kind, content = read_body(envelope.body)
-    return MessageView(
+    body = base64.b64encode(content[:body_bytes]).decode("ascii") if body_bytes else None
+    death, receiver = peeked.death, None if peeked.death is None else peeked.death.receiver
+    enqueued_at = moment_of(peeked.enqueued_ms)
+    assert enqueued_at is not None
+    return ShownMessage(
         sequence_number=peeked.sequence,
-        sub_queue=sub_queue,
-        state=peeked.state,
+        sub_queue=SUB_QUEUE_NAMES.get(sub_queue, "main"),
+        state=STATE_NAMES[peeked.state],
         message_id=None if envelope.message_id is None else id_text(envelope.message_id),
         session_id=_text(envelope.session_id),
         partition_key=_text(envelope.partition_key),
@@ -102,21 +79,24 @@ def view_of(
         to=_shown(system[Field.TO]),
         reply_to=_shown(system[Field.REPLY_TO]),
         reply_to_session_id=_shown(system[Field.REPLY_TO_GROUP_ID]),
-        enqueued_ms=peeked.enqueued_ms,
-        scheduled_ms=envelope.scheduled_ms,
-        expires_ms=expires_ms,
-        ttl_ms=ttl_ms,
+        enqueued_at=enqueued_at,
+        scheduled_at=moment_of(envelope.scheduled_ms),
+        expires_at=moment_of(expires_ms),
+        time_to_live=ttl_ms,
         delivery_count=peeked.delivery_count,
-        size_bytes=envelope.size_bytes,
+        size_in_bytes=envelope.size_bytes,
         enqueued_sequence_number=envelope.origin_sequence,
         dead_letter_reason=_shown(application.get(DEAD_LETTER_REASON)),
         dead_letter_description=_shown(application.get(DEAD_LETTER_DESCRIPTION)),
         dead_letter_source=_text(envelope.dead_letter_source),
-        death=peeked.death,
+        dead_lettered_at=None if death is None else moment_of(death.at_ms),
+        dead_letter_deliveries=None if death is None else death.deliveries,
+        dead_letter_link=None if receiver is None else receiver.link,
+        dead_letter_client=None if receiver is None else receiver.client,
         application_properties={name: plain(value) for name, value in application.items()},
-        body_kind=kind,
+        body_kind=str(kind.value),
         body_bytes=len(content),
-        body=content[:body_bytes] if body_bytes else None,
+        body_base64=body,
         is_malformed=is_malformed,
     )
 
@@ -132,6 +112,13 @@ def death_of(envelope: Envelope) -> tuple[str | None, str | None, str | None]:
         _shown(application.get(DEAD_LETTER_DESCRIPTION)),
         None if envelope.message_id is None else id_text(envelope.message_id),
     )
+
+
+def moment_of(value_ms: int | None) -> datetime | None:
+    """Return a time in milliseconds since the epoch as calendars have it, None outside of them."""
+    if value_ms is None or not FIRST_MS <= value_ms <= LAST_MS:
+        return None
+    return datetime.fromtimestamp(value_ms / 1_000, UTC)
 
 
 def plain(value: Value) -> Plain:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from postbus.broker.operate.dead_letter_groups import DeadLetterGroup
@@ -18,7 +17,7 @@ from postbus.broker.operate.message_operations import (
     OperationRefused,
     Walked,
 )
-from postbus.broker.operate.message_view import MessageView
+from postbus.broker.operate.message_view import STATE_NAMES, moment_of
 from postbus.contract import control_messages as contract
 from postbus.contract.control import (
     FieldProblem,
@@ -38,33 +37,20 @@ from postbus.contract.control_messages import (
     ResendMessages,
     ResentMessage,
     ResentMessages,
-    ShownMessage,
     StateName,
     SubQueueName,
     SummarizeMessages,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, refused
-from postbus.entity.commands import MessageState, Refused, SubQueue
+from postbus.entity.commands import MessageState, Refused
 
 SUFFIXES: Final[dict[SubQueueName, str]] = {
     "main": "",
     "deadLetter": "/$DeadLetterQueue",
     "transferDeadLetter": "/$Transfer/$DeadLetterQueue",
 }
-STATES: Final[dict[StateName, MessageState]] = {
-    "active": MessageState.ACTIVE,
-    "deferred": MessageState.DEFERRED,
-    "scheduled": MessageState.SCHEDULED,
-}
-STATE_NAMES: Final = {state: name for name, state in STATES.items()}
-SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
-    SubQueue.DEAD_LETTER: "deadLetter",
-    SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
-}
+STATES: Final[dict[StateName, MessageState]] = {name: state for state, name in STATE_NAMES.items()}
 NO_FIELDS: Final = {"body", "body_base64", "properties", "removed_properties"}
-FIRST_MS: Final = -62_135_596_800_000
-LAST_MS: Final = 253_402_300_799_999
-"""Calendars know the years 1 to 9999; other times are not shown."""
 
 
 class ControlMessages:
@@ -100,7 +86,7 @@ class ControlMessages:
         return Answer(
             MessagePage(
                 **_walked(page),
-                messages=[_shown(each) for each in page.messages],
+                messages=list(page.messages),
                 total=page.total,
             )
         )
@@ -217,61 +203,15 @@ def _refused(found: Mapping[int, Refused]) -> list[RefusedMessage]:
     ]
 
 
-def _shown(view: MessageView) -> ShownMessage:
-    death, receiver = view.death, None if view.death is None else view.death.receiver
-    body = None if view.body is None else base64.b64encode(view.body).decode("ascii")
-    enqueued_at = _time(view.enqueued_ms)
-    assert enqueued_at is not None
-    return ShownMessage(
-        sequence_number=view.sequence_number,
-        sub_queue=SUB_QUEUE_NAMES.get(view.sub_queue, "main"),
-        state=STATE_NAMES[view.state],
-        message_id=view.message_id,
-        session_id=view.session_id,
-        partition_key=view.partition_key,
-        correlation_id=view.correlation_id,
-        subject=view.subject,
-        content_type=view.content_type,
-        to=view.to,
-        reply_to=view.reply_to,
-        reply_to_session_id=view.reply_to_session_id,
-        enqueued_at=enqueued_at,
-        scheduled_at=_time(view.scheduled_ms),
-        expires_at=_time(view.expires_ms),
-        time_to_live=view.ttl_ms,
-        delivery_count=view.delivery_count,
-        size_in_bytes=view.size_bytes,
-        enqueued_sequence_number=view.enqueued_sequence_number,
-        dead_letter_reason=view.dead_letter_reason,
-        dead_letter_description=view.dead_letter_description,
-        dead_letter_source=view.dead_letter_source,
-        dead_lettered_at=None if death is None else _time(death.at_ms),
-        dead_letter_deliveries=None if death is None else death.deliveries,
-        dead_letter_link=None if receiver is None else receiver.link,
-        dead_letter_client=None if receiver is None else receiver.client,
-        application_properties=dict(view.application_properties),
-        body_kind=str(view.body_kind.value),
-        body_bytes=view.body_bytes,
-        body_base64=body,
-        is_malformed=view.is_malformed,
-    )
-
-
 def _group(group: DeadLetterGroup) -> contract.DeadLetterGroup:
     return contract.DeadLetterGroup(
         reason=group.reason,
         description=group.description,
         is_cut=group.is_cut,
         count=group.count,
-        first_at=_time(group.first_ms),
-        last_at=_time(group.last_ms),
+        first_at=moment_of(group.first_ms),
+        last_at=moment_of(group.last_ms),
         example_number=group.example,
         example_message_id=group.example_id,
         example_description=group.example_description,
     )
-
-
-def _time(value_ms: int | None) -> datetime | None:
-    if value_ms is None or not FIRST_MS <= value_ms <= LAST_MS:
-        return None
-    return datetime.fromtimestamp(value_ms / 1_000, UTC)
