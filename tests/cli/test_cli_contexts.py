@@ -160,7 +160,7 @@ def test_damaged_file_is_named(tmp_path: Path) -> None:
     path.parent.mkdir()
     for text in ("{", "[]", '{"contexts": {"a": 1}}', '{"contexts": {"a": {"control": 1}}}'):
         path.write_text(text)
-        with pytest.raises(ContextError, match=r"contexts\.json: is damaged: mend or remove it"):
+        with pytest.raises(ContextError, match=r"contexts\.json: is damaged: repair or remove it"):
             ContextFile.load(environ)
 
 

@@ -159,7 +159,9 @@ def test_mistakes_change_nothing(user: CommandLine) -> None:
     user.fails("diff", "absent.yaml", code=4, says="absent.yaml: no such file")
     premium = NAMESPACE + "  sku: {name: Premium}\n"
     write(user, "premium.yaml", premium)
-    user.fails("apply", "premium.yaml", code=4, says="is Standard: a tier is for life")
+    user.fails(
+        "apply", "premium.yaml", code=4, says="is Standard: the tier of a bus cannot be changed"
+    )
     user.fails("export", "--file", "absent/x", code=4, says="absent/x: no such file")
     assert user.ok("export") == before
 

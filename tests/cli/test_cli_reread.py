@@ -132,7 +132,7 @@ def test_what_the_namespace_is_is_read_again_unless_it_is_for_life(database: str
             assert told["softDelete"] == {"retention": "P30D"}
             manifests.write_text(bus_of("serve-bus", OLD).replace("Standard", "Premium"))
             process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "the tier of a bus is for life" in log.read_text())
+            wait_until(lambda: "the tier of a bus cannot be changed" in log.read_text())
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_sealing_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", ["{", "[]", '{"shop/root": 1}', '{"shop/root": ["a"]}'])
 def test_damaged_keys_are_reported_and_not_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys.json").write_text(content)
-    with DataDirectory(tmp_path) as directory, pytest.raises(DataDirectoryError, match="mend it"):
+    with DataDirectory(tmp_path) as directory, pytest.raises(DataDirectoryError, match="repair it"):
         directory.keys_of("shop/root")
     assert (tmp_path / "keys.json").read_text() == content
 

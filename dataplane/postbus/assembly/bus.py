@@ -172,9 +172,9 @@ class Bus:
         if definition.name != of_now.name:
             raise BusError(f"these are manifests of {definition.name}, this bus is {of_now.name}")
         if definition.properties.sku.name is not of_now.properties.sku.name:
-            raise BusError("the tier of a bus is for life")
+            raise BusError("the tier of a bus cannot be changed")
         if definition.properties.limits.partition_count != self._partition_count:
-            raise BusError("the number of partitions of a bus is for life")
+            raise BusError("the number of partitions of a bus cannot be changed")
         assert self._opened is not None
         assert self._defining is not None
         rules = await asyncio.to_thread(DeclaredKeys(definition, self._data).rules)

@@ -126,7 +126,7 @@ class DataDirectory:
                 write_private(file, new_key().encode())
             return file.read_text(encoding="ascii")
         except (OSError, ValueError) as error:
-            raise DataDirectoryError(f"{file} cannot be read: mend it") from error
+            raise DataDirectoryError(f"{file} cannot be read: repair it") from error
 
     def ensure_control_token(self) -> Path:
         """Return the file of control tokens; one is made when there is none.
@@ -152,7 +152,7 @@ class DataDirectory:
             return {}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise DataDirectoryError(
-                f"{self._keys_file} cannot be read: mend it, or remove it for new keys"
+                f"{self._keys_file} cannot be read: repair it, or remove it for new keys"
             ) from error
         return dict(known)
 

@@ -81,5 +81,5 @@ def _why_not(fields: list[str]) -> str:
     whys = {
         "authorizationRules": "are changed at /v1/authorization-rules, those of a manifest there",
     }
-    for_life = "is for life: make another namespace and move the messages"
+    for_life = "cannot be changed: create another namespace and move the messages"
     return "; ".join(f"{field} {whys.get(field, for_life)}" for field in fields)

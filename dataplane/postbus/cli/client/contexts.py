@@ -138,7 +138,7 @@ class ContextFile:
         except FileNotFoundError:
             return cls(path, {}, None)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = getattr(error, "strerror", None) or "is damaged: mend or remove it"
+            reason = getattr(error, "strerror", None) or "is damaged: repair or remove it"
             raise ContextError(f"{path}: {reason}") from None
 
     def save(self) -> None:

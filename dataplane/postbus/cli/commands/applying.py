@@ -167,7 +167,7 @@ async def plan_of(
     if live.sku.name is not wanted.properties.sku.name:
         raise InputError(
             f"the manifests are for {wanted.properties.sku.name.value}, the bus {told['name']} is"
-            f" {live.sku.name.value}: a tier is for life"
+            f" {live.sku.name.value}: the tier of a bus cannot be changed"
         )
     queues = [each for each in wanted.queues if ("Queue", each.name.lower()) not in given]
     topics = [each for each in wanted.topics if ("Topic", each.name.lower()) not in given]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 APPLY_EPILOG: Final = examples(
     "postbus apply examples/              all manifests of a folder",
-    "postbus apply queue.yaml --dry-run   only say what would change",
+    "postbus apply queue.yaml --dry-run   show the changes, make none",
     "postbus diff queue.yaml && echo same",
     "postbus apply queue.yaml --context prod -o json",
 )
@@ -116,7 +116,9 @@ def import_config(
     is_applied: Annotated[
         bool, typer.Option("--apply", help="Apply it to the bus instead of printing manifests.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --apply: only say.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --apply: show the changes, make none.")
+    ] = False,
     context: ContextName = None,
 ) -> None:
     """Make manifests of the configuration file of Microsoft's Service Bus emulator."""
