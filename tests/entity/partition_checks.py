@@ -24,9 +24,9 @@ def check_partition(state: PartitionState) -> None:
     shared: Counter[SharedBody | None] = Counter()
     places = list(state._context.sub_queues)
     for sub in state._context.sub_queues:
-        if sub.sessions is not None:
-            used += check_sessions(sub.sessions)
-            places += sub.sessions.open_sessions.values()
+        if isinstance(sub, SessionQueue):
+            used += check_sessions(sub)
+            places += sub.open_sessions.values()
     for sub in places:
         loaded = [
             queued
@@ -96,10 +96,10 @@ def check_sessions(queue: SessionQueue) -> int:
 
 def _deferred_keys(sub: SubQueueState) -> Iterator[int]:
     yield from sub.deferred.values()
-    if sub.sessions is not None:
-        for session in sub.sessions.open_sessions.values():
+    if isinstance(sub, SessionQueue):
+        for session in sub.open_sessions.values():
             yield from session.deferred.values()
-        for dormant in sub.sessions.dormant_deferred.values():
+        for dormant in sub.dormant_deferred.values():
             yield from dormant.values()
 
 
@@ -123,7 +123,7 @@ def _check_order(sub: SubQueueState) -> None:
     assert all(queued.token is None for _, queued in sub.returned)
     assert all(token == queued.token for token, queued in sub.locks.items())
     assert [c.is_waiting for c in sub.waiting] == [True] * len(sub.waiting)
-    if sub.sessions is None:
+    if not isinstance(sub, SessionQueue):
         assert all(
             consumer.is_waiting is (consumer.limit > consumer.delivered)
             for consumer in sub.consumers.values()

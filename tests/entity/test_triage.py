@@ -36,6 +36,7 @@ from postbus.entity.commands import (
 from postbus.entity.message_operations import MAX_SEQUENCE_NUMBERS
 from postbus.entity.outcomes import Found, Needs, Outcome, Settling
 from postbus.entity.queues import paging
+from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.topics.topic_state import TopicState
 from postbus.message.codec import Symbol, Timestamp, encode_list, encode_value
 from postbus.message.envelope import Envelope
@@ -532,6 +533,7 @@ def test_what_is_loaded_behind_a_backlog_comes_when_the_backlog_is_deleted() -> 
     rig.detach("R")
     rig.settle(Disposition.COMPLETE, *taken)
     sub = rig.state.entities[QUEUE].active
+    assert isinstance(sub, PlainMessages)
     last = rig.send("last")
     assert sub.backlog_count
     assert [each.sequence for each in sub.tail] == last
@@ -564,9 +566,11 @@ def changed_and_unloaded(rig: Rig, sub_queue: SubQueue, number: int) -> None:
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     limit_bytes, rig.budget.limit_bytes = rig.budget.limit_bytes, 0
-    paging.shed(entity.sub_queue(sub_queue))
+    sub = entity.sub_queue(sub_queue)
+    assert isinstance(sub, PlainMessages)
+    paging.shed(sub)
     rig.budget.limit_bytes = limit_bytes
-    assert entity.sub_queue(sub_queue).stubs
+    assert sub.stubs
 
 
 def test_properties_that_were_set_on_abandoning_are_sent_again_before_their_commit() -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.queued_message import QueuedMessage
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.sessions.session_messages import SessionMessages
-    from postbus.entity.sessions.session_queue import SessionQueue
     from postbus.message.envelope import Envelope
 
 ABSENT: Final = Refused(Refusal.MESSAGE_NOT_FOUND, "no message here has this number")
@@ -75,19 +73,18 @@ class Choice(NamedTuple):
 class Chosen(NamedTuple):
     """What was found: in the order asked for, what is refused, and what is left for later.
 
-    `sessions` were looked at; `rest` them when the messages are taken.
+    `places` were looked at; `rest` them when the messages are taken.
     """
 
     choices: list[Choice]
     refused: dict[int, Refused]
     left: list[int]
-    sessions: list[SessionMessages]
+    places: list[SubQueueState]
 
     def rest(self) -> None:
-        """Let go of what was woken for the search."""
-        for session in self.sessions:
-            if session.holder is None:
-                session.queue.rest(session)
+        """Let go of what was opened for the search."""
+        for place in self.places:
+            place.end_search()
 
 
 def choose(
@@ -99,7 +96,7 @@ def choose(
     """Find messages by number, as many as may be read at a time; not scheduled ones."""
     sub = entity.sub_queue(kind)
     wanted = list(dict.fromkeys(numbers))
-    count = paging.readable(sub, len(wanted)) if wanted else 0
+    count = paging.readable(entity, len(wanted)) if wanted else 0
     wanted, left = wanted[:count], wanted[count:]
     if kind is SubQueue.ACTIVE:
         named = {number: sub.numbering.key_of(number) for number in wanted}
@@ -114,41 +111,17 @@ def choose(
         named = dict.fromkeys(wanted)
         named.update((row.sequence, row.row_key) for row in rows.values() if row.sequence)
     by_key = {row_key: number for number, row_key in named.items() if row_key is not None}
-    searched: list[SessionMessages] = []
-    if sub.sessions is None:
-        spots = _locate(sub, by_key, rows)
-    else:
-        spots = _locate_in_sessions(sub.sessions, by_key, rows, searched)
+    places = sub.places_of(by_key, rows)
+    spots: dict[int, Choice | Refused] = {}
+    for place, own in places:
+        spots.update(_locate(place, own, rows))
     answers = {number: spots.get(number, ABSENT) for number in wanted}
     return Chosen(
         [each for each in answers.values() if isinstance(each, Choice)],
         {number: each for number, each in answers.items() if isinstance(each, Refused)},
         left,
-        searched,
+        [place for place, _ in places],
     )
-
-
-def _locate_in_sessions(
-    queue: SessionQueue,
-    by_key: dict[int, int],
-    rows: dict[int, StoredRow],
-    searched: list[SessionMessages],
-) -> dict[int, Choice | Refused]:
-    """Look for each message in the session that its row names; add the sessions to `searched`."""
-    sessions: dict[bytes, dict[int, int]] = {}
-    for row_key, number in by_key.items():
-        row = rows.get(row_key)
-        if row is not None and row.envelope.session_id is not None:
-            sessions.setdefault(row.envelope.session_id, {})[row_key] = number
-    spots: dict[int, Choice | Refused] = {}
-    for session_id, own in sessions.items():
-        session = queue.open_sessions.get(session_id)
-        if session is None and session_id in queue.dormant:
-            session = queue.wake(session_id)
-        if session is not None:
-            searched.append(session)
-            spots.update(_locate(session, own, rows))
-    return spots
 
 
 def _locate(

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedEntity, Outcome
     from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.queues.sub_queue import SubQueueState
 
 FREEZE_MS: Final = 2_000
 """How long an entity stays frozen unless it is asked again (ADR 27)."""
@@ -221,7 +220,7 @@ class IdleEntities:
         entity = self._entities[entity_no]
         if len(entity.scheduled) or entity.outbound:
             return True
-        if any(_has_receivers(sub) for sub in entity.sub_queues()):
+        if any(sub.has_receivers() for sub in entity.sub_queues()):
             return True
         if isinstance(entity, TopicState):
             return any(map(self.is_busy, entity.subscriptions))
@@ -306,11 +305,3 @@ def _not_empty(entity: QueueState) -> Refused | None:
     if not count:
         return None
     return Refused(Refusal.NOT_EMPTY, f"{entity.name} holds {count} message{'s' * (count != 1)}")
-
-
-def _has_receivers(sub: SubQueueState) -> bool:
-    """Say whether a client waits for messages or for a session."""
-    sessions = sub.sessions
-    if sessions is not None:
-        return bool(sessions.waiters) or any(session.waiting for session in sessions.held)
-    return any(not consumer.is_forwarder for consumer in sub.waiting)

@@ -9,7 +9,7 @@ from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import RecordSize, ReserveBlock
 
 if TYPE_CHECKING:
-    from postbus.entity.partition_context import PartitionContext
+    from postbus.entity.apply_context import ApplyContext
 
 FIRST_BLOCK_KEYS: Final = 256
 LAST_BLOCK_KEYS: Final = 65_536
@@ -61,7 +61,7 @@ class Numbering:
         self._first_keys.append(block.first_key)
         self._offsets.append(block.first_sequence - block.first_key)
 
-    def take(self, count: int, context: PartitionContext) -> list[tuple[int, int, int]]:
+    def take(self, count: int, context: ApplyContext) -> list[tuple[int, int, int]]:
         """Use `count` keys. Shape: runs of (first key, offset to the number, length)."""
         key = self._next_key
         if key + count <= self._end_key:
@@ -77,7 +77,7 @@ class Numbering:
             count -= length
         return runs
 
-    def take_one(self, context: PartitionContext) -> tuple[int, int]:
+    def take_one(self, context: ApplyContext) -> tuple[int, int]:
         """Use one key. Shape: (key, number)."""
         ((key, offset, _),) = self.take(1, context)
         return key, key + offset
@@ -111,7 +111,7 @@ class Numbering:
         key = sequence - offsets[low - 1]
         return min(key, keys[low]) if low < len(keys) else key
 
-    def _reserve(self, context: PartitionContext) -> None:
+    def _reserve(self, context: ApplyContext) -> None:
         size = self._next_size
         self._next_size = min(size * GROWTH, LAST_BLOCK_KEYS)
         is_active = self._sub_queue is SubQueue.ACTIVE

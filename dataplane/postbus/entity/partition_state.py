@@ -17,6 +17,7 @@ from typing import Final, assert_never
 
 from postbus.contract.entities import EntityStatus, NamespaceLimits, TopicProperties
 from postbus.entity import message_operations, own_rows, transactions
+from postbus.entity.apply_context import DONE
 from postbus.entity.commands import (
     AcceptSession,
     AddConsumer,
@@ -72,12 +73,10 @@ from postbus.entity.outcomes import (
     RecordIds,
     RecordUse,
 )
-from postbus.entity.partition_context import DONE, PartitionContext
-from postbus.entity.queues import browse, hints, locks, paging
+from postbus.entity.partition_context import PartitionContext
+from postbus.entity.queues.active_messages import SessionCommand
 from postbus.entity.queues.consumer import Consumer
-from postbus.entity.queues.oldest import oldest
 from postbus.entity.queues.queue_state import QueueState
-from postbus.entity.sessions.session_queue import SessionCommand
 from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
 from postbus.entity.transfer.forwarding import Inbox
@@ -185,9 +184,9 @@ class PartitionState:
         return 0 if entity is None else entity.active.locked_count
 
     def oldest(self, entity_no: int) -> tuple[int, int | None] | None:
-        """Return row key and enqueued time of the active message that waits longest; `oldest`."""
+        """Return row key and enqueued time of the active message that waits longest."""
         entity = self.entities.get(entity_no)
-        return None if entity is None else oldest(entity.active)
+        return None if entity is None else entity.active.oldest()
 
     # --- commands ---------------------------------------------------------------------------------
 
@@ -199,7 +198,7 @@ class PartitionState:
                 entity = self.entities.get(command.entity_no)
                 if entity is None:
                     return _not_found()
-                return locks.settle(entity.sub_queue(command.sub_queue), command, found)
+                return entity.sub_queue(command.sub_queue).settle(command, found)
             case SetDemand():
                 return self._set_demand(command, found)
             case RemoveConsumer():
@@ -290,10 +289,7 @@ class PartitionState:
         if command.consumer_id not in self._consumers:
             consumer = Consumer(command.consumer_id, command.mode, command.receiver)
             sub = entity.sub_queue(command.sub_queue)
-            if sub.sessions is not None:
-                return Refused(Refusal.SESSION_REQUIRED, entity.name)
-            sub.add_consumer(consumer)
-            self._consumers[command.consumer_id] = (sub, consumer)
+            return sub.add_receiver(consumer) or DONE
         return DONE
 
     def _set_demand(self, command: SetDemand, found: Sequence[StoredRow] | None) -> Reply | Needs:
@@ -306,7 +302,7 @@ class PartitionState:
         if needs is not None:
             return needs
         if command.wants_hint or sub.hinted:
-            hints.arm(sub, consumer, is_wanted=command.wants_hint)
+            sub.arm_hint(consumer, is_wanted=command.wants_hint)
         return DemandSet(consumer.delivered)
 
     def _remove_consumer(self, command: RemoveConsumer) -> Reply:
@@ -322,17 +318,13 @@ class PartitionState:
         refused = _not_found() if entity is None else entity.receive_refusal()
         if entity is None or refused is not None:
             return refused or _not_found()
-        if entity.active.sessions is None:
-            return Refused(Refusal.SESSION_NOT_SUPPORTED, entity.name)
-        return entity.active.sessions.apply(command, found)
+        return entity.active.use_session(command, found)
 
     def _complete_sessions(self, command: CompleteSessions) -> Reply:
         entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
-        if entity.active.sessions is None:
-            return Refused(Refusal.SESSION_NOT_SUPPORTED, entity.name)
-        return entity.active.sessions.complete(command)
+        return entity.active.complete_sessions(command)
 
     def _supply(self, command: SupplyRows) -> Reply:
         entity = self.entities.get(command.entity_no)
@@ -341,21 +333,21 @@ class PartitionState:
         if command.sub_queue is SubQueue.SCHEDULED:
             entity.scheduled.supply(command.rows)
         else:
-            paging.supply(entity.sub_queue(command.sub_queue), command.rows)
+            entity.sub_queue(command.sub_queue).supply(command.rows)
         return DONE
 
     def _renew_locks(self, command: RenewLocks) -> Reply:
         entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
-        return locks.renew(entity.sub_queue(command.sub_queue), command)
+        return entity.sub_queue(command.sub_queue).renew_locks(command)
 
     def _lose_locks(self, command: LoseLocks) -> Reply:
         entity = self.entities.get(command.entity_no)
         if entity is None:
             return _not_found()
         for sub in entity.sub_queues():
-            locks.lose_all(sub)
+            sub.lose_locks()
         return DONE
 
     def _peek(self, command: Peek, found: Sequence[StoredRow] | None) -> Reply | Needs:
@@ -365,7 +357,7 @@ class PartitionState:
         if entity.properties.status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, entity.name)
         sub = entity.sub_queue(command.sub_queue)
-        return browse.peek(sub, entity.scheduled, command, found)
+        return sub.peek(entity.scheduled, command, found)
 
     def _receive_deferred(
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
@@ -374,7 +366,7 @@ class PartitionState:
         refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
-        return browse.receive_deferred(entity.sub_queue(command.sub_queue), command, found)
+        return entity.sub_queue(command.sub_queue).receive_deferred(command, found)
 
     def _delete_messages(
         self, command: DeleteMessages, found: Sequence[StoredRow] | None
@@ -383,7 +375,7 @@ class PartitionState:
         refused = _not_found() if entity is None else entity.receive_refusal(command.sub_queue)
         if entity is None or refused is not None:
             return refused or _not_found()
-        return browse.delete_messages(entity.sub_queue(command.sub_queue), command, found)
+        return entity.sub_queue(command.sub_queue).delete_messages(command, found)
 
     def _cancel(self, command: CancelScheduled) -> Reply:
         entity = self.entities.get(command.entity_no)
@@ -554,9 +546,8 @@ class PartitionState:
                 continue
             if entity is None:
                 self._start_purge(array("q", keys))
-            elif kind is not SubQueue.SCHEDULED and keys:
-                deferred = loaded.deferred.get((entity_no, kind), {})
-                entity.sub_queue(kind).load(keys, deferred)
+            elif kind not in (SubQueue.ACTIVE, SubQueue.SCHEDULED) and keys:
+                entity.sub_queue(kind).load(loaded)
         self._start_purge(self._outbox.load(loaded.outbox))
         self._inbox.load(loaded)
         due_rows: dict[int, list[PutDue]] = {}
@@ -566,8 +557,7 @@ class PartitionState:
             if entity_no in self.entities:
                 self.entities[entity_no].scheduled.load(rows)
         for entity in self.entities.values():
-            if entity.active.sessions is not None:
-                entity.active.sessions.load_sessions(loaded)
+            entity.active.load(loaded)
         first_keys = [block.first_key for block in blocks]
         for row_key, attempt in loaded.attempts.items():
             block = blocks[bisect_right(first_keys, row_key) - 1]

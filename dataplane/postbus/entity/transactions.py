@@ -146,7 +146,7 @@ def answer(
 def _check_locks(entity: QueueState, command: CheckLocks) -> Settled:
     tokens = command.lock_tokens
     sub = entity.sub_queue(command.sub_queue)
-    place = _place_of(sub, command.session_id, tokens)
+    place = sub.locks_of(command.session_id, tokens)
     if place is None:
         return Settled(list(range(len(tokens))) or None)
     lost = [index for index, token in enumerate(tokens) if not _is_live(place, token)]
@@ -206,8 +206,8 @@ def _check_settlement(
 ) -> Refused | None:
     sub = entity.sub_queue(command.sub_queue)
     tokens = command.lock_tokens
-    lost = Refusal.LOCK_LOST if sub.sessions is None else Refusal.SESSION_LOCK_LOST
-    place = _place_of(sub, command.session_id, tokens)
+    lost = Refusal.SESSION_LOCK_LOST if sub.requires_session else Refusal.LOCK_LOST
+    place = sub.locks_of(command.session_id, tokens)
     if place is None:
         return Refused(lost)
     for token in tokens:
@@ -231,22 +231,6 @@ def _check_settlement(
     loaded = [(message, message.envelope) for message in messages if message.envelope is not None]
     checked.steps.append(_Settlement(place, command, plan, loaded))
     return None
-
-
-def _place_of(
-    sub: SubQueueState, session_id: bytes | None, tokens: list[bytes]
-) -> SubQueueState | None:
-    """Return where these locks are if they live: the sub-queue, or a held session."""
-    sessions = sub.sessions
-    if sessions is None:
-        return sub
-    if session_id is not None:
-        session = sessions.open_sessions.get(session_id)
-    else:
-        session = next((held for held in sessions.held if tokens and tokens[0] in held.locks), None)
-    if session is None or session.holder is None or session.session_until_ms <= sub.context.now_ms:
-        return None
-    return session
 
 
 def _is_live(place: SubQueueState, token: bytes) -> bool:

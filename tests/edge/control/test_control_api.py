@@ -23,8 +23,8 @@ from postbus.broker.operate import controls
 from postbus.broker.partition.clock import ClockMode
 from postbus.broker.partition.host import Host
 from postbus.contract.entities import NamespaceProperties, QueueProperties, Right
+from postbus.entity.apply_context import MAINTENANCE_LIMIT
 from postbus.entity.commands import Command, Tick
-from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition, RuleKeys
 from postbus.process.data_directory import DataDirectory
 from postbus.process.settings import Settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postbus.contract.entities import QueueProperties
+from postbus.entity.apply_context import MAINTENANCE_LIMIT
 from postbus.entity.commands import (
     Disposition,
     Done,
@@ -15,7 +16,6 @@ from postbus.entity.commands import (
     RenewLocks,
     Settled,
 )
-from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from tests.entity.partition_rig import ACTIVE, DLQ, QUEUE, Rig, name_of
 
 

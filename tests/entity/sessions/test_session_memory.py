@@ -63,8 +63,8 @@ def rig_of(**settings: object) -> Rig:
 def queue_of(rig: Rig) -> SessionQueue:
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None
-    assert entity.active.sessions is not None
-    return entity.active.sessions
+    assert isinstance(entity.active, SessionQueue)
+    return entity.active
 
 
 def send(rig: Rig, session: str, *names: str) -> None:

@@ -64,9 +64,7 @@ def peek(
     """List messages of any state by number. Nothing is removed, nothing computed."""
     if not sub.is_main and command.state is not MessageState.DEFERRED:
         return _peek_kept(sub, command, found)
-    if sub.sessions is not None:
-        return sub.sessions.peek(scheduled, command, found)
-    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    limit = paging.readable(sub.entity, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     entries = entries_from(sub, command.from_sequence, limit, command.state)
     if sub.is_main:
         entries += scheduled_entries(scheduled, command.from_sequence, limit, command.state)
@@ -189,7 +187,7 @@ def _peek_kept(
     if command.state is MessageState.SCHEDULED:
         return Peeked([])
     entity_no = sub.entity.entity_no
-    limit = paging.readable(sub, command.limit, PEEK_READ_FACTOR * command.max_bytes)
+    limit = paging.readable(sub.entity, command.limit, PEEK_READ_FACTOR * command.max_bytes)
     if found is None:
         return Needs(numbers=[(entity_no, sub.kind, command.from_sequence, limit)])
     objects = {
@@ -236,8 +234,6 @@ def receive_deferred(
     sub: SubQueueState, command: ReceiveDeferred, found: Sequence[StoredRow] | None
 ) -> DeferredReceived | Refused | Needs:
     """Hand out deferred messages by number, all or none. Expired ones expire now."""
-    if sub.sessions is not None:
-        return sub.sessions.receive_deferred(command, found)
     row_keys: list[int] = []
     for sequence in dict.fromkeys(command.sequence_numbers):
         row_key = sub.deferred.get(sequence)
@@ -246,7 +242,7 @@ def receive_deferred(
                 Refusal.MESSAGE_NOT_FOUND, f"no deferred message has the number {sequence}"
             )
         row_keys.append(row_key)
-    if paging.readable(sub, len(row_keys)) < len(row_keys):
+    if paging.readable(sub.entity, len(row_keys)) < len(row_keys):
         return Refused(
             Refusal.ARGUMENT_OUT_OF_RANGE, "so many large messages must be asked for in parts"
         )
@@ -351,8 +347,6 @@ def delete_messages(
     sub: SubQueueState, command: DeleteMessages, found: Sequence[StoredRow] | None
 ) -> MessagesDeleted | Needs:
     """Delete the oldest messages that are neither locked nor deferred."""
-    if sub.sessions is not None:
-        return sub.sessions.delete_messages(command, found)
     limit = min(command.limit, sub.context.limits.max_delete_count)
     bound_ms = bound_of(command, sub.context)
     in_front = sum(
@@ -362,7 +356,7 @@ def delete_messages(
     scan = array("q")
     if in_front < limit:
         head = sub.backlog_head
-        scan = sub.backlog[head : head + paging.readable(sub, limit - in_front + SCAN_KEYS)]
+        scan = sub.backlog[head : head + paging.readable(sub.entity, limit - in_front + SCAN_KEYS)]
     if scan and found is None:
         return Needs(row_keys=list(scan))
     deleted = 0

@@ -23,7 +23,7 @@ from postbus.message.ids import id_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from postbus.entity.partition_context import PartitionContext
+    from postbus.entity.apply_context import ApplyContext
     from postbus.message.envelope import Envelope
 
 DIGEST_BYTES: Final = 16
@@ -95,7 +95,7 @@ class SeenIds:
         "window_ms",
     )
 
-    def __init__(self, entity_no: int, context: PartitionContext, window_ms: int) -> None:
+    def __init__(self, entity_no: int, context: ApplyContext, window_ms: int) -> None:
         self.entity_no = entity_no
         self.window_ms = window_ms
         self._context = context

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 def arm(sub: SubQueueState, consumer: Consumer, *, is_wanted: bool) -> None:
     """Let a receiver be told, now or later, or not any more."""
-    if sub.sessions is not None:
-        return
     if is_wanted:
         if sub.hinted is None:
             sub.hinted = {}

@@ -49,8 +49,6 @@ def settle(
     sub: SubQueueState, command: Settle, found: Sequence[StoredRow] | None
 ) -> Settled | Refused | Needs:
     """Settle a vector of tokens; the reply names those not held any more."""
-    if sub.sessions is not None:
-        return sub.sessions.settle(command, found)
     if command.disposition is Disposition.COMPLETE:
         return complete(sub, command.lock_tokens)
     plan = prepare(sub, command, found)
@@ -354,8 +352,6 @@ def watch(sub: SubQueueState, until_ms: int) -> None:
 
 def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
     """Extend all locks or none."""
-    if sub.sessions is not None:
-        return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
     now_ms = sub.context.now_ms
     held = sub.locks
     for token in command.lock_tokens:
@@ -374,9 +370,6 @@ def renew(sub: SubQueueState, command: RenewLocks) -> LocksRenewed | Refused:
 
 def lose_all(sub: SubQueueState) -> None:
     """Let every lock run out now; those above the limit of one command follow in the next."""
-    if sub.sessions is not None:
-        sub.sessions.lose_all()
-        return
     now_ms = sub.context.now_ms
     for message in sub.locks.values():
         message.locked_until_ms = now_ms

@@ -20,6 +20,7 @@ from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
+    from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
 
 FETCH_KEYS: Final = 1_000
@@ -151,9 +152,9 @@ def fetch(sub: SubQueueState) -> None:
         sub.ask()
 
 
-def readable(sub: SubQueueState, count: int, most_bytes: int = READ_BYTES) -> int:
+def readable(entity: QueueState, count: int, most_bytes: int = READ_BYTES) -> int:
     """Return how many of `count` messages of the usual size may be read at a time, at least one."""
-    return min(count, max(min(most_bytes, READ_BYTES) // (sub.entity.average_bytes or 1), 1))
+    return min(count, max(min(most_bytes, READ_BYTES) // (entity.average_bytes or 1), 1))
 
 
 def keys_wanted(sub: SubQueueState, limit: int) -> list[int]:
@@ -198,7 +199,7 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
     wanted -= len(sub.returned) + len(sub.ready)
     if wanted > 0:
         row_keys += sub.backlog[sub.backlog_head : sub.backlog_head + wanted]
-    return row_keys[: readable(sub, FETCH_KEYS)]
+    return row_keys[: readable(sub.entity, FETCH_KEYS)]
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
@@ -206,9 +207,6 @@ def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
 
     The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
     """
-    if sub.sessions is not None:
-        sub.sessions.supply(rows)
-        return
     by_key = {row.row_key: row for row in rows}
     for row_key in sub.fetch_keys or ():
         if row_key not in by_key:

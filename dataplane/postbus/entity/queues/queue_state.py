@@ -14,10 +14,9 @@ from postbus.contract.entities import (
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.outcomes import Needs, RecordSize
 from postbus.entity.queues.dedup import SeenIds
+from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.queues.scheduled import ScheduledMessages
-from postbus.entity.queues.sub_queue import SubQueueState
 from postbus.entity.sessions.session_queue import SessionQueue
-from postbus.entity.transfer import forwarding
 from postbus.message.envelope import Envelope
 from postbus.message.patch import TWO_KEYS, check_properties
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.partition_context import PartitionContext
+    from postbus.entity.queues.active_messages import ActiveMessages
     from postbus.entity.topics.topic_state import TopicState
 
 SESSION_ID_MISSING: Final = Refused(
@@ -114,15 +114,15 @@ class QueueState:
         self.outbound = 0  # messages of this entity that wait in the outbox
         self.accessed_ms = 0  # when somebody sent or received last, as far as this life knows
         self._define(properties)
-        self.active: SubQueueState
+        self.active: ActiveMessages
         if not isinstance(properties, TopicProperties) and properties.requires_session:
             self.active = SessionQueue(self, context, next_sequence)
         else:
-            self.active = SubQueueState(self, SubQueue.ACTIVE, context, next_sequence)
-        self._subs = {SubQueue.ACTIVE: self.active}
-        self.scheduled = ScheduledMessages(self.active, context)
+            self.active = PlainMessages(self, SubQueue.ACTIVE, context, next_sequence)
+        self._subs: dict[SubQueue, ActiveMessages] = {SubQueue.ACTIVE: self.active}
+        self.scheduled = ScheduledMessages(self, self.active, context)
         if self.forward_to is not None:
-            forwarding.watch(self.active)
+            self.active.forward(self.forward_to)
 
     def _define(self, properties: EntityProperties) -> None:
         assert not isinstance(properties, TopicProperties)
@@ -177,22 +177,22 @@ class QueueState:
             refusal = self.receive_refusal(sub.kind)
             if refusal is not None:
                 ended += sub.end_consumers(refusal.refusal)
-            forwarding.watch(sub)
+            sub.forward(self.target_of(sub.kind))
         return ended
 
     # --- sub-queues -------------------------------------------------------------------------------
 
-    def sub_queue(self, kind: SubQueue) -> SubQueueState:
+    def sub_queue(self, kind: SubQueue) -> ActiveMessages:
         """Return a sub-queue, made at first use: most entities never need the others."""
         sub = self._subs.get(kind)
         if sub is None:
             assert kind in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER)
-            sub = self._subs[kind] = SubQueueState(self, kind, self.context)
+            sub = self._subs[kind] = PlainMessages(self, kind, self.context)
             if self.forward_dead_letters_to is not None:
-                forwarding.watch(sub)
+                sub.forward(self.target_of(kind))
         return sub
 
-    def sub_queues(self) -> list[SubQueueState]:
+    def sub_queues(self) -> list[ActiveMessages]:
         return list(self._subs.values())
 
     def live_count(self, kind: SubQueue) -> int:
@@ -235,6 +235,12 @@ class QueueState:
             consumer_id for sub in self.sub_queues() for consumer_id in sub.end_consumers(refusal)
         ]
 
+    def target_of(self, kind: SubQueue) -> str | None:
+        """Return where the messages of a sub-queue go; the transfer dead-letter queue stays."""
+        if kind is SubQueue.ACTIVE:
+            return self.forward_to
+        return self.forward_dead_letters_to if kind is SubQueue.DEAD_LETTER else None
+
     # --- refusals ---------------------------------------------------------------------------------
 
     def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
@@ -244,7 +250,7 @@ class QueueState:
             return Refused(Refusal.ENTITY_DISABLED, self.name)
         if status is EntityStatus.RECEIVE_DISABLED:
             return Refused(Refusal.RECEIVE_DISABLED, self.name)
-        target = forwarding.target_of(self, kind)
+        target = self.target_of(kind)
         if target is not None:
             return Refused(Refusal.NOT_ALLOWED, f"the messages are forwarded to {target}")
         return None
@@ -274,7 +280,7 @@ class QueueState:
         refused = properties_refusal(envelope)
         if refused is not None:
             return refused
-        if envelope.session_id is None and self.active.sessions is not None:
+        if envelope.session_id is None and self.active.requires_session:
             return SESSION_ID_MISSING
         return None if self._has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
 
@@ -344,7 +350,7 @@ class QueueState:
             total_bytes += size_bytes
         if self.size_bytes + self.state_bytes + total_bytes > self.max_size_bytes:
             return self._enqueue_each(command, digests, found)
-        if self.active.sessions is not None and None in [m.session_id for m in messages]:
+        if self.active.requires_session and None in [m.session_id for m in messages]:
             return self._enqueue_each(command, digests, found)
         if not messages:
             return Enqueued([])
@@ -368,7 +374,7 @@ class QueueState:
     ) -> list[int]:
         """Store messages that passed all checks, or forward them; return their numbers."""
         self.traffic.accepted += len(envelopes)
-        if self.forward_to is not None and not forwarding.has_backlog(self.active):
+        if self.forward_to is not None and not self.active.has_backlog():
             return self.context.outbox.send(self, envelopes, self.forward_to)
         return self.active.append(
             envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.queues.active_messages import ActiveMessages
+    from postbus.entity.queues.queue_state import QueueState
 
 
 PUBLISH_COPIES: Final = 10_000
@@ -50,6 +51,7 @@ class ScheduledMessages:
         "_by_time",
         "_context",
         "_due",
+        "_entity",
         "_fetched",
         "_numbering",
         "_numbers",
@@ -59,14 +61,16 @@ class ScheduledMessages:
 
     def __init__(
         self,
-        active: SubQueueState,
+        entity: QueueState,
+        active: ActiveMessages,
         context: PartitionContext,
         publish: Callable[[Envelope, int], int] | None = None,
     ) -> None:
+        self._entity = entity
         self._active = active
         self._publish = publish
         self._context = context
-        self._numbering = Numbering(active.entity, SubQueue.SCHEDULED, 0)
+        self._numbering = Numbering(entity, SubQueue.SCHEDULED, 0)
         self._due: dict[int, _Due] = {}
         self._by_time: list[_Due] = []
         self._fetched: list[_Due] = []  # due, their rows are being read
@@ -118,14 +122,12 @@ class ScheduledMessages:
         due = _Due(envelope.scheduled_ms, row_key, sequence, envelope.size_bytes)
         outcome = context.outcome
         outcome.inserts.append(InsertMessage(row_key, context.now_ms, envelope))
-        outcome.mutations.append(
-            PutDue(row_key, self._active.entity.entity_no, due.due_ms, sequence)
-        )
+        outcome.mutations.append(PutDue(row_key, self._entity.entity_no, due.due_ms, sequence))
         self._due[sequence] = due
         insort(self._numbers, sequence)  # at the end, unless the number was reserved long ago
         heappush(self._by_time, due)
-        self._active.entity.grow(envelope.size_bytes)
-        self._active.entity.traffic.accepted += 1
+        self._entity.grow(envelope.size_bytes)
+        self._entity.traffic.accepted += 1
         self._watch()
         return sequence
 
@@ -138,7 +140,7 @@ class ScheduledMessages:
                     Refusal.MESSAGE_NOT_FOUND, f"no scheduled message has the number {sequence}"
                 )
         outcome = self._context.outcome
-        entity = self._active.entity
+        entity = self._entity
         average_bytes = entity.average_bytes
         for sequence in wanted:
             due = self._due.pop(sequence)
@@ -157,7 +159,7 @@ class ScheduledMessages:
             return
         self._timer_ms = None
         if self._publish is not None or (
-            active.sessions is not None and active.entity.forward_to is None
+            active.requires_session and self._entity.forward_to is None
         ):
             self._fetch_due()
             return
@@ -171,7 +173,7 @@ class ScheduledMessages:
         self._watch()
 
     def _activate(self, due: _Due) -> None:
-        entity = self._active.entity
+        entity = self._entity
         if entity.forward_to is None:
             self._active.append_key(self._move(due))
             return
@@ -188,7 +190,7 @@ class ScheduledMessages:
             MoveMessage(
                 due.row_key,
                 row_key,
-                active.entity.entity_no,
+                self._entity.entity_no,
                 SubQueue.ACTIVE,
                 sequence,
                 0,
@@ -213,11 +215,11 @@ class ScheduledMessages:
             due = heappop(by_time)
             if self._due.get(due.sequence) is due:
                 context.allowance -= 1
-                room_bytes -= due.size_bytes or self._active.entity.average_bytes
+                room_bytes -= due.size_bytes or self._entity.average_bytes
                 self._fetched.append(due)
         if self._fetched:
             row_keys = sorted(due.row_key for due in self._fetched)
-            entity_no = self._active.entity.entity_no
+            entity_no = self._entity.entity_no
             context.outcome.effects.append(Fetch(entity_no, SubQueue.SCHEDULED, row_keys))
         else:
             self._watch()
@@ -230,14 +232,11 @@ class ScheduledMessages:
         if self._publish is not None:
             self._publish_all(fetched, by_key)
             return
-        sessions = self._active.sessions
-        assert sessions is not None
         for due in fetched:
             if self._due.get(due.sequence) is due:
                 session_id = by_key[due.row_key].envelope.session_id
-                assert session_id is not None
-                if self._active.entity.forward_to is None:
-                    sessions.take_key(session_id, self._move(due))
+                if self._entity.forward_to is None:
+                    self._active.append_key(self._move(due), session_id=session_id)
                 else:
                     self._activate(due)
         self._trim()
@@ -246,7 +245,7 @@ class ScheduledMessages:
     def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
         """Publish what was read, as much as one command may; the rest is read again."""
         assert self._publish is not None
-        outcome, entity = self._context.outcome, self._active.entity
+        outcome, entity = self._context.outcome, self._entity
         copies = 0
         for due in fetched:
             if self._due.get(due.sequence) is not due:

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from postbus.entity.apply_context import MAINTENANCE_LIMIT
 from postbus.entity.commands import (
     Delivery,
     ReceiveMode,
@@ -32,7 +33,6 @@ from postbus.entity.outcomes import (
     RecordAcquired,
     Settling,
 )
-from postbus.entity.partition_context import MAINTENANCE_LIMIT
 from postbus.entity.queues import expiry, hints, locks, paging
 from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.ledger import Ledger
@@ -45,10 +45,9 @@ if TYPE_CHECKING:
 
     from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.sessions.session_queue import SessionQueue
 
 FAIR_CHUNK: Final = 32
-"""Most messages one receiver gets before the next has its context. Our choice: small against usual
+"""Most messages one receiver gets before the next has its turn. Our choice: small against usual
 credits (100 to 1,000), large enough for one frame burst."""
 
 _new = tuple.__new__
@@ -58,8 +57,8 @@ class SubQueueState:
     """See the module's docstring. `is_main` is False for the dead-letter kinds: there nothing
     expires, deliveries are not limited, and only abandoning counts.
 
-    `sessions` is set where the messages are divided by session. `session_until_ms` is when the
-    lock of a session ends, and with it each lock of its messages; 0 outside sessions.
+    `session_until_ms` is when the lock of a session ends, and with it each lock of its messages; 0
+    outside sessions.
     """
 
     __slots__ = (
@@ -83,7 +82,6 @@ class SubQueueState:
         "ready",
         "returned",
         "session_until_ms",
-        "sessions",
         "stubs",
         "tail",
         "unsorted_until_ms",
@@ -108,7 +106,6 @@ class SubQueueState:
         self.kind = kind
         self.context = context
         self.is_main = kind is SubQueue.ACTIVE
-        self.sessions: SessionQueue | None = None
         self.session_until_ms = 0
         self.ready: deque[QueuedMessage] = deque()
         self.tail: deque[QueuedMessage] = deque()
@@ -126,7 +123,7 @@ class SubQueueState:
         self.waiting: deque[Consumer] = deque()
         self.hinted: dict[int, Consumer] | None = None
 
-    def load(self, row_keys: array[int], deferred: dict[int, int]) -> None:
+    def take_over(self, row_keys: array[int], deferred: dict[int, int]) -> None:
         """Take over the rows of an earlier life; `deferred` maps row key to number."""
         self.ledger.restore(len(row_keys))
         if deferred:
@@ -145,9 +142,22 @@ class SubQueueState:
 
     @property
     def locked_count(self) -> int:
-        """Number of locked messages; in a session entity those of all sessions."""
-        held = () if self.sessions is None else self.sessions.held
-        return len(self.locks) + sum(len(session.locks) for session in held)
+        """Number of locked messages."""
+        return len(self.locks)
+
+    def oldest(self) -> tuple[int, int | None] | None:
+        """Return row key and enqueued time of the next available message, None without one.
+
+        The time is None when only the key is in memory. Locked and deferred messages do not wait.
+        """
+        if self.returned:
+            row_key, message = self.returned[0]
+            return row_key, message.enqueued_ms
+        if self.ready:
+            return self.ready[0].row_key, self.ready[0].enqueued_ms
+        if self.backlog_count:
+            return self.backlog[self.backlog_head], None
+        return (self.tail[0].row_key, self.tail[0].enqueued_ms) if self.tail else None
 
     # --- arrivals ---------------------------------------------------------------------------------
 
@@ -185,9 +195,19 @@ class SubQueueState:
             numbers = list(range(key + offset, key + offset + count))
         else:
             numbers, arrived = self._append_runs(runs, envelopes, now_ms)
-        if self.sessions is not None:
-            self.sessions.distribute(envelopes, arrived, total_bytes)
-            return numbers
+        self.distribute(envelopes, arrived, total_bytes, is_shared)
+        return numbers
+
+    def distribute(
+        self,
+        envelopes: list[Envelope],
+        arrived: list[QueuedMessage],
+        total_bytes: int,
+        is_shared: bool,
+    ) -> None:
+        """Keep new messages, loaded if there is room, and deliver to waiting receivers."""
+        context = self.context
+        count = len(arrived)
         needed_bytes = total_bytes + count * MESSAGE_OVERHEAD_BYTES
         if is_shared:
             needed_bytes -= _held_bytes(envelopes)
@@ -203,7 +223,6 @@ class SubQueueState:
             paging.append_short_of_room(self, arrived)
         if self.waiting or self.hinted:
             self.pump()
-        return numbers
 
     def _append_runs(
         self, runs: list[tuple[int, int, int]], envelopes: list[Envelope], now_ms: int
@@ -220,11 +239,15 @@ class SubQueueState:
                 arrived.append(QueuedMessage(row_key, row_key + offset, now_ms, envelope))
         return numbers, arrived
 
-    def append_key(self, row_key: int, grown_bytes: int = 0) -> None:
+    def append_key(
+        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
+    ) -> None:
         """Take a message that was moved here; its row is read when a receiver wants it.
 
-        `grown_bytes`: what it adds to the size of the entity.
+        `grown_bytes`: what it adds to the size of the entity. `session_id` must be given where
+        messages are divided by session.
         """
+        del session_id
         paging.evict_tail(self)
         self.backlog.append(row_key)
         self.ledger.store(1, grown_bytes)
@@ -243,6 +266,9 @@ class SubQueueState:
 
     def add_consumer(self, consumer: Consumer) -> None:
         self.consumers[consumer.consumer_id] = consumer
+
+    def arm_hint(self, consumer: Consumer, *, is_wanted: bool) -> None:
+        hints.arm(self, consumer, is_wanted=is_wanted)
 
     def remove_consumer(self, consumer_id: int) -> None:
         consumer = self.consumers.pop(consumer_id)
@@ -477,6 +503,9 @@ class SubQueueState:
     def shed(self) -> None:
         paging.shed(self)
 
+    def end_search(self) -> None:
+        """Let go of what was opened to look for messages."""
+
     def make_room(self, wanted_bytes: int) -> None:
         """Unload what no receiver waits for, unless there is so much room already."""
         if (
@@ -489,7 +518,7 @@ class SubQueueState:
 
     def ask(self) -> None:
         """Have the host read the rows wanted next; `fetch_keys` is set until they come."""
-        row_keys = paging.keys_wanted(self, paging.readable(self, paging.FETCH_KEYS))
+        row_keys = paging.keys_wanted(self, paging.readable(self.entity, paging.FETCH_KEYS))
         if row_keys:
             self.fetch_keys = row_keys
             self.context.outcome.effects.append(Fetch(self.entity.entity_no, self.kind, row_keys))

@@ -80,10 +80,7 @@ class MessagesBySession(SubQueueState):
         self._asked: list[SessionMessages] = []
         self._is_supplying = False
 
-    def load(self, row_keys: array[int], deferred: dict[int, int]) -> None:
-        """Do nothing: the keys come divided, with `load_sessions`."""
-
-    def load_sessions(self, loaded: LoadedPartition) -> None:
+    def load(self, loaded: LoadedPartition) -> None:
         """Take over the sessions of an earlier life, the oldest first."""
         entity_no = self.entity.entity_no
         deferred = loaded.deferred.get((entity_no, SubQueue.ACTIVE), {})
@@ -103,9 +100,14 @@ class MessagesBySession(SubQueueState):
     # --- arrivals ---------------------------------------------------------------------------------
 
     def distribute(
-        self, envelopes: list[Envelope], arrived: list[QueuedMessage], total_bytes: int
+        self,
+        envelopes: list[Envelope],
+        arrived: list[QueuedMessage],
+        total_bytes: int,
+        is_shared: bool,
     ) -> None:
         """Add new messages to their sessions, then deliver to holders."""
+        assert not is_shared, "sessions have no bodies in common"
         window = self.context.window
         count = len(arrived)
         needed_bytes = total_bytes + count * (MESSAGE_OVERHEAD_BYTES + SESSION_BYTES)
@@ -146,7 +148,7 @@ class MessagesBySession(SubQueueState):
         assert session_id is not None
         session = self.open_sessions.get(session_id)
         if session is None and session_id not in self.dormant and len(self.idle) < IDLE_SESSIONS:
-            session = self.wake(session_id)
+            session = self.open_session(session_id)
             self._make_idle(session)
         if session is None:
             self._take_key(session_id, message.row_key)
@@ -176,7 +178,7 @@ class MessagesBySession(SubQueueState):
             ):
                 self._take_key(session_id, message.row_key)
                 return
-            session = self.wake(session_id)
+            session = self.open_session(session_id)
             self._make_idle(session)
         session.take_short_of_room(message)
         if session.waiting:
@@ -184,9 +186,12 @@ class MessagesBySession(SubQueueState):
         else:
             self._queue_up(session)
 
-    def take_key(self, session_id: bytes, row_key: int) -> None:
-        """Take a message that was moved here; its row is read when somebody wants it."""
-        self.ledger.store(1, 0)
+    def append_key(
+        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
+    ) -> None:
+        """Take a message that was moved here; its row is read when a receiver wants it."""
+        assert session_id is not None
+        self.ledger.store(1, grown_bytes)
         session = self.open_sessions.get(session_id)
         if session is None:
             self._take_key(session_id, row_key)
@@ -207,7 +212,7 @@ class MessagesBySession(SubQueueState):
 
     # --- open sessions ----------------------------------------------------------------------------
 
-    def wake(self, session_id: bytes) -> SessionMessages:
+    def open_session(self, session_id: bytes) -> SessionMessages:
         """Open a session, with the keys it has."""
         session = self._spare.pop() if self._spare else self._make_session()
         session.session_id = session_id
@@ -221,10 +226,9 @@ class MessagesBySession(SubQueueState):
         return session
 
     def _make_session(self) -> SessionMessages:
-        assert self.sessions is not None
-        return SessionMessages(self.sessions)
+        raise NotImplementedError  # they call back what only `SessionQueue` has
 
-    def rest(self, session: SessionMessages) -> None:
+    def put_away(self, session: SessionMessages) -> None:
         """Keep a session without a holder as it is, as keys, or not at all."""
         assert session.holder is None
         if session.is_empty:
@@ -305,7 +309,7 @@ class MessagesBySession(SubQueueState):
         """Read for all sessions that want rows, each a share."""
         hungry = self._hungry
         row_keys: list[int] = []
-        most = paging.readable(self, paging.FETCH_KEYS)
+        most = paging.readable(self.entity, paging.FETCH_KEYS)
         share = max(most // (len(hungry) or 1), SESSION_FETCH_KEYS)
         while hungry and len(row_keys) < most:
             session = hungry.popleft()
@@ -331,7 +335,7 @@ class MessagesBySession(SubQueueState):
                 session, [by_key[key] for key in sorted(session.fetch_keys or ()) if key in by_key]
             )
             if session.holder is None and self.open_sessions.get(session.session_id) is session:
-                self.rest(session)
+                self.put_away(session)
         self._is_supplying = False
         self._ask_next()
 

@@ -46,7 +46,7 @@ def peek(
     """List messages of one session or of all by number, scheduled ones only of all."""
     start = command.from_sequence
     most_bytes = browse.PEEK_READ_FACTOR * command.max_bytes
-    limit = paging.readable(queue, command.limit, most_bytes)
+    limit = paging.readable(queue.entity, command.limit, most_bytes)
     if command.session_id is not None:
         entries = _entries_of(queue, command.session_id, command, limit)
     else:
@@ -117,9 +117,9 @@ def _entries_of(
         return browse.entries_from(session, from_sequence, limit, state)
     if session_id not in queue.dormant:
         return []
-    session = queue.wake(session_id)
+    session = queue.open_session(session_id)
     entries = browse.entries_from(session, from_sequence, limit, state)
-    queue.rest(session)
+    queue.put_away(session)
     return entries
 
 
@@ -133,7 +133,7 @@ def delete_messages(
     if command.session_id is not None:
         return _delete_in(queue, command.session_id, command, found)
     limit = min(command.limit, queue.context.limits.max_delete_count)
-    oldest = _oldest(queue, paging.readable(queue, limit + browse.SCAN_KEYS))
+    oldest = _oldest(queue, paging.readable(queue.entity, limit + browse.SCAN_KEYS))
     absent = [row_key for row_key, _, enqueued_ms in oldest if enqueued_ms is None]
     if absent and found is None:
         return Needs(row_keys=absent)
@@ -165,10 +165,10 @@ def _delete_in(
     if session is None:
         if session_id not in queue.dormant:
             return MessagesDeleted(0)
-        session = queue.wake(session_id)
+        session = queue.open_session(session_id)
     reply = browse.delete_messages(session, command, found)
     if session.holder is None:
-        queue.rest(session)
+        queue.put_away(session)
     return reply
 
 

@@ -163,6 +163,11 @@ class SessionMessages(SubQueueState):
     def ask(self) -> None:
         self.queue.want(self)
 
+    def end_search(self) -> None:
+        """Keep the session as it is, as keys, or not at all, unless a receiver holds it."""
+        if self.holder is None:
+            self.queue.put_away(self)
+
     def unload_all(self) -> array[int]:
         """Forget the objects of all messages that can be handed out; return their keys in order."""
         context = self.context

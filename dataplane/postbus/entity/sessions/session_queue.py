@@ -8,9 +8,10 @@ it. `messages_by_session` keeps the messages, `session_browse` reads over all se
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, ClassVar, Final, assert_never
 
 from postbus.contract.entities import MAX_DURATION_MS
+from postbus.entity.apply_context import DONE, MAINTENANCE_LIMIT
 from postbus.entity.commands import (
     AcceptSession,
     CompleteSessions,
@@ -24,6 +25,7 @@ from postbus.entity.commands import (
     ReceiveDeferred,
     Refusal,
     Refused,
+    RenewLocks,
     RenewSession,
     Reply,
     SessionRenewed,
@@ -33,25 +35,27 @@ from postbus.entity.commands import (
     StoredRow,
 )
 from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
-from postbus.entity.partition_context import DONE, MAINTENANCE_LIMIT
 from postbus.entity.queues import browse, locks, paging
 from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.sessions import session_browse
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
+from postbus.entity.transfer.forwarding import FORWARDER_ID, SessionForwarder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from postbus.entity.partition_context import PartitionContext
+    from postbus.entity.queues.active_messages import SessionCommand
     from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.message.envelope import Envelope
 
-SessionCommand: TypeAlias = (
-    AcceptSession | RenewSession | GetSessionState | SetSessionState | ListSessions
-)
+MAX_SESSIONS: Final = 10_000
+"""Sessions that are looked through; with more of them the oldest message is unknown. Our choice:
+a millisecond."""
 
 HELD: Final = Refused(Refusal.SESSION_CANNOT_BE_LOCKED, "another receiver holds the session")
 LOST: Final = Refused(Refusal.SESSION_LOCK_LOST, "the receiver does not hold the session")
@@ -62,29 +66,45 @@ class SessionQueue(MessagesBySession):
 
     __slots__ = ("waiters",)
 
+    requires_session: ClassVar[bool] = True
+
     def __init__(self, entity: QueueState, context: PartitionContext, next_sequence: int) -> None:
         super().__init__(entity, context, next_sequence)
-        self.sessions = self
         self.waiters: OrderedDict[int, SessionConsumer] = OrderedDict()
 
+    @property
+    def locked_count(self) -> int:
+        return sum(len(session.locks) for session in self.held)
+
+    def _make_session(self) -> SessionMessages:
+        return SessionMessages(self)
+
     def distribute(
-        self, envelopes: list[Envelope], arrived: list[QueuedMessage], total_bytes: int
+        self,
+        envelopes: list[Envelope],
+        arrived: list[QueuedMessage],
+        total_bytes: int,
+        is_shared: bool,
     ) -> None:
-        """Take new messages, hand out to holders and grant what became available."""
-        super().distribute(envelopes, arrived, total_bytes)
+        """Take new messages, deliver to holders and grant what became available."""
+        super().distribute(envelopes, arrived, total_bytes, is_shared)
         if self.waiters:
             self._serve()
 
-    def take_key(self, session_id: bytes, row_key: int) -> None:
-        """Take a message that was moved here; its row is read when somebody wants it."""
-        super().take_key(session_id, row_key)
+    def append_key(
+        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
+    ) -> None:
+        """Take a message that was moved here; its row is read when a receiver wants it."""
+        super().append_key(row_key, grown_bytes, session_id=session_id)
         if self.waiters:
             self.context.resumed[self._serve] = None
 
     # --- granting ---------------------------------------------------------------------------------
 
-    def apply(self, command: SessionCommand, found: Sequence[StoredRow] | None) -> Reply | Needs:
-        """Do what concerns a session itself."""
+    def use_session(
+        self, command: SessionCommand, found: Sequence[StoredRow] | None
+    ) -> Reply | Needs:
+        """Apply a command for a session itself."""
         if isinstance(command, AcceptSession):
             return self.accept(command)
         if isinstance(command, ListSessions):
@@ -128,7 +148,7 @@ class SessionQueue(MessagesBySession):
                 if session is not None and session.holder is not None:
                     return HELD  # it went to one who waited, or has much to return
             if session is None:
-                session = self.wake(session_id)
+                session = self.open_session(session_id)
             if session.is_queued:  # its entry is stale now
                 session.is_queued = False
                 self._note_orphan()
@@ -151,7 +171,7 @@ class SessionQueue(MessagesBySession):
                 if not self.dormant.get(session_id):
                     self._orphans = max(self._orphans - 1, 0)
                     continue
-                session = self.wake(session_id)
+                session = self.open_session(session_id)
                 session.is_queued = False
                 return session
             session.is_queued = False
@@ -225,7 +245,7 @@ class SessionQueue(MessagesBySession):
         session.free()
         if session.locks:
             locks.return_all(session, is_failed=is_failed)
-        self.rest(session)
+        self.put_away(session)
         if self.waiters:
             self._serve()
 
@@ -280,7 +300,7 @@ class SessionQueue(MessagesBySession):
         for session in expired:
             self.expire(session)
 
-    def lose_all(self) -> None:
+    def lose_locks(self) -> None:
         """Let the lock of every session run out at this moment."""
         now_ms = self.context.now_ms
         for session in self.held:
@@ -291,6 +311,27 @@ class SessionQueue(MessagesBySession):
             self.expire_locks()
 
     # --- receivers --------------------------------------------------------------------------------
+
+    def add_receiver(self, consumer: Consumer) -> Refused:
+        del consumer
+        return Refused(Refusal.SESSION_REQUIRED, self.entity.name)
+
+    def arm_hint(self, consumer: Consumer, *, is_wanted: bool) -> None:
+        """Do nothing: each session is in one partition, so its receivers need no hints."""
+
+    def has_receivers(self) -> bool:
+        """Say whether a client waits for messages or for a session."""
+        return bool(self.waiters) or any(session.waiting for session in self.held)
+
+    def forward(self, target: str | None) -> None:
+        """Let our receiver take one session after the other, or take it out."""
+        if FORWARDER_ID in self.consumers:
+            self.remove_consumer(FORWARDER_ID)
+        if target is not None:
+            self.wait_for_session(SessionForwarder(self, target))
+
+    def has_backlog(self) -> bool:
+        return bool(self.open_sessions or self.dormant)
 
     def remove_consumer(self, consumer_id: int) -> None:
         """Withdraw a receiver that waits, or free the session it holds."""
@@ -327,6 +368,20 @@ class SessionQueue(MessagesBySession):
 
     # --- settlement -------------------------------------------------------------------------------
 
+    def renew_locks(self, command: RenewLocks) -> Refused:
+        del command
+        return Refused(Refusal.NOT_ALLOWED, "in a session the lock of the session is renewed")
+
+    def locks_of(self, session_id: bytes | None, tokens: list[bytes]) -> SessionMessages | None:
+        """Return the session with these locks, None when no receiver holds it."""
+        if session_id is not None:
+            session = self.open_sessions.get(session_id)
+        else:
+            session = next((held for held in self.held if tokens and tokens[0] in held.locks), None)
+        if session is None or session.holder is None:
+            return None
+        return None if session.session_until_ms <= self.context.now_ms else session
+
     def settle(
         self, command: Settle, found: Sequence[StoredRow] | None
     ) -> Settled | Refused | Needs:
@@ -338,7 +393,7 @@ class SessionQueue(MessagesBySession):
             return Settled(list(range(len(command.lock_tokens))) or None)
         return locks.settle(session, command, found)
 
-    def complete(self, command: CompleteSessions) -> Settled:
+    def complete_sessions(self, command: CompleteSessions) -> Settled:
         """Complete in each session that is named; the tokens of one without a holder are lost."""
         context = self.context
         keeps = self.entity.keeps_settled
@@ -406,6 +461,32 @@ class SessionQueue(MessagesBySession):
         self, command: DeleteMessages, found: Sequence[StoredRow] | None
     ) -> MessagesDeleted | Needs:
         return session_browse.delete_messages(self, command, found)
+
+    def oldest(self) -> tuple[int, int | None] | None:
+        """Return the oldest of all sessions; None when there are too many to look through."""
+        if len(self.open_sessions) + len(self.dormant) > MAX_SESSIONS:
+            return None
+        fronts = [session.oldest() for session in self.open_sessions.values()]
+        fronts += [(keys[0], None) for keys in self.dormant.values() if keys]
+        return min((each for each in fronts if each is not None), default=None)
+
+    def places_of(
+        self, by_key: dict[int, int], rows: dict[int, StoredRow]
+    ) -> list[tuple[SubQueueState, dict[int, int]]]:
+        """Return the sessions that the rows name, opened if need be."""
+        sessions: dict[bytes, dict[int, int]] = {}
+        for row_key, number in by_key.items():
+            row = rows.get(row_key)
+            if row is not None and row.envelope.session_id is not None:
+                sessions.setdefault(row.envelope.session_id, {})[row_key] = number
+        places: list[tuple[SubQueueState, dict[int, int]]] = []
+        for session_id, own in sessions.items():
+            session = self.open_sessions.get(session_id)
+            if session is None and session_id in self.dormant:
+                session = self.open_session(session_id)
+            if session is not None:
+                places.append((session, own))
+        return places
 
 
 def _is_long(session_id: bytes, most_chars: int) -> bool:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from postbus.entity.apply_context import DONE
 from postbus.entity.commands import Refusal, Refused, Reply, SessionState
 from postbus.entity.outcomes import Found, Needs, PutSessionState, StoredState
-from postbus.entity.partition_context import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.apply_context import ApplyContext
     from postbus.entity.commands import StoredRow
-    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.queue_state import QueueState
 
 KEPT_SHIFT: Final = 4
@@ -38,7 +38,7 @@ class SessionValues:
 
     __slots__ = ("_context", "_entity", "_entity_no", "_held", "held_bytes", "stored")
 
-    def __init__(self, entity: QueueState, context: PartitionContext) -> None:
+    def __init__(self, entity: QueueState, context: ApplyContext) -> None:
         self._entity = entity
         self._entity_no = entity.entity_no
         self._context = context

@@ -105,7 +105,7 @@ class TopicState(QueueState):
         super().__init__(
             entity_no, name, properties, context, next_sequence, size_bytes, share=share
         )
-        self.scheduled = ScheduledMessages(self.active, context, self._publish_due)
+        self.scheduled = ScheduledMessages(self, self.active, context, self._publish_due)
 
     def _define(self, properties: EntityProperties) -> None:
         assert isinstance(properties, TopicProperties)
@@ -429,7 +429,7 @@ class TopicState(QueueState):
         is_shared: bool,
         enqueued_ms: int,
     ) -> None:
-        has_sessions = subscription.active.sessions is not None
+        has_sessions = subscription.active.requires_session
         if has_sessions:
             for envelope in envelopes:
                 if envelope.session_id is None:

@@ -17,7 +17,6 @@ from postbus.entity.commands import (
     ReceiveMode,
     Refusal,
     Refused,
-    SubQueue,
 )
 from postbus.entity.outcomes import Needs, PutInbound
 from postbus.entity.queues import expiry
@@ -107,36 +106,6 @@ class SessionForwarder(SessionConsumer):
         if self.session is not None and not self.session.is_available:
             queue.remove_consumer(FORWARDER_ID)
             queue.wait_for_session(self)
-
-
-def target_of(entity: QueueState, kind: SubQueue) -> str | None:
-    """Return where the messages of a sub-queue go; the transfer dead-letter queue stays."""
-    if kind is SubQueue.ACTIVE:
-        return entity.forward_to
-    return entity.forward_dead_letters_to if kind is SubQueue.DEAD_LETTER else None
-
-
-def watch(sub: SubQueueState) -> None:
-    """Put our receiver into a sub-queue, or take it out, as the definition says now."""
-    target = target_of(sub.entity, sub.kind)
-    if FORWARDER_ID in sub.consumers:
-        sub.remove_consumer(FORWARDER_ID)
-    if target is None:
-        return
-    if sub.sessions is not None:
-        sub.sessions.wait_for_session(SessionForwarder(sub.sessions, target))
-    else:
-        forwarder = Forwarder(target)
-        sub.add_consumer(forwarder)
-        sub.waiting.append(forwarder)
-        sub.context.resumed[sub.pump] = None
-
-
-def has_backlog(sub: SubQueueState) -> bool:
-    """Say whether messages are still to be forwarded, which new ones must not overtake."""
-    if sub.sessions is not None:
-        return bool(sub.sessions.open_sessions or sub.sessions.dormant)
-    return bool(sub.ready or sub.returned or sub.backlog_count)
 
 
 class Inbox:

@@ -1,0 +1,219 @@
+"""Time, randomness, row keys and the outcome of the command that is being applied.
+
+`PartitionState` begins an outcome for each command; entities write their mutations and effects into
+`outcome`. Time, randomness and row keys come from here and from nowhere else. What else the
+entities of a partition share is in `partition_context`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, TypeAlias
+
+from postbus.contract.entities import NamespaceLimits
+from postbus.entity.commands import Done
+from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settling
+from postbus.entity.queues.queued_message import QueuedMessage
+from postbus.entity.traffic import Traffic
+from postbus.entity.window import Window
+from postbus.rules.steps import APPLY_STEPS, StepPool
+
+OnTime: TypeAlias = Callable[[], None]
+
+MAINTENANCE_LIMIT: Final = 1_000
+"""Messages one apply may expire, activate or delete besides what a client asked for (ADR 20)."""
+
+OUTSTANDING_MS: Final = 100
+"""After this time an acquisition that is neither settled nor returned is journalled (ADR 19)."""
+
+READING_MS: Final = 10_000
+"""Upper bound on the duration of a store read. Our choice: twice the silence after which a store
+counts as away."""
+
+DONE: Final = Done()
+
+
+class ApplyContext:
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_changed",
+        "_is_watching_changes",
+        "_timer_count",
+        "_traffic",
+        "allowance",
+        "backdated_ms",
+        "committed_ms",
+        "first_key",
+        "is_checked",
+        "limits",
+        "next_key",
+        "now_ms",
+        "outcome",
+        "outstanding",
+        "random",
+        "resumed",
+        "settled",
+        "steps",
+        "timers",
+        "token_suffix",
+        "window",
+    )
+
+    def __init__(
+        self,
+        *,
+        random: Random,
+        token_suffix: bytes,
+        first_key: int,
+        window: Window,
+        limits: NamespaceLimits,
+        traffic: dict[int, Traffic],
+    ) -> None:
+        self.random = random
+        self.token_suffix = token_suffix
+        self.first_key = first_key  # keys from here on were made in this life of the partition
+        self.next_key = first_key
+        self.window = window
+        self.limits = limits
+        self._traffic = traffic
+        self.now_ms = 0
+        self.committed_ms = 0
+        self.backdated_ms = 0  # when a message was stored last that counts as enqueued before
+        self.allowance = MAINTENANCE_LIMIT
+        self.is_checked = False  # what is enqueued passed the quota with its transaction
+        self.steps = StepPool()
+        self.outcome = Outcome(DONE)
+        self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
+        self.resumed: dict[OnTime, None] = {}
+        self.timers: list[tuple[int, int, OnTime]] = []
+        self.settled: dict[tuple[int, Settling], list[int]] = {}
+        self._changed: dict[int, tuple[int, bytes]] = {}
+        self._is_watching_changes = False
+        self._timer_count = 0
+
+    def begin(self, now_ms: int) -> Outcome:
+        """Start the outcome of one command."""
+        self.now_ms = now_ms
+        self.allowance = MAINTENANCE_LIMIT
+        self.steps.left = APPLY_STEPS
+        self.outcome = outcome = Outcome(DONE)
+        outcome.applied_ms = now_ms
+        if self.settled:
+            self.settled = {}
+        return outcome
+
+    def traffic_of(self, entity_no: int) -> Traffic:
+        """Return the counters of an entity."""
+        return self._traffic.setdefault(entity_no, Traffic())
+
+    def forget_traffic(self, entity_no: int) -> None:
+        self._traffic.pop(entity_no, None)
+
+    def settle(self, entity_no: int, row_keys: list[int], how: Settling) -> None:
+        """Keep rows of an entity with a history; one mutation for each reason."""
+        known = self.settled.get((entity_no, how))
+        if known is None:
+            known = self.settled[entity_no, how] = []
+            self.outcome.mutations.append(SettleRows(entity_no, known, how, self.now_ms))
+        known += row_keys
+
+    def may_be_uncommitted(self, row_key: int, enqueued_ms: int) -> bool:
+        """Say whether the commit that stores a row may be under way still; too often yes."""
+        return row_key >= self.first_key and (
+            enqueued_ms >= self.committed_ms or self.backdated_ms >= self.committed_ms
+        )
+
+    def note_change(self, row_key: int, section: bytes) -> None:
+        """Keep changed application properties until their commit is over, and every read that
+        began before: a row that is read meanwhile does not show them.
+        """
+        changed = self._changed
+        changed.pop(row_key, None)
+        self._forget_changes()
+        changed[row_key] = (self.now_ms, section)
+        self._watch_changes()
+
+    def _forget_changes(self) -> None:
+        changed = self._changed
+        until_ms = min(self.committed_ms, self.now_ms - READING_MS)
+        while changed and next(iter(changed.values()))[0] < until_ms:
+            del changed[next(iter(changed))]
+
+    def _look_at_changes(self) -> None:
+        """Forget changes when no others come: they may be of 64 KiB each."""
+        self._is_watching_changes = False
+        self._forget_changes()
+        if self._changed:
+            self._watch_changes()
+
+    def _watch_changes(self) -> None:
+        if not self._is_watching_changes:
+            self._is_watching_changes = True
+            self.set_timer(self.now_ms + READING_MS + 1, self._look_at_changes)
+
+    def changed_section(self, row_key: int) -> bytes | None:
+        """Return the application properties that a row may not show yet."""
+        found = self._changed.get(row_key) if self._changed else None
+        return None if found is None else found[1]
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def set_timer(self, when_ms: int, on_time: OnTime) -> None:
+        """Call back in the first Tick at or after `when_ms`. Timers are not withdrawn."""
+        self._timer_count += 1
+        heappush(self.timers, (when_ms, self._timer_count, on_time))
+
+    def run_timers(self) -> None:
+        """Call what is due, then what an earlier command left unfinished."""
+        timers, now_ms = self.timers, self.now_ms
+        while timers and timers[0][0] <= now_ms:
+            heappop(timers)[2]()
+        if self.resumed:
+            resumed, self.resumed = self.resumed, {}
+            for on_time in resumed:
+                on_time()
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When the next Tick has something to do."""
+        if self.resumed:
+            return self.now_ms
+        deadline_ms = self.timers[0][0] if self.timers else None
+        if self.outstanding:
+            journal_ms = self.outstanding[0][0] + OUTSTANDING_MS
+            if deadline_ms is None or journal_ms < deadline_ms:
+                return journal_ms
+        return deadline_ms
+
+    # --- delivery counts --------------------------------------------------------------------------
+
+    def record_outstanding(self) -> None:
+        """Journal first deliveries that stay out (ADR 19).
+
+        When the oldest has waited long enough, all that waited half as long go along: one commit
+        every 50 ms at most, and still nothing waits longer than promised.
+        """
+        outstanding, now_ms = self.outstanding, self.now_ms
+        if not outstanding or now_ms - outstanding[0][0] < OUTSTANDING_MS:
+            return
+        row_keys: list[int] = []
+        attempts: list[int] = []
+        while outstanding and now_ms - outstanding[0][0] >= OUTSTANDING_MS // 2:
+            for message in outstanding.popleft()[1]:
+                attempt = message.failures + 1
+                if message.token is not None and message.recorded < attempt:
+                    message.recorded = attempt
+                    row_keys.append(message.row_key)
+                    attempts.append(attempt)
+        if row_keys:
+            self.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+
+    def record(self, message: QueuedMessage, attempts: int) -> None:
+        """Journal the attempts of one message unless the tables have them so."""
+        if message.recorded != attempts:
+            message.recorded = attempts
+            self.outcome.mutations.append(RecordAcquired([message.row_key], [attempts]))

@@ -1,0 +1,172 @@
+"""What an entity asks of its messages, in one sub-queue or divided by session.
+
+There are two implementations: `PlainMessages`, also of the dead-letter kinds, and `SessionQueue`
+for the active messages of an entity that requires sessions. Callers do not ask which one it is,
+except by `requires_session` where Service Bus answers otherwise.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from postbus.entity.commands import (
+    AcceptSession,
+    CompleteSessions,
+    DeferredReceived,
+    DeleteMessages,
+    GetSessionState,
+    ListSessions,
+    LocksRenewed,
+    MessagesDeleted,
+    Peek,
+    Peeked,
+    ReceiveDeferred,
+    Refusal,
+    Refused,
+    RenewLocks,
+    RenewSession,
+    Reply,
+    SetSessionState,
+    Settle,
+    Settled,
+    StoredRow,
+    SubQueue,
+)
+
+if TYPE_CHECKING:
+    from postbus.entity.numbering import Numbering
+    from postbus.entity.outcomes import LoadedPartition, Needs
+    from postbus.entity.queues.consumer import Consumer
+    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.message.envelope import Envelope
+
+SessionCommand: TypeAlias = (
+    AcceptSession | RenewSession | GetSessionState | SetSessionState | ListSessions
+)
+
+
+class ActiveMessages(Protocol):
+    """See the module's docstring."""
+
+    attempts: dict[int, int]
+    kind: SubQueue
+    numbering: Numbering
+    unsorted_until_ms: int
+
+    @property
+    def requires_session(self) -> bool:
+        """Whether each message has a session and each receiver holds one."""
+
+    @property
+    def live(self) -> int:
+        """Number of messages."""
+
+    @property
+    def locked_count(self) -> int:
+        """Number of locked messages."""
+
+    # --- arrivals ---------------------------------------------------------------------------------
+
+    def load(self, loaded: LoadedPartition) -> None:
+        """Take over the messages of an earlier life."""
+
+    def append(
+        self,
+        envelopes: list[Envelope],
+        total_bytes: int,
+        *,
+        is_shared: bool = False,
+        enqueued_ms: int | None = None,
+    ) -> list[int]:
+        """Store new messages behind all others; return their sequence numbers."""
+
+    def append_key(
+        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
+    ) -> None:
+        """Take a message that was moved here; its row is read when a receiver wants it."""
+
+    def supply(self, rows: Iterable[StoredRow]) -> None:
+        """Take the rows of a `Fetch`."""
+
+    # --- receivers --------------------------------------------------------------------------------
+
+    def add_receiver(self, consumer: Consumer) -> Refused | None:
+        """Add a receiver, or say why it cannot receive without accepting a session."""
+
+    def end_consumers(self, refusal: Refusal) -> list[int]:
+        """Remove all receivers of clients with an effect for each; return their ids."""
+
+    def has_receivers(self) -> bool:
+        """Say whether a client waits for messages or for a session."""
+
+    def forward(self, target: str | None) -> None:
+        """Forward all messages to an entity from now on; None ends it."""
+
+    def has_backlog(self) -> bool:
+        """Say whether messages are still to be forwarded, which new ones must not overtake."""
+
+    # --- settlement -------------------------------------------------------------------------------
+
+    def settle(
+        self, command: Settle, found: Sequence[StoredRow] | None
+    ) -> Settled | Refused | Needs:
+        """Settle a vector of tokens; the reply names those not held any more."""
+
+    def renew_locks(self, command: RenewLocks) -> LocksRenewed | Refused:
+        """Extend all locks or none."""
+
+    def lose_locks(self) -> None:
+        """Let every lock run out now."""
+
+    def locks_of(self, session_id: bytes | None, tokens: list[bytes]) -> SubQueueState | None:
+        """Return the messages with these locks; None when the session is not held."""
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def use_session(
+        self, command: SessionCommand, found: Sequence[StoredRow] | None
+    ) -> Reply | Needs:
+        """Apply a command for a session itself."""
+
+    def complete_sessions(self, command: CompleteSessions) -> Settled | Refused:
+        """Complete messages of several sessions."""
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def peek(
+        self, scheduled: ScheduledMessages, command: Peek, found: Sequence[StoredRow] | None
+    ) -> Peeked | Needs:
+        """List messages of any state by number."""
+
+    def receive_deferred(
+        self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
+    ) -> DeferredReceived | Refused | Needs:
+        """Hand out deferred messages by number, all or none."""
+
+    def delete_messages(
+        self, command: DeleteMessages, found: Sequence[StoredRow] | None
+    ) -> MessagesDeleted | Needs:
+        """Delete the oldest messages that are neither locked nor deferred."""
+
+    def oldest(self) -> tuple[int, int | None] | None:
+        """Return row key and enqueued time of the next available message; None if unknown.
+
+        The time is None when only the key is in memory. Locked and deferred messages do not wait.
+        """
+
+    def places_of(
+        self, by_key: dict[int, int], rows: dict[int, StoredRow]
+    ) -> list[tuple[SubQueueState, dict[int, int]]]:
+        """Return where messages may be: a sub-queue or sessions, which are open until `end_search`.
+
+        Shape of `by_key` and of each part of it: row key -> number.
+        """
+
+    def row_keys(self) -> array[int]:
+        """Return the keys of all messages."""
+
+    def clear(self) -> None:
+        """Drop all memory: the entity is dropped."""
