@@ -1,8 +1,8 @@
 """Every change of a definition at run time, and every question about entities.
 
-Doors (ATOM, the control API) and the manifests of a start come through here; what the AMQP doors
-need on the way of a message they ask `router`. A change runs in a task of the bus: a client that
-hangs up does not stop it half-way. The directory decides and serialises; counts are the hosts'.
+All protocols and the manifests of a start come through here; what a message on its way needs to
+know is asked of `router`. A change runs in a task of the bus and completes even if the client
+disconnects. The directory decides and serialises; counts are the hosts'.
 """
 
 from __future__ import annotations

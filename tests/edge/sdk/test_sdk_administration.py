@@ -325,7 +325,10 @@ def test_an_update_changes_what_it_says_and_clears_a_target(
             marks=pytest.mark.behaviour("S273"),
         ),
         ({"max_size_in_megabytes": 1500}, "maxSizeInMegabytes: this tier allows 1024, 2048"),
-        ({"max_message_size_in_kilobytes": 1024}, "maxMessageSizeInKilobytes: only Premium"),
+        (
+            {"max_message_size_in_kilobytes": 1024},
+            "maxMessageSizeInKilobytes: can only be changed in Premium",
+        ),
         ({"forward_to": "nowhere"}, "forwardTo: there is no queue or topic nowhere"),
         ({"lock_duration": timedelta(minutes=6)}, "LockDuration: must be between PT5S and PT5M"),
         ({"user_metadata": "x" * 1_025}, "UserMetadata: "),
