@@ -6,10 +6,21 @@ Run like `python -m postbus` with the number of rows before the command; only th
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from postbus.__main__ import main
-from postbus.store import upkeep
+from postbus.store.postgres import Store
+from postbus.store.upkeep_limits import UpkeepLimits
+
+make = Store.__init__
+LIMITS = UpkeepLimits(vacuum_rows=int(sys.argv.pop(1))) if __name__ == "__main__" else None
+
+
+def make_eager(self: Store, *said: Any, **named: Any) -> None:
+    """Make a store whose partitions are vacuumed early."""
+    make(self, *said, **named, upkeep_limits=LIMITS)
+
 
 if __name__ == "__main__":
-    upkeep.VACUUM_ROWS = int(sys.argv.pop(1))  # type: ignore[misc]
+    Store.__init__ = make_eager  # type: ignore[method-assign]
     sys.exit(main())

@@ -35,6 +35,7 @@ from postbus.store import upkeep as upkeep_module
 from postbus.store.batch import BATCH_BYTES, INLINE_BODY_BYTES, extra_bytes
 from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
+from postbus.store.upkeep_limits import UpkeepLimits
 from tests.store.driving import (
     NOW_MS,
     Driven,
@@ -259,7 +260,7 @@ async def test_session_states_of_a_dropped_queue_go_some_bytes_at_a_time(
         gone = await deleted()
     assert gone.commits == []
     assert sum(gone.beside) == COUNT * LARGE
-    assert max(gone.beside) <= upkeep_module.REAP_STATE_BYTES + LARGE
+    assert max(gone.beside) <= UpkeepLimits().reap_state_bytes + LARGE
 
 
 @pytest.mark.slow
@@ -275,14 +276,13 @@ async def test_of_many_forgotten_ids_a_commit_deletes_some(store: Store, databas
         await it.journal.upkeep(NOW_MS)
         gone = await deleted()
     assert sum(gone.commits + gone.beside) == rows * size
-    assert max(gone.beside) <= upkeep_module.REAP_IDS * size
+    assert max(gone.beside) <= UpkeepLimits().reap_ids * size
 
 
 async def test_folding_takes_records_until_they_name_enough_rows(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: str
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "FOLD_ROWS", 10)
-    monkeypatch.setattr(upkeep_module, "FOLD_KEYS", 100)
+    store.upkeep_limits = UpkeepLimits(fold_rows=10, fold_keys=100)
     async with driven(store) as it, connected(database) as look:
         await it.commit(outcome(insert(key) for key in range(1, 51)))
         keys = list(range(1, 51))

@@ -23,9 +23,9 @@ from postbus.entity.outcomes import (
     ShareBody,
 )
 from postbus.store import retention as retention_module
-from postbus.store import upkeep as upkeep_module
 from postbus.store.errors import Connection, Fenced
 from postbus.store.postgres import Store
+from postbus.store.upkeep_limits import UpkeepLimits
 from tests.store.driving import (
     HELD_MS,
     NOW_MS,
@@ -331,10 +331,8 @@ async def test_bodies_of_settled_rows_cost_no_memory(store: Store, database: str
         await assert_empties(it, look)
 
 
-async def test_folded_counts_of_settled_rows_cost_no_memory(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "FOLD_ROWS", 1)
+async def test_folded_counts_of_settled_rows_cost_no_memory(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(fold_rows=1)
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await it.commit(outcome([insert(key) for key in (1, 2)]))
@@ -362,10 +360,8 @@ async def fill_and_settle(it: Driven, count: int = 10) -> None:
     await it.commit(outcome(mutations=mutations))
 
 
-async def test_what_is_too_old_goes_and_nothing_else(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention_module, "REAP_ROWS", 3)
+async def test_what_is_too_old_goes_and_nothing_else(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(reap_rows=3)
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await it.commit(outcome([insert(100)]))
@@ -406,10 +402,10 @@ async def test_without_a_history_all_goes(
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 async def test_a_history_that_begins_while_the_old_one_goes_is_kept(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch, is_at_once: bool
+    store: Store, database: str, is_at_once: bool
 ) -> None:
     """It ends again as well: what it left is found by the next run."""
-    monkeypatch.setattr(retention_module, "REAP_ROWS", 3)
+    store.upkeep_limits = UpkeepLimits(reap_rows=3)
     async with driven(store) as it, connected(database) as look, connected(database) as other:
         await start(it)
         await fill_and_settle(it)
@@ -472,16 +468,15 @@ async def test_a_former_owner_reaps_nothing(store: Store, database: str) -> None
         await look.execute("update owner set epoch = epoch - 1")
 
 
-async def test_a_run_ends_in_time_and_tells_that_more_is_left(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention_module, "REAP_S", -1.0)
+async def test_a_run_ends_in_time_and_tells_that_more_is_left(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(reap_s=-1.0)
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await fill_and_settle(it)
         assert await it.journal.upkeep(LATER_MS + 10)
         assert len(await settled_keys(look)) == 10
-        monkeypatch.setattr(retention_module, "REAP_S", 5.0)
+    store.upkeep_limits = UpkeepLimits()
+    async with driven(store) as it, connected(database) as look:
         assert not await it.journal.upkeep(LATER_MS + 10)
         assert await settled_keys(look) == []
 
@@ -501,9 +496,7 @@ async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
         assert "Sort" not in plan
 
 
-async def test_reaped_rows_bring_a_vacuum(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reaped_rows_bring_a_vacuum(store: Store, database: str) -> None:
     vacuums = """
         select sum(vacuum_count) from pg_stat_user_tables
         where relid in ('message'::regclass, 'settled'::regclass)
@@ -511,7 +504,7 @@ async def test_reaped_rows_bring_a_vacuum(
     async with driven(store) as it:
         await start(it)
         await fill_and_settle(it, 100)
-    monkeypatch.setattr(upkeep_module, "VACUUM_ROWS", 100)
+    store.upkeep_limits = UpkeepLimits(vacuum_rows=100)
     async with driven(store) as it, connected(database) as look:
         await it.journal.upkeep(NOW_MS + 99 + RETENTION_MS)
         assert await settled_keys(look) == [99, 100]

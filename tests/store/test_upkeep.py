@@ -9,8 +9,8 @@ import pytest
 
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import PatchMessage, RecordAcquired
-from postbus.store import upkeep as upkeep_module
 from postbus.store.postgres import Store
+from postbus.store.upkeep_limits import UpkeepLimits
 from tests.store.driving import (
     NOW_MS,
     Driven,
@@ -42,10 +42,8 @@ async def drain(it: Driven, keys: range) -> None:
     )
 
 
-async def test_deletes_start_a_vacuum(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "VACUUM_ROWS", 1_000)
+async def test_deletes_start_a_vacuum(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(vacuum_rows=1_000)
     async with driven(store) as it, connected(database) as look:
 
         async def was_vacuumed() -> bool:
@@ -59,10 +57,8 @@ async def test_deletes_start_a_vacuum(
         await wait_until(was_vacuumed)
 
 
-async def test_pure_backlog_gets_a_visibility_map(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "VACUUM_ROWS", 1_000)
+async def test_pure_backlog_gets_a_visibility_map(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(vacuum_rows=1_000)
     async with driven(store) as it, connected(database) as look:
         starts = count(1, 1_000)
 
@@ -75,11 +71,8 @@ async def test_pure_backlog_gets_a_visibility_map(
         await wait_until(is_visible)
 
 
-async def test_old_transaction_ids_are_frozen_by_the_broker(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "FREEZE_AGE", 1)
-    monkeypatch.setattr(upkeep_module, "AGE_CHECK_S", 0.0)
+async def test_old_transaction_ids_are_frozen_by_the_broker(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(freeze_age=1, age_check_s=0.0)
     async with driven(store) as it, connected(database) as look:
         await fill(it, range(1, 201))
         await it.journal.upkeep(NOW_MS)
@@ -87,10 +80,8 @@ async def test_old_transaction_ids_are_frozen_by_the_broker(
         assert await look.fetchval(age) < 5
 
 
-async def test_side_tables_are_vacuumed_after_many_changes(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "SIDE_ROWS", 100)
+async def test_side_tables_are_vacuumed_after_many_changes(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(side_rows=100)
     async with driven(store) as it, connected(database) as look:
         await fill(it, range(1, 201))
         marks = [PatchMessage(key, True, None, None) for key in range(1, 201)]
@@ -107,10 +98,8 @@ async def test_side_tables_are_vacuumed_after_many_changes(
         await wait_until(was_vacuumed)
 
 
-async def test_old_acquisitions_fold_into_counts(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep_module, "FOLD_ROWS", 10)
+async def test_old_acquisitions_fold_into_counts(store: Store, database: str) -> None:
+    store.upkeep_limits = UpkeepLimits(fold_rows=10)
     async with driven(store) as it, connected(database) as look:
         await fill(it, range(1, 51))
         for number in range(11):

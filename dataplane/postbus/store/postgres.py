@@ -37,6 +37,7 @@ from postbus.store.migrate import (
     schema_of,
 )
 from postbus.store.outage import Outage
+from postbus.store.upkeep_limits import UpkeepLimits
 
 __all__ = [
     "Fenced",
@@ -81,6 +82,7 @@ class Store:
         unsafe: bool = False,
         broker: Broker | None = None,
         check: Callable[[Connection], Awaitable[None]] | None = None,
+        upkeep_limits: UpkeepLimits | None = None,
     ) -> None:
         self._dsn = dsn
         self._unsafe = unsafe
@@ -89,6 +91,7 @@ class Store:
         self._failure_count = 0
         self._opening_error: Exception | None = None
         self.is_open = False
+        self.upkeep_limits = upkeep_limits or UpkeepLimits()
         self.outage = Outage(self.where)
         self.commits_under_way = 0  # of all partitions; their journals count
         self._synchronous_commit = "on"

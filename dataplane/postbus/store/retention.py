@@ -23,10 +23,6 @@ from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 
-REAP_ROWS: Final = 1_000
-REAP_S: Final = 5.0
-"""How long one run reaps before other upkeep has its turn. Our choice: half of the usual pause."""
-
 
 class SettledRows:
     """The settled rows of one partition: whose there are, and how long they stay."""
@@ -36,6 +32,7 @@ class SettledRows:
         self._partition_id = partition_id
         self._epoch = epoch
         self._bodies = bodies
+        self._limits = store.upkeep_limits
         self._retentions: dict[int, int] = {}
         self._entities: set[int] = set()
 
@@ -65,11 +62,11 @@ class SettledRows:
     async def reap(self, now_ms: int) -> tuple[int, bool]:
         """Delete what was settled long enough ago, and all of entities without a history.
 
-        Returns the number of rows and whether some are left: it stops after `REAP_S`. Raises
+        Returns the number of rows and whether some are left: it stops after `reap_s`. Raises
         StoreUnavailable, Fenced.
         """
         reaped = 0
-        until = time.monotonic() + REAP_S
+        until = time.monotonic() + self._limits.reap_s
         for entity_no in list(self._entities):
             is_left = is_full = True
             has_later = False
@@ -96,13 +93,13 @@ class SettledRows:
             await connection.execute(BY_INDEX)
             retention_ms = self._retentions.get(entity_no)
             before_ms = now_ms + 1 if retention_ms is None else now_ms - retention_ms
-            row = await connection.fetchrow(REAP, entity_no, before_ms, REAP_ROWS)
+            row = await connection.fetchrow(REAP, entity_no, before_ms, self._limits.reap_rows)
         assert row is not None
         if row["shared_ids"] is not None:
             self._bodies.release(row["shared_ids"])
         if row["own_ids"] is not None:
             self._bodies.orphan(row["own_ids"])
-        return int(row["count"]), row["count"] == REAP_ROWS, bool(row["has_later"])
+        return int(row["count"]), row["count"] == self._limits.reap_rows, bool(row["has_later"])
 
 
 ENTITIES: Final = """

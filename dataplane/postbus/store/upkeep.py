@@ -28,24 +28,6 @@ from postbus.store.sweep import SWEEP_AT, sweep_some
 
 P = TypeVar("P")
 
-VACUUM_ROWS: Final = 100_000
-VACUUM_SHARE: Final = 0.05
-"""VACUUM after this many deletes or inserts, or this share of the rows if that is more.
-Source: measured; each 100 k deletes take 50 ms and keep the heap flat."""
-SIDE_ROWS: Final = 20_000
-FOLD_ROWS: Final = 1_000
-FOLD_KEYS: Final = 20_000
-"""Records of acquisitions that may pile up and how many one commit folds, until they name so many
-rows: a record has as many as were delivered within 50 ms."""
-REAP_IDS: Final = 5_000
-"""Rows of ids, up to 6 KB each, that one statement deletes. Our choice: 32 MB of log."""
-REAP_STATES: Final = 1_000
-REAP_STATE_BYTES: Final = 8 << 20
-"""Most session states that one statement deletes, and their bytes; one may be more."""
-AGE_CHECK_S: Final = 600.0
-FREEZE_AGE: Final = 100_000_000
-"""Half of autovacuum_freeze_max_age: we come first, at a calm pace."""
-
 
 class Upkeep:
     """Counts what was written to one partition and acts when it is time."""
@@ -55,6 +37,7 @@ class Upkeep:
         self._partition_id = partition_id
         self._epoch = epoch
         self._sides = sides
+        self._limits = store.upkeep_limits
         self._settled = SettledRows(store, partition_id, epoch, sides.bodies)
         self._schema = schema_of(partition_id)
         self._rows = 0
@@ -99,11 +82,11 @@ class Upkeep:
     @property
     def is_fold_due(self) -> bool:
         """Whether enough acquisitions piled up to fold some into `patch`."""
-        return self._acquired_rows > FOLD_ROWS
+        return self._acquired_rows > self._limits.fold_rows
 
     @property
     def _is_vacuum_due(self) -> bool:
-        threshold = max(VACUUM_ROWS, self._rows * VACUUM_SHARE)
+        threshold = max(self._limits.vacuum_rows, self._rows * self._limits.vacuum_share)
         return self._inserts >= threshold or self._deletes >= threshold or self._is_freeze_due
 
     async def vacuum_if_due(self) -> None:
@@ -121,7 +104,7 @@ class Upkeep:
                 self._inserts -= counted[0]
                 self._deletes -= counted[1]
                 self._is_freeze_due = False
-            if self._side_changes >= SIDE_ROWS:
+            if self._side_changes >= self._limits.side_rows:
                 changes = self._side_changes
                 async with self._store.vacuuming() as connection:
                     for table in SIDE_TABLES:
@@ -141,13 +124,15 @@ class Upkeep:
         self._deletes += reaped
         self._rows -= reaped
         for entity_no, before_ms in list(self._forgotten.items()):
-            await self._delete_all(REAP_SEEN, entity_no, before_ms, REAP_IDS)
+            await self._delete_all(REAP_SEEN, entity_no, before_ms, self._limits.reap_ids)
             if self._forgotten.get(entity_no) == before_ms:
                 del self._forgotten[entity_no]
         while self._dropped:
             entity_no = next(iter(self._dropped))
-            await self._delete_all(REAP_SESSIONS, entity_no, REAP_STATES, REAP_STATE_BYTES)
-            await self._delete_all(REAP_SEEN, entity_no, ALL_TIME_MS, REAP_IDS)
+            await self._delete_all(
+                REAP_SESSIONS, entity_no, self._limits.reap_states, self._limits.reap_state_bytes
+            )
+            await self._delete_all(REAP_SEEN, entity_no, ALL_TIME_MS, self._limits.reap_ids)
             self._dropped.discard(entity_no)
         await self.sweep(least=1)
         return is_left
@@ -187,12 +172,12 @@ class Upkeep:
     async def look_at_age(self) -> None:
         """Look now and then how near transaction ids are to wrapping around."""
         now = time.monotonic()
-        if now - self._aged_at < AGE_CHECK_S:
+        if now - self._aged_at < self._limits.age_check_s:
             return
         self._aged_at = now
         async with self._store.reading() as connection:
             age = await connection.fetchval(AGE, f"{self._schema}.message")
-        self._is_freeze_due = age > FREEZE_AGE
+        self._is_freeze_due = age > self._limits.freeze_age
 
     async def tidy(self, connection: Connection) -> None:
         """Fold acquisitions when that is due, remove small bodies nobody refers to."""
@@ -204,7 +189,7 @@ class Upkeep:
 
     async def _fold(self, connection: Connection) -> None:
         """Turn the oldest acquisition records into counts in `patch`."""
-        rows = await connection.fetch(FOLD, FOLD_ROWS, FOLD_KEYS)
+        rows = await connection.fetch(FOLD, self._limits.fold_rows, self._limits.fold_keys)
         self._acquired_rows -= rows[0]["folded"]
         self._sides.keys.update(row["row_key"] for row in rows if row["row_key"] is not None)
 
