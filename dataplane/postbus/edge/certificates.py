@@ -99,7 +99,7 @@ class Renewal:
             ensure_certificate(self._folder, self._names, now)
         except (OSError, ValueError) as error:
             logger.error(
-                "the certificate cannot be renewed, the old one stays",
+                "the certificate cannot be renewed; the old one stays in use",
                 extra={"file": str(self.files.certificate_file), "why": str(error)},
             )
 
@@ -164,7 +164,7 @@ class ReloadingContext:
             self.expires_s = _expiry_s(self._files.certificate_file)
         except OSError as error:
             logger.error(
-                "the new certificate cannot be used, the old one stays",
+                "the new certificate cannot be used; the old one stays in use",
                 extra={"file": file, "why": str(error)},
             )
             return False

@@ -199,7 +199,7 @@ class Arrival(asyncio.BufferedProtocol):
             self._leave()
             raise
         except Exception:  # a supervised boundary: one client is lost, not the bus
-            logger.exception("an arrival broke")
+            logger.exception("accepting a connection failed")
             self._leave()
             if self._transport is None:
                 client.close()

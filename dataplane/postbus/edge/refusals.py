@@ -56,7 +56,7 @@ REFUSALS: Final = {
     Refusal.STORE_FULL: (
         conditions.RESOURCE_LIMIT_EXCEEDED,
         403,
-        "The store has no room left. Receive messages or give it more disk.",
+        "The store is full. Receive messages or add disk space.",
     ),
     Refusal.MESSAGE_TOO_LARGE: (
         conditions.MESSAGE_SIZE_EXCEEDED,
@@ -114,7 +114,7 @@ REFUSALS: Final = {
     Refusal.HOPS_EXCEEDED: (
         conditions.NOT_ALLOWED,
         403,
-        "The message was forwarded too often.",
+        "The message was forwarded too many times.",
     ),
     Refusal.PUBLISH_TOO_LARGE: (
         conditions.MESSAGE_SIZE_EXCEEDED,
@@ -124,17 +124,17 @@ REFUSALS: Final = {
     Refusal.ALREADY_EXISTS: (
         conditions.ENTITY_ALREADY_EXISTS,
         409,
-        "The name is taken in '{path}'.",
+        "The name already exists in '{path}'.",
     ),
     Refusal.MESSAGE_NOT_FOUND: (
         conditions.MESSAGE_NOT_FOUND,
         404,
-        "No message with the given number is there in the needed state.",
+        "There is no message with this number in the required state.",
     ),
     Refusal.MESSAGE_LOCKED: (
         conditions.NOT_ALLOWED,
         409,
-        "A receiver of '{path}' has the message.",
+        "The message is locked by a receiver of '{path}'.",
     ),
     Refusal.NOT_ALLOWED: (
         conditions.NOT_ALLOWED,

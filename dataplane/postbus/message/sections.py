@@ -158,7 +158,7 @@ def explode_batch(data: bytes) -> list[Envelope]:
                 else:
                     raise MalformedMessage("a data section is not binary")
                 if len(members) == MAX_MEMBERS:
-                    raise TooManyMembers(f"A batch has at most {MAX_MEMBERS:,} messages.")
+                    raise TooManyMembers(f"A batch may have at most {MAX_MEMBERS:,} messages.")
                 members.append(slice_message(data[content:after], room))
             elif code in (SEQUENCE, VALUE):
                 raise MalformedMessage("a batch has data sections only")

@@ -465,7 +465,7 @@ def test_prefixes_mean_what_the_document_says_they_mean() -> None:
         </s:Properties>
       </s:Filter><s:Name>r</s:Name></s:RuleDescription></a:content></a:entry>"""
     # The second value's prefix s is another one inside of it, so it is no value of this vocabulary.
-    with pytest.raises(BadDocument, match="has a Key and a Value"):
+    with pytest.raises(BadDocument, match="must have a Key and a Value"):
         read_rule(description_of(read_document(body.encode()))[1])
     body = body.replace("s:int", "x:int").replace(
         'xmlns:s="http://www.w3', 'xmlns:x="http://www.w3'
@@ -557,7 +557,7 @@ def test_authorization_rules_read_as_what_they_were() -> None:
 def test_rules_that_are_not_mentioned_are_not_touched() -> None:
     assert read(request_of("QueueDescription", "")).authorization_rules is None
     assert read(request_of("QueueDescription", "<AuthorizationRules/>")).authorization_rules == ()
-    assert "has a KeyName" in refusal_of(
+    assert "must have a KeyName" in refusal_of(
         "<AuthorizationRules><AuthorizationRule/></AuthorizationRules>"
     )
     assert "use Manage, Send and Listen" in refusal_of(

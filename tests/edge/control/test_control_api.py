@@ -437,11 +437,11 @@ async def test_unknown_paths_and_wrong_methods(bus: Bus) -> None:
     status, told = await call(bus, "GET", "/v1/clocks")
     assert (status, "/openapi.json" in told["detail"]) == (404, True)
     status, told = await call(bus, "GET", ADVANCE)
-    assert (status, told["detail"]) == (405, "GET is not known here, only POST")
+    assert (status, told["detail"]) == (405, "GET is not supported here, only POST")
     status, told = await call(bus, "OPTIONS", ADVANCE)
     assert status == 405
     status, told = await call(bus, "DELETE", "/v1/clock")
-    assert (status, told["detail"]) == (405, "DELETE is not known here, only GET")
+    assert (status, told["detail"]) == (405, "DELETE is not supported here, only GET")
 
 
 @pytest.mark.parametrize(

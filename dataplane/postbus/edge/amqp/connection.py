@@ -209,7 +209,9 @@ class AmqpConnection:
 
     def broke(self) -> None:
         """End the connection because of an error of ours; called in an `except` block."""
-        logger.exception("connection broke", extra={"conn": self.connection_id})
+        logger.exception(
+            "connection closed by an internal error", extra={"conn": self.connection_id}
+        )
         self._cut()
 
     @property

@@ -31,7 +31,7 @@ def _read_rule(said: Element) -> WantedRule:
             case "SecondaryKey":
                 read["secondary"] = text_of(child) or None
     if not read["name"]:
-        raise BadDocument("AuthorizationRule: has a KeyName")
+        raise BadDocument("AuthorizationRule: must have a KeyName")
     return WantedRule(**read)
 
 

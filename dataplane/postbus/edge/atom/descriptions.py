@@ -376,7 +376,7 @@ def read_description(
         elif tag == "AuthorizationRules" and kind is not EntityKind.SUBSCRIPTION:
             authorization_rules = read_authorization_rules(child)
         elif tag == "IsAnonymousAccessible" and text_of(child).strip().lower() in ("true", "1"):
-            raise BadDocument(f"{tag}: every client signs in here; leave it false")
+            raise BadDocument(f"{tag}: anonymous access is not supported; leave it false")
     if known is not None and type(known) is PROPERTIES_OF[kind]:
         said = _kept(known, readable) | said
     size_mb = said.get(_SIZE_LIMIT.field, 0)

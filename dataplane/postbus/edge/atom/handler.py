@@ -128,7 +128,7 @@ class AtomHandler:
         except DirectoryRefusal as error:
             raise explained(error.refused) from error
         raise HttpRefused(
-            405, f"Administration knows GET, PUT and DELETE, not {request.method}.", ALLOW
+            405, f"Administration supports GET, PUT and DELETE, not {request.method}.", ALLOW
         )
 
     # --- queries --------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class AtomHandler:
                         return _entry(feeds.rule(subscription, rule))
                 raise not_found(f"{subscription.name} has no rule {name}")
             case Unknown():
-                raise not_found(f"nothing is known of {request.path}")
+                raise not_found(f"there is nothing at {request.path}")
             case _:
                 assert_never(target)
 
@@ -215,7 +215,7 @@ class AtomHandler:
                 return await self._put_entity(request, target)
             case RuleAt(at, name):
                 return await self._put_rule(request, at, name)
-        raise bad_request(f"{request.path} cannot be made: this is no name of an entity")
+        raise bad_request(f"{request.path} cannot be created: it is not the name of an entity")
 
     async def _put_entity(
         self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
@@ -461,7 +461,7 @@ def _condition(request: web.BaseRequest) -> Precondition:
     found = ETAG.fullmatch(said)
     if found is None:
         raise explained(
-            Refused(Refusal.CONFLICT, "If-Match is * or the ETag that a GET was answered with")
+            Refused(Refusal.CONFLICT, "If-Match must be * or the ETag of a GET response")
         )
     return Precondition(PutMode.UPDATE, frozenset({int(found[1])}))
 

@@ -155,7 +155,7 @@ def _read_pairs(said: Element) -> dict[str, Any]:
             continue
         parts = dict(children(pair))
         if not parts.keys() >= {"Key", "Value"}:
-            raise BadDocument(f"{PAIR}: has a Key and a Value")
+            raise BadDocument(f"{PAIR}: must have a Key and a Value")
         key = text_of(parts["Key"])
         pairs[key] = _read_value(key, parts["Value"])
     return pairs

@@ -107,13 +107,14 @@ def description_of(root: Element) -> tuple[str, Element]:
     content = root.find(f"{{{ATOM_NAMESPACE}}}content")
     if root.tag != f"{{{ATOM_NAMESPACE}}}entry" or content is None:
         raise BadDocument(
-            f"the body is no Atom entry: expected <entry xmlns={ATOM_NAMESPACE!r}> with <content>"
+            f"the body is not an Atom entry: expected <entry xmlns={ATOM_NAMESPACE!r}>"
+            " with <content>"
         )
     for child in content:
         if child.tag.startswith(_BUS):
             return child.tag[len(_BUS) :], child
     raise BadDocument(
-        f"the entry describes nothing: <content> holds a description of xmlns={BUS_NAMESPACE!r}"
+        f"the entry has no description: <content> holds a description of xmlns={BUS_NAMESPACE!r}"
     )
 
 

@@ -109,9 +109,9 @@ class ControlAuthorizer:
             if stamp == self._read_as:
                 return
             self._known, self._read_as = _read(self._token_file), stamp
-            logger.info("control tokens are read again", extra={"count": len(self._known)})
+            logger.info("control tokens reloaded", extra={"count": len(self._known)})
         except (OSError, TokenFileError) as error:
-            logger.warning("control tokens cannot be read again", extra={"error": str(error)})
+            logger.warning("control tokens cannot be reloaded", extra={"error": str(error)})
 
     async def _slow_down(self, remote: str | None) -> None:
         """Delay the answer to a wrong token, longer each time; raises `NotAuthorized` when many

@@ -56,19 +56,19 @@ class ControlDevelopment:
         controls = self._controls
         if controls.mode is not ClockMode.MANUAL:
             raise ControlRefused(
-                409, "time follows the wall here; start the bus with `postbus dev --clock manual`"
+                409, "this bus uses real time; start it with `postbus dev --clock manual`"
             )
         if controls.now_ms + duration_ms > LAST_MS:
             raise ControlRefused(
                 400,
-                "duration: time would pass the year 2999; start the bus afresh",
+                "duration: time would pass the year 2999; restart the bus",
                 ProblemType.INVALID,
             )
         late = await controls.advance(duration_ms)
         if late:
             raise ControlRefused(
                 503,
-                f"time was moved, but the store is away from {_named(late)}: what is due there"
+                f"time was advanced, but the store is away from {_named(late)}: what is due there"
                 " is done when it is back; /readyz of the metrics port tells when",
                 ProblemType.UNAVAILABLE,
             )

@@ -72,7 +72,9 @@ class ControlHistory:
         number = call.names["entity_id"]
         if not (number.isascii() and number.isdecimal()) or len(number) > 10:
             raise ControlRefused(
-                404, f"{number} is no entityId: /v1/tombstones tells them", ProblemType.NOT_FOUND
+                404,
+                f"{number} is not the entityId of a tombstone; /v1/tombstones lists them",
+                ProblemType.NOT_FOUND,
             )
         restored = await self._administration.restore(int(number))
         return applied(self._administration, restored, is_new=False)

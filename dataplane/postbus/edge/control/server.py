@@ -137,7 +137,7 @@ class ControlServer:
         except NotAuthorized as error:
             return _unauthorized(error)
         except CallerTooOld as error:
-            detail = f"{error}: another leads now; only a higher epoch may change something"
+            detail = f"{error}: another caller leads now; changes require a higher epoch"
             return _problem(409, detail, ProblemType.CALLER_TOO_OLD)
         except StoreAway:
             detail = "the store is away, nothing was changed: repeat it"
@@ -148,14 +148,16 @@ class ControlServer:
                 answer.headers["Allow"] = error.headers["Allow"]
             return answer
         except Exception:
-            logger.exception("a request broke", extra={"path": request.path})
+            logger.exception("handling a request failed", extra={"path": request.path})
             return _problem(500, "this is an error of Postbus; please report it")
 
 
 def _check_scope(caller: ControlCaller, needed: Scope) -> None:
     if not caller.may(needed):
         has = ", ".join(sorted(scope.value for scope in caller.scopes))
-        detail = f"this needs a token of the scope {needed.value}; that of {caller.name} has {has}"
+        detail = (
+            f"this requires a token of the scope {needed.value}; that of {caller.name} has {has}"
+        )
         raise ControlRefused(403, detail, ProblemType.UNAUTHORIZED)
 
 
@@ -203,7 +205,11 @@ def _read_queries(request: web.Request, route: Route) -> dict[str, str | int | b
         value = None if query is None else _read_query(query, text)
         if query is None:
             takes = f"takes {', '.join(known)}" if known else "takes none"
-            problems.append(FieldProblem(field=name, problem=f"is no parameter: this {takes}"))
+            problems.append(
+                FieldProblem(
+                    field=name, problem=f"is not a parameter of this operation, which {takes}"
+                )
+            )
         elif value is None or len(request.query.getall(name)) > 1:
             problems.append(FieldProblem(field=name, problem=_expected(query)))
         else:
@@ -334,11 +340,10 @@ def _unauthorized(error: NotAuthorized) -> web.Response:
 
 def _explain(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPNotFound):
-        return "this path is not known; /openapi.json lists what is"
+        return "unknown path; /openapi.json lists all paths"
     if isinstance(error, web.HTTPMethodNotAllowed):
-        return (
-            f"{request.method} is not known here, only {', '.join(sorted(error.allowed_methods))}"
-        )
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return f"{request.method} is not supported here, only {allowed}"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return f"a body has at most {MAX_BODY_BYTES} bytes"
+        return f"a body may have at most {MAX_BODY_BYTES} bytes"
     return error.reason

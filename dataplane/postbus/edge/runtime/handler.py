@@ -325,7 +325,9 @@ def _refusal_of(reply: Reply, target: Target) -> HttpRefused:
 
 
 def _share_is_used_up() -> HttpRefused:
-    text = "Too many bytes of messages are under way with this key: wait for answers, then go on."
+    text = (
+        "Too many bytes of messages are in flight with this key: wait for answers, then continue."
+    )
     return HttpRefused(429, text, RETRY_AFTER)
 
 

@@ -113,9 +113,11 @@ def batch_of(data: bytes) -> list[Any]:
     """Return the unparsed members of a batch's JSON. Raises `BadMessage`."""
     members = parse_json(data, "The body of the batch")
     if not isinstance(members, list) or not members:
-        raise BadMessage("The body of a batch is a JSON array of at least one message.")
+        raise BadMessage("The body of a batch must be a JSON array of at least one message.")
     if len(members) > MAX_MEMBERS:
-        raise BadMessage(f"A batch has at most {MAX_MEMBERS:,} messages: send several.")
+        raise BadMessage(
+            f"A batch may have at most {MAX_MEMBERS:,} messages: send several batches."
+        )
     return members
 
 
@@ -125,7 +127,7 @@ def batch_message(index: int, member: Any) -> Envelope:
         entry = _object(member, "The message")
         body = entry.get("Body", "")
         if not isinstance(body, str):
-            raise BadMessage("Body is a text; write other values as JSON within a text.")
+            raise BadMessage("Body must be a text; write other values as JSON within a text.")
         broker = _object(entry.get(BROKER_PROPERTIES) or {}, BROKER_PROPERTIES)
         custom = _object(entry.get("UserProperties") or {}, "UserProperties")
         return make_message(broker, custom_properties(custom), _utf8(body, "Body"))
@@ -143,9 +145,9 @@ def parse_json(text: str | bytes, name: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
-        raise BadMessage(f"{name} is no valid JSON: it is nested too deeply.") from None
+        raise BadMessage(f"{name} is not valid JSON: it is nested too deeply.") from None
     except ValueError as error:
-        raise BadMessage(f"{name} is no valid JSON: {error}.") from None
+        raise BadMessage(f"{name} is not valid JSON: {error}.") from None
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def _annotations(broker: Mapping[str, Any], session_id: str | None) -> list[byte
         at_ms = parse_instant(scheduled)
         if at_ms is None:
             raise BadMessage(
-                "ScheduledEnqueueTimeUtc is a date such as 'Sun, 06 Nov 2044 08:49:37 GMT'."
+                "ScheduledEnqueueTimeUtc must be a date such as 'Sun, 06 Nov 2044 08:49:37 GMT'."
             )
         entries.append(_SCHEDULED + encode_value(Timestamp(at_ms)))
     key = _text(broker, "PartitionKey")
@@ -242,9 +244,9 @@ def _ttl_ms(broker: Mapping[str, Any]) -> int | None:
         return None
     seconds = parse_time_span(value) if isinstance(value, str) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise BadMessage(f"{name} is a number of seconds or a text such as '00:01:30'.")
+        raise BadMessage(f"{name} must be a number of seconds or a text such as '00:01:30'.")
     if not seconds > 0:
-        raise BadMessage(f"{name} must be more than nothing.")
+        raise BadMessage(f"{name} must be greater than zero.")
     if seconds >= MAX_TTL_MS / 1_000:
         return MAX_TTL_MS
     return math.ceil(seconds * 1_000)
@@ -266,7 +268,7 @@ def _value_of(name: str, value: Any) -> Value:
                 raise BadMessage(f"The number of the property '{name}' is too large.") from None
         case _:
             raise BadMessage(
-                f"The property '{name}' is a text, a number, a boolean or null,"
+                f"The property '{name}' must be a text, a number, a boolean or null,"
                 " not an object or an array."
             )
 
@@ -276,7 +278,7 @@ def _text(broker: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise BadMessage(f"{name} is a text in double quotes.")
+        raise BadMessage(f"{name} must be a text in double quotes.")
     if len(value) > MAX_ID_CHARS and name in _IDS:
         raise BadMessage(f"{name} is longer than {MAX_ID_CHARS} characters.")
     return value
@@ -285,22 +287,22 @@ def _text(broker: Mapping[str, Any], name: str) -> str | None:
 def _object(value: Any, name: str) -> Mapping[str, Any]:
     if isinstance(value, dict):
         return value
-    raise BadMessage(f"{name} is a JSON object.")
+    raise BadMessage(f"{name} must be a JSON object.")
 
 
 def _encoded(name: str, value: Value) -> bytes:
     try:
         return encode_value(value)
     except TypeError:
-        raise BadMessage(f"{name} holds characters that are not allowed there.") from None
+        raise BadMessage(f"{name} contains characters that are not allowed.") from None
 
 
 def _utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise BadMessage(f"{name} holds half a surrogate pair.") from None
+        raise BadMessage(f"{name} contains half a surrogate pair.") from None
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

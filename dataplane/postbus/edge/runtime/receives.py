@@ -94,7 +94,7 @@ class Receives:
         entity_no = address.entity_no
         count = self._waiting.get(entity_no, 0)
         if count >= self._limit:
-            return Refused(Refusal.BUSY, f"{count:,} receives wait here already.")
+            return Refused(Refusal.BUSY, f"{count:,} receives are already waiting on this entity.")
         self._waiting[entity_no] = count + 1
         key = (connection, entity_no, address.sub_queue)
         consumer = self._unpark(key) or _Consumer(

@@ -60,7 +60,8 @@ UNKNOWN_SEND: Final = (
     " second copy does no harm: give it a MessageId and let the entity detect duplicates."
 )
 UNKNOWN_DELETION: Final = (
-    "The store did not answer in time; the message may have been deleted. If not, it comes again."
+    "The store did not answer in time; the message may have been deleted. If not, it is delivered"
+    " again."
 )
 UNKNOWN_SETTLEMENT: Final = (
     "The store did not answer in time; the operation may have had an effect. Repeat it: 404 means"
@@ -132,7 +133,7 @@ def target_of(method: str, raw_path: str) -> Target:
     action = methods.get(method)
     if action is None:
         allowed = ", ".join(methods)
-        raise HttpRefused(405, f"This address takes {allowed} only.", {"Allow": allowed})
+        raise HttpRefused(405, f"This address supports {allowed} only.", {"Allow": allowed})
     path = "/".join(_decoded(part) for part in entity)
     token = _token(parts[-1]) if form == "lock" else b""
     below = unquote("/".join(parts[len(entity) :]))
@@ -156,9 +157,11 @@ def _decoded(part: str) -> str:
     try:
         text = unquote(part, errors="strict")
     except UnicodeDecodeError:
-        raise HttpRefused(400, "The path is no UTF-8, percent-encoded.") from None
+        raise HttpRefused(400, "The path is not percent-encoded UTF-8.") from None
     if not text or not text.isprintable():
-        raise HttpRefused(400, "The path names no entity: write its name as it was created.")
+        raise HttpRefused(
+            400, "The path does not name an entity: write its name as it was created."
+        )
     return text
 
 
@@ -166,7 +169,7 @@ def _token(part: str) -> bytes:
     try:
         return uuid_to_token(uuid.UUID(unquote(part)))
     except ValueError:
-        text = "The lock token is no GUID: take it from Location or BrokerProperties."
+        text = "The lock token is not a GUID: take it from Location or BrokerProperties."
         raise HttpRefused(400, text) from None
 
 
@@ -181,5 +184,5 @@ def _timeout_s(query: str) -> float:
     except ValueError:
         timeout_s = math.nan
     if not 0 <= timeout_s < math.inf:
-        raise HttpRefused(400, "timeout is a number of seconds, 0 or more.")
+        raise HttpRefused(400, "timeout must be a number of seconds, 0 or more.")
     return min(timeout_s, MAX_TIMEOUT_S)

@@ -107,7 +107,7 @@ class HttpAuthorizer:
         except TokenRefused as error:
             raise HttpRefused(401, _bad_token(error), CHALLENGE) from None
         except TooManyChecks:
-            text = "Keys are being guessed at your address: come back when it is over."
+            text = "Too many keys from your address were refused: try again later."
             raise HttpRefused(429, text, {**RETRY_AFTER, "Connection": "close"}) from None
         if admission is not None and not admission.mark_authenticated(grant):
             text = "Too many connections are open with this key: close some, or use fewer."
@@ -125,7 +125,7 @@ class HttpAuthorizer:
         """
         known = self._authorizer.renewed(grant)
         if known is None:
-            gone = TokenRefused("The token is worth nothing any more: get another.")
+            gone = TokenRefused("The token is no longer valid: get a new one.")
             raise HttpRefused(401, _bad_token(gone), CHALLENGE)
         if known.expires_s <= self._real_time_s():
             raise HttpRefused(401, _bad_token(expired(known.expires_s)), CHALLENGE)

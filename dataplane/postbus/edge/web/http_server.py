@@ -201,7 +201,7 @@ class HttpServer:
         except ConnectionError:
             return web.Response()  # the client has disconnected
         except Exception:
-            logger.exception("a request broke", extra={"method": request.method})
+            logger.exception("handling a request failed", extra={"method": request.method})
             refused = HttpRefused(500, "This is an error of Postbus; please report it.")
         admission = request.get(ADMISSION)
         is_logged = admission is None or admission.is_refusal_logged(refused.refusal, request.path)
@@ -252,7 +252,7 @@ async def read_limited(
     """
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding != "identity":
-        raise HttpRefused(415, f"Send the body as it is: the encoding {encoding} is not taken.")
+        raise HttpRefused(415, f"Send the body without encoding: {encoding} is not supported.")
     too_large = HttpRefused(too_large_status, f"The body is larger than {max_bytes} bytes.")
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large
@@ -269,7 +269,7 @@ async def read_limited(
                 count(len(part))
                 parts.append(part)
     except TimeoutError:
-        raise HttpRefused(408, f"The body was not here after {BODY_S:.0f} seconds.") from None
+        raise HttpRefused(408, f"The body was not complete after {BODY_S:.0f} seconds.") from None
     return b"".join(parts)
 
 
@@ -277,9 +277,9 @@ def _check_head(request: web.BaseRequest) -> None:
     """Raise `HttpRefused` for heads that are too large or that proxies may read differently."""
     codings = ",".join(request.headers.getall("Transfer-Encoding", []))
     if request.version < (1, 0) or (codings and request.version < (1, 1)):
-        raise HttpRefused(400, "Speak HTTP/1.1; a body in chunks needs it.", CLOSE)
+        raise HttpRefused(400, "Use HTTP/1.1; chunked bodies require it.", CLOSE)
     if codings and codings.strip().lower() != "chunked":
-        raise HttpRefused(501, "Of transfer encodings only chunked is known.", CLOSE)
+        raise HttpRefused(501, "The only supported transfer encoding is chunked.", CLOSE)
     size_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
     if size_bytes + len(request.raw_path) > MAX_HEAD_BYTES:
         raise HttpRefused(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes together.")
