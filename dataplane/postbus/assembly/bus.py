@@ -1,7 +1,7 @@
-"""Assembles and runs one bus: store, partitions, catalog; `listeners` has the ways in.
+"""Assembles and runs one bus: store, partitions, catalog; `listeners` opens its ports.
 
-The command line and tests start it and stop it. All wiring is here and nothing else: no room
-imports this module, and it decides nothing about messages.
+The command line and tests start it and stop it. It contains all wiring and nothing else: no package
+imports this module, and it makes no decisions about messages.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AHEAD_MS = 60_000
-"""Clocks of machines that are further apart than this are worth a word."""
+"""Difference between clocks of machines above which a warning is logged."""
 
 STOP_S = 20.0
-"""What closing connections, commits and Postgres may take beyond the grace period."""
+"""Time for closing connections, commits and Postgres beyond the grace period."""
 
 
 class Bus:
-    """One broker process' worth of bus. `start` once, then `wait` or `stop`.
+    """One broker process of a bus. `start` once, then `wait` or `stop`.
 
-    Everything runs in one supervised task; an error there ends the bus and comes out of `wait`.
+    Everything runs in one supervised task; an error there ends the bus and is raised by `wait`.
     """
 
     def __init__(
@@ -95,10 +95,11 @@ class Bus:
         on_asked: Callable[[str], None] = lambda _by: None,
         loading_s: float = LOADING_S,
     ) -> None:
-        """Prepare a bus; one with a `dev_clock` is for development and lets its time be moved.
+        """Prepare a bus; one with a `dev_clock` is for development and allows its time to be moved.
 
-        `on_asked` is told by whom when another process of the broker's name asks this one to end.
-        Raises `SettingsError` for a key that everybody knows where others can show it.
+        `on_asked` is called with the requester when another process of the same broker name asks
+        this one to end. Raises `SettingsError` for a publicly known key on an address that others
+        reach.
         """
         refuse_public_keys(settings.host, definition)
         self._settings = settings
@@ -129,10 +130,12 @@ class Bus:
         self._grace_s = settings.grace_s
         self._task: asyncio.Task[None] | None = None
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- life cycle -----------------------------------------------------------------------------
 
     async def start(self, on_step: Callable[[str], None] = lambda _: None) -> None:
-        """Return when clients may come; raises `BusError`. `on_step` is told what goes on."""
+        """Start; return when clients may connect. Raises `BusError`. `on_step` is called with each
+        step.
+        """
         ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(on_step, ready), name="bus")
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +144,7 @@ class Bus:
             raise BusError("the bus was stopped while it started")
 
     async def wait(self) -> None:
-        """Return when the bus has stopped; raises what ended it."""
+        """Return when the bus has stopped; raise the error that ended it."""
         assert self._task is not None
         try:
             await asyncio.shield(self._task)
@@ -149,7 +152,7 @@ class Bus:
             raise _first(group) from group
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Stop cleanly: no new work, commit what was accepted, release the partitions."""
+        """Stop cleanly: take no new work, commit accepted messages, release the partitions."""
         self._grace_s = self._settings.grace_s if grace_s is None else grace_s
         self._stopping.set()
         if self._task is not None:
@@ -162,10 +165,10 @@ class Bus:
                 logger.debug("bus ended with an error", exc_info=self._task.exception())
 
     async def redefine(self, definition: BusDefinition) -> None:
-        """Let a bus that runs be what manifests say now, with the keys of their Secrets.
+        """Apply changed manifests to a running bus, with the keys of their Secrets.
 
         As at a start: nothing is deleted, and entities are changed by the owner of partition 0.
-        Raises `BusError` and `SettingsError`, as at a start; what came before an error stays.
+        Raises `BusError` and `SettingsError`, as at a start; changes before an error stay.
         """
         refuse_public_keys(self._settings.host, definition)
         of_now = self._definition
@@ -189,7 +192,7 @@ class Bus:
         self._opened.rules.declare(rules)
 
     def cut_short(self) -> None:
-        """Do not wait for clients any longer."""
+        """Stop waiting for clients."""
         self._listeners.abort()
 
     async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
@@ -236,7 +239,7 @@ class Bus:
         on_step: Callable[[str], None],
         ready: asyncio.Future[None],
     ) -> None:
-        """Load, let clients in, and stop in order when that is asked for."""
+        """Load, serve clients, and stop in order when asked to."""
         readiness = self.readiness
         router = self._make_hosts(stores, opened.directory, tasks)
         self._message_operations = MessageOperations(router, self._hosts)
@@ -277,7 +280,7 @@ class Bus:
             await auditing
 
     async def _unless_stopped(self, work: Coroutine[object, object, T]) -> T | None:
-        """Return what comes of work, None when the bus is to stop before."""
+        """Return the result of an operation, None when the bus is stopped before."""
         doing = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -319,7 +322,7 @@ class Bus:
     # --- partitions -----------------------------------------------------------------------------
 
     def _make_clocks(self, stores: Stores) -> dict[Store, EntityClock]:
-        """Return a clock for each store, whose time it takes; one that is moved by hand for all."""
+        """Return a clock for each store, on that store's time; one for all if moved by hand."""
         if self._dev_clock is ClockMode.MANUAL:
             return dict.fromkeys(stores.all, ManualClock(_wall_ms))
         return {store: EntityClock(_monotonic_ms, _wall_ms) for store in stores.all}
@@ -362,7 +365,7 @@ class Bus:
     async def _define_entities(
         self, administration: Administration, catalog: Catalog, tasks: asyncio.TaskGroup
     ) -> list[asyncio.Task[None]]:
-        """Apply the manifests, or follow the owner of partition 0; return what to cancel."""
+        """Apply the manifests, or follow the owner of partition 0; return the task to cancel."""
         following = [tasks.create_task(catalog.keep_following(), name="follow")]
         self._defining = Defining(self._keys, administration, catalog, self.audit)
         following.append(tasks.create_task(self._defining.keep_defining(), name="define"))
@@ -386,7 +389,7 @@ class Bus:
                     extra={"store": store.where, "ahead_ms": ahead_ms},
                 )
 
-    # --- doors ----------------------------------------------------------------------------------
+    # --- listeners ------------------------------------------------------------------------------
 
     async def _open_listeners(
         self,
@@ -441,43 +444,43 @@ class Bus:
     def _is_taken(self, path: str) -> bool:
         return self._opened is not None and self._opened.directory.begins(path)
 
-    # --- what it tells --------------------------------------------------------------------------
+    # --- information ----------------------------------------------------------------------------
 
     @property
     def administration(self) -> Administration:
-        """Definitions at run time; only while the bus runs."""
+        """Catalog changes at run time; only while the bus runs."""
         assert self._administration is not None
         return self._administration
 
     @property
     def audit(self) -> Audit:
-        """Who changed what by hand; only while the bus runs."""
+        """Audit of manual changes; only while the bus runs."""
         assert self._audit is not None
         return self._audit
 
     @property
     def readiness(self) -> Readiness:
-        """Whether clients may come, and why not; only while the bus runs."""
+        """Readiness for clients, with the reason if not ready; only while the bus runs."""
         assert self._readiness is not None
         return self._readiness
 
     @property
     def message_operations(self) -> MessageOperations:
-        """Messages by hand; only while the bus runs."""
+        """Message operations; only while the bus runs."""
         assert self._message_operations is not None
         return self._message_operations
 
     def listeners(self) -> dict[Listener, tuple[str, int]]:
-        """Return where clients of this machine connect, by door."""
+        """Return the addresses for clients of this machine, by listener."""
         return self._listeners.addresses()
 
     @property
     def authority_file(self) -> Path | None:
-        """What clients have to trust, when the certificate was made here."""
+        """Certificate authority for clients to trust, if the certificate was made here."""
         return self._listeners.authority_file
 
     def connection_strings(self) -> list[tuple[str, str]]:
-        """Return a title and a connection string for the first rule that may do everything."""
+        """Return a title and a connection string for the first rule with all rights."""
         rule = next((one for one in self._definition.rules if Right.MANAGE in one.rights), None)
         if rule is None:
             return []
@@ -489,7 +492,7 @@ class Bus:
         return [(f"of {rule.name}, {how}", connection_string(text, rule.name, key))]
 
     def announcement(self) -> Announcement:
-        """Return how the commands of this machine reach the bus; it holds a key."""
+        """Return how the commands of this machine reach the bus; it contains a key."""
         strings = self.connection_strings() if self._dev_clock is not None else []
         endpoint = self._listeners.endpoint()
         token_file = self._listeners.control_token_file
@@ -525,14 +528,14 @@ class Bus:
         return lines
 
     async def sample(self) -> BusSample:
-        """Return what metrics tell, as of now."""
+        """Return the current values for metrics."""
         assert self._sampler is not None
         await self._sampler.prepare()
         return self._sampler.sample()
 
 
 def _shown(names: list[str]) -> str:
-    """Return names for people, the first few of many."""
+    """Return names for people, limited to the first few."""
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(sorted(names)[:8]) + more or "none"
 

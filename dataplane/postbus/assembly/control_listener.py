@@ -1,6 +1,6 @@
-"""Assembles the control API of one bus: its handlers, who may use it, its TLS.
+"""Assembles the control API of one bus: its handlers, its authorization, its TLS.
 
-`listeners` opens it with the others. It is the only way in that no client of messages uses.
+`listeners` opens it with the others. It is the only listener not used by messaging clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from postbus.process.settings import ANY_ADDRESS, Settings, is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """What the control API shows and changes. `controls`: of a bus for development only."""
+    """Objects shown and changed by the control API. `controls`: of a bus for development only."""
 
     administration: Administration
     rules: AuthorizationRules
@@ -47,7 +47,7 @@ class Controlled:
 
 
 class ControlListener:
-    """The open control API. `token_file` is what callers read."""
+    """The open control API. `token_file` is the file of tokens for callers."""
 
     def __init__(self, server: ControlServer, token_file: Path, address: str) -> None:
         self._server = server
@@ -65,9 +65,9 @@ class ControlListener:
         throttle: AuthThrottle,
         connections: Connections,
     ) -> ControlListener:
-        """Listen, with TLS when there is a context; `connections` tells who is connected.
+        """Listen, with TLS when there is a context; `connections` lists connected clients.
 
-        Raises `TokenFileError`, and OSError when the port cannot be had.
+        Raises `TokenFileError`, and OSError when the port cannot be used.
         """
         token_file = settings.control_token_file or data.ensure_control_token()
         token_file = token_file.absolute()
@@ -81,7 +81,7 @@ class ControlListener:
         return cls(server, token_file, address)
 
     async def close(self) -> None:
-        """Take nobody in any more."""
+        """Stop accepting connections."""
         withdraw_control_port(self._server.port)
         await self._server.stop()
 

@@ -1,7 +1,7 @@
-"""Keys of the authorization rules that manifests declare: those of Secrets, and those made here.
+"""Keys of the authorization rules that manifests declare: those of Secrets, and generated ones.
 
-The assembly asks it for what the authorizer shall know. A Secret among the manifests gives a rule
-its keys; for one without, keys are made once and kept in the data directory.
+The assembly takes the rules for the authorizer from here. A Secret among the manifests gives a rule
+its keys; for a rule without one, keys are generated once and kept in the data directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from postbus.process.settings import SettingsError, is_loopback
 
 
 def refuse_public_keys(host: str, definition: BusDefinition) -> None:
-    """Raise `SettingsError` for the emulator's key on an address that others reach."""
+    """Raise `SettingsError` for the emulator's public key on an address that others reach."""
     if is_loopback(host):
         return
     of_queues = (rule for queue in definition.queues for rule in queue.rules)
@@ -50,7 +50,7 @@ class DeclaredKeys:
         return rule.keys or self._data.keys_of(self._path(scope, rule.name))
 
     async def keep(self, rule: KeyRule, keys: Keys) -> bool:
-        """Keep other keys in the place of those made here; False: a Secret says which it has."""
+        """Replace generated keys; return False for a rule with keys of a Secret."""
         declared = next(
             one for scope, one in self._declared() if (scope, one.name) == (rule.scope, rule.name)
         )

@@ -1,6 +1,6 @@
-"""Brings what manifests say into the catalog: at a start, or when partition 0 becomes ours.
+"""Applies manifests to the catalog: at a start, or after this broker has claimed partition 0.
 
-Only entities are meant here; what manifests do not name stays as it is.
+Only entities are applied here; entities that manifests do not name stay as they are.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ logger = logging.getLogger(__name__)
 
 MANIFESTS: Final = "manifests"
 START: Final = "start"
-"""Who changes what is changed here, and by which way in, as the audit tells it."""
+"""Caller and origin of these changes in the audit."""
 
 MAX_LINE: Final = 2**63 - 1
 OWN_LOOK_S: Final = 0.5
-"""How often a broker whose manifests wait looks whether partition 0 is its own by now."""
+"""Interval at which a broker with waiting manifests checks whether it owns partition 0."""
 
 
 class Defining:
-    """The entities of the manifests of a bus: applied by the owner of partition 0, else later."""
+    """The entities of a bus's manifests: applied by the owner of partition 0, otherwise later."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Defining:
         catalog: Catalog,
         audit: Audit,
     ) -> None:
-        """`declared` holds the manifests that count when the time has come."""
+        """`declared` returns the current manifests when they are applied."""
         self._declared = declared
         self._administration = administration
         self._catalog = catalog
@@ -66,9 +66,10 @@ class Defining:
         self._is_due = asyncio.Event()
 
     async def define(self, definition: BusDefinition, rules: Sequence[KeyRule]) -> None:
-        """Apply manifests now if partition 0 is ours; else log whose it is, and do it later.
+        """Apply manifests now if this broker owns partition 0; otherwise log its owner and postpone
+        them.
 
-        Raises `DirectoryRefusal`; what waited before waits on then.
+        Raises `DirectoryRefusal`; manifests that waited before continue to wait then.
         """
         async with self._turn:
             try:
@@ -80,7 +81,7 @@ class Defining:
             self._is_due.clear()
 
     def postpone(self, why: DirectoryRefusal) -> None:
-        """Apply the manifests as soon as partition 0 is ours and its store answers."""
+        """Apply the manifests as soon as this broker owns partition 0 and its store answers."""
         logger.warning(
             "manifests are not applied yet: the owner of partition 0 changes entities",
             extra={"why": str(why)},
@@ -88,7 +89,7 @@ class Defining:
         self._is_due.set()
 
     async def keep_defining(self) -> None:
-        """Do what waits as soon as partition 0 is ours; what is refused then is logged."""
+        """Apply waiting manifests as soon as partition 0 is owned; log refusals."""
         while True:
             await self._is_due.wait()
             await asyncio.sleep(OWN_LOOK_S)
@@ -118,10 +119,9 @@ async def define_entities(
     rules: Sequence[KeyRule],
     audit: Audit,
 ) -> None:
-    """Create or change what the manifests say; what they do not say stays.
+    """Create or change the entities of the manifests; properties not given stay.
 
-    `rules`: the authorization rules that they declare, which the audit hears of. Raises
-    `DirectoryRefusal`.
+    `rules`: the authorization rules that they declare, for the audit. Raises `DirectoryRefusal`.
     """
     wanted = _wanted_of(definition)
     before = administration.version
@@ -149,7 +149,7 @@ async def define_entities(
 
 
 def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:
-    """Say whether a definition perhaps changes something; the catalog decides."""
+    """Return whether a definition may change something; the catalog decides."""
     if known is None or known.properties != wanted.properties:
         return True
     return wanted.rules is not None and [each.properties for each in known.rules] != list(
@@ -158,9 +158,9 @@ def _differs(known: EntityDescription | None, wanted: WantedEntity) -> bool:
 
 
 async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
-    """Note the authorization rules of the manifests in the audit, if they are others than before.
+    """Record the authorization rules of the manifests in the audit if they have changed.
 
-    What they were is known by a salted digest: no key leads back from it. Raises
+    Earlier rules are known by a salted digest, from which no key can be derived. Raises
     `DirectoryRefusal` while the store is away.
     """
     last = await audit.page(MAX_LINE, 1, "", MANIFESTS)
@@ -181,10 +181,10 @@ async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
 
 
 async def _define(wanted: dict[str, WantedEntity], administration: Administration) -> None:
-    """Put all of them.
+    """Put all definitions.
 
-    What is new is made first and forwards nowhere yet, since a target must exist; then all get
-    their definitions, targets before what forwards to them.
+    New entities are created first and without forwarding, since a target must exist; then all get
+    their definitions, targets before entities that forward to them.
     """
     described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
     new = [
@@ -197,7 +197,7 @@ async def _define(wanted: dict[str, WantedEntity], administration: Administratio
 
 
 def _wanted_of(definition: BusDefinition) -> dict[str, WantedEntity]:
-    """Return what manifests want by its path, topics before their subscriptions."""
+    """Return the entities of the manifests by path, topics before their subscriptions."""
     topics = [
         WantedEntity(EntityKind.TOPIC, each.name, each.properties) for each in definition.topics
     ]

@@ -1,4 +1,4 @@
-"""Assembles the ways into one bus: AMQP and HTTP for clients, metrics, the control API.
+"""Assembles the listeners of one bus: AMQP and HTTP for clients, metrics, the control API.
 
 `bus` opens them when the bus is ready and closes them first. All wiring of `edge` is here.
 """
@@ -45,7 +45,7 @@ from postbus.process.settings import ANY_ADDRESS, Settings, is_loopback
 
 
 class Listener(Enum):
-    """Ways in for clients; the value is the scheme of its addresses."""
+    """Listeners for clients; the value is the scheme of their addresses."""
 
     PLAIN = "amqp"
     TLS = "amqps"
@@ -53,12 +53,12 @@ class Listener(Enum):
 
 
 class ListenError(Exception):
-    """A door cannot be opened; the text is for the user."""
+    """A listener cannot be opened; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What is behind the doors. `created_ms`: when the namespace was made, in real time."""
+    """Objects behind the listeners. `created_ms`: creation time of the namespace, in real time."""
 
     router: Router
     namespace: Namespace
@@ -73,7 +73,7 @@ class Inside:
 
 
 class Listeners:
-    """The ways into one bus; open them once."""
+    """The listeners of one bus; open them once."""
 
     def __init__(self, settings: Settings, definition: BusDefinition, data: DataDirectory) -> None:
         self._settings = settings
@@ -90,16 +90,18 @@ class Listeners:
         self._certificates: dict[str, ReloadingContext] = {}
         self._ports: dict[Listener, int] = {}
         self.authority_file: Path | None = None
-        """What clients have to trust, when the certificate was made here."""
+        """Certificate authority for clients to trust, if the certificate was made here."""
 
     async def open(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
-        """Listen; raises `ListenError` when one port cannot be had. Close what is open then."""
+        """Listen; raises `ListenError` when a port cannot be used. The caller closes those already
+        open.
+        """
         await self._open_front(inside, tasks)
         if self._settings.is_control_enabled:
             await self._open_control(inside, tasks)
 
     async def open_metrics(self, readiness: Readiness, sampler: Sampler, names: OwnNames) -> None:
-        """Tell how the process is, also before anybody may come; raises `ListenError`."""
+        """Serve metrics and health, also before clients may connect; raises `ListenError`."""
         settings = self._settings
         if settings.is_metrics_enabled:
             registry = make_registry(sampler.sample)
@@ -191,7 +193,7 @@ class Listeners:
                 raise ListenError(str(error)) from error
 
     async def close(self, grace_s: float) -> None:
-        """Take nobody in any more; who is inside has `grace_s` to finish."""
+        """Stop accepting connections; connected clients have `grace_s` to finish."""
         if self._control is not None:
             await self._control.close()
         for task in self._reloading:
@@ -204,12 +206,12 @@ class Listeners:
             await asyncio.gather(self._amqp.stop(grace_s), self._http.stop(grace_s))
 
     async def close_metrics(self) -> None:
-        """Do it last: until then it tells how the stop goes."""
+        """Close metrics, as the last listener: until then they show the progress of the stop."""
         if self._metrics is not None:
             await self._metrics.stop()
 
     def abort(self) -> None:
-        """Do not wait for clients any longer."""
+        """Stop waiting for clients."""
         if self._amqp is not None:
             self._amqp.abort()
         if self._http is not None:
@@ -239,10 +241,10 @@ class Listeners:
         namespace.on_change.append(lambda changed: context.require(changed.minimum_tls_version))
         return context
 
-    # --- what it tells --------------------------------------------------------------------------
+    # --- information ----------------------------------------------------------------------------
 
     def add_to(self, sample: BusSample) -> None:
-        """Complete a sample of the bus by what doors count."""
+        """Add the counts of listeners to a sample of the bus."""
         for name, context in self._certificates.items():
             sample.certificate_expiries[name] = context.expires_s
         volume = shutil.disk_usage(self._data.path)
@@ -265,13 +267,13 @@ class Listeners:
             )
 
     def addresses(self) -> dict[Listener, tuple[str, int]]:
-        """Return where clients of this machine connect, by door."""
+        """Return the addresses for clients of this machine, by listener."""
         host = self._settings.host
         shown = "localhost" if host in {"127.0.0.1", "::1", *ANY_ADDRESS} else host
         return {listener: (shown, port) for listener, port in self._ports.items()}
 
     def endpoint(self) -> tuple[str, str] | None:
-        """Return how clients of this machine connect, and a connection string without a key."""
+        """Return the client address on this machine, and a connection string without a key."""
         found = self.addresses()
         if Listener.PLAIN in found:
             host, port = found[Listener.PLAIN]
@@ -283,21 +285,21 @@ class Listeners:
 
     @property
     def control_url(self) -> str | None:
-        """Where the control API is reached from this machine."""
+        """URL of the control API on this machine."""
         return None if self._control is None else self._control.address
 
     @property
     def metrics_url(self) -> str | None:
-        """Where metrics are read from this machine."""
+        """URL of metrics on this machine."""
         return f"http://localhost:{self._metrics.port}/metrics" if self._metrics else None
 
     @property
     def control_token_file(self) -> Path | None:
-        """Which file lets callers use it."""
+        """File of tokens for the control API."""
         return None if self._control is None else self._control.token_file
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return a title and an address for each door, for people."""
+        """Return a title and an address of each listener, for people."""
         lines = []
         for listener, (host, port) in self.addresses().items():
             is_secret = listener is Listener.HTTP and not self._settings.listens_plain
@@ -313,7 +315,7 @@ class Listeners:
 
 @contextmanager
 def _port_errors(host: str, port: int) -> Iterator[None]:
-    """Say which port cannot be had, and why."""
+    """Raise an error that names the unusable port and the reason."""
     try:
         yield
     except OSError as error:

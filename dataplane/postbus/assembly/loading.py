@@ -1,7 +1,8 @@
-"""Claims what holds entities when a bus starts, so that the first client need not wait for it.
+"""Claims partitions with entities when a bus starts, so that the first client need not wait.
 
-Retained entities too: only a partition that is loaded lets their messages go. So it is with what a
-crash left of entities that were being dropped. A database that is away holds up none of the others.
+Also partitions with retained entities only: their messages expire only in a loaded partition. The
+same applies to remains of entities whose removal was interrupted by a crash. An unavailable
+database delays none of the others.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from postbus.store.stores import Stores
 logger = logging.getLogger(__name__)
 
 LOADING_S: Final = 10.0
-"""How long a start waits for partitions; clients that come earlier wait themselves. Twice the
-silence after which another broker's partition may be taken over."""
+"""Time that a start waits for partitions; earlier clients wait themselves. Twice the silence after
+which another broker's partition may be taken over."""
 
 
 async def load_partitions(
@@ -51,7 +52,7 @@ async def load_partitions(
 
 
 async def _load(store: Store, hosts: Sequence[Host], homes: set[int]) -> None:
-    """Claim those of one database that hold something; return when each was tried once."""
+    """Claim the partitions of one database that hold entities; return when each was tried once."""
     wanted = [host for host in hosts if host.partition_id in homes]
     tries = [asyncio.ensure_future(host.call(Tick())) for host in wanted]
     try:
@@ -65,13 +66,13 @@ async def _load(store: Store, hosts: Sequence[Host], homes: set[int]) -> None:
 
 
 async def _holds_anything(store: Store, partition_id: int) -> bool:
-    """Ask until the store answers."""
+    """Return whether a partition holds entities; ask until the store answers."""
     backoff = Backoff()
     while True:
         try:
             return await store.holds_anything(partition_id)
         except (StoreError, asyncpg.PostgresError) as error:
-            if not store.outage.is_on:  # else that is told already
+            if not store.outage.is_on:  # otherwise it is logged already
                 extra = {"partition": partition_id, "error": str(error)}
                 logger.warning("it is not known whether a partition holds anything", extra=extra)
         await backoff.pause()

@@ -1,7 +1,7 @@
-"""Opens what a bus stands on: its stores, and what they say of namespace, entities and rules.
+"""Opens the stores of a bus, and reads namespace, entities and rules.
 
-`bus` calls it once, before any partition is claimed. What may pass by itself is waited for; what a
-human must mend ends the start. Nothing here serves anybody.
+`bus` calls it once, before any partition is claimed. Temporary errors are waited for; errors that
+need a human end the start. Nothing here serves clients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the stores of a bus say. `created_ms`: when the namespace was made, in real time."""
+    """State in the stores of a bus. `created_ms`: creation time of the namespace, in real time."""
 
     directory: Directory
     namespace: Namespace
@@ -53,8 +53,10 @@ class Opened:
 
 
 class Opening:
-    """Of one bus. `is_embedded`: the store lies beside the keys of the bus and was just started,
-    so that nothing is waited for.
+    """Opens the stores of one bus.
+
+    `is_embedded`: the store lies beside the keys of the bus and was just started, so that there is
+    nothing to wait for.
     """
 
     def __init__(
@@ -77,9 +79,10 @@ class Opening:
         self._is_embedded = is_embedded
 
     async def open(self, on_wait: Callable[[str], None]) -> Opened:
-        """Check and migrate the stores, read them, let authorization rules count.
+        """Check and migrate the stores, read them, load the authorization rules.
 
-        Waits for the first store; `on_wait` is told why before each pause. Raises `BusError`.
+        Waits for the first store; `on_wait` is called with the reason before each pause. Raises
+        `BusError`.
         """
         outage, backoff = self._stores.first.outage, Backoff()
         while (opened := await self._opened_or_away()) is None:
@@ -127,7 +130,7 @@ class Opening:
         )
 
     async def _open_rules(self, directory: Directory) -> AuthorizationRules:
-        """Let declared and stored authorization rules count."""
+        """Load declared and stored authorization rules."""
         rules = AuthorizationRules(
             AuthorizationStore(self._stores.first),
             self._seal,
@@ -146,7 +149,7 @@ class Opening:
 
 
 def read_seal(settings: Settings, data: DataDirectory) -> KeySeal:
-    """Return what seals keys in the store; raises `BusError`."""
+    """Return the seal for keys in the store; raises `BusError`."""
     file = settings.sealing_key_file
     try:
         text = data.sealing_key() if file is None else file.read_text(encoding="ascii")

@@ -1,4 +1,4 @@
-"""Gives each host the shipper that takes what leaves its partition to where it goes."""
+"""Connects each host with the shipper that takes messages from its partition to their targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def connect_shippers(hosts: Sequence[Host], directory: Directory) -> None:
 
 
 def _target(entry: CatalogEntry) -> Target | None:
-    """Return where messages go; subscriptions only get what their topic gives them."""
+    """Return the target of messages; subscriptions accept messages of their topic only."""
     if isinstance(entry.properties, SubscriptionProperties):
         return None
     detects = entry.properties.requires_duplicate_detection

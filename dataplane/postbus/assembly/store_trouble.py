@@ -1,4 +1,4 @@
-"""What a user is told of a store that cannot be used when a bus starts."""
+"""Messages for users about unusable stores when a bus starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from postbus.store.errors import StoreError, StoreMisconfigured
 
 
 def explain_store_error(error: Exception) -> str:
-    """Return what to tell a user about a store that cannot be used; never its password."""
+    """Return a message for the user about an unusable store; never with its password."""
     if isinstance(error, ValueError):
         return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
     notes = getattr(error, "__notes__", [])

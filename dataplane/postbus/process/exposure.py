@@ -1,7 +1,7 @@
-"""What the settings of a process lay open: files of keys, and the way to Postgres.
+"""Checks for exposed settings: files of keys, and the connection to Postgres.
 
-Looked at once, at the start. Others who may change a file of keys hold the bus, so that is refused;
-what they may only read is remarked, since Kubernetes mounts its Secrets so.
+Run once, at the start. Users who may change a file of keys control the bus, so that is refused; a
+file that they may only read gives a remark, since Kubernetes mounts its Secrets like that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
 
 
 def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
-    """Return a remark for each thing that others may read; raises `SettingsError`.
+    """Return a remark for each exposed setting; raises `SettingsError`.
 
-    `default_ssl_mode`: what Postgres clients take where an address says nothing (PGSSLMODE).
+    `default_ssl_mode`: the mode of Postgres clients where an address gives none (PGSSLMODE).
     """
     remarks = []
     for name in KEY_FILES:
@@ -39,11 +39,11 @@ def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
 
 
 def _look_at(name: str, file: Path) -> str:
-    """Return a remark about a file of keys, "" when only its owner has it."""
+    """Return a remark about a file of keys, "" when only its owner has access."""
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError:
-        return ""  # whoever needs it says so
+        return ""  # reported where the address is used
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SettingsError(f"{name}: others may change {file}: chmod 600 {file}")
     if mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -52,12 +52,14 @@ def _look_at(name: str, file: Path) -> str:
 
 
 def _unverified_hosts(dsn: str, default_ssl_mode: str) -> list[str]:
-    """Return the hosts of an address over a network whose certificate nobody looks at."""
+    """Return the hosts of an address that are reached over a network without a verified
+    certificate.
+    """
     try:
         parts = urlsplit(dsn)
         query = parse_qs(parts.query)
     except ValueError:
-        return []  # whoever needs it says so
+        return []  # reported where the address is used
     if query.get("sslmode", [default_ssl_mode])[-1] in VERIFIED:
         return []
     named = parts.netloc.rpartition("@")[2].split(",") + query.get("host", [])

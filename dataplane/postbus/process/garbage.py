@@ -1,8 +1,8 @@
-"""When a process that runs a bus looks for cyclic garbage: after a time, and when its memory grew.
+"""Schedule of garbage collections in a process that runs a bus: after a time, and after growth.
 
-Python counts objects, not bytes. A few that refer to each other may hold megabytes, and with many
-messages in memory its own rule asks for a full collection next to never. What connections and
-partitions hold is freed without one; this is for what somebody forgot.
+Python counts objects, not bytes. A few objects in a cycle may hold megabytes, and with many
+messages in memory Python's own rule asks for a full collection next to never. Memory of connections
+and partitions is freed without one; this is for forgotten cycles.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from resource import getpagesize
 from typing import Final
 
 THRESHOLDS: Final = (50_000, 20, 100)
-"""Collections of a broker's memory find next to nothing, and each one is a pause: young objects are
-looked at after so many, middle-aged ones each twentieth time, all of them when `Collector` says."""
+"""Collections of a broker's memory find next to nothing, and each one is a pause: the youngest
+generation is collected after this many objects, the middle one each twentieth time, all when
+`Collector` decides."""
 
 CHECK_S: Final = 1.0
 LONGEST_S: Final = 60.0
-"""How long garbage may lie when memory does not grow."""
+"""Longest time that garbage may stay when memory does not grow."""
 
 GROWTH_BYTES: Final = 64 << 20
 GROWTH_PART: Final = 4
-"""Memory that grew by 64 MiB, and by a quarter, may have grown by garbage."""
+"""Growth by 64 MiB and by a quarter may be due to garbage."""
 
 PAUSE_PART: Final = 500
-"""Pauses take at most so small a part of the time. A full collection that
-finds nothing takes 0.1 s for a million objects (CPython 3.11)."""
+"""Pauses take at most this part of the time. A full collection that finds nothing takes 0.1 s for a
+million objects (CPython 3.11)."""
 
 
 class Collector:
-    """Collects when it is due; `check` it each second."""
+    """Collects when due; call `check` each second."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Collector:
         resident_bytes: Callable[[], int] | None = None,
         collect: Callable[[], object] = gc.collect,
     ) -> None:
-        """`now_s` is real; `resident_bytes` is the memory of this process, by default as it is."""
+        """`now_s` is real; `resident_bytes` returns the memory of this process."""
         self._now_s = now_s
         self._resident_bytes = resident_bytes or own_resident_bytes
         self._collect = collect
@@ -66,7 +67,7 @@ class Collector:
 
 
 async def collect_forever() -> None:
-    """Leave what is alive alone, and collect what becomes garbage from now on."""
+    """Freeze the existing objects, and collect garbage from now on."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -77,7 +78,7 @@ async def collect_forever() -> None:
 
 
 def own_resident_bytes() -> int:
-    """Return the memory of this process, 0 where the system does not tell."""
+    """Return the memory of this process, 0 where the system does not report it."""
     try:
         _, pages, _ = _STATM.read_text(encoding="ascii").split(maxsplit=2)
     except OSError:  # not Linux

@@ -35,10 +35,10 @@ FILE_NAME: Final = "bus.json"
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Where a running bus is reached. `control` and `metrics` are URLs, files are whole paths."""
+    """Addresses of a running bus. `control` and `metrics` are URLs, files are whole paths."""
 
     bus: str | None
-    """Its name; a control port is announced without it."""
+    """Name of the bus; None for a control port alone."""
     pid: int
     control: str | None
     connection_string: str | None = field(default=None, repr=False)
@@ -49,7 +49,7 @@ class Announcement:
     metrics: str | None = None
 
     def write(self, path: Path) -> None:
-        """Write it for its owner alone; raises OSError."""
+        """Write the announcement for its owner only; raises OSError."""
         write_private(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
@@ -78,7 +78,7 @@ def bus_at_control_port(port: int) -> Announcement | None:
 
 @contextlib.contextmanager
 def announced_as(data: Path, announcement: Announcement) -> Iterator[None]:
-    """Let a bus be found as if its data lay in this folder, where it makes nothing."""
+    """Announce a bus as if its data lay in this folder, in which nothing is created."""
     _leave_note(_name_of_data(data), announcement)
     try:
         yield
@@ -87,13 +87,13 @@ def announced_as(data: Path, announcement: Announcement) -> Iterator[None]:
 
 
 def announce_control_port(port: int, url: str, token_file: Path) -> None:
-    """Let the control API on a port be found, before the bus is ready as well."""
+    """Announce the control API on a port, also before the bus is ready."""
     announcement = Announcement(None, os.getpid(), url, token_file=str(token_file))
     _leave_note(_name_of_port(port), announcement)
 
 
 def withdraw_control_port(port: int) -> None:
-    """Forget the control API of a bus that stops."""
+    """Withdraw the announcement of a bus that stops."""
     _remove_note(_name_of_port(port))
 
 
@@ -110,7 +110,9 @@ def _name_of_port(port: int) -> str:
 
 
 def _leave_note(name: str, announcement: Announcement) -> None:
-    """Write a note and remove those of killed buses. Without it, options name port and tokens."""
+    """Write a note and remove those of killed buses. Without it, commands need options for port and
+    tokens.
+    """
     try:
         folder = _notes_folder(is_wanted=True)
         for known in folder.glob("bus-*"):
@@ -121,7 +123,7 @@ def _leave_note(name: str, announcement: Announcement) -> None:
 
 
 def _read_note(name: str) -> Announcement | None:
-    """Return what a note says; one that no living bus wrote is removed."""
+    """Return the content of a note; remove one of a bus that has ended."""
     try:
         note = _notes_folder() / name
         found = _read(note)
@@ -146,7 +148,7 @@ def _remove_note(name: str) -> None:
 
 
 def _notes_folder(*, is_wanted: bool = False) -> Path:
-    """Return the user's folder of notes; raises OSError when others could have made it."""
+    """Return the user's folder of notes; raises OSError when others could have created it."""
     path = Path(tempfile.gettempdir()) / f"postbus-{os.geteuid()}"
     if is_wanted:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -166,7 +168,7 @@ def _read(path: Path) -> Announcement | None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """Return whether there is a process with this id."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
 """Metrics and health of one process over HTTP.
 
-What is told is read from the bus when it is scraped, so that the message path never counts for it
-beyond plain integers. Names are listed in docs/guides/metrics.md; a test compares both.
+Values are read from the bus at each scrape, so that the message path maintains only plain integers.
+Names are listed in docs/guides/metrics.md; a test compares both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from postbus.entity.traffic import count_death
 
 MAX_ENTITY_LABELS: Final = 500
 """Entities of each kind with labels of their own; the rest of each kind is summed as `other`. Our
-choice: with some fifteen series each, what one Prometheus target is usually allowed."""
+choice: with about fifteen series each, the usual limit of one Prometheus target."""
 
 OTHER: Final = "other"
 
@@ -43,8 +43,8 @@ FLOWS: Final = {
 class EntitySample:
     """One queue, topic or subscription at this moment; `name` of a subscription is its path.
 
-    `messages` by state, `flows` by their names, `deaths` by reason; `oldest_ms`: when the oldest
-    active message was enqueued, None when there is none or nobody knows.
+    `messages` by state, `flows` by their names, `deaths` by reason; `oldest_ms`: enqueued time of
+    the oldest active message, None when there is none or it is unknown.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class PartitionSample:
 
 @dataclass(slots=True)
 class ListenerSample:
-    """One way in at this moment."""
+    """One listener at this moment."""
 
     name: str
     connections: int
@@ -95,7 +95,7 @@ class ListenerSample:
 
 @dataclass(slots=True)
 class StoreSample:
-    """One database: its number in the list, its host and port, whether it does what it is for."""
+    """One database: its number in the list, its host and port, and its state."""
 
     number: int
     address: str
@@ -104,7 +104,7 @@ class StoreSample:
 
 @dataclass(slots=True)
 class BusSample:
-    """What the metrics tell; made anew for each scrape. Times in entity milliseconds."""
+    """Values for the metrics; made anew for each scrape. Times in entity milliseconds."""
 
     version: str
     now_ms: int = 0
@@ -116,15 +116,15 @@ class BusSample:
     cut_unauthenticated: int = 0
     failed_connections: int = 0
     share_refusals: dict[str, int] = field(default_factory=dict)
-    """What was refused to keys that had their share: of what -> how often."""
+    """Refusals because a key had used up its share: limit -> count."""
 
     volume_bytes: int = 0
     volume_free_bytes: int = 0
     certificate_expiries: dict[str, float] = field(default_factory=dict)
-    """API -> when its certificate ends, seconds since 1970."""
+    """API -> expiry of its certificate, seconds since 1970."""
 
     http_answers: dict[tuple[str, int], int] = field(default_factory=dict)
-    """(API, status) -> how often it was answered."""
+    """(API, status) -> number of responses."""
 
     listeners: list[ListenerSample] = field(default_factory=list)
     partitions: list[PartitionSample] = field(default_factory=list)
@@ -139,7 +139,7 @@ class BusCollector(Collector):
         self._sample = sample
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: names are checked when they are collected."""
+        """Return nothing: names are checked at the collection."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -355,7 +355,7 @@ def bounded(entities: Iterable[EntitySample]) -> list[EntitySample]:
 
 
 def summed(kind: str, name: str, parts: Iterable[EntitySample]) -> EntitySample:
-    """Return the sum of entities, or of the parts of one, under a name; the oldest is theirs."""
+    """Return the sum of entities, or of the parts of one, with the age of the oldest."""
     total = EntitySample(kind, name, {})
     for part in parts:
         for counts, more in ((total.messages, part.messages), (total.flows, part.flows)):
@@ -370,7 +370,7 @@ def summed(kind: str, name: str, parts: Iterable[EntitySample]) -> EntitySample:
 
 
 def make_registry(sample: Callable[[], BusSample]) -> CollectorRegistry:
-    """Return a registry with the bus and the process in it."""
+    """Return a registry with the metrics of the bus and of the process."""
     registry = CollectorRegistry()
     registry.register(BusCollector(sample))
     ProcessCollector(registry=registry)
@@ -380,7 +380,7 @@ def make_registry(sample: Callable[[], BusSample]) -> CollectorRegistry:
 
 
 class MetricsServer:
-    """Serves `/metrics`, `/healthz` (the process answers) and `/readyz` (clients may come)."""
+    """Serves `/metrics`, `/healthz` (the process answers) and `/readyz` (clients may connect)."""
 
     def __init__(
         self,
@@ -390,7 +390,7 @@ class MetricsServer:
         prepare: Callable[[], Awaitable[None]] | None = None,
         names: OwnNames | None = None,
     ) -> None:
-        """`prepare` is awaited before each scrape. `names`: hosts that a request may be for."""
+        """`prepare` is awaited before each scrape. `names`: accepted host names of requests."""
         self._registry = registry
         self._is_ready = is_ready
         self._troubles = troubles
@@ -418,7 +418,7 @@ class MetricsServer:
     async def _check_host(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Refuse what came by the name of another host: a page whose name leads to loopback."""
+        """Refuse requests for other host names: those of pages whose name resolves to loopback."""
         host = request.headers.get("Host")
         if self._names is not None and host is not None and not self._names.include(host):
             return web.Response(status=403, text=f"This bus is not called {host}.\n")

@@ -1,4 +1,4 @@
-"""What metrics tell of a running bus: the one place that looks into all its parts for numbers."""
+"""Samples of a running bus for its metrics: the only module that reads numbers of all parts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from postbus.store.counters import COMMIT_BOUNDS_S, StoreCounters
 from postbus.store.postgres import Store
 
 LOOK_S: Final = 2.0
-"""How long a scrape waits for the ages of messages; less than Prometheus waits for it."""
+"""Time that a scrape waits for the ages of messages; less than the timeout of Prometheus."""
 
 READS_AT_ONCE: Final = 8
 AT_ONCE: Final = 100
-"""Entities looked at in one go: a millisecond or two."""
+"""Entities examined at a time: a millisecond or two."""
 
 
 class Sampler:
-    """Reads stores, hosts and directory when somebody scrapes. `prepare` first, then `sample`.
+    """Reads stores, hosts and directory at each scrape. `prepare` first, then `sample`.
 
-    There is something to tell from the first second on: `directory` is set when it was read.
+    There are values from the first second on: `directory` is set after it was read.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Sampler:
         budget: WindowBudget,
         add_listeners: Callable[[BusSample], None],
     ) -> None:
-        """`add_listeners` completes a sample by what doors count."""
+        """`add_listeners` completes a sample with the counts of listeners."""
         self.directory: Directory | None = None
         self._hosts = hosts
         self._stores = stores
@@ -61,7 +61,7 @@ class Sampler:
         self._entities: list[EntitySample] = []
 
     def sample(self) -> BusSample:
-        """Return what metrics tell; entities as of the last `prepare`."""
+        """Return values for the metrics; entities as of the last `prepare`."""
         sample = BusSample(
             __version__,
             now_ms=self._clock(),
@@ -91,7 +91,7 @@ class Sampler:
         return sample
 
     async def prepare(self) -> None:
-        """Look at all entities, a few at a time: clients have their turn in between."""
+        """Examine all entities, a few at a time, so that clients are served in between."""
         await self._look_for_oldest()
         found: list[EntitySample] = []
         for number, entry in enumerate(self._entries(), 1):
@@ -103,7 +103,7 @@ class Sampler:
         self._entities = found
 
     async def _look_for_oldest(self) -> None:
-        """Learn how old the oldest messages are; what cannot be learned in time is left out."""
+        """Find the ages of the oldest messages; leave out those that are not available in time."""
         self._oldest = {}
         room = asyncio.Semaphore(READS_AT_ONCE)
         looks = [
@@ -119,11 +119,11 @@ class Sampler:
     async def _look(self, room: asyncio.Semaphore, host: Host, entity_no: int) -> None:
         age_ms = await oldest_age_ms(host, entity_no, room)
         if age_ms is not None:
-            # As the clock of the sample would tell it: each database has its own.
+            # On the clock of each database, as in the sample.
             self._oldest[host.partition_id, entity_no] = self._clock() - age_ms
 
     def _labelled(self) -> list[CatalogEntry]:
-        """Return the entities that have labels of their own, about."""
+        """Return approximately the entities that have labels of their own."""
         return self._entries()[: 3 * MAX_ENTITY_LABELS]
 
     def _entries(self) -> list[CatalogEntry]:

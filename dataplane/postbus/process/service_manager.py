@@ -1,4 +1,4 @@
-"""Tell systemd, or whoever else starts services, how far this process is (`Type=notify`).
+"""Notifications to systemd or another service manager about this process (`Type=notify`).
 
 Source: sd_notify(3): datagrams of NAME=value to the socket that NOTIFY_SOCKET names; a leading `@`
 is a name without a file. Without the variable nothing is sent.
@@ -14,12 +14,12 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 MORE_TIME: Final = "EXTEND_TIMEOUT_USEC=120000000"
-"""What a start that waits sends again and again, or it would be ended for taking too long. Our
-choice: longer than one look at a database may take."""
+"""Sent repeatedly by a start that waits; without it the start would time out. Our choice: longer
+than one attempt at a database may take."""
 
 
 def notify(*assignments: str) -> None:
-    """Send assignments such as `READY=1`. A manager that cannot be reached is only logged."""
+    """Send assignments such as `READY=1`. An unreachable manager is only logged."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -1,8 +1,8 @@
 """Settings of one broker process, read once and passed on as arguments.
 
-`load_settings` merges what the command line says with `POSTBUS_…` variables of the environment;
-the command line wins. No other module reads the environment. docs/guides/settings.md describes
-the same fields; a test compares both.
+`load_settings` merges options of the command line with `POSTBUS_…` variables of the environment;
+the command line wins. No other module reads the environment. docs/guides/settings.md describes the
+same fields; a test compares both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SettingsError(Exception):
 
 
 class Settings(BaseSettings):
-    """Everything that can be chosen about a broker process."""
+    """All settings of a broker process."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -150,12 +150,12 @@ class Settings(BaseSettings):
 
     @property
     def store_dsns(self) -> list[str]:
-        """The addresses of `stores`."""
+        """Addresses in `stores`."""
         return [] if self.stores is None else self.stores.get_secret_value().split()
 
     @property
     def dialled_names(self) -> list[str]:
-        """Host names and addresses that clients reach the bus by, beside loopback's."""
+        """Host names and addresses of the bus for clients, beside loopback's."""
         names = [name.strip() for name in self.tls_names.split(",") if name.strip()]
         if self.host not in ANY_ADDRESS:
             names.append(self.host)
@@ -163,12 +163,12 @@ class Settings(BaseSettings):
 
     @property
     def listens_plain(self) -> bool:
-        """Whether to listen without TLS, all considered."""
+        """Whether to listen without TLS, given all settings."""
         return is_loopback(self.host) if self.is_plain_enabled is None else self.is_plain_enabled
 
     @property
     def is_control_tls(self) -> bool:
-        """Whether the control API speaks TLS, all considered."""
+        """Whether the control API uses TLS, given all settings."""
         if self.is_control_tls_enabled is not None:
             return self.is_control_tls_enabled
         return not is_loopback(self.control_host) or self.control_client_ca_file is not None
@@ -205,7 +205,7 @@ class Settings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen on."""
+    """Return whether only this machine can reach an address to listen on."""
     if host == "localhost":
         return True
     try:
@@ -215,7 +215,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_settings(**said: Any) -> Settings:
-    """Return settings of the environment, overridden by what was said and is not None.
+    """Return the settings of the environment, overridden by arguments that are not None.
 
     Raises `SettingsError` with one line for each mistake, named as the user wrote it.
     """
@@ -250,12 +250,12 @@ def _has_password(dsn: str) -> bool:
 
 
 def default_ssl_mode() -> str:
-    """Return what clients of Postgres take where an address says nothing of TLS."""
+    """Return the TLS mode of Postgres clients for an address that gives none."""
     return os.environ.get("PGSSLMODE", "")
 
 
 def unknown_variables(names: Iterable[str] | None = None) -> list[str]:
-    """Return a remark for each variable of the environment that looks like a setting but is none.
+    """Return a remark for each variable of the environment that looks like an unknown setting.
 
     Only a remark: Kubernetes sets `POSTBUS_SERVICE_HOST` and the like for a service `postbus`.
     """

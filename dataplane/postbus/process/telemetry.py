@@ -1,7 +1,7 @@
 """Logging of one process.
 
-The assembly sets it up; rooms only use `logging.getLogger(__name__)` with ids as `extra` fields.
-Must never write payloads, tokens or connection strings.
+The assembly sets it up; other packages only use `logging.getLogger(__name__)` with ids as `extra`
+fields. Must never write payloads, tokens or connection strings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return what a log call gave as `extra`."""
+    """Return the `extra` fields of a log call."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
@@ -61,7 +61,7 @@ class HumanFormatter(logging.Formatter):
 def _shown(value: object) -> str:
     """Return a value as text; quoted, with escapes, when it could end the line or move a cursor.
 
-    Much of it comes from clients, some without a key.
+    Many values come from clients, some of them unauthenticated.
     """
     text = str(value)
     return text if text.isprintable() else repr(text)

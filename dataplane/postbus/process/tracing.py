@@ -1,7 +1,7 @@
 """Sends the spans of traced messages to a collector of OpenTelemetry, over OTLP.
 
-Part of the extra `tracing`. Where to and how much is said by the standard variables of
-OpenTelemetry (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, ...), which its SDK reads.
+Part of the extra `tracing`. Target and sampling are set by the standard variables of OpenTelemetry
+(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, ...), which its SDK reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from postbus.broker.operate.tracing import TraceContext
 
 
 class OtlpSpans:
-    """Takes spans and sends them in batches from a thread of its own; full batches are dropped."""
+    """Collects spans and sends them in batches from its own thread; spans beyond its buffer are
+    dropped.
+    """
 
     def __init__(self, namespace: str, broker_name: str) -> None:
         resource = Resource.create(
@@ -75,5 +77,5 @@ class OtlpSpans:
         span.end(end_ns)
 
     def close(self) -> None:
-        """Send what is left; may take as long as the exporter's timeout."""
+        """Send the remaining spans; may take as long as the exporter's timeout."""
         self._provider.shutdown()

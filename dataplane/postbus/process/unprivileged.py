@@ -1,11 +1,11 @@
-"""How root runs a program that refuses to be run by root, in any folder: Postgres (ADR 9).
+"""Runs a program that refuses root on behalf of root, in any folder: Postgres (ADR 9).
 
 Two ways, tried in this order on the folder itself. In a user namespace of its own the program has
-another user id, while outside its files stay root's and nobody else comes near them. Where no
-namespace may be made, or the folder is another user's, it becomes `postgres` or `nobody` and keeps
+another user id, while outside its files remain root's and inaccessible to others. If no namespace
+may be created, or the folder belongs to another user, it becomes `postgres` or `nobody` and keeps
 one capability, to reach folders that are closed to that account.
 
-What happens between fork and exec must not import, log or wait: other threads may hold any lock.
+Code between fork and exec must not import, log or wait: other threads may hold any lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ PROBE_S = 30.0
 
 
 class NoWayDown(Exception):
-    """Root can neither make a user namespace nor become another account here."""
+    """Root can neither create a user namespace nor become another account here."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunAs:
-    """Who a child process is.
+    """Identity of a child process.
 
-    `uid`, `gid`: who owns its files, seen from here. `become`: what the child runs between fork and
+    `uid`, `gid`: owner of its files, seen from here. `become`: called in the child between fork and
     exec, None when nothing changes. `is_shared`: other programs may run under this account, so that
     the account alone proves nothing.
     """
@@ -48,9 +48,9 @@ class RunAs:
 
 
 def run_as(program: Path, folder: Path) -> RunAs:
-    """Choose how to run `program`, which reads and writes `folder`.
+    """Return a way to run `program`, which reads and writes `folder`.
 
-    Raises `NoWayDown` when this process is root and may not stop being it.
+    Raises `NoWayDown` when this process is root and cannot change its user.
     """
     if os.geteuid() != 0:
         return RunAs(os.geteuid(), os.getegid())
@@ -82,7 +82,9 @@ def _account() -> pwd.struct_passwd:
 
 
 def _why_not(way: RunAs, program: Path, folder: Path) -> str | None:
-    """Try a way: the program runs, and the folder can be reached. It belongs to the child later."""
+    """Return why a way fails, "" if the program runs and can reach the folder. The folder is given
+    to the child later.
+    """
     become, parent = way.become, folder.parent
     inside = f"{parent}/."
     assert become is not None
@@ -109,7 +111,7 @@ def _why_not(way: RunAs, program: Path, folder: Path) -> str | None:
 
 
 def _enter_namespace(account: pwd.struct_passwd) -> Callable[[], None]:
-    """Be `account` inside, root outside, without any capability outside."""
+    """Become `account` inside and root outside the namespace, without any capability outside."""
     unshare = ctypes.CDLL(None, use_errno=True).unshare
     writes = (
         ("/proc/self/setgroups", b"deny"),
@@ -141,7 +143,7 @@ class _CapabilitySet(ctypes.Structure):
 
 
 def _become_account(account: pwd.struct_passwd) -> Callable[[], None]:
-    """Be `account` with CAP_DAC_OVERRIDE, kept over exec as an ambient capability (Linux 4.3)."""
+    """Become `account` with CAP_DAC_OVERRIDE, an ambient capability kept over exec (Linux 4.3)."""
     libc = ctypes.CDLL(None, use_errno=True)
     prctl, capset = libc.prctl, libc.capset
     header = _CapabilityHeader(LINUX_CAPABILITY_VERSION_3, 0)
@@ -150,7 +152,8 @@ def _become_account(account: pwd.struct_passwd) -> Callable[[], None]:
     uid, gid = account.pw_uid, account.pw_gid
 
     def become() -> None:
-        # Capabilities outlive the change of user, and access(2) counts them: initdb asks it.
+        # Capabilities outlive the change of user, and initdb asks access(2), which takes them into
+        # account.
         if prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0):
             raise OSError
         os.setgroups([])
