@@ -149,7 +149,7 @@ async def test_a_store_that_goes_away_while_partitions_load_is_waited_for(run_bu
         if step == "loading partitions":
             assert bus._postgres is not None
             os.kill(bus._postgres.pid, signal.SIGKILL)
-        elif step == "opening the doors":
+        elif step == "opening the listeners":
             assert bus._postgres is not None
             bus._postgres.restart()
 

@@ -84,7 +84,7 @@ def test_free_ports_do_not_clash() -> None:
 def test_variables_close_to_a_setting_are_remarked() -> None:
     names = ["POSTBUS_LOGLEVEL", "POSTBUS_SERVICE_HOST", "POSTBUS_PORT", "PATH"]
     assert unknown_variables(names) == [
-        "POSTBUS_LOGLEVEL is no setting; did you mean POSTBUS_LOG_LEVEL?"
+        "POSTBUS_LOGLEVEL is not a setting; did you mean POSTBUS_LOG_LEVEL?"
     ]
 
 

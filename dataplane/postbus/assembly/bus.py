@@ -261,7 +261,7 @@ class Bus:
         homes = opened.directory.homes_in_use()
         following += await load_partitions(self._hosts, stores, homes, tasks, self._loading_s)
         self._warn_of_future()
-        on_step("opening the doors")
+        on_step("opening the listeners")
         tasks.create_task(self._administration.keep_reaping(), name="reap")
         tasks.create_task(self._administration.keep_counting(), name="count")
         try:

@@ -74,5 +74,5 @@ async def _holds_anything(store: Store, partition_id: int) -> bool:
         except (StoreError, asyncpg.PostgresError) as error:
             if not store.outage.is_on:  # otherwise it is logged already
                 extra = {"partition": partition_id, "error": str(error)}
-                logger.warning("it is not known whether a partition holds anything", extra=extra)
+                logger.warning("cannot read whether a partition holds entities", extra=extra)
         await backoff.pause()

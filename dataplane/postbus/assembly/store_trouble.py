@@ -10,7 +10,9 @@ from postbus.store.errors import StoreError, StoreMisconfigured
 def explain_store_error(error: Exception) -> str:
     """Return a message for the user about an unusable store; never with its password."""
     if isinstance(error, ValueError):
-        return "POSTBUS_STORES is no address of Postgres: postgresql://user:password@host/database"
+        return (
+            "POSTBUS_STORES is not an address of Postgres: postgresql://user:password@host/database"
+        )
     notes = getattr(error, "__notes__", [])
     which = f" ({', '.join(notes)})" if notes else ""
     if isinstance(error, StoreMisconfigured):

@@ -21,7 +21,9 @@ def allow_descriptors(count: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (OSError, ValueError) as error:  # some systems have a lower, hidden limit
-            logger.debug("limit of file descriptors stays", extra={"why": str(error)})
+            logger.debug(
+                "the limit of file descriptors cannot be raised", extra={"why": str(error)}
+            )
     if soft != resource.RLIM_INFINITY and soft < count:
         logger.warning(
             "few file descriptors: raise the limit of the process (ulimit -n, LimitNOFILE=)",

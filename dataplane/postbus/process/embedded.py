@@ -126,7 +126,7 @@ class EmbeddedPostgres:
         started = time.monotonic()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(self.folder.iterdir()) and not (self.folder / "lock").exists():
-            raise EmbeddedError(f"{self.folder} is not empty and not one of ours")
+            raise EmbeddedError(f"{self.folder} is not empty and was not made by Postbus")
         if self._lock_fd is None:
             self._lock_fd = _lock(self.folder / "lock")
         try:
@@ -225,7 +225,7 @@ class EmbeddedPostgres:
         found = find_binaries(major)
         if found is None and made_by is not None and self._wanted_major is None:
             raise VersionMismatch(
-                f"the data in {self.folder} was made by Postgres {made_by}, which is not here; "
+                f"the data in {self.folder} was made by Postgres {made_by}, which is not installed; "
                 f"install postgresql-{made_by}, or a newer one and run its pg_upgrade on it"
             )
         if found is None:

@@ -32,8 +32,9 @@ def exposures(settings: Settings, default_ssl_mode: str = "") -> list[str]:
         if hosts:
             which = f" {number}" if len(settings.store_dsns) > 1 else ""
             remarks.append(
-                f"database{which} on {', '.join(hosts)} is reached without verified TLS: whoever is"
-                " on the way reads and changes messages; add ?sslmode=verify-full and sslrootcert"
+                f"database{which} on {', '.join(hosts)} is reached without verified TLS: anybody"
+                " on the network path can read and change messages; add ?sslmode=verify-full and"
+                " sslrootcert"
             )
     return remarks
 

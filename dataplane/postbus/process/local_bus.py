@@ -119,7 +119,9 @@ def _leave_note(name: str, announcement: Announcement) -> None:
             _read_note(known.name)
         announcement.write(folder / name)
     except OSError as error:
-        logger.info("no note of the bus is left", extra={"note": name, "error": str(error)})
+        logger.info(
+            "the note of the bus cannot be written", extra={"note": name, "error": str(error)}
+        )
 
 
 def _read_note(name: str) -> Announcement | None:
@@ -144,7 +146,7 @@ def _remove_note(name: str) -> None:
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()  # unless there are others
     except OSError as error:
-        logger.debug("the folder of notes stays", extra={"error": str(error)})
+        logger.debug("the folder of notes cannot be removed", extra={"error": str(error)})
 
 
 def _notes_folder(*, is_wanted: bool = False) -> Path:

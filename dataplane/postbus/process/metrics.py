@@ -32,10 +32,10 @@ choice: with about fifteen series each, the usual limit of one Prometheus target
 OTHER: Final = "other"
 
 FLOWS: Final = {
-    "accepted": "Messages sent to an entity, scheduled ones and copies for subscriptions too.",
-    "delivered": "Deliveries of active messages; a message that comes again counts again.",
-    "completed": "Active messages that a receiver is done with.",
-    "expired": "Messages that were dropped at the end of their time to live.",
+    "accepted": "Messages sent to an entity, with scheduled ones and copies for subscriptions.",
+    "delivered": "Deliveries of active messages, including redeliveries.",
+    "completed": "Active messages completed by receivers.",
+    "expired": "Messages dropped because their time to live was over.",
 }
 
 
@@ -149,10 +149,12 @@ class BusCollector(Collector):
         build.add_metric([sample.version], 1)
         yield build
         yield GaugeMetricFamily(
-            "postbus_window_bytes", "Memory held by messages ready to go.", sample.window_bytes
+            "postbus_window_bytes", "Memory of messages ready for delivery.", sample.window_bytes
         )
         yield GaugeMetricFamily(
-            "postbus_window_limit_bytes", "What that may grow to.", sample.window_limit_bytes
+            "postbus_window_limit_bytes",
+            "Limit of the memory of messages ready for delivery.",
+            sample.window_limit_bytes,
         )
         yield CounterMetricFamily(
             "postbus_authentication_failures",
@@ -166,32 +168,34 @@ class BusCollector(Collector):
         )
         yield GaugeMetricFamily(
             "postbus_connections_without_key",
-            "Open connections that have not shown a key yet.",
+            "Open connections that are not authenticated.",
             sample.admission_control,
         )
         yield CounterMetricFamily(
             "postbus_connections_cut",
-            "Connections without a key that had to make room.",
+            "Unauthenticated connections evicted to admit others.",
             sample.cut_unauthenticated,
         )
         yield CounterMetricFamily(
             "postbus_connections_failed",
-            "Connections that failed before they said what they speak.",
+            "Connections that failed before their protocol was known.",
             sample.failed_connections,
         )
         shares = CounterMetricFamily(
             "postbus_share_refusals",
-            "How often a key had its share of something already.",
+            "Refusals because a key had used up its share of a limit.",
             labels=["of"],
         )
         for name, count in sample.share_refusals.items():
             shares.add_metric([name], count)
         yield shares
         yield GaugeMetricFamily(
-            "postbus_data_volume_bytes", "Size of the volume of the data.", sample.volume_bytes
+            "postbus_data_volume_bytes", "Size of the volume with the data.", sample.volume_bytes
         )
         yield GaugeMetricFamily(
-            "postbus_data_volume_free_bytes", "Free space on it.", sample.volume_free_bytes
+            "postbus_data_volume_free_bytes",
+            "Free space on the volume with the data.",
+            sample.volume_free_bytes,
         )
         yield _expiry_family(sample.certificate_expiries)
         yield from _listener_families(sample.listeners)
@@ -205,7 +209,7 @@ class BusCollector(Collector):
 def _listener_families(listeners: list[ListenerSample]) -> Iterator[Metric]:
     opened = GaugeMetricFamily("postbus_connections", "Open connections.", labels=["protocol"])
     accepted = CounterMetricFamily(
-        "postbus_connections_accepted", "Connections taken so far.", labels=["protocol"]
+        "postbus_connections_accepted", "Connections accepted.", labels=["protocol"]
     )
     for listener in listeners:
         opened.add_metric([listener.name], listener.connections)
@@ -216,7 +220,7 @@ def _listener_families(listeners: list[ListenerSample]) -> Iterator[Metric]:
 def _store_family(stores: list[StoreSample]) -> Metric:
     family = GaugeMetricFamily(
         "postbus_store_up",
-        "Whether a database did what it was needed for last.",
+        "Whether a database works for the bus.",
         labels=["store", "address"],
     )
     for store in stores:
@@ -227,7 +231,7 @@ def _store_family(stores: list[StoreSample]) -> Metric:
 def _expiry_family(expiries: dict[str, float]) -> Metric:
     family = GaugeMetricFamily(
         "postbus_certificate_expiry_timestamp_seconds",
-        "When the certificate in use ends, since 1970.",
+        "Expiry of the certificate in use, since 1970.",
         labels=["api"],
     )
     for api, expires_s in expiries.items():
@@ -237,7 +241,9 @@ def _expiry_family(expiries: dict[str, float]) -> Metric:
 
 def _http_family(answers: dict[tuple[str, int], int]) -> Metric:
     requests = CounterMetricFamily(
-        "postbus_http_requests", "Requests over HTTP by their answer.", labels=["api", "status"]
+        "postbus_http_requests",
+        "HTTP requests by status of the response.",
+        labels=["api", "status"],
     )
     for (api, status), count in answers.items():
         requests.add_metric([api, str(status)], count)
@@ -247,7 +253,7 @@ def _http_family(answers: dict[tuple[str, int], int]) -> Metric:
 def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
     labels = ["partition"]
     status = GaugeMetricFamily(
-        "postbus_partition_status_info", "Life cycle.", labels=["partition", "status"]
+        "postbus_partition_status_info", "Lifecycle status.", labels=["partition", "status"]
     )
     reloads = CounterMetricFamily(
         "postbus_partition_reloads", "Reloads after a failed commit.", labels=labels
@@ -256,16 +262,16 @@ def _partition_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
         "postbus_partition_fences", "Losses of the partition to another broker.", labels=labels
     )
     queued = GaugeMetricFamily(
-        "postbus_journal_queued_bytes", "Waiting for a commit.", labels=labels
+        "postbus_journal_queued_bytes", "Bytes waiting for a commit.", labels=labels
     )
     round_trips = GaugeMetricFamily(
         "postbus_store_round_trip_seconds",
-        "Time that the last beat took, the commit of one row.",
+        "Duration of the last heartbeat, a commit of one row.",
         labels=labels,
     )
     full = GaugeMetricFamily(
         "postbus_partition_full_info",
-        "Whether sends are refused because the store has no room.",
+        "Whether sends are refused because the store is full.",
         labels=labels,
     )
     for partition in partitions:
@@ -289,7 +295,9 @@ def _commit_families(partitions: list[PartitionSample]) -> Iterator[Metric]:
     reads = CounterMetricFamily(
         "postbus_store_reads", "Reads of messages that were not in memory.", labels=labels
     )
-    rows = CounterMetricFamily("postbus_store_read_rows", "Messages so read.", labels=labels)
+    rows = CounterMetricFamily(
+        "postbus_store_read_rows", "Messages read because they were not in memory.", labels=labels
+    )
     for partition in partitions:
         commits = partition.commits
         if commits is None:
@@ -323,7 +331,7 @@ def _entity_families(entities: list[EntitySample], now_ms: int) -> Iterator[Metr
     }
     deaths = CounterMetricFamily(
         "postbus_messages_dead_lettered",
-        "Messages that became dead letters.",
+        "Messages that were dead-lettered.",
         labels=[*labels, "reason"],
     )
     for entity in entities:

@@ -29,4 +29,4 @@ def notify(*assignments: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.sendto("\n".join(assignments).encode(), address)
     except OSError as error:
-        logger.warning("the service manager cannot be told", extra={"why": str(error)})
+        logger.warning("the service manager cannot be notified", extra={"why": str(error)})

@@ -265,5 +265,5 @@ def unknown_variables(names: Iterable[str] | None = None) -> list[str]:
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in known and "SERVICE" not in name:
             close = difflib.get_close_matches(name, known, 1, 0.85)
-            remarks += [f"{name} is no setting; did you mean {close[0]}?"] if close else []
+            remarks += [f"{name} is not a setting; did you mean {close[0]}?"] if close else []
     return remarks

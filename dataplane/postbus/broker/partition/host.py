@@ -188,7 +188,7 @@ class Host:
 
     @property
     def is_full(self) -> bool:
-        """Whether sends are refused because the store has no room."""
+        """Whether sends are refused because the store is full."""
         return self._disk_reserve.is_full
 
     @property
