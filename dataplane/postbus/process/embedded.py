@@ -225,8 +225,9 @@ class EmbeddedPostgres:
         found = find_binaries(major)
         if found is None and made_by is not None and self._wanted_major is None:
             raise VersionMismatch(
-                f"the data in {self.folder} was made by Postgres {made_by}, which is not installed; "
-                f"install postgresql-{made_by}, or a newer one and run its pg_upgrade on it"
+                f"the data in {self.folder} was made by Postgres {made_by}, which is not"
+                f" installed; install postgresql-{made_by}, or a newer one and run its pg_upgrade"
+                " on it"
             )
         if found is None:
             raise EmbeddedError(
@@ -373,12 +374,12 @@ def find_binaries(major: int) -> Path | None:
 def major_of(binaries: Path) -> int:
     """Return the major version from `postgres --version`, e.g. `postgres (PostgreSQL) 16.14`."""
     try:
-        told = subprocess.run(
+        shown = subprocess.run(
             [str(binaries / "postgres"), "--version"], capture_output=True, check=True, text=True
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise EmbeddedError(f"{binaries}/postgres cannot be run: {error}") from error
-    return int(told.split("(PostgreSQL) ")[1].split(".")[0].split("beta")[0].split("rc")[0])
+    return int(shown.split("(PostgreSQL) ")[1].split(".")[0].split("beta")[0].split("rc")[0])
 
 
 def _give(folder: Path, who: RunAs) -> None:

@@ -105,9 +105,9 @@ class Sampler:
     async def _look_for_oldest(self) -> None:
         """Find the ages of the oldest messages; leave out those that are not available in time."""
         self._oldest = {}
-        room = asyncio.Semaphore(READS_AT_ONCE)
+        slots = asyncio.Semaphore(READS_AT_ONCE)
         looks = [
-            asyncio.ensure_future(self._look(room, host, entry.entity_no))
+            asyncio.ensure_future(self._look(slots, host, entry.entity_no))
             for entry in self._labelled()
             for host in self._loaded(entry)
         ]
@@ -116,8 +116,8 @@ class Sampler:
             for look in late:
                 look.cancel()
 
-    async def _look(self, room: asyncio.Semaphore, host: Host, entity_no: int) -> None:
-        age_ms = await oldest_age_ms(host, entity_no, room)
+    async def _look(self, slots: asyncio.Semaphore, host: Host, entity_no: int) -> None:
+        age_ms = await oldest_age_ms(host, entity_no, slots)
         if age_ms is not None:
             # On the clock of each database, as in the sample.
             self._oldest[host.partition_id, entity_no] = self._clock() - age_ms

@@ -53,8 +53,8 @@ class HumanFormatter(logging.Formatter):
         message = _shown(record.getMessage())
         line = f"{instant:%H:%M:%S} {record.levelname.lower():<7} {message}{pairs}"
         if record.exc_info and record.exc_info[0] is not None:
-            told = "".join(traceback.format_exception(*record.exc_info)).rstrip()
-            line += "".join(f"\n  {_shown(each)}" for each in told.split("\n"))
+            text = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            line += "".join(f"\n  {_shown(each)}" for each in text.split("\n"))
         return line
 
 

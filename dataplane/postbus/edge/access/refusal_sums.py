@@ -63,9 +63,9 @@ class RefusalSums:
         if not unlogged:
             return
         named = [(name, count) for name, count in unlogged.most_common() if name != OTHERS]
-        told, rest = named[:LOGGED_ENTITIES], named[LOGGED_ENTITIES:]
+        shown, rest = named[:LOGGED_ENTITIES], named[LOGGED_ENTITIES:]
         others = sum(count for _, count in rest) + unlogged[OTHERS]
-        entities = [f"{name or '-'} {count}" for name, count in told]
+        entities = [f"{name or '-'} {count}" for name, count in shown]
         if others:
             entities.append(f"{OTHERS} {others}")
         logger.warning(

@@ -545,8 +545,8 @@ class AmqpConnection:
 
     def _log_error(self, error: AmqpError) -> None:
         if self.admission.is_refusal_logged():
-            told = {"condition": error.condition, "why": error.description}
-            extra = {"conn": self.connection_id, **told}
+            reported = {"condition": error.condition, "why": error.description}
+            extra = {"conn": self.connection_id, **reported}
             logger.info("connection closed with an error", extra=extra)
 
     # --- ending ---------------------------------------------------------------------------------

@@ -353,12 +353,12 @@ class ManagementNode:
             self.refuse(respond, Refused(Refusal.NOT_ALLOWED))
             return
         envelopes: list[Envelope] = []
-        room = [MAX_VALUES]
+        values_left = [MAX_VALUES]
         for entry in entries:
             message = entry.get("message") if isinstance(entry, dict) else None
             if not isinstance(message, bytes):
                 raise BadRequest("each entry of messages needs a binary message")
-            envelopes.append(slice_message(message, room))
+            envelopes.append(slice_message(message, values_left))
         name_messages(envelopes)
         size_bytes = sum(envelope.size_bytes for envelope in envelopes)
         if body[TRANSACTION] is not None:

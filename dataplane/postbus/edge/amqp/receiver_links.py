@@ -214,10 +214,10 @@ class ReceiverEndpoint:
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Send the entity's deliveries; return those the client has no credit for any more."""
         self._delivered += len(deliveries)
-        room = max(self._link.credit, 0) if self._link.is_attached else 0
-        if room < len(deliveries):
-            over = deliveries[room:]
-            deliveries = deliveries[:room]
+        credit = max(self._link.credit, 0) if self._link.is_attached else 0
+        if credit < len(deliveries):
+            over = deliveries[credit:]
+            deliveries = deliveries[:credit]
             if self._is_locking:
                 self._returns += [delivery.lock_token for delivery in over]
             else:

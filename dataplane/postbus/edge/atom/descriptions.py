@@ -149,8 +149,8 @@ class Fact:
     shown: Callable[[Shown], str]
 
 
-def _fact(name: str, tell: Callable[[Shown], str]) -> Fact:
-    return Fact(lambda shown: f"<{name}>{tell(shown)}</{name}>")
+def _fact(name: str, value: Callable[[Shown], str]) -> Fact:
+    return Fact(lambda shown: f"<{name}>{value(shown)}</{name}>")
 
 
 def _counts(shown: Shown) -> str:
@@ -393,8 +393,8 @@ def read_description(
 
 def _kept(known: EntityProperties, readable: Mapping[str, Property]) -> dict[str, Any]:
     """Return the properties that a description leaves unchanged if it omits them."""
-    told = {column.field for column in readable.values()} - IMMUTABLE.keys()
-    return {name: getattr(known, name) for name in known.model_fields_set if name not in told}
+    given = {column.field for column in readable.values()} - IMMUTABLE.keys()
+    return {name: getattr(known, name) for name in known.model_fields_set if name not in given}
 
 
 def _mistakes(kind: EntityKind, error: ValidationError) -> str:

@@ -78,7 +78,7 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
     return AuditEntry(caller.name, address, PROTOCOL, verb, entity, detail)
 
 
-def told_of(answer: Answer) -> AuditResult:
+def result_of(answer: Answer) -> AuditResult:
     """Return what a line says a call came to."""
     match answer.body:
         case DeletedMessages(numbers=numbers, refused=refused):
@@ -110,7 +110,7 @@ class ControlAudit:
         return await self._audit.recorded(
             entry,
             operation(call),
-            told_of,
+            result_of,
             may_repeat=isinstance(call.body, MessagesOf),
             may_change_nothing=entry.verb in MAY_CHANGE_NOTHING,
         )

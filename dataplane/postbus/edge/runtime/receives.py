@@ -155,11 +155,11 @@ class _Consumer:
         self._trouble: Refused | None = LOADING
         self._consumer_id = 0
         self._delivered = 0  # as counted by the entity since the consumer was added
-        self._turn = 0  # counts the receives, to recognize an answer to an earlier one
+        self._number = 0  # counts the receives, to recognize an answer to an earlier one
         self._is_last = False  # whether the entity is asked for the last time
 
     async def take(self, timeout_s: float) -> Delivery | Refused | None:
-        self._turn += 1
+        self._number += 1
         found: asyncio.Future[Delivery | Refused | None] = self._loop.create_future()
         self._found = found
         self._is_last = timeout_s <= 0
@@ -213,7 +213,7 @@ class _Consumer:
 
     def _ask(self) -> None:
         demand = SetDemand(self._consumer_id, self._delivered + 1, is_drain=self._is_last)
-        answered = partial(self._answered, self._consumer_id, self._turn, self._is_last)
+        answered = partial(self._answered, self._consumer_id, self._number, self._is_last)
         self._router.submit(self._address.partition_id, demand, answered)
 
     def _look_once_more(self) -> None:
@@ -243,17 +243,17 @@ class _Consumer:
         else:
             self._finish(reply)
 
-    def _answered(self, consumer_id: int, turn: int, is_last: bool, reply: Reply) -> None:
-        if consumer_id != self._consumer_id or turn != self._turn or self._found.done():
+    def _answered(self, consumer_id: int, number: int, is_last: bool, reply: Reply) -> None:
+        if consumer_id != self._consumer_id or number != self._number or self._found.done():
             return
         if isinstance(reply, Refused) and reply.refusal in AWAY and self._trouble is None:
-            self._loop.call_later(REPEAT_S, self._ask_again, consumer_id, turn)
+            self._loop.call_later(REPEAT_S, self._ask_again, consumer_id, number)
         elif is_last and isinstance(reply, DemandSet):
             self.is_quiet = True
             self._finish(None)
 
-    def _ask_again(self, consumer_id: int, turn: int) -> None:
-        if consumer_id == self._consumer_id and turn == self._turn and not self._found.done():
+    def _ask_again(self, consumer_id: int, number: int) -> None:
+        if consumer_id == self._consumer_id and number == self._number and not self._found.done():
             self._ask()
 
     def _again(self, consumer_id: int) -> None:

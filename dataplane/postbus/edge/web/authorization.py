@@ -26,7 +26,7 @@ from postbus.entity.commands import Refusal
 logger = logging.getLogger(__name__)
 
 XML: Final = "application/xml"
-ADMISSION: Final = web.RequestKey("stranger", Admission)
+ADMISSION: Final = web.RequestKey("admission", Admission)
 """Key of the connection's admission in a request; the connection may have presented a key before.
 """
 
