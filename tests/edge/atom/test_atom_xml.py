@@ -222,7 +222,10 @@ def test_urls_of_targets_are_kept_and_names_need_not_be() -> None:
         ("<Status>Renaming</Status>", "Status: input should be"),
         ("<UserMetadata><a/></UserMetadata>", "UserMetadata: expected text, found elements"),
         (f"<UserMetadata>{'x' * 1025}</UserMetadata>", "UserMetadata: "),
-        ("<IsAnonymousAccessible>true</IsAnonymousAccessible>", "IsAnonymousAccessible: every"),
+        (
+            "<IsAnonymousAccessible>true</IsAnonymousAccessible>",
+            "IsAnonymousAccessible: anonymous access",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_its_element(inside: str, message: str) -> None:

@@ -239,7 +239,7 @@ async def test_a_deletion_that_failed_gives_the_message_back(
         ("not-applied", 503, "had no effect"),
         ("busy", 503, "busy"),
         ("unknown", 504, "may have been stored"),
-        ("store-full", 403, "no room"),
+        ("store-full", 403, "store is full"),
         ("quota-exceeded", 403, "maximum entity size"),
     ],
 )
@@ -319,7 +319,7 @@ async def test_receives_at_one_entity_are_limited(http: HttpClient, queue: str) 
     waiting = [asyncio.create_task(http.lock(queue, timeout_s=50)) for _ in range(MAX_RECEIVES)]
     await wait_for_receives(http, MAX_RECEIVES)
     refused = await http.lock(queue)
-    assert (refused.status, "20 receives wait" in refused.detail) == (503, True)
+    assert (refused.status, "20 receives are already waiting" in refused.detail) == (503, True)
     assert (await http.lock(http.bus.queue())).status == 204
     for task in waiting:
         task.cancel()

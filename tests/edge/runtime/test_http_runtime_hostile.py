@@ -95,20 +95,20 @@ async def test_made_up_tokens_of_any_partition(http: HttpClient, partition: str)
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "no valid JSON"),
+        (b"", "not valid JSON"),
         (b"[]", "at least one message"),
         (b"{}", "a JSON array"),
         (b"[" + b"{}," * 10_000 + b"{}]", "at most 10,000 messages"),
-        (b"[1]", "Message 0 of the batch: The message is a JSON object"),
-        (b'[{"Body": null}]', "Body is a text"),
+        (b"[1]", "Message 0 of the batch: The message must be a JSON object"),
+        (b'[{"Body": null}]', "Body must be a text"),
         (b'[{"Body": "\\udc00"}]', "surrogate"),
         (b'[{"Body": ""}, {"UserProperties": []}, {"UserProperties": [1]}]', "Message 2"),
-        (b'[{"BrokerProperties": {"MessageId": 5}}]', "MessageId is a text"),
-        (b'[{"UserProperties": {"a": {}}}]', "'a' is a text, a number"),
+        (b'[{"BrokerProperties": {"MessageId": 5}}]', "MessageId must be a text"),
+        (b'[{"UserProperties": {"a": {}}}]', "'a' must be a text, a number"),
         (b"[" * 200_000, "nested too deeply"),
-        (b"\xff\xfe\x00", "no valid JSON"),
-        (b'[{"Body": "x"}', "no valid JSON"),
-        (b'[{"Body": ' + b"1" * 10_000 + b"}]", "no valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b'[{"Body": "x"}', "not valid JSON"),
+        (b'[{"Body": ' + b"1" * 10_000 + b"}]", "not valid JSON"),
     ],
 )
 async def test_batches_that_are_none(http: HttpClient, queue: str, body: bytes, words: str) -> None:

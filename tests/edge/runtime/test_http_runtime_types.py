@@ -348,22 +348,22 @@ def test_values_of_other_types_are_told_too() -> None:
 @pytest.mark.parametrize(
     ("broker", "words"),
     [
-        ("[]", "BrokerProperties is a JSON object"),
-        ("{", "no valid JSON"),
+        ("[]", "BrokerProperties must be a JSON object"),
+        ("{", "not valid JSON"),
         ('{"TimeToLive": NaN}', "NaN"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"Label": 5}', "Label is a text"),
-        ('{"MessageId": {"a": 1}}', "MessageId is a text"),
+        ('{"Label": 5}', "Label must be a text"),
+        ('{"MessageId": {"a": 1}}', "MessageId must be a text"),
         ('{"TimeToLive": 0}', "greater than zero"),
         ('{"TimeToLive": -1.5}', "greater than zero"),
         ('{"TimeToLive": true}', "number of seconds"),
         ('{"TimeToLive": "soon"}', "number of seconds"),
-        ('{"TimeToLiveTimeSpan": [1]}', "TimeToLiveTimeSpan is a number"),
-        ('{"ScheduledEnqueueTimeUtc": "tomorrow"}', "ScheduledEnqueueTimeUtc is a date"),
+        ('{"TimeToLiveTimeSpan": [1]}', "TimeToLiveTimeSpan must be a number"),
+        ('{"ScheduledEnqueueTimeUtc": "tomorrow"}', "ScheduledEnqueueTimeUtc must be a date"),
         ('{"SessionId": "' + "s" * 129 + '"}', "longer than 128"),
         ('{"SessionId": "a", "PartitionKey": "b"}', "must be the same"),
         ('{"Label": "\\ud800"}', "characters that are not allowed"),
-        ('{"TimeToLive": ' + "9" * 5_000 + "}", "no valid JSON"),
+        ('{"TimeToLive": ' + "9" * 5_000 + "}", "not valid JSON"),
     ],
 )
 def test_broker_properties_that_are_refused(broker: str, words: str) -> None:
@@ -375,7 +375,7 @@ def test_broker_properties_that_are_refused(broker: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ('{"a": [1]}', "'a' is a text, a number"),
+        ('{"a": [1]}', "'a' must be a text, a number"),
         ('{"a": ' + "9" * 400 + "}", "too large"),
         ('{"\\ud800": 1}', "name of a property"),
         ('"text"', "JSON object"),
