@@ -236,14 +236,14 @@ class ControlEntities:
 
 def applied(administration: Administration, put: EntityDescription, *, is_new: bool) -> Answer:
     """Return the result of a change."""
-    told = Applied(
+    applied_change = Applied(
         entity_id=put.entity_no,
         applied_hash=_hash(put),
         version=put.version,
         acknowledged=administration.acknowledged(),
         created=is_new,
     )
-    return Answer(told, 201 if is_new else 200, put.version)
+    return Answer(applied_change, 201 if is_new else 200, put.version)
 
 
 # --- responses ----------------------------------------------------------------------------------
