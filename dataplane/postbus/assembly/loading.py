@@ -37,8 +37,8 @@ async def load_partitions(
 ) -> list[asyncio.Task[None]]:
     """Return when those of databases that answer were tried, after `limit_s` at most.
 
-    `homes`: partitions that are known to hold something. The others are found; what is returned
-    goes on until that is known of all, and is to be cancelled when the bus stops.
+    `homes`: partitions that are known to hold entities. The others are checked; the returned tasks
+    continue until all are known, and are to be cancelled when the bus stops.
     """
     going: dict[Store, asyncio.Task[None]] = {}
     for store in stores.all:
