@@ -145,7 +145,7 @@ def test_wrong_manifest_is_named_with_line_and_field(command: str, folder: Path)
 @pytest.mark.slow
 def test_settings_that_make_no_sense() -> None:
     assert_fails(postbus("dev", POSTBUS_PORT="many"), 3, "POSTBUS_PORT: input should be a valid")
-    assert_fails(postbus("serve"), 3, "POSTBUS_STORES: give the address of Postgres")
+    assert_fails(postbus("serve"), 3, "POSTBUS_STORES is not set: set it to the URL of a Postgres")
     assert_fails(postbus("dev", "--port", "70000"), 3, "--port: input should be less")
     assert run_here("dev", "--ephemeral", "--data", "x").returncode == 2
 

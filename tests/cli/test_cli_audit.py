@@ -31,8 +31,8 @@ def test_audit_shows_what_commands_did(user: CommandLine) -> None:
     assert all(each["caller"].startswith("token ") for each in found[:3])
     said = user.ok("audit", "--count", "3")
     assert "1 deleted, 1 matched; where sys.Label IS NULL" in said
-    assert f"3 shown; go on with --before {found[2]['number']}" in said
+    assert f"3 shown; for more use --before {found[2]['number']}" in said
     rest = user.json("audit", "--before", str(found[2]["number"]))
     assert {each["caller"] for each in rest} == {"manifests"}
     assert len(user.json("audit", "--entity", "queue.1", "--caller", found[0]["caller"])) == 2
-    assert user.ok("audit", "--caller", "nobody").strip() == "nothing was changed by hand"
+    assert user.ok("audit", "--caller", "nobody").strip() == "no manual changes"

@@ -108,7 +108,7 @@ def test_locks_are_lost_when_asked_for(dev_bus: DevBus) -> None:
         with client.get_queue_receiver(QUEUE) as receiver:
             (message,) = receiver.receive_messages(1, max_wait_time=LONG_S)
             done = asked(dev_bus, "fault", "lose-locks", QUEUE)
-            assert (done.returncode, done.stdout) == (0, f"all locks of {QUEUE} are lost\n")
+            assert (done.returncode, done.stdout) == (0, f"all locks of {QUEUE} have expired\n")
             with pytest.raises(MessageLockLostError):
                 receiver.complete_message(message)
             (again,) = receiver.receive_messages(1, max_wait_time=LONG_S)
@@ -120,7 +120,7 @@ def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> 
     done = asked(dev_bus, "fault", "store-outage", "1s")
     assert (done.returncode, done.stdout) == (
         0,
-        "the store is away from all partitions for PT1S\n",
+        "the store is unavailable to all partitions for PT1S\n",
     )
     with ServiceBusClient.from_connection_string(dev_bus.connection_string) as client:
         with client.get_queue_sender(QUEUE) as sender:
@@ -132,7 +132,7 @@ def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> 
     done = asked(dev_bus, "fault", "store-outage", "PT0.1S", "--partition", "3")
     assert (done.returncode, done.stdout) == (
         0,
-        "the store is away from partition 3 for PT0.1S\n",
+        "the store is unavailable to partition 3 for PT0.1S\n",
     )
 
 

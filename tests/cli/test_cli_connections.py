@@ -19,7 +19,7 @@ def here() -> Iterator[CommandLine]:
 
 @pytest.mark.slow
 def test_clients_are_told_with_rule_links_credit_and_locks(here: CommandLine) -> None:
-    assert here.ok("connections") == "nobody is connected\n"
+    assert here.ok("connections") == "no clients are connected\n"
     (text,) = re.findall(r"^Endpoint=.*", here.announced, re.MULTILINE)
     client = ServiceBusClient.from_connection_string(text)
     with client, client.get_queue_sender("queue.1") as sender:
@@ -40,4 +40,4 @@ def test_clients_are_told_with_rule_links_credit_and_locks(here: CommandLine) ->
             table = here.ok("connections")
             assert "RootManageSharedAccessKey" in table
             assert here.json("connections", "other") == []
-    assert here.ok("connections") == "nobody is connected\n"
+    assert here.ok("connections") == "no clients are connected\n"

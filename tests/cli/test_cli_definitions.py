@@ -128,7 +128,7 @@ def test_manifests_come_by_standard_input(user: CommandLine) -> None:
     assert user.ok("check", "-", stdin=exported).startswith("ok local-bus (Standard)")
     user.fails("apply", "-", stdin="kind: [", code=4, says="standard input:1: no valid YAML")
     for command in ("apply", "diff", "check"):
-        user.fails(command, "-", stdin="# nothing\n", code=4, says="there are no manifests in it")
+        user.fails(command, "-", stdin="# nothing\n", code=4, says="no manifests found")
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_bad_names_and_arguments(user: CommandLine) -> None:
     user.fails("get", "queues", "x", "y", code=2, says="queues needs no more than a name")
     user.fails("get", "cats", code=2, says="use queues, topics, subscriptions")
     user.fails("get", "subscriptions", "nobody", code=7, says="nobody")
-    user.fails("restore", "nobody", code=7, says="nothing that can be restored is called nobody")
+    user.fails("restore", "nobody", code=7, says="no restorable entity nobody")
     user.fails("delete", "nobody", "--yes", code=7, says="there is no queue or topic nobody")
 
 
@@ -278,7 +278,7 @@ def test_retained_queue_is_restored_with_its_messages(user: CommandLine) -> None
     user.ok("apply", "q.yaml")
     user.ok("send", "kept", "still here")
     said = user.ok("delete", "kept", "--yes", "--policy", "Retain")
-    assert re.fullmatch(r"deleted kept; postbus restore \d+ brings it back\n", said)
+    assert re.fullmatch(r"deleted kept; to restore it: postbus restore \d+\n", said)
     assert "kept" in {each["name"] for each in user.json("get", "deleted")}
     assert user.ok("restore", "kept").startswith("restored kept (")
     assert user.lines("receive", "kept")[0]["body"] == "still here"

@@ -225,7 +225,7 @@ def test_command_prints_manifests_that_check_takes(tmp_path: Path) -> None:
     done = user.run("import", "Config.json")
     logging, key = done.stderr.splitlines()
     assert logging == "postbus: UserConfig.Logging means nothing here: see --log-level"
-    assert "connection strings of the emulator work: its public key SAS_KEY_VALUE" in key
+    assert "connection strings for the emulator work: the Secret has its public key" in key
     (tmp_path / "bus.yaml").write_text(done.stdout)
     counts = "2 queues, 1 topic, 3 subscriptions"
     assert user.ok("check", "bus.yaml") == f"ok sbemulatorns (Standard), {counts}\n"

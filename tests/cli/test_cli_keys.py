@@ -76,7 +76,7 @@ def test_keys_are_listed_and_shown_only_when_asked_for(here: CommandLine) -> Non
 def test_old_key_works_until_keys_are_rotated_again(here: CommandLine, entity: list[str]) -> None:
     rule = "worker" if entity else "RootManageSharedAccessKey"
     old = here.ok("connection-string", rule, "--endpoint", endpoint(here), *entity).strip()
-    assert "its old one is the secondary" in here.ok("keys", "rotate", rule, *entity)
+    assert "the old one is now the secondary" in here.ok("keys", "rotate", rule, *entity)
     new = here.ok("connection-string", rule, "--endpoint", endpoint(here), *entity).strip()
     assert (new != old, sends(here, old), sends(here, new)) == (True, True, True)
     here.ok("keys", "rotate", rule, *entity)

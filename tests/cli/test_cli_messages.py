@@ -67,7 +67,7 @@ def connection_string(user: CommandLine) -> str:
 
 @pytest.mark.slow
 def test_nothing_that_was_deleted_is_said_in_words(user: CommandLine) -> None:
-    assert user.ok("get", "deleted") == "nothing was deleted that can be restored\n"
+    assert user.ok("get", "deleted") == "no restorable entities\n"
     assert user.json("get", "deleted") == []
 
 
@@ -296,7 +296,7 @@ def test_outcomes(user: CommandLine) -> None:
 def test_who_waits_in_vain_is_told_so_at_a_terminal_and_in_a_pipe(user: CommandLine) -> None:
     done = user.run("receive", QUEUE, "--wait", "0.1")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "postbus: nothing came within 0.1 s\n"
+    assert done.stderr == "postbus: no message arrived within 0.1 s\n"
 
 
 @pytest.mark.slow
@@ -376,7 +376,9 @@ def test_interrupt_gives_back_what_is_held(
 @pytest.mark.slow
 def test_bad_input(user: CommandLine) -> None:
     user.fails("send", QUEUE, "x", "-p", "a", code=4, says="a: use name=text or name:type=value")
-    user.fails("send", QUEUE, "x", "--file", "y", code=2, says="give a text or --file, not both")
+    user.fails(
+        "send", QUEUE, "x", "--file", "y", code=2, says="use either a text or --file, not both"
+    )
     user.fails("send", QUEUE, "x", "--lines", code=2, says="--lines needs --file")
     user.fails("send", QUEUE, "--file", "absent", code=4, says="absent: no such file")
     user.fails("send", QUEUE, "x", "--schedule", "soon", code=4, says="soon: use a time such as")

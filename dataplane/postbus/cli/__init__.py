@@ -1,6 +1,6 @@
-"""The command line: options into settings, expected failures into one message and an exit code.
+"""The command line: options to settings, expected failures to one message and an exit code.
 
-Nobody imports it but `__main__`.
+Only `__main__` imports it.
 """
 
 from postbus.cli.main import app, run

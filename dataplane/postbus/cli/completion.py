@@ -1,6 +1,6 @@
-"""Names of entities for completion in the shell and for `did you mean`; an error gives no names.
+"""Entity names for shell completion and `did you mean` hints; after an error there are none.
 
-What is offered is what the bus of the command has now. Nothing is imported before it is asked for.
+Names come from the running bus of the command. Imports are deferred until names are needed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 PATIENCE_S: Final = 2.0
-"""Who presses a key does not wait longer."""
+"""Longest wait for a completion after a key press."""
 
 
 def complete_entities(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the queues, topics and subscriptions whose names begin so."""
+    """Return the queues, topics and subscriptions with this prefix."""
     from postbus.cli.client.control_client import ControlClient
 
     async def ask() -> list[str]:
@@ -37,7 +37,7 @@ def complete_entities(context: typer.Context, incomplete: str) -> list[str]:
 
 
 async def names_of(control: ControlClient) -> list[str]:
-    """Return what every entity of a bus is called, as commands take it; raises `RefusedError`."""
+    """Return the names of all entities, as commands take them; raises `RefusedError`."""
     from postbus.cli.client.control_client import part
 
     names = [str(each["name"]) for each in await control.all_of("/v1/queues")]
@@ -50,7 +50,7 @@ async def names_of(control: ControlClient) -> list[str]:
 
 
 async def did_you_mean(control: ControlClient, name: str) -> str:
-    """Return a hint for a name that nothing has, "" when none is near it."""
+    """Return a hint for an unknown name, "" when no name is similar."""
     found = {each.lower(): each for each in await names_of(control)}
     near = difflib.get_close_matches(name.lower(), found, 1, 0.6)
     return f"; did you mean {found[near[0]]}?" if near else ""

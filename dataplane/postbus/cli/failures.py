@@ -1,6 +1,6 @@
-"""What a command tells people: two consoles, exit codes, and one message for each failure.
+"""Output of commands for people: two consoles, exit codes, and one message for each failure.
 
-Imports next to nothing: every command needs it, `--help` too.
+Imports almost nothing, since every command needs it, even `--help`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Exit(int, Enum):
 
 
 class RefusedError(Exception):
-    """No bus answers, or it refuses; the text says why."""
+    """No bus answers, or it refuses the request; the text says why."""
 
 
 class ContextError(Exception):
-    """The contexts, or what they name, cannot be used; the text says why."""
+    """A context, or a file that it names, is unusable; the text says why."""
 
 
 class InputError(Exception):
-    """What shall be sent, imported or applied is not what the command takes."""
+    """Input to send, import or apply is invalid."""
 
 
 out: Final = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -55,23 +55,23 @@ EXPECTED: Final = {
     "DataDirectoryError": Exit.MACHINE,
     "RefusedError": Exit.REFUSED,
 }
-"""Failures by the name of their class: importing those of the settings and of the manifests here
-would cost each command a fifth of a second."""
+"""Exit codes by class name: importing the errors of settings and manifests here would add a fifth
+of a second to each command."""
 
 EXIT_CODES: Final = """
 [bold]Exit codes[/bold]
-  0 done, 1 nothing there, or something differs, 2 usage,
+  0 done, 1 nothing found, or differences found, 2 usage,
   3 settings or contexts, 4 manifests or input,
-  7 no bus answers, or it refuses, 130 interrupted
+  7 no bus answers, or it refuses the request, 130 interrupted
 """
 
 EPILOG_WIDTH: Final = 76
-"""Columns for an example: 80 without the margins that Typer and `examples` leave."""
+"""Columns for an example: 80 minus the margins that Typer and `examples` leave."""
 
 
 @contextmanager
 def expected_failures() -> Iterator[None]:
-    """Turn an expected failure into one message and the exit code of its kind."""
+    """Turn an expected failure into one message and its exit code."""
     try:
         yield
     except KeyboardInterrupt:
@@ -88,17 +88,17 @@ def expected_failures() -> Iterator[None]:
 
 
 def fail(message: str, code: Exit) -> NoReturn:
-    """End the command."""
+    """Print a message and exit."""
     for line in message.splitlines():
         err.print(f"[red]postbus:[/red] {escape(line)}")
     raise typer.Exit(code)
 
 
 def examples(*lines: str, codes: str = EXIT_CODES) -> str:
-    """Return the epilog of a command: what people type, and what it exits with.
+    """Return the epilog of a command: examples and exit codes.
 
-    A remark stands behind two blanks or more of its line. Remarks are shown one below the other;
-    one that would be folded on a terminal of 80 columns has a line of its own.
+    A remark follows two or more blanks in its line. Remarks are aligned; a remark that would wrap
+    on a terminal of 80 columns gets a line of its own.
     """
     typed = [re.split(r"\s{2,}", line, maxsplit=1) for line in lines]
     width = max((len(each[0]) for each in typed if len(each) > 1), default=0)

@@ -1,6 +1,6 @@
-"""What the help of the command line calls the values of options: TEXT, NUMBER, PATH; flags nothing.
+"""Names of option values in help: TEXT, NUMBER, PATH; none for flags.
 
-Typer names Python's types, and that of flags too, which takes the room of what is to be said.
+Typer shows Python's types, also for flags, which takes space from the help text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WORDS: Final = {
     "path": "PATH",
     "Path": "PATH",
 }
-"""Typer's word -> ours. Choices are shown as they are."""
+"""Typer's word -> ours. Choices are shown unchanged."""
 
 
 def name_types(command: Any) -> None:
-    """Let a command, and those within it, show our words. Arguments have a name and need none."""
+    """Set our words in a command and its subcommands. Arguments have a name and need none."""
     context = typer.Context(command)
     for option in _options(command, context):
         if option.metavar is None:
@@ -32,12 +32,12 @@ def name_types(command: Any) -> None:
             option.metavar = WORDS.get(word, word)
     for argument in command.params:
         if argument.param_type_name == "argument":
-            argument.display_type_rich = lambda ctx: ""  # noqa: ARG005 the only way Typer leaves
+            argument.display_type_rich = lambda ctx: ""  # noqa: ARG005 Typer has no other way
     for inner in getattr(command, "commands", {}).values():
         name_types(inner)
 
 
 def _options(command: Any, context: typer.Context) -> Iterable[Any]:
-    """Return the options of a command with `--help`, which is made once and kept."""
+    """Return the options of a command with `--help`, which Click creates once and caches."""
     options = [each for each in command.params if each.param_type_name == "option"]
     return [*options, command.get_help_option(context)]

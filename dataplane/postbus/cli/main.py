@@ -1,7 +1,7 @@
-"""The commands that run a bus, and the whole program: `dev`, `serve`, `check`.
+"""The whole program, and the commands that run a bus: `dev`, `serve`, `check`.
 
-Turns options into settings. What a command needs it imports when it is called: help and completion
-are to come at once.
+Turns options into settings. A command imports what it needs when it is called, so that help and
+completion are immediate.
 """
 
 from __future__ import annotations
@@ -49,37 +49,36 @@ EPILOG: Final = examples(
     "postbus dev                     a bus with one queue, queue.1",
     "postbus send queue.1 hello      in another shell of the same folder",
     "postbus receive queue.1",
-    "postbus get queues              what there is, with counts",
-    "postbus apply bus.yaml          declare more",
+    "postbus get queues              list queues with counts",
+    "postbus apply bus.yaml          create more entities",
 )
 DEV_EPILOG: Final = examples(
     "postbus dev                     a bus with one queue, queue.1",
     "postbus dev examples/           the queues declared in a folder",
-    "postbus dev --ephemeral         forgets everything when it stops",
+    "postbus dev --ephemeral         delete all data when it stops",
     "postbus dev --port 0            a second bus beside another",
     "postbus dev bus.yaml --data /tmp/b --port 5700",
-    "POSTBUS_DATA=/tmp/b postbus status   commands find it by its folder",
+    "POSTBUS_DATA=/tmp/b postbus status   commands find the bus by its folder",
     "postbus dev --clock manual      a bus for tests; then, in another shell:",
-    "postbus clock advance 5m        let five minutes pass at once",
+    "postbus clock advance 5m        move the time of messages by 5 minutes",
     codes=RUNNING_CODES,
 )
 SERVE_EPILOG: Final = examples(
     "POSTBUS_STORES=postgresql://bus@db/bus postbus serve bus.yaml",
     "postbus serve manifests/ --host 0.0.0.0 --log-format json",
-    "postbus serve bus.yaml --take-over   ask the one that runs to end, then start",
-    "postbus serve bus.yaml --no-wait     no stand-by: 6 while another of this name lives",
+    "postbus serve bus.yaml --take-over   ask the running process to end, then start",
+    "postbus serve bus.yaml --no-wait     exit with 6 instead of becoming a stand-by",
     codes=RUNNING_CODES,
 )
 CHECK_EPILOG: Final = examples(
-    "postbus check bus.yaml          only look for mistakes",
-    "postbus check examples/         all manifests of a folder",
-    "postbus check - < bus.yaml      of standard input",
+    "postbus check bus.yaml          validate one file",
+    "postbus check examples/         validate all manifests in a folder",
+    "postbus check - < bus.yaml      validate standard input",
 )
 
 app = typer.Typer(
     name="postbus",
-    help="A service bus with the semantics and the protocol of Azure Service Bus, durable in"
-    " Postgres.",
+    help="A service bus with the protocol and semantics of Azure Service Bus, durable in Postgres.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -120,39 +119,48 @@ app.add_typer(dlq, name="dlq", rich_help_panel="Messages")
 
 Manifests = Annotated[
     list[Path] | None,
-    typer.Argument(help="Files of Kubernetes manifests, or folders of *.yaml.", show_default=False),
+    typer.Argument(help="Manifest files, or folders of *.yaml.", show_default=False),
 ]
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of the bus's data [.postbus].")]
+Data = Annotated[Path | None, typer.Option("--data", help="Data directory [.postbus].")]
 Stores = Annotated[
     str | None,
-    typer.Option("--stores", help="Postgres; with a password use POSTBUS_STORES.", metavar="URL"),
+    typer.Option(
+        "--stores", help="Postgres URL; if it has a password, use POSTBUS_STORES.", metavar="URL"
+    ),
 ]
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on [127.0.0.1].")]
-Port = Annotated[int | None, typer.Option("--port", help="Port without TLS [5672]; 0: any free.")]
-TlsPort = Annotated[int | None, typer.Option("--tls-port", help="Port of TLS [5671]; 0: any free.")]
-HttpPort = Annotated[int | None, typer.Option("--http-port", help="HTTP [5300]; 0: any free.")]
+Port = Annotated[
+    int | None, typer.Option("--port", help="AMQP port without TLS [5672]; 0: any free port.")
+]
+TlsPort = Annotated[
+    int | None, typer.Option("--tls-port", help="Port with TLS [5671]; 0: any free port.")
+]
+HttpPort = Annotated[int | None, typer.Option("--http-port", help="HTTP port [5300]; 0: any free.")]
 MetricsPort = Annotated[
-    int | None, typer.Option("--metrics-port", help="Metrics and health [9464]; 0: any.")
+    int | None, typer.Option("--metrics-port", help="Metrics and health port [9464]; 0: any free.")
 ]
 ControlPort = Annotated[
-    int | None, typer.Option("--control-port", help="Control API [9465]; 0: any free.")
+    int | None, typer.Option("--control-port", help="Control API port [9465]; 0: any free.")
 ]
 Unsafe = Annotated[
-    bool, typer.Option("--unsafe", help="Accept a Postgres that may lose accepted messages.")
+    bool,
+    typer.Option(
+        "--unsafe", help="Accept a Postgres configuration that may lose accepted messages."
+    ),
 ]
 LOG_FORMATS: Final = ("human", "json")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LogFormat = Annotated[
     str | None,
     typer.Option(
-        "--log-format", metavar="FORMAT", help="human or json; else human.",
+        "--log-format", metavar="FORMAT", help="human or json; default: human.",
         autocompletion=lambda: LOG_FORMATS,
     ),
 ]  # fmt: skip
 LogLevel = Annotated[
     str | None,
     typer.Option(
-        "--log-level", metavar="LEVEL", help="debug, info, warning or error; else info.",
+        "--log-level", metavar="LEVEL", help="debug, info, warning or error; default: info.",
         autocompletion=lambda: LOG_LEVELS,
     ),
 ]  # fmt: skip
@@ -164,12 +172,12 @@ def _main(
     named: Annotated[
         str | None,
         typer.Option(
-            "--context", "-C", help="As behind the command.", metavar="NAME",
+            "--context", "-C", help="Same as the option of each command.", metavar="NAME",
             autocompletion=context_names,
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    if named is not None:  # an option behind the command still goes first
+    if named is not None:  # the command's own option takes precedence
         os.environ["POSTBUS_CONTEXT"] = named
     if version:
         out.print(f"postbus {__version__}")
@@ -187,17 +195,22 @@ def dev(
     metrics_port: MetricsPort = None,
     control_port: ControlPort = None,
     ephemeral: Annotated[
-        bool, typer.Option("--ephemeral", help="Keep everything in a folder that is deleted.")
+        bool,
+        typer.Option(
+            "--ephemeral", help="Use a temporary data directory and delete it at the end."
+        ),
     ] = False,
     clock_mode: Annotated[
         ClockMode,
-        typer.Option("--clock", help="manual: `postbus clock advance` moves the time of messages."),
+        typer.Option(
+            "--clock", help="manual: the time of messages moves with `postbus clock advance`."
+        ),
     ] = ClockMode.WALL,
     unsafe: Unsafe = False,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Run a complete bus on this machine, with a Postgres of its own."""
+    """Run a complete bus on this machine, with its own Postgres."""
     if ephemeral and data is not None:
         raise typer.BadParameter("--ephemeral and --data exclude each other")
     from postbus.cli.serving.running import local_bus, run_bus, with_free_ports
@@ -250,11 +263,13 @@ def serve(
     control_port: ControlPort = None,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Ask a living process of this broker's name to end."),
+        typer.Option("--take-over", help="Ask a running process with the same broker name to end."),
     ] = False,
     no_wait: Annotated[
         bool,
-        typer.Option("--no-wait", help="Exit with 6 while another process of this name lives."),
+        typer.Option(
+            "--no-wait", help="Exit with 6 if a process with the same broker name is running."
+        ),
     ] = False,
     unsafe: Unsafe = False,
     log_format: LogFormat = None,
@@ -262,11 +277,14 @@ def serve(
 ) -> None:
     """Run a broker on a Postgres that you provide.
 
-    While another process of its name lives it waits, takes nothing and is not ready.
+    If another process with the same broker name is running, this one is a stand-by: it waits,
+    accepts no clients and is not ready.
     """
     if take_over and no_wait:
         raise typer.BadParameter("--take-over and --no-wait exclude each other")
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can read its manifests again
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # until the handler that rereads manifests is installed
     from postbus.cli.serving.rivals import Meeting
     from postbus.cli.serving.running import DEFAULT_BUS, run_bus
     from postbus.manifests.reader import read_one_bus
@@ -288,7 +306,7 @@ def serve(
         )
         if settings.stores is None:
             raise SettingsError(
-                "POSTBUS_STORES: give the address of Postgres, or use `postbus dev`"
+                "POSTBUS_STORES is not set: set it to the URL of a Postgres, or use `postbus dev`"
             )
         otherwise = Meeting.REFUSE if no_wait else Meeting.WAIT
         run_bus(
@@ -301,15 +319,15 @@ def serve(
 
 @app.command(epilog=CHECK_EPILOG)
 def check(
-    manifests: Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml.")],
+    manifests: Annotated[list[Path], typer.Argument(help="Manifest files, or folders of *.yaml.")],
 ) -> None:
-    """Look for mistakes in manifests without starting anything."""
+    """Validate manifests without starting anything."""
     from postbus.manifests.reader import read_manifests
 
     with expected_failures():
         buses = read_manifests(manifests)
         if not buses:
-            raise InputError(f"{', '.join(map(str, manifests))}: there are no manifests in it")
+            raise InputError(f"{', '.join(map(str, manifests))}: no manifests found")
         for bus in buses:
             for warning in bus.warnings:
                 out.print(f"[yellow]warning[/yellow] {escape(str(warning))}", soft_wrap=True)
@@ -326,7 +344,7 @@ def check(
 
 
 def program() -> Any:
-    """Return the whole command, as `run` runs it."""
+    """Return the complete command that `run` runs."""
     command = typer.main.get_command(app)
     name_types(command)
     return command
@@ -334,14 +352,14 @@ def program() -> Any:
 
 def run() -> None:
     """Run the command line; an unexpected error leaves its traceback and exit code 70."""
-    # SIGTERM as Ctrl-C: what is held is given back. A shell's background jobs and some supervisors
-    # start us with SIGINT ignored or signals blocked, and that is inherited.
+    # SIGTERM acts like Ctrl-C, so that locked messages are released. Background jobs of a shell and
+    # some supervisors start us with SIGINT ignored or signals blocked, which is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         program()(prog_name="postbus")
-    except Exception:  # noqa: BLE001 the last one who can say it
+    except Exception:  # noqa: BLE001 the last place to report it
         err.print_exception()
-        err.print("[red]postbus:[/red] this is an error of Postbus; please report it")
+        err.print("[red]postbus:[/red] this is a bug in Postbus; please report it")
         sys.exit(Exit.BUG)

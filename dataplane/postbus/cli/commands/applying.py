@@ -1,7 +1,7 @@
-"""What `apply` and `diff` do: manifests beside a running bus, and the changes between them.
+"""Comparison of manifests with a running bus, for `apply` and `diff`.
 
-Entities that only the bus has stay as they are. Applying twice changes nothing the second time, so
-a run that was cut short is simply repeated.
+Entities that exist only in the bus stay unchanged. Applying twice changes nothing the second time,
+so an interrupted run can be repeated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entity as it is and as it shall be. `before` None: it is new."""
+    """An entity with its current and its wanted definition. `before` None: it is new."""
 
     kind: str
     name: str
@@ -63,14 +63,14 @@ class Change:
 
     @property
     def word(self) -> str:
-        """What is to be done."""
+        """The kind of change: one word."""
         if self.before is None:
             return "created"
         return "changed" if _facts(self.before) != _facts(self.completed) else "unchanged"
 
     @property
     def completed(self) -> Entity:
-        """The wanted entity; rules that nobody named are those it has."""
+        """The wanted entity, with its current rules where the manifest names none."""
         after, before = self.after, self.before
         if isinstance(after, QueueDefinition | TopicDefinition):
             return replace(after, rules=())
@@ -79,7 +79,7 @@ class Change:
         return after
 
     def shown(self) -> dict[str, Any]:
-        """Return it for people and programs; `fields`: what of it changes."""
+        """Return the change for output; `fields`: the changed fields."""
         shown: dict[str, Any] = {"change": self.word, "kind": self.kind, "name": self.name}
         if self.before is not None and self.word == "changed":
             old, new = _facts(self.before), _facts(self.completed)
@@ -93,7 +93,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """One authorization rule; `owner` None: of the namespace."""
+    """A change of an authorization rule; `owner` None: of the namespace."""
 
     owner: QueueDefinition | TopicDefinition | None
     rule: RuleDefinition
@@ -101,7 +101,7 @@ class RuleChange:
 
     @property
     def at(self) -> str:
-        """Where the rules of its owner are in the control API."""
+        """Path of its owner's rules in the control API."""
         match self.owner:
             case None:
                 return "/v1/authorization-rules"
@@ -111,7 +111,7 @@ class RuleChange:
                 return f"{topic_path(name)}/authorization-rules"
 
     def shown(self) -> dict[str, Any]:
-        """Return it for people and programs."""
+        """Return the change for output."""
         owner = "" if self.owner is None else f"{self.owner.name}/"
         name = f"{owner}{self.rule.name}"
         return {"change": self.word, "kind": "authorization rule", "name": name}
@@ -119,7 +119,7 @@ class RuleChange:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that applying manifests means for a bus, in the order it is done."""
+    """All changes that applying manifests makes to a bus, in order."""
 
     wanted: BusDefinition
     live_name: str
@@ -127,7 +127,7 @@ class Plan:
     rules: tuple[RuleChange, ...]
 
     def differences(self) -> Iterator[list[str]]:
-        """Yield the unified diff of each entity that is not as it shall be."""
+        """Yield the unified diff of each entity that differs from its manifest."""
         before_writer = ManifestWriter(self.wanted.name, self.wanted.properties.limits)
         after_writer = ManifestWriter(self.wanted.name, self.wanted.properties.limits)
         for change in self.changes:
@@ -145,12 +145,12 @@ class Plan:
 
 
 async def make_plan(control: ControlClient, paths: Sequence[Path]) -> Plan:
-    """Compare manifests with a bus; raises `ManifestError`, `InputError` and `RefusedError`."""
+    """Return the plan for manifests; raises `ManifestError`, `InputError` and `RefusedError`."""
     told = await control.get("/v1/namespace")
     live = known(NamespaceProperties, told["properties"])
     documents = [each for path in files_of(paths) for each in read_documents(path, str(path))]
     if not documents:
-        raise InputError(f"{', '.join(map(str, paths))}: there are no manifests in it")
+        raise InputError(f"{', '.join(map(str, paths))}: no manifests found")
     given = await _missing(control, documents, live)
     wanted = read_one_bus((), [*given, *documents])
     return await plan_of(control, wanted, {_name(each) for each in given})
@@ -161,13 +161,13 @@ async def plan_of(
     wanted: BusDefinition,
     given: Collection[tuple[str, str]] = (),
 ) -> Plan:
-    """Compare a definition with a bus. `given`: kinds and names that are not to be applied."""
+    """Return the plan for a definition. `given`: kinds and names to leave out."""
     told = await control.get("/v1/namespace")
     live = known(NamespaceProperties, told["properties"])
     if live.sku.name is not wanted.properties.sku.name:
         raise InputError(
-            f"the manifests are for {wanted.properties.sku.name.value}, the bus {told['name']} is"
-            f" {live.sku.name.value}: the tier of a bus cannot be changed"
+            f"the manifests declare {wanted.properties.sku.name.value}, but the bus {told['name']}"
+            f" is {live.sku.name.value}: the tier of a bus cannot be changed"
         )
     queues = [each for each in wanted.queues if ("Queue", each.name.lower()) not in given]
     topics = [each for each in wanted.topics if ("Topic", each.name.lower()) not in given]
@@ -197,7 +197,7 @@ async def plan_of(
 
 
 def _check_changes(changes: Iterable[Change]) -> None:
-    """Refuse what cannot be changed before anything is; raises `InputError`."""
+    """Raise `InputError` for changes of immutable fields, before anything is changed."""
     problems = [
         f"{change.kind} {change.name}: {where}: {text}"
         for change in changes
@@ -245,7 +245,7 @@ def _has_keys(found: dict[str, Any], rule: RuleDefinition) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What matters of a document before it is checked."""
+    """Fields of a document that are needed before it is checked."""
 
     kind: str
     resource: str
@@ -278,9 +278,10 @@ def _mapping(value: dict[str, Any], key: str) -> dict[str, Any]:
 async def _missing(
     control: ControlClient, documents: Sequence[Document], live: NamespaceProperties
 ) -> list[Document]:
-    """Return what manifests refer to and do not hold, as the bus has it: one queue may be applied.
+    """Return entities that manifests refer to but do not contain, from the bus.
 
-    The namespace, topics of subscriptions, and targets of forwards.
+    These are the namespace, topics of subscriptions, and forwarding targets. With them, a single
+    queue can be applied.
     """
     said = [_Said.of(each) for each in documents]
     held = {(each.kind, name) for each in said for name in each.names}
@@ -297,7 +298,7 @@ async def _missing(
         if not held.isdisjoint((kind, target.lower()) for kind in TOP):
             continue
         queue = await read_queue(control, target)
-        if queue is not None:  # it may forward in turn; the bus looks for circles
+        if queue is not None:  # it may forward too; the bus looks for loops
             plain = queue.properties.model_copy(update=NOWHERE)
             found.append(writer.entity(replace(queue, properties=plain)))
         elif (topic := await read_topic(control, target)) is not None:
@@ -321,7 +322,7 @@ def _name(document: Document) -> tuple[str, str]:
 
 
 async def carry_out(control: ControlClient, plan: Plan) -> list[dict[str, Any]]:
-    """Do what a plan says; raises `RefusedError` that tells what was done before."""
+    """Carry out a plan; raises `RefusedError` with the number of changes made before it."""
     done: list[dict[str, Any]] = []
     try:
         for change in sorted(plan.changes, key=lambda each: each.kind == "subscription"):
@@ -338,13 +339,13 @@ async def carry_out(control: ControlClient, plan: Plan) -> list[dict[str, Any]]:
     except RefusedError as error:
         count = sum(each["change"] != "unchanged" for each in done)
         raise RefusedError(
-            f"{error}\n{count} changes were done before that; apply again when this is mended"
+            f"{error}\n{count} changes were made before this error; apply again when it is fixed"
         ) from None
     return done
 
 
 async def _put_rule(control: ControlClient, rule: RuleChange) -> dict[str, Any]:
-    """Give an authorization rule what is wanted; one that the bus was started with is refused."""
+    """Put an authorization rule; the bus refuses it for a rule it was started with."""
     shown = rule.shown()
     if rule.word != "unchanged":
         try:
@@ -387,7 +388,7 @@ async def _put(control: ControlClient, entity: Entity, *, is_forwarding: bool = 
 
 
 def _facts(entity: Entity) -> dict[str, Any]:
-    """Return what matters of an entity, comparable: names ignore case, rules have no order."""
+    """Return an entity in comparable form: names in lower case, rules without order."""
     properties = entity.properties.model_dump(mode="json", by_alias=True, exclude_none=True)
     rules = getattr(entity, "rules", None) if isinstance(entity, SubscriptionDefinition) else None
     in_order = sorted(map(_rule_facts, rules or ()), key=lambda rule: str(rule["name"]).lower())
@@ -400,7 +401,7 @@ def _rule_facts(rule: RuleProperties) -> dict[str, Any]:
 
 
 def _renamed(before: Entity, after: Entity) -> Entity:
-    """Return the entity under the name that the manifests write, without its keys' rules."""
+    """Return the live entity under its name in the manifests, without authorization rules."""
     if isinstance(before, SubscriptionDefinition) and isinstance(after, SubscriptionDefinition):
         return replace(before, topic=after.topic, name=after.name)
     return replace(before, name=after.name)

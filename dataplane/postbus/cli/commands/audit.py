@@ -1,4 +1,4 @@
-"""`audit`: who changed what by hand."""
+"""`postbus audit`: manual changes and who made them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 EPILOG: Final = examples(
-    "postbus audit                            the last twenty changes",
+    "postbus audit                            the latest 20 changes",
     "postbus audit --entity orders --count 100",
     'postbus audit --caller "token ci"',
-    "postbus audit --before 1200 -o json      with all that is known of each",
+    "postbus audit --before 1200 -o json      with all details",
 )
 COLUMNS: Final = {
     "begunAt": "time",
@@ -31,19 +31,23 @@ PAGE: Final = 500
 
 def audit(
     entity: Annotated[
-        str | None, typer.Option("--entity", help="Only of this queue, topic or subscription.")
+        str | None,
+        typer.Option("--entity", help="Only changes of this queue, topic or subscription."),
     ] = None,
     caller: Annotated[
-        str | None, typer.Option("--caller", help="Only of this one, such as `token ci`.")
+        str | None,
+        typer.Option("--caller", help="Only changes by this caller, such as `token ci`."),
     ] = None,
-    count: Annotated[int, typer.Option("--count", "-n", help="How many at most.", min=1)] = 20,
+    count: Annotated[
+        int, typer.Option("--count", "-n", help="Maximum number of changes.", min=1)
+    ] = 20,
     before: Annotated[
-        int | None, typer.Option("--before", help="Go on before this number.", min=1)
+        int | None, typer.Option("--before", help="Start before this number.", min=1)
     ] = None,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Show who changed definitions, keys and messages by hand, the newest first."""
+    """List manual changes of definitions, keys and messages, newest first."""
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> tuple[list[dict[str, Any]], int | None]:
@@ -66,14 +70,14 @@ def audit(
             print_objects(found, output)
             return
         rows = [{**each, "shown": _shown(each)} for each in found]
-        print_objects(rows, output, COLUMNS, empty="nothing was changed by hand")
+        print_objects(rows, output, COLUMNS, empty="no manual changes")
         if following is not None:
-            out.print(f"{len(found)} shown; go on with --before {following}", markup=False)
+            out.print(f"{len(found)} shown; for more use --before {following}", markup=False)
 
 
 def _shown(line: dict[str, Any]) -> str:
-    """Return what came of a change, in few words."""
-    outcome = line["outcome"] or "under way, or nobody knows"
+    """Return the result of a change in a few words."""
+    outcome = line["outcome"] or "in progress or unknown"
     detail = line["detail"]
     counts = [f"{count} {name}" for name, count in detail.get("counts", {}).items() if count]
     said = [f"where {detail['where']}"] if "where" in detail else []

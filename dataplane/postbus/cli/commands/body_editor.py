@@ -1,6 +1,6 @@
-"""The body of a dead letter in an editor: it is read, changed in a file, and given back.
+"""Editing of a dead letter's body: it is read, changed in a file by an editor, and returned.
 
-The file is private and goes with the command; what is sent is what the editor left.
+The file is private and deleted with the command; the content after the editor ended is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from postbus.cli.client.message_pages import Selection
 
 ENDINGS: Final = {"json": ".json", "xml": ".xml", "html": ".html", "yaml": ".yaml"}
-"""Word in a content type -> the ending by which editors know a language."""
+"""Word in a content type -> file extension for the editor."""
 
 
 def edited_body(target: Target, chosen: Selection, number: int) -> bytes:
@@ -34,15 +34,15 @@ def edited_body(target: Target, chosen: Selection, number: int) -> bytes:
     before = _body_of(message, number)
     content_type = str(message.get("contentType") or "").lower()
     ending = next((each for word, each in ENDINGS.items() if word in content_type), ".txt")
-    with tempfile.TemporaryDirectory(prefix="postbus-") as folder:  # only its owner enters it
+    with tempfile.TemporaryDirectory(prefix="postbus-") as folder:  # readable only by its owner
         path = Path(folder) / f"{number}{ending}"
         path.write_bytes(before)
         _edit(path)
         after = path.read_bytes()
     if not before.endswith(b"\n"):
-        after = after.removesuffix(b"\n")  # editors end the last line
+        after = after.removesuffix(b"\n")  # editors add a newline at the end
     if after == before:
-        raise InputError("the body is as it was: nothing was sent")
+        raise InputError("the body was not changed: nothing was sent")
     return after
 
 
@@ -52,23 +52,23 @@ async def _read(control: ControlClient, chosen: Selection, number: int) -> dict[
     for message in page["messages"]:
         if int(message["sequenceNumber"]) == number:
             return dict(message)
-    raise RefusedError(f"{number}: there is no such dead letter in {chosen.entity}")
+    raise RefusedError(f"{number}: no such dead letter in {chosen.entity}")
 
 
 def _body_of(message: dict[str, Any], number: int) -> bytes:
     body = base64.b64decode(message.get("bodyBase64") or "")
     if int(message["bodyBytes"]) > len(body):
-        raise InputError(f"{number}: its body is too large for an editor; use --body-file")
+        raise InputError(f"{number}: the body is too large for an editor; use --body-file")
     return body
 
 
 def _edit(path: Path) -> None:
-    """Run the editor until it is closed."""
+    """Run the editor and wait for its end."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         code = subprocess.run([*shlex.split(command), str(path)], check=False).returncode
     except (OSError, ValueError) as error:
         raise InputError(f"{command}: {error}; set EDITOR") from None
     if code != 0:
-        typer.echo(f"postbus: {command} ended with {code}: nothing was sent", err=True)
+        typer.echo(f"postbus: {command} exited with {code}: nothing was sent", err=True)
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`postbus connections`: which clients are connected, with which key, and what they wait for."""
+"""`postbus connections`: the connected clients, their keys and links."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 EPILOG: Final = examples(
-    "postbus connections                  who is connected over AMQP, the longest ones first",
-    "postbus connections orders           only those with a link of this entity",
-    "postbus connections -o json          with each of their links",
+    "postbus connections                  AMQP clients, longest connected first",
+    "postbus connections orders           clients with a link to this entity",
+    "postbus connections -o json          with all links",
 )
 COLUMNS: Final = {
     "connection": "connection",
@@ -34,12 +34,14 @@ COLUMNS: Final = {
 def connections(
     entity: Annotated[
         str | None,
-        typer.Argument(help="Only clients of this entity.", autocompletion=complete_entities),
+        typer.Argument(
+            help="Only clients with a link to this entity.", autocompletion=complete_entities
+        ),
     ] = None,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Show the clients that are connected to the broker, their links, credit and locks."""
+    """List the clients connected to the broker, their links, credit and locks."""
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> list[dict[str, Any]]:
@@ -54,7 +56,7 @@ def connections(
                 if any(link["entity"].lower() == entity.lower() for link in each["links"])
             ]
         shown = [_row(each) for each in found] if output.is_table else found
-        print_objects(shown, output, COLUMNS, "nobody is connected")
+        print_objects(shown, output, COLUMNS, "no clients are connected")
 
 
 def _row(told: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`postbus dlq summary`: of what dead letters died, group by group, added up over all pages."""
+"""`postbus dlq summary`: groups of dead letters by cause, added up over all pages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ COLUMNS: Final = {
     "count": "count",
     "reason": "reason",
     "description": "description",
-    "first": "first died",
-    "last": "last died",
+    "first": "first",
+    "last": "last",
     "exampleNumber": "example",
 }
 MAX_FILTER: Final = 1_024
 SPECIAL: Final = frozenset('"$`\\!')
-"""What means something to a shell between double quotes, the history of bash included."""
+"""Characters that are special to a shell in double quotes, including bash history expansion."""
 
 TIMES: Final = {"first": "firstAt", "last": "lastAt"}
 
 
 async def summarized(control: ControlClient, chosen: Selection) -> list[dict[str, Any]]:
-    """Return all groups, the largest first, as the command line shows them."""
+    """Return all groups, largest first, in the form for output."""
     groups: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     number = 0
     while True:
@@ -48,7 +48,7 @@ async def summarized(control: ControlClient, chosen: Selection) -> list[dict[str
 
 
 def _add(known: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Add what a later page says of a group."""
+    """Add a group of a later page to a known one."""
     known["count"] += other["count"]
     for key, choose in (("firstAt", min), ("lastAt", max)):
         times = [each[key] for each in (known, other) if each[key] is not None]
@@ -67,7 +67,7 @@ def _shown(group: Mapping[str, Any], chosen: Selection) -> dict[str, Any]:
 
 
 def resend_command(chosen: Selection, group: Mapping[str, Any]) -> str:
-    """Return the command that sends the dead letters of a group again."""
+    """Return the command that resends the dead letters of a group."""
     where = filter_of(group)
     if chosen.where is not None and len(chosen.where) + len(where) + 12 <= MAX_FILTER:
         where = f"({chosen.where}) AND {where}"
@@ -76,12 +76,12 @@ def resend_command(chosen: Selection, group: Mapping[str, Any]) -> str:
 
 
 def _typed(text: str) -> str:
-    """Return text as people type it for a shell: a filter is full of single quotes."""
+    """Return text quoted for a shell, in double quotes, since filters are full of single quotes."""
     return shlex.quote(text) if any(each in SPECIAL for each in text) else f'"{text}"'
 
 
 def filter_of(group: Mapping[str, Any]) -> str:
-    """Return the filter that selects a group; what was taken out may be anything."""
+    """Return the filter that selects a group; left-out words match anything."""
     return (
         f"{_condition('DeadLetterReason', group['reason'])} AND "
         f"{_like('DeadLetterErrorDescription', group['description'], is_cut=group['isCut'])}"
@@ -103,7 +103,7 @@ def _like(name: str, text: str | None, *, is_cut: bool) -> str:
 def _as_pattern(character: str) -> str:
     if character == "*":
         return "%"
-    if not character.isprintable():  # no terminal shows it so that it can be copied
+    if not character.isprintable():  # could not be copied from a terminal
         return "_"
     return f"~{character}" if character in "~%_" else character
 
@@ -113,5 +113,5 @@ def _quoted(text: str) -> str:
 
 
 def lines_of(groups: list[dict[str, Any]]) -> list[str]:
-    """Return the commands that send groups again, for people."""
+    """Return the commands that resend groups, for people."""
     return [printable(each["resend"]) for each in groups]

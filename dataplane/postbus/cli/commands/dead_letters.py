@@ -1,7 +1,7 @@
-"""`postbus dlq`: look at dead letters, send them again, changed or not, or delete them.
+"""`postbus dlq`: list, resend, edit and delete dead letters.
 
-Chosen by number or by a filter. Each call of the bus is all or nothing for a message, so a run that
-was cut short is simply repeated: what was sent again is not there any more.
+They are selected by number or by a filter. Each call handles a message completely or not at all, so
+an interrupted run can be repeated: a message that was resent is gone from the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ SUMMARY: Final = (
     "postbus dlq summary orders --where \"region = 'eu'\" -o json",
 )
 RESEND: Final = (
-    "postbus dlq resend orders 17 18              chosen ones, to where they came from",
-    "postbus dlq resend orders --all --dry-run    only count",
-    "postbus dlq resend orders --all --rate 100   at most a hundred a second",
+    "postbus dlq resend orders 17 18              by number, to their former entity",
+    "postbus dlq resend orders --all --dry-run    count them only",
+    "postbus dlq resend orders --all --rate 100   at most 100 messages per second",
     "postbus dlq resend orders --where \"region = 'eu'\" --to orders-eu",
 )
 EDIT: Final = (
-    "postbus dlq edit orders 17 --editor          its body in $EDITOR",
+    "postbus dlq edit orders 17 --editor          edit its body in $EDITOR",
     "postbus dlq edit orders 17 --body fixed --property amount:int=7",
     "postbus dlq edit orders 17 --remove-property region --session '' --to repair",
 )
@@ -71,19 +71,19 @@ DELETE: Final = (
 EPILOG: Final = examples(SUMMARY[0], LIST[0], RESEND[0], RESEND[2], EDIT[1], DELETE[0])
 
 dlq = typer.Typer(
-    help="Look at dead letters, send them again, or delete them.",
+    help="List, resend, edit and delete dead letters.",
     epilog=EPILOG,
     rich_markup_mode="rich",
     no_args_is_help=True,
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="Sequence numbers.", metavar="NUMBER")]
-All = Annotated[bool, typer.Option("--all", help="All dead letters there are now.")]
+All = Annotated[bool, typer.Option("--all", help="All current dead letters.")]
 Rate = Annotated[
-    float | None, typer.Option("--rate", min=0.01, help="At most so many messages a second.")
+    float | None, typer.Option("--rate", min=0.01, help="Maximum number of messages per second.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count the messages, change nothing.")]
 To = Annotated[
-    str | None, typer.Option("--to", help="Another queue or topic; else where they came from.")
+    str | None, typer.Option("--to", help="Target queue or topic; default: their former entity.")
 ]
 FIELDS: Final = {
     "--id": "messageId",
@@ -100,14 +100,20 @@ def list_letters(
     entity: Entity,
     where: Where = None,
     body_contains: BodyContains = None,
-    from_number: Annotated[int, typer.Option("--from", min=0, help="First number.")] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most; 0: all.")] = 20,
+    from_number: Annotated[
+        int, typer.Option("--from", min=0, help="Start at this sequence number.")
+    ] = 0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: no limit.")
+    ] = 20,
     transfer: Transfer = False,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Whole bodies, up to 1 MiB.")] = False,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Show full bodies, up to 1 MiB.")
+    ] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Show dead letters and why they are; JSON is one line a message."""
+    """List dead letters with their reasons; JSON output is one line per message."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.client.message_pages import peeked
 
@@ -140,15 +146,17 @@ def list_letters(
 def summarize(
     entity: Entity,
     where: Where = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most groups; 0: all.")] = 20,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Maximum number of groups; 0: no limit.")
+    ] = 20,
     transfer: Transfer = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Say of what dead letters died: groups of reason and description, the largest first.
+    """Count dead letters by reason and description, largest group first.
 
-    Numbers, ids and addresses in descriptions are left out: * stands for them. Below the table is
-    the command that sends each group again.
+    Numbers, ids and addresses in descriptions are replaced by *. Below the table is the command
+    that resends each group.
     """
     from postbus.cli.client.control_client import run_with
     from postbus.cli.client.message_pages import counted
@@ -169,7 +177,7 @@ def summarize(
             letters = sum(each["count"] for each in groups)
             out.print(f"{counted(letters, 'dead letter')} in {counted(len(groups), 'group')}")
             if len(shown) < len(groups):
-                out.print(f"the largest {len(shown)} are shown; --count 0 shows all")
+                out.print(f"showing the largest {len(shown)}; --count 0 shows all")
             for line in lines_of(shown):
                 write_line(line)
         chosen.warn()
@@ -189,11 +197,11 @@ def resend(
     yes: Yes = False,
     context: ContextName = None,
 ) -> None:
-    """Send dead letters again: removed and sent in one step, never twice, never lost."""
+    """Resend dead letters: removed and sent in one step, never twice, never lost."""
     with expected_failures():
         work = _Work(find_target(context), entity, where, transfer, "resent", body_contains)
         work.choose(numbers, everything=everything)
-        question = f"Send {{}} dead letters of {entity} again{f' to {to}' if to else ''}?"
+        question = f"Resend {{}} dead letters of {entity}{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
         work.run("resend", body, question, rate, dry_run=dry_run, yes=yes)
 
@@ -223,35 +231,43 @@ def delete(
 def edit(
     entity: Entity,
     number: Annotated[int, typer.Argument(help="Sequence number.")],
-    body: Annotated[str | None, typer.Option("--body", help="Its new body.")] = None,
+    body: Annotated[str | None, typer.Option("--body", help="New body.")] = None,
     body_file: Annotated[
-        Path | None, typer.Option("--body-file", help="File with its new body; - is stdin.")
+        Path | None, typer.Option("--body-file", help="File with the new body; - is stdin.")
     ] = None,
     editor: Annotated[
-        bool, typer.Option("--editor", "-e", help="Change its body in $VISUAL or $EDITOR.")
+        bool, typer.Option("--editor", "-e", help="Edit the body in $VISUAL or $EDITOR.")
     ] = False,
     properties: Annotated[
         list[str] | None,
         typer.Option("--property", "-p", metavar="NAME=TEXT", help="Also NAME:TYPE=VALUE."),
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove-property", help="Property to remove.")
+        list[str] | None, typer.Option("--remove-property", help="Application property to remove.")
     ] = None,
-    message_id: Annotated[str | None, typer.Option("--id", help="'' removes it.")] = None,
-    session: Annotated[str | None, typer.Option("--session", help="'' removes it.")] = None,
-    subject: Annotated[str | None, typer.Option("--subject", help="'' removes it.")] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", help="New value; '' removes it.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", help="New value; '' removes it.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option("--subject", help="New value; '' removes it.")
+    ] = None,
     content_type: Annotated[
-        str | None, typer.Option("--content-type", help="'' removes it.")
+        str | None, typer.Option("--content-type", help="New value; '' removes it.")
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", help="'' removes it.")
+        str | None, typer.Option("--correlation-id", help="New value; '' removes it.")
     ] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", help="'' removes it.")] = None,
+    reply_to: Annotated[
+        str | None, typer.Option("--reply-to", help="New value; '' removes it.")
+    ] = None,
     to: To = None,
     transfer: Transfer = False,
     context: ContextName = None,
 ) -> None:
-    """Send one dead letter again with changes; it stays as it is when they are refused."""
+    """Resend one dead letter with changes; it stays unchanged when they are refused."""
     with expected_failures():
         given = (message_id, session, subject, content_type, correlation_id, reply_to)
         named = zip(FIELDS.values(), given, strict=True)
@@ -261,7 +277,7 @@ def edit(
         }
         target = find_target(context)
         if sum((body is not None, body_file is not None, editor)) > 1:
-            raise typer.BadParameter("give one of --body, --body-file and --editor")
+            raise typer.BadParameter("use only one of --body, --body-file and --editor")
         content = _new_body(body, body_file)
         if editor:
             from postbus.cli.commands.body_editor import edited_body
@@ -274,7 +290,7 @@ def edit(
         changes = {name: value for name, value in changes.items() if value not in ({}, [])}
         changes |= {name: value or None for name, value in named if value is not None}
         if not changes:
-            raise typer.BadParameter("say what to change: --body, --property, --subject, …")
+            raise typer.BadParameter("nothing to change: use --body, --property, --subject, …")
         work = _Work(target, entity, None, transfer, "resent")
         work.choose([number], everything=False)
         request = {"edit": changes, **({"to": to} if to else {})}
@@ -285,7 +301,7 @@ def edit(
 
 
 class _Work:
-    """Messages that were chosen, and what shall become of them."""
+    """Selected messages and the operation on them."""
 
     def __init__(
         self,
@@ -302,12 +318,12 @@ class _Work:
         self._numbers: list[int] | None = None
 
     def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
-        """Check that messages are chosen in one way; raises `typer.BadParameter`."""
+        """Check that messages are selected in one way; raises `typer.BadParameter`."""
         chosen = self._chosen
         is_filtered = chosen.where is not None or chosen.body_contains is not None
         if sum([bool(numbers), is_filtered, everything]) != 1:
             raise typer.BadParameter(
-                "choose messages by their numbers, by --where or --body-contains, or --all"
+                "select messages by number, by --where or --body-contains, or with --all"
             )
         self._numbers = list(dict.fromkeys(numbers)) if numbers else None
 
@@ -321,7 +337,7 @@ class _Work:
         dry_run: bool,
         yes: bool,
     ) -> None:
-        """Find the messages, ask, and handle them."""
+        """Find the messages, ask for confirmation, and handle them."""
         from postbus.cli.client.control_client import run_with
         from postbus.cli.client.message_pages import Progress, counted, numbers_of, summary
 
@@ -376,7 +392,7 @@ class _Work:
             raise interrupted(self._verb, result, len(numbers), error) from None
         except KeyboardInterrupt:
             text = summary(self._verb, result, len(numbers))
-            err.print(f"{text}; run it again to go on", markup=False)
+            err.print(f"{text}; run the command again to continue", markup=False)
             raise
 
 
@@ -390,9 +406,9 @@ def _selection(
 
 
 def _plain_property(text: str) -> tuple[str, Any]:
-    """Return a property that the API can set: text, numbers, booleans.
+    """Return a property that the API can set: text, number or boolean.
 
-    Whole numbers become longs, others doubles, which filters do not tell from narrower ones.
+    Whole numbers become longs and others doubles; filters do not distinguish narrower types.
     """
     from postbus.cli.formats.message_json import read_property
     from postbus.message.codec import Char, Symbol, Timestamp

@@ -1,4 +1,4 @@
-"""The commands that talk to a running bus over its control API: `clock` and `fault`."""
+"""`postbus clock` and `postbus fault`: control of a running development bus."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SHORT_DURATION: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:
 
 CODES: Final = """
 [bold]Exit codes[/bold]
-  0 done, 2 usage, 3 settings, 7 no bus answers, or it refuses
+  0 done, 2 usage, 3 settings, 7 no bus answers, or it refuses the request
 """
 CLOCK_EPILOG: Final = examples(
-    "postbus dev --clock manual             a bus whose time can be moved",
-    "postbus clock                          what time it is for messages",
-    "postbus clock advance 5m               let five minutes pass at once",
+    "postbus dev --clock manual             a bus with a manual clock",
+    "postbus clock                          show the time of messages",
+    "postbus clock advance 5m               move it by five minutes",
     "postbus clock advance 1h30m            also 90s, 2h, 7d and ISO 8601: PT90S, P7D",
     "postbus clock advance 7d --control-port 9470",
     codes=CODES,
 )
 FAULT_EPILOG: Final = examples(
-    "postbus fault lose-locks orders        as if every lock had run out",
-    "postbus fault store-outage 10s         as if Postgres were away, for real seconds",
+    "postbus fault lose-locks orders        expire all message locks",
+    "postbus fault store-outage 10s         simulate an outage of Postgres, in real time",
     "postbus fault store-outage 10s --partition 3",
     codes=CODES,
 )
 
 clock = typer.Typer(
-    help="Show or move the time of messages; `postbus dev --clock manual` lets it be moved.",
+    help="Show or advance the time of messages (needs `postbus dev --clock manual`).",
     epilog=CLOCK_EPILOG,
     rich_markup_mode="rich",
 )
 fault = typer.Typer(
-    help="Make faults in a bus of `postbus dev`, to see what your programs do then.",
+    help="Inject faults into a bus of `postbus dev`, to test your programs.",
     epilog=FAULT_EPILOG,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -48,7 +48,7 @@ fault = typer.Typer(
 
 
 def read_duration(text: str) -> str:
-    """Return the ISO 8601 form of `90s`, `5m`, `2h`, `7d`, `1h30m`, or of one that has it."""
+    """Return the ISO 8601 form of `90s`, `5m`, `2h`, `7d`, `1h30m` or an ISO 8601 duration."""
     from postbus.contract.entities import format_duration, parse_duration_ms
 
     short = SHORT_DURATION.fullmatch(text)
@@ -89,7 +89,7 @@ def advance(
     control_port: ControlPort = None,
     context: ContextName = None,
 ) -> None:
-    """Let time pass at once; what is due by then has happened when the command ends."""
+    """Advance the time of messages; everything due has happened when the command returns."""
     with expected_failures():
         port, named = invoked.obj
         port = port if control_port is None else control_port
@@ -116,27 +116,27 @@ def lose_locks(
     control_port: ControlPort = None,
     context: ContextName = None,
 ) -> None:
-    """Take all locks of an entity away: its messages are available again."""
+    """Expire all locks of an entity: its messages become available again."""
     with expected_failures():
         told = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port, context)
-        out.print(f"all locks of {escape(told['entity'])} are lost")
+        out.print(f"all locks of {escape(told['entity'])} have expired")
 
 
 @fault.command("store-outage", epilog=FAULT_EPILOG)
 def store_outage(
     duration: Duration,
     partition: Annotated[
-        int | None, typer.Option("--partition", help="Only this one; else all.")
+        int | None, typer.Option("--partition", help="Only this partition; default: all.")
     ] = None,
     control_port: ControlPort = None,
     context: ContextName = None,
 ) -> None:
-    """Let the store be away for a real while; then the bus recovers by itself."""
+    """Simulate an outage of the store in real time; the bus then recovers by itself."""
     with expected_failures():
         body = {"duration": duration, "partition": partition}
         told = _call("POST", "/v1/faults/store-outage", body, control_port, context)
         which = f"partition {partition}" if partition is not None else "all partitions"
-        out.print(f"the store is away from {which} for {told['duration']}")
+        out.print(f"the store is unavailable to {which} for {told['duration']}")
 
 
 # --- calling ------------------------------------------------------------------------------------
@@ -149,13 +149,13 @@ def _call(
     control_port: int | None,
     context: str | None,
 ) -> dict[str, Any]:
-    """Return what the bus answers; raises `RefusedError`."""
+    """Return the bus's answer; raises `RefusedError`."""
     from postbus.cli.client.control_client import ControlClient, run_with
 
     async def ask(control: ControlClient) -> dict[str, Any]:
         told: dict[str, Any] = await control.ask(method, path, body)
         if not isinstance(told, dict):
-            raise RefusedError("what answers is no control API of a bus")
+            raise RefusedError("the answer is not from the control API of a bus")
         return told
 
     return run_with(find_target(context, control_port=control_port), ask)

@@ -1,4 +1,4 @@
-"""What a bus has: `get`, `describe`, `delete`, `restore` and `status`."""
+"""Entities of a bus: `get`, `describe`, `delete`, `restore` and `status`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 GET_EPILOG: Final = examples(
-    "postbus get queues                       with how many messages they hold",
-    "postbus get queue orders                 only this one",
-    "postbus get queues --watch               again and again, with rates and ages",
-    "postbus get queues -o wide               messages in and out a second, age of the oldest",
+    "postbus get queues                       with message counts",
+    "postbus get queue orders                 one queue",
+    "postbus get queues --watch               repeat, with rates and ages",
+    "postbus get queues -o wide               rates and age of the oldest message",
     "postbus get topics -o json",
     "postbus get subscriptions order-events",
     "postbus get rules order-events large-orders",
     "postbus get rules order-events/Subscriptions/large-orders",
-    "postbus get deleted                      what can be restored",
+    "postbus get deleted                      restorable entities",
     "postbus get namespace -o yaml",
 )
 DESCRIBE_EPILOG: Final = examples(
@@ -35,21 +35,21 @@ DESCRIBE_EPILOG: Final = examples(
     "postbus describe order-events/Subscriptions/large-orders -o json",
 )
 DELETE_EPILOG: Final = examples(
-    "postbus delete orders                    asks first",
+    "postbus delete orders                    asks for confirmation",
     "postbus delete orders --yes --policy DeleteIfEmpty",
-    "postbus delete orders --policy Retain    its messages can be restored",
+    "postbus delete orders --policy Retain    keep its messages for a restore",
     "postbus delete order-events/Subscriptions/everything --yes",
 )
 RESTORE_EPILOG: Final = examples(
-    "postbus get deleted                      what can be restored, with its number",
-    "postbus restore orders                   what was deleted last under this name",
+    "postbus get deleted                      restorable entities with their numbers",
+    "postbus restore orders                   the latest deleted one with this name",
     "postbus restore 7                        by number",
 )
 STATUS_EPILOG: Final = examples("postbus status", "postbus status --context prod -o json")
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """Kinds of objects to list."""
 
     QUEUES = "queues"
     TOPICS = "topics"
@@ -60,7 +60,7 @@ class Kind(StrEnum):
 
 
 def read_kind(text: str) -> Kind:
-    """Return the kind of a word, one of several or of one: `queues`, `queue`."""
+    """Return the kind for a word, plural or singular: `queues`, `queue`."""
     known = {**{each.value: each for each in Kind}, **{each.value[:-1]: each for each in Kind}}
     known["namespace"] = Kind.NAMESPACE
     if text.lower() in known:
@@ -79,7 +79,7 @@ Entity = Annotated[
 
 
 class Policy(StrEnum):
-    """What happens to the messages of a deleted entity."""
+    """Policies for the messages of a deleted entity."""
 
     DELETE = "Delete"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -119,34 +119,34 @@ def get(
         typer.Argument(
             parser=read_kind,
             metavar="KIND",
-            help=f"What to list: {', '.join(Kind)}; one of them too.",
+            help=f"What to list: {', '.join(Kind)}; also in the singular.",
             autocompletion=lambda: list(Kind),
         ),
     ],
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Only this queue or topic; of subscriptions and rules their topic.",
+            help="Name of a queue or topic; for subscriptions and rules their topic.",
             autocompletion=complete_entities,
         ),
     ] = None,
     subscription: Annotated[
-        str | None, typer.Argument(help="Of rules: their subscription.")
+        str | None, typer.Argument(help="For rules: their subscription.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again every two seconds, with rates.")
+        bool, typer.Option("--watch", help="Repeat every two seconds, with rates.")
     ] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """List what the bus has."""
+    """List entities of the bus."""
     from postbus.cli.client.control_client import run_with
 
     wanted = {Kind.SUBSCRIPTIONS: 1, Kind.RULES: 2}.get(kind, 0)
     names = [each for each in (name, subscription) if each is not None]
     only = names.pop() if kind in {Kind.QUEUES, Kind.TOPICS} and len(names) == 1 else None
     if watch and (kind not in COUNTED or not output.is_table):
-        raise typer.BadParameter("--watch shows tables of queues, topics and subscriptions")
+        raise typer.BadParameter("--watch is for tables of queues, topics and subscriptions")
     if kind is Kind.RULES and len(names) == 1:
         names = _topic_and_subscription(names[0])
     if len(names) != wanted:
@@ -181,7 +181,7 @@ def get(
             columns = with_availability(columns, found)
         empty = f"no {kind.value}"
         if kind is Kind.DELETED:
-            empty = "nothing was deleted that can be restored"
+            empty = "no restorable entities"
         print_objects(found, output, columns, empty)
 
 
@@ -190,7 +190,7 @@ def describe(
     output: OutputFormat = Format.YAML,
     context: ContextName = None,
 ) -> None:
-    """Show everything about one entity: its definition, its counts, where it is."""
+    """Show one entity: its definition, counts and partitions."""
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def delete(
     yes: Yes = False,
     context: ContextName = None,
 ) -> None:
-    """Delete an entity, on a terminal after asking."""
+    """Delete an entity; asks for confirmation on a terminal."""
     from postbus.cli.client.control_client import run_with
 
     async def look(control: ControlClient) -> tuple[str, str, dict[str, Any]]:
@@ -228,15 +228,15 @@ def delete(
         told = run_with(target, work)
         text = f"deleted {name}"
         if told["restorable"]:
-            text += f"; postbus restore {told['entityId']} brings it back"
+            text += f"; to restore it: postbus restore {told['entityId']}"
         out.print(text, markup=False)
 
 
 def messages_of(runtime: Mapping[str, Any], policy: Policy) -> str:
-    """Return the part of the question before a deletion that names the messages."""
+    """Return the part of the confirmation that says what happens to the messages."""
     count = int(runtime["messageCount"])
     kept = "are kept for a restore" if policy is Policy.RETAIN else "are lost"
-    if runtime.get("unavailablePartitions"):  # an older bus says nothing of them
+    if runtime.get("unavailablePartitions"):  # absent in answers of older versions
         known = f"at least {count}" if count else "an unknown number of"
         return f" and {known} messages, which {kept}"
     if count == 1:
@@ -245,10 +245,10 @@ def messages_of(runtime: Mapping[str, Any], policy: Policy) -> str:
 
 
 def restore(
-    entity: Annotated[str, typer.Argument(help="Its number, or the name it had.")],
+    entity: Annotated[str, typer.Argument(help="Entity number, or its former name.")],
     context: ContextName = None,
 ) -> None:
-    """Bring a deleted entity back that was retained, with its messages."""
+    """Restore an entity that was deleted with --policy Retain, with its messages."""
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> tuple[str, int]:
@@ -259,9 +259,7 @@ def restore(
             or entity.lower() == each["name"].lower()
         ]
         if not found:
-            raise RefusedError(
-                f"nothing that can be restored is called {entity}: see postbus get deleted"
-            )
+            raise RefusedError(f"no restorable entity {entity}: see postbus get deleted")
         number = int(found[-1]["entityId"])
         await control.post(f"/v1/deleted/{number}/restore")
         return str(found[-1]["name"]), number
@@ -272,7 +270,7 @@ def restore(
 
 
 def status(output: OutputFormat = Format.TABLE, context: ContextName = None) -> None:
-    """Show how the broker and its partitions are; exits with 1 when something is wrong."""
+    """Show the state of the broker and its partitions; exits with 1 if there is a problem."""
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> dict[str, Any]:
@@ -305,7 +303,7 @@ def _print_status(told: dict[str, Any]) -> None:
 
 
 def _namespace_row(told: dict[str, Any], rules: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is known of a namespace, each thing short enough for a line."""
+    """Return a namespace with each value short enough for a line."""
     said = told["properties"]
     shown = (f"{each['name']} ({', '.join(each['rights'])})" for each in rules)
     return {
@@ -335,7 +333,7 @@ def _topic(name: str) -> str:
 
 
 async def find_entity(control: ControlClient, name: str) -> tuple[str, dict[str, Any]]:
-    """Return where an entity is in the control API and what is told of it."""
+    """Return an entity's path in the control API, and its description."""
     from postbus.cli.client.control_client import NotFoundError, part
     from postbus.contract.entities import is_subscription_path, topic_of
 
@@ -359,7 +357,7 @@ async def find_entity(control: ControlClient, name: str) -> tuple[str, dict[str,
 async def _counted(
     control: ControlClient, path: str, only: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return entities with their counts, one row each; `only`: the one of a name."""
+    """Return entities with their counts, one row each; `only`: the name of a single one."""
     from postbus.cli.client.control_client import NotFoundError, part
 
     if only is None:
@@ -389,7 +387,7 @@ async def _counted(
 
 
 def traffic_of(runtime: dict[str, Any]) -> dict[str, Any]:
-    """Return what goes through an entity as people read it; an older bus tells nothing of it."""
+    """Return an entity's rates and ages for people; empty for a bus of an older version."""
     rates = runtime.get("rates") or {}
     age_s = runtime.get("oldestMessageAgeSeconds")
     return {
@@ -400,7 +398,7 @@ def traffic_of(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def rate(per_second: float | None) -> str | None:
-    """Return messages a second, with a digit behind the point where that says something."""
+    """Return messages per second, with one decimal where it matters."""
     if per_second is None:
         return None
     text = f"{per_second:.1f}" if per_second < 100 else f"{per_second:.0f}"
@@ -408,7 +406,7 @@ def rate(per_second: float | None) -> str | None:
 
 
 def age(seconds: float) -> str:
-    """Return how long something has waited in its greatest unit: 12s, 3m, 5h, 2d."""
+    """Return an age in its largest unit: 12s, 3m, 5h, 2d."""
     for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f}{unit}"
@@ -438,7 +436,7 @@ def _sparse(said: dict[str, Any] | None) -> dict[str, Any]:
 
 
 async def _tombstones(control: ControlClient) -> list[dict[str, Any]]:
-    """Return what can be restored, oldest first."""
+    """Return the restorable entities, oldest first."""
     told = await control.get("/v1/tombstones")
     return [
         {

@@ -1,4 +1,4 @@
-"""`postbus keys` and `postbus connection-string`: who may connect, with which key."""
+"""`postbus keys` and `postbus connection-string`: authorization rules and their keys."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 EPILOG: Final = examples(
-    "postbus keys list                          rules of the whole bus, without their keys",
-    "postbus keys list --entity orders --show   those of one queue or topic, with keys",
-    "postbus keys rotate reporting              a new primary key; the old one still works",
-    "postbus keys rotate reporting              once more: the old one is refused",
+    "postbus keys list                          rules of the namespace, without keys",
+    "postbus keys list --entity orders --show   rules of a queue or topic, with keys",
+    "postbus keys rotate reporting              new primary key; the old one still works",
+    "postbus keys rotate reporting              again: now the old one is rejected",
 )
 CONNECTION_EPILOG: Final = examples(
-    "postbus connection-string                  of the first rule that may do everything",
+    "postbus connection-string                  of the first rule with all rights",
     "postbus connection-string reader --entity orders",
     "postbus connection-string --endpoint sb://bus.example.org --context prod",
     'export POSTBUS_CONNECTION_STRING="$(postbus connection-string)"',
@@ -35,7 +35,7 @@ COLUMNS: Final = {
 }
 
 keys = typer.Typer(
-    help="List the keys of authorization rules, and make new ones.",
+    help="List authorization rules and rotate their keys.",
     epilog=EPILOG,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -45,7 +45,7 @@ Entity = Annotated[
     typer.Option(
         "--entity",
         "-e",
-        help="Queue or topic; else the whole bus.",
+        help="Queue or topic; default: the namespace.",
         autocompletion=complete_entities,
     ),
 ]
@@ -54,7 +54,7 @@ Entity = Annotated[
 @keys.command("list", epilog=EPILOG)
 def list_keys(
     entity: Entity = None,
-    show: Annotated[bool, typer.Option("--show", help="Keys too.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show the keys.")] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
@@ -76,7 +76,7 @@ def rotate(
     entity: Entity = None,
     context: ContextName = None,
 ) -> None:
-    """Make a new primary key; the old one becomes the secondary, whose former key is refused."""
+    """Generate a new primary key; the old one becomes the secondary, whose key is discarded."""
     from postbus.cli.client.control_client import part, run_with
     from postbus.process.data_directory import new_key
 
@@ -92,15 +92,15 @@ def rotate(
     with expected_failures():
         run_with(find_target(context), work)
         out.print(
-            f"{rule} has a new primary key, its old one is the secondary now and still works;"
-            " rotate again when nobody uses it any more",
+            f"{rule} has a new primary key; the old one is now the secondary and still works;"
+            " rotate again when it is no longer in use",
             markup=False,
         )
 
 
 def connection_string(
     rule: Annotated[
-        str | None, typer.Argument(help="Authorization rule; else the one of the context.")
+        str | None, typer.Argument(help="Authorization rule; default: that of the context.")
     ] = None,
     entity: Entity = None,
     endpoint: Annotated[
@@ -126,7 +126,7 @@ def connection_string(
             said = ";".join(each for each in told if not each.lower().startswith("sharedaccess"))
         if said is None:
             raise ContextError(
-                f"where clients connect to {target.origin} is not known: add --endpoint sb://HOST"
+                f"the client endpoint of {target.origin} is unknown: add --endpoint sb://HOST"
             )
 
         async def work(control: ControlClient) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def connection_string(
 
 
 async def _at(control: ControlClient, entity: str | None) -> str:
-    """Return where the rules of an entity, or of the namespace, are in the control API."""
+    """Return the control API's path of the rules of an entity or of the namespace."""
     from postbus.cli.commands.entities import find_entity
 
     path = "/v1" if entity is None else (await find_entity(control, entity))[0]
@@ -154,13 +154,13 @@ async def _rules(control: ControlClient, entity: str | None, *, keys: bool) -> l
 
 
 def _named(found: list[dict[str, Any]], rule: str | None) -> dict[str, Any]:
-    """Return the rule of a name; without one the first that may do everything."""
+    """Return the rule with this name; without a name the first with all rights."""
     for each in found:
         if each["name"] == rule or (rule is None and "Manage" in each["rights"]):
             return each
     known = ", ".join(each["name"] for each in found) or "none"
-    what = "that may do everything" if rule is None else rule
-    raise RefusedError(f"there is no authorization rule {what}; there are {known}")
+    what = "with all rights" if rule is None else rule
+    raise RefusedError(f"no authorization rule {what}; existing rules: {known}")
 
 
 def _row(told: dict[str, Any], *, show: bool) -> dict[str, Any]:

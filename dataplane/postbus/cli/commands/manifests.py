@@ -1,4 +1,4 @@
-"""The commands about manifests: `apply`, `diff`, `export` and `import`."""
+"""Commands for manifests: `apply`, `diff`, `export` and `import`."""
 
 from __future__ import annotations
 
@@ -43,30 +43,34 @@ DIFF_EPILOG: Final = examples(
     "postbus diff examples/ --context prod",
 )
 EXPORT_EPILOG: Final = examples(
-    "postbus export > bus.yaml            everything, without messages and keys",
+    "postbus export > bus.yaml            all entities, without messages and keys",
     "postbus export --file bus.yaml",
     "postbus export | postbus apply - --context other",
 )
 IMPORT_EPILOG: Final = examples(
-    "postbus import Config.json > bus.yaml    manifests of an emulator's configuration",
-    "postbus import Config.json --apply       the same, applied at once",
+    "postbus import Config.json > bus.yaml    manifests for an emulator configuration",
+    "postbus import Config.json --apply       apply them directly",
 )
-Manifests = Annotated[list[Path], typer.Argument(help="Files, or folders of *.yaml; - is stdin.")]
+Manifests = Annotated[
+    list[Path], typer.Argument(help="Manifest files, or folders of *.yaml; - is stdin.")
+]
 COLORS: Final = {"+": "green", "-": "red", "@": "cyan"}
-KEYS_REMARK: Final = "# Messages and keys are not part of this: the bus has them.\n"
+KEYS_REMARK: Final = "# Messages and keys are not exported; they stay in the bus.\n"
 PUBLIC_KEY_REMARK: Final = """\
-# SAS_KEY_VALUE is the key of Microsoft's emulator and its documentation: everybody knows it. It is
-# for your own machine; without the Secret and secretName the bus makes keys.
+# SAS_KEY_VALUE is the publicly known key of Microsoft's emulator. Use it on your own machine only;
+# without the Secret and secretName the bus generates keys.
 """
 
 
 def apply(
     manifests: Manifests,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the changes, make none.")
+    ] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Create and change entities until the bus is as manifests say; nothing is deleted."""
+    """Create and change entities to match manifests; deletes nothing."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.commands.applying import make_plan
 
@@ -78,7 +82,7 @@ def apply(
 
 
 def diff(manifests: Manifests, context: ContextName = None) -> None:
-    """Show what `apply` would change; exits with 1 when that is anything."""
+    """Show what `apply` would change; exits with 1 if there are changes."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.commands.applying import make_plan
 
@@ -99,11 +103,11 @@ def diff(manifests: Manifests, context: ContextName = None) -> None:
 
 def export(
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="File to write; else standard output.")
+        Path | None, typer.Option("--file", "-f", help="Output file; default: standard output.")
     ] = None,
     context: ContextName = None,
 ) -> None:
-    """Write manifests of everything the bus is told to be; `apply` takes them back."""
+    """Write manifests of all definitions in the bus, for `apply`."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.client.live_namespace import read_namespace
 
@@ -114,14 +118,14 @@ def export(
 def import_config(
     file: Annotated[Path, typer.Argument(help="Config.json of Microsoft's emulator.")],
     is_applied: Annotated[
-        bool, typer.Option("--apply", help="Apply it to the bus instead of printing manifests.")
+        bool, typer.Option("--apply", help="Apply the manifests instead of printing them.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --apply: show the changes, make none.")
     ] = False,
     context: ContextName = None,
 ) -> None:
-    """Make manifests of the configuration file of Microsoft's Service Bus emulator."""
+    """Convert a configuration of Microsoft's Service Bus emulator to manifests."""
     from postbus.cli.formats.emulator_config import read_emulator_config
 
     with expected_failures():
@@ -138,12 +142,12 @@ def import_config(
                 await _apply(control, plan, Format.TABLE, dry_run=dry_run)
 
             run_with(find_target(context), work)
-            remark = "the bus keeps its keys: postbus connection-string shows what clients need"
+            remark = "the keys of the bus stay: see postbus connection-string"
         else:
             _write(imported.definition, None, PUBLIC_KEY_REMARK)
             remark = (
-                "connection strings of the emulator work: its public key SAS_KEY_VALUE is in the"
-                " Secret, for your own machine only"
+                "connection strings for the emulator work: the Secret has its public key"
+                " SAS_KEY_VALUE; use it on your own machine only"
             )
         err.print(f"[yellow]postbus:[/yellow] {remark}")
 
@@ -153,8 +157,8 @@ async def _apply(control: ControlClient, plan: Plan, output: Format, *, dry_run:
 
     if plan.live_name != plan.wanted.name and output.is_table:
         err.print(
-            f"[yellow]postbus:[/yellow] these are manifests of {escape(plan.wanted.name)}; the bus"
-            f" they are applied to is called {escape(plan.live_name)}"
+            f"[yellow]postbus:[/yellow] the manifests are for {escape(plan.wanted.name)}, but are"
+            f" applied to the bus {escape(plan.live_name)}"
         )
     shown = [*(each.shown() for each in plan.changes), *(each.shown() for each in plan.rules)]
     if not dry_run:
@@ -182,7 +186,7 @@ def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
 
 
 def _check(definition: BusDefinition) -> None:
-    """Refuse what `apply` would: the manifests are read as such once; raises `ManifestError`."""
+    """Read the manifests as `apply` does; raises `ManifestError` for what it would refuse."""
     from postbus.cli.formats.manifest_text import manifests_of
     from postbus.manifests.reader import read_one_bus
     from postbus.manifests.yaml_documents import parse_documents

@@ -1,4 +1,4 @@
-"""`postbus peek` and `postbus purge`: look at messages, and delete what a filter selects."""
+"""`postbus peek` and `postbus purge`: show messages, and delete those that a filter selects."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from postbus.cli.client.control_client import ControlClient
 
 PEEK_EPILOG: Final = examples(
-    "postbus peek orders                          the first 20, without locking them",
-    "postbus peek orders --from 1000 --count 0    all from a number on",
+    "postbus peek orders                          the first 20 messages, without locking them",
+    "postbus peek orders --from 1000 --count 0    all from a sequence number on",
     "postbus peek orders --dead-letter --bodies",
     "postbus peek orders --where \"amount > 100 AND region = 'eu'\"",
     "postbus peek orders --where \"sys.Label = 'placed'\" -o json",
     "postbus peek orders --state scheduled",
 )
 PURGE_EPILOG: Final = examples(
-    "postbus purge orders --dry-run               only count",
-    "postbus purge orders                         all; asks first",
+    "postbus purge orders --dry-run               count them only",
+    "postbus purge orders                         all; asks for confirmation",
     "postbus purge orders --where \"region = 'eu'\" --yes",
     "postbus purge orders --dead-letter --yes",
 )
@@ -68,7 +68,7 @@ _OPTIONS: Final = {
 
 
 class State(StrEnum):
-    """Which messages of a queue."""
+    """States of messages."""
 
     ACTIVE = "active"
     DEFERRED = "deferred"
@@ -77,17 +77,21 @@ class State(StrEnum):
 
 Where = Annotated[
     str | None,
-    typer.Option("--where", "-w", metavar="SQL", help="Filter in the language of rules."),
+    typer.Option("--where", "-w", metavar="SQL", help="SQL filter, as in rules."),
 ]
 BodyContains = Annotated[
     str | None,
-    typer.Option("--body-contains", metavar="TEXT", help="Only with this text in the body."),
+    typer.Option(
+        "--body-contains", metavar="TEXT", help="Only messages with this text in the body."
+    ),
 ]
-Dead = Annotated[bool, typer.Option("--dead-letter", "-d", help="Of its dead-letter queue.")]
+Dead = Annotated[bool, typer.Option("--dead-letter", "-d", help="Use the dead-letter queue.")]
 Transfer = Annotated[
-    bool, typer.Option("--transfer-dead-letter", help="Of its transfer dead-letter queue.")
+    bool, typer.Option("--transfer-dead-letter", help="Use the transfer dead-letter queue.")
 ]
-Session = Annotated[str | None, typer.Option("--session", "-s", help="Only of this session.")]
+Session = Annotated[
+    str | None, typer.Option("--session", "-s", help="Only messages of this session.")
+]
 Entity = Annotated[
     str,
     typer.Argument(help="Queue, or topic/Subscriptions/name.", autocompletion=complete_entities),
@@ -96,19 +100,27 @@ Entity = Annotated[
 
 def peek(
     entity: Entity,
-    from_number: Annotated[int, typer.Option("--from", min=0, help="First number.")] = 0,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Most; 0: all.")] = 20,
+    from_number: Annotated[
+        int, typer.Option("--from", min=0, help="Start at this sequence number.")
+    ] = 0,
+    count: Annotated[
+        int, typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: no limit.")
+    ] = 20,
     dead: Dead = False,
     transfer: Transfer = False,
     where: Where = None,
     body_contains: BodyContains = None,
     session: Session = None,
-    state: Annotated[State | None, typer.Option("--state", help="Only these.")] = None,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Whole bodies, up to 1 MiB.")] = False,
+    state: Annotated[
+        State | None, typer.Option("--state", help="Only messages in this state.")
+    ] = None,
+    bodies: Annotated[
+        bool, typer.Option("--bodies", help="Show full bodies, up to 1 MiB.")
+    ] = False,
     output: OutputFormat = Format.TABLE,
     context: ContextName = None,
 ) -> None:
-    """Show messages without locking or changing them; JSON is one line a message."""
+    """Show messages without locking or changing them; JSON output is one line per message."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.client.message_pages import Selection, peeked, split_path
 
@@ -142,7 +154,7 @@ def peek(
 def print_messages(
     rows: list[dict[str, Any]], output: Format, *, is_dead: bool, bodies: bool
 ) -> None:
-    """Print messages as a table or YAML; whole bodies stand below their row."""
+    """Print messages as a table or YAML; full bodies are below their row."""
     columns = dict(DEAD_COLUMNS if is_dead else COLUMNS)
     if bodies and output.is_table:
         del columns["body"]
@@ -162,12 +174,16 @@ def purge(
     where: Where = None,
     body_contains: BodyContains = None,
     session: Session = None,
-    state: Annotated[State | None, typer.Option("--state", help="Only these.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    state: Annotated[
+        State | None, typer.Option("--state", help="Only messages in this state.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the messages, delete none.")
+    ] = False,
     yes: Yes = False,
     context: ContextName = None,
 ) -> None:
-    """Delete all messages, or those that a filter selects; locked ones stay."""
+    """Delete all messages, or those that a filter selects, except locked ones."""
     from postbus.cli.client.control_client import run_with
     from postbus.cli.client.message_pages import Selection, counted, purge_page, split_path
     from postbus.cli.formats.progress import progress_bar
@@ -213,7 +229,7 @@ def purge(
 
 
 def print_refused(refused: dict[int, str], most: int = 10) -> None:
-    """Say which messages were refused, the first few of many."""
+    """Print which messages were refused, the first few of many."""
     for number in sorted(refused)[:most]:
         err.print(f"{number}: {refused[number]}", markup=False)
     if len(refused) > most:

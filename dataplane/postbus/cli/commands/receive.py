@@ -1,7 +1,7 @@
-"""`postbus receive`: takes messages over AMQP and prints them, one line of JSON each.
+"""`postbus receive`: receives messages over AMQP and prints them, one line of JSON each.
 
-A message is settled after its line was written and flushed: when the reader of a pipe goes away,
-or the command is interrupted, the message is still in the queue.
+A message is settled after its line was written and flushed: when the reader of a pipe closes it, or
+the command is interrupted, the message stays in the queue.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from postbus.cli.client.amqp_session import Receiver
 
 CREDIT: Final = 100
-"""Most messages asked for ahead; what is asked for is locked."""
+"""Maximum number of prefetched messages, which are locked."""
 
 EPILOG: Final = examples(
-    "postbus receive orders                       one message; it is gone then",
-    "postbus receive orders --count 0             all there are",
+    "postbus receive orders                       one message, removed from the queue",
+    "postbus receive orders --count 0             all available messages",
     "postbus receive orders --count 10 --wait 60",
-    "postbus receive orders --abandon             give it back; counts as a delivery",
+    "postbus receive orders --abandon             release it; counts as a delivery",
     "postbus receive orders --to-dead-letter --reason 'no price'",
-    "postbus receive orders --peek-lock 20        hold it for 20 s, then give it back",
-    "postbus receive orders --session customer-7  also --session '' for the next one",
+    "postbus receive orders --peek-lock 20        lock it for 20 s, then release it",
+    "postbus receive orders --session customer-7  --session '' for the next session",
     "postbus receive order-events/Subscriptions/everything",
     "postbus receive 'orders/$DeadLetterQueue' --count 0 | jq .body",
 )
@@ -44,44 +44,53 @@ def receive(
     entity: Annotated[
         str,
         typer.Argument(
-            help="Queue, topic/Subscriptions/name, or one/$DeadLetterQueue.",
+            help="Queue, topic/Subscriptions/name, or its /$DeadLetterQueue.",
             autocompletion=complete_entities,
         ),
     ],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=0, help="Most messages; 0 is all there are.")
+        int,
+        typer.Option("--count", "-n", min=0, help="Maximum number of messages; 0: all available."),
     ] = 1,
-    complete: Annotated[bool, typer.Option("--complete", help="Remove them (default).")] = False,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Give them back.")] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Complete the messages (default).")
+    ] = False,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Abandon the messages: they become available again.")
+    ] = False,
     to_dead_letter: Annotated[
         bool,
-        typer.Option(
-            "--to-dead-letter", help="Dead-letter them; they go to ENTITY/$DeadLetterQueue."
-        ),
+        typer.Option("--to-dead-letter", help="Move the messages to ENTITY/$DeadLetterQueue."),
     ] = False,
     peek_lock: Annotated[
         float | None,
-        typer.Option("--peek-lock", min=0, metavar="SECONDS", help="Hold them, then give back."),
+        typer.Option(
+            "--peek-lock", min=0, metavar="SECONDS", help="Lock the messages, then release them."
+        ),
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", help="Why dead-lettered.")] = None,
-    description: Annotated[str | None, typer.Option("--description", help="More of that.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Dead-letter reason.")] = None,
+    description: Annotated[
+        str | None, typer.Option("--description", help="Dead-letter description.")
+    ] = None,
     session: Annotated[
-        str | None, typer.Option("--session", "-s", help="Session id; '' is the next one.")
+        str | None,
+        typer.Option("--session", "-s", help="Session id; '': the next available session."),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, metavar="SECONDS", help="For the next message.")
+        float,
+        typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for the next message."),
     ] = 5.0,
     connection_string: ConnectionString = None,
     context: ContextName = None,
 ) -> None:
-    """Receive messages and print each as a line of JSON; exits with 1 when there was none."""
+    """Receive messages and print each as a line of JSON; exits with 1 if there is none."""
     with expected_failures():
         if sum((complete, abandon, to_dead_letter, peek_lock is not None)) > 1:
             raise typer.BadParameter(
-                "choose one of --complete, --abandon, --to-dead-letter, --peek-lock"
+                "use only one of --complete, --abandon, --to-dead-letter, --peek-lock"
             )
         if (reason is not None or description is not None) and not to_dead_letter:
-            raise typer.BadParameter("--reason and --description go with --to-dead-letter")
+            raise typer.BadParameter("--reason and --description need --to-dead-letter")
         from postbus.amqp.performatives import Accepted, Modified, Rejected
 
         outcome: DeliveryState = Accepted()
@@ -94,8 +103,8 @@ def receive(
         target = find_target(context, connection_string=connection_string)
         taking = _Taking(target, entity, session, count, wait, outcome, peek_lock)
         if not asyncio.run(taking.run()):
-            if taking.is_short:  # else its reader went away
-                fail(f"nothing came within {wait:g} s", Exit.DIFFERENT)
+            if taking.is_short:  # else the reader of the output closed it
+                fail(f"no message arrived within {wait:g} s", Exit.DIFFERENT)
             raise typer.Exit(Exit.DIFFERENT)
 
 
@@ -120,7 +129,7 @@ class _Taking:
         self._outcome = outcome
         self._hold_s = hold_s
         self.is_short = False
-        """Less came than was asked for: nothing is there, or the bus cannot say."""
+        """Fewer messages came than requested: none is available, or the bus cannot know."""
         self._unsettled: list[TransferReceived] = []
         self._settling: deque[asyncio.Future[DeliveryState | None]] = deque()
 
@@ -154,7 +163,7 @@ class _Taking:
                     await receiver.settle(delivery.delivery_id, Released())
 
     async def _take(self, receiver: Receiver) -> int:
-        """Print and settle; what is left in `_unsettled` goes back."""
+        """Print and settle messages; those left in `_unsettled` are released."""
         taken = 0
         receiver.grant(min(self._most, CREDIT))
         while taken < self._most:
@@ -180,7 +189,7 @@ class _Taking:
 
 
 def _is_shown(delivery: TransferReceived) -> bool:
-    """Print a message; False when nobody reads any more."""
+    """Print a message; False when the reader of the output closed it."""
     from postbus.cli.formats.message_json import decode_json_message
 
     told = decode_json_message(delivery.payload)

@@ -1,8 +1,8 @@
-"""`postbus report`: one archive for whoever shall find out what is wrong with a bus.
+"""`postbus report`: an archive for whoever analyses a problem with a bus.
 
-Made to be sent away, so no secret may be in it: keys are never asked for, and whatever looks like a
-secret is taken out of all that comes. What cannot be had is noted with the reason: a report is
-wanted most when not everything works.
+It is meant to be sent elsewhere, so it must contain no secret: keys are never requested, and
+anything that looks like a secret is masked. A missing part is listed with the reason, since reports
+are needed most when not everything works.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 CODES: Final = """
 [bold]Exit codes[/bold]
-  0 written, also when parts are missing, 2 usage, 3 settings or contexts,
+  0 written, even if parts are missing, 2 usage, 3 settings or contexts,
   5 the file cannot be written, 130 interrupted
 """
 EPILOG: Final = examples(
-    "postbus report                            into a file named after the time",
+    "postbus report                            to a file named after the time",
     "postbus report case-7.tar.gz --log bus.log",
     "journalctl -u postbus -n 1000 | postbus report --log -",
     "postbus report --context prod --metrics http://10.0.0.7:9464/metrics",
@@ -55,7 +55,7 @@ EPILOG: Final = examples(
     codes=CODES,
 )
 PART_S: Final = 60.0
-"""For each part: a bus that does not answer shall not keep the rest from being written."""
+"""Limit for each part, so that a bus that does not answer does not hold up the rest."""
 
 AUDIT_LINES: Final = 200
 LOG_LINES: Final = 1_000
@@ -78,24 +78,24 @@ SECRETS: Final = (
 
 @dataclass(slots=True)
 class Report:
-    """What was found, by the name of its file, and why something is not there."""
+    """The collected parts by file name, and the missing ones with reasons."""
 
     known_secrets: list[str] = field(repr=False)
     parts: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     async def collect(self, name: str, work: Callable[[], Awaitable[Any]]) -> None:
-        """Add a part, or why it is missing."""
+        """Add a part, or the reason why it is missing."""
         try:
             async with asyncio.timeout(PART_S):
                 self.parts[name] = await work()
         except RefusedError as error:
             self.missing[name] = str(error)
         except TimeoutError:
-            self.missing[name] = f"not whole after {PART_S:.0f} s"
+            self.missing[name] = f"incomplete after {PART_S:.0f} s"
 
     def archive(self, folder: str) -> bytes:
-        """Return all as .tar.gz: text as it is, anything else as JSON; no secrets."""
+        """Return all parts as .tar.gz without secrets: text unchanged, anything else as JSON."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for name, part in self.parts.items():
@@ -109,7 +109,7 @@ class Report:
         return packed.getvalue()
 
     def without_secrets(self, value: Any) -> Any:
-        """Return JSON or text with nothing in it that is a secret, or looks like one."""
+        """Return JSON or text with everything masked that is or looks like a secret."""
         if isinstance(value, dict):
             return {key: self.without_secrets(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -125,31 +125,31 @@ class Report:
 
 def report(
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write the .tar.gz; - is standard output.")
+        Path | None, typer.Argument(help="The .tar.gz to write; - is standard output.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option("--log", help="Log of the bus; - reads standard input.")
+        Path | None, typer.Option("--log", help="Log file of the bus; - is standard input.")
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", help="Metrics of a bus elsewhere.", metavar="URL"),
+        typer.Option("--metrics", help="Metrics of a bus on another machine.", metavar="URL"),
     ] = None,
     context: ContextName = None,
 ) -> None:
-    """Collect what support needs in one .tar.gz, without keys, tokens and passwords."""
+    """Collect diagnostics for support in a .tar.gz, without keys, tokens and passwords."""
     if file == STDIO and sys.stdout.isatty():
-        raise typer.BadParameter("an archive is not for a terminal: name a file")
+        raise typer.BadParameter("cannot write the archive to a terminal: name a file")
     with expected_failures():
         target = find_target(context)
         name = time.strftime("postbus-report-%Y%m%dT%H%M%SZ", time.gmtime())
         made = make_report(target, log, metrics)
         _write(file or Path(f"{name}.tar.gz"), made.archive(name))
         for part, reason in made.without_secrets(made.missing).items():
-            err.print(f"not in it: {part}: {reason}", markup=False)
+            err.print(f"missing: {part}: {reason}", markup=False)
 
 
 def make_report(target: Target, log: Path | None, metrics: str | None) -> Report:
-    """Ask the bus, and this machine where the bus runs on it."""
+    """Collect from the bus, and from this machine if the bus runs on it."""
     from postbus.cli.client.control_client import run_with
 
     made = Report(_known_secrets(target))
@@ -179,25 +179,25 @@ def make_report(target: Target, log: Path | None, metrics: str | None) -> Report
     try:
         run_with(target, lambda control: _ask(control, made))
     except ContextError as error:
-        made.missing["what the control API tells"] = str(error)
+        made.missing["all of the control API"] = str(error)
     return made
 
 
 def _known_secrets(target: Target) -> list[str]:
-    """Return what opens the bus, as far as this command knows it."""
+    """Return the credentials of the bus that this command knows."""
     from postbus.cli.client.connection_strings import read_connection_string
 
     found: list[str | None] = []
     for read in (target.token, lambda: read_connection_string(target.connection_string()).key):
         try:
             found.append(read())
-        except ContextError:  # then nothing here can have it
+        except ContextError:  # then no part can contain it
             continue
     return [each for each in found if each]
 
 
 def _announced(target: Target) -> Announcement | None:
-    """Return what the bus of this machine said of itself, when it is the one that is asked."""
+    """Return the announcement of this machine's bus, if it is the target."""
     from postbus.process.settings import load_settings
 
     found = bus_of_data_directory(load_settings().data)
@@ -215,7 +215,7 @@ def _write(file: Path, content: bytes) -> None:
         write_private(file, content)
     except OSError as error:
         fail(f"{file}: {error.strerror}", Exit.MACHINE)
-    out.print(f"wrote {file}; it names entities and clients: read it before you send it away",
+    out.print(f"wrote {file}; it names entities and clients: check it before you send it",
               markup=False)  # fmt: skip
 
 
@@ -231,12 +231,12 @@ async def _ask(control: ControlClient, made: Report) -> None:
         made.collect("audit.json", lambda: control.get("/v1/audit", top=AUDIT_LINES)),
         made.collect("entities.json", lambda: _entities(control, entities)),
     )
-    if entities:  # also those before one that failed
+    if entities:  # also entities before one that failed
         made.parts["entities.json"] = entities
 
 
 async def _entities(control: ControlClient, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add every entity with its counts to what was found, and return it."""
+    """Add every entity with its counts to `found` and return it."""
     from postbus.cli.client.control_client import part
 
     for kind in ("queues", "topics"):
@@ -254,7 +254,7 @@ async def _entities(control: ControlClient, found: list[dict[str, Any]]) -> list
 async def _runtime(control: ControlClient, path: str) -> Any:
     try:
         return await control.get(f"{path}/runtime")
-    except RefusedError as error:  # its partition is away: the others count
+    except RefusedError as error:  # its partition is unavailable: continue with the others
         return {"missing": str(error)}
 
 
@@ -262,7 +262,9 @@ async def _metrics(url: str | None) -> str:
     import aiohttp
 
     if url is None:
-        raise RefusedError("where they are is only known on the machine of the bus: --metrics URL")
+        raise RefusedError(
+            "their address is only known on the machine of the bus: use --metrics URL"
+        )
     try:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             response.raise_for_status()
@@ -275,7 +277,7 @@ async def _metrics(url: str | None) -> str:
 
 
 def _settings_of(announced: Announcement | None) -> dict[str, Any]:
-    """Return what the process of the bus was started with; raises OSError, `RefusedError`."""
+    """Return the settings of the process of the bus; raises OSError, `RefusedError`."""
     from postbus.process.settings import PREFIX, Settings
 
     process = _process_of(announced)
@@ -292,12 +294,12 @@ def _settings_of(announced: Announcement | None) -> dict[str, Any]:
 
 
 def _process_of(announced: Announcement | None) -> Path:
-    """Return where Linux tells of the process of the bus; raises OSError, `RefusedError`."""
+    """Return the /proc folder of the process of the bus; raises OSError, `RefusedError`."""
     if announced is None:
-        raise RefusedError("only known on the machine of the bus, with its POSTBUS_DATA")
+        raise RefusedError("only available on the machine of the bus, with its POSTBUS_DATA")
     process = Path(f"/proc/{announced.pid}")
     if not any("postbus" in word for word in _words(process / "cmdline")):
-        raise RefusedError(f"the process {announced.pid} is no bus any more")
+        raise RefusedError(f"process {announced.pid} is no longer a bus")
     return process
 
 
@@ -306,22 +308,22 @@ def _words(path: Path) -> list[str]:
 
 
 def _log(log: Path | None, announced: Announcement | None) -> str:
-    """Return the last lines; raises OSError, `RefusedError`."""
+    """Return the last lines of the log; raises OSError, `RefusedError`."""
     if log == STDIO:
         return _tail(sys.stdin.buffer)
     if log is None:
-        hint = "give it with --log FILE, or through a pipe with --log -"
+        hint = "use --log FILE, or a pipe with --log -"
         if announced is None:
             raise RefusedError(hint)
         log = _process_of(announced) / "fd" / "2"
         if not stat.S_ISREG(log.stat().st_mode):
-            raise RefusedError(f"the bus does not write it into a file: {hint}")
+            raise RefusedError(f"the bus does not log to a file: {hint}")
     with log.open("rb") as stream:
         return _tail(stream)
 
 
 def _tail(stream: BinaryIO) -> str:
-    """Return the last whole lines: half of one could hide that a secret is in it."""
+    """Return the last complete lines: in a partial one a secret might not be recognized."""
     start = 0
     if stream.seekable():
         start = max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES)

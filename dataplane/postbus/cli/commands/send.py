@@ -1,7 +1,7 @@
-"""`postbus send`: text, lines or JSON to a queue or topic over AMQP.
+"""`postbus send`: sends text, lines or JSON to a queue or topic over AMQP.
 
-A message counts as sent when the bus has confirmed it. After a failure the command says how many
-those are, so that a script can go on where it stopped.
+A message counts as sent when the bus has confirmed it. After a failure the command prints the
+number of sent messages, so that a script can continue after them.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from postbus.cli.client.amqp_session import Sender
 
 WINDOW: Final = 500
-"""Messages on the way at a time; the bus groups what comes together in one commit."""
+"""Maximum number of unconfirmed messages; the bus groups concurrent ones in a commit."""
 
 BUSY_S: Final = 30.0
-"""How long a message that the bus is too busy for is sent again: what clients of Service Bus do."""
+"""How long to retry a message when the bus is busy, as clients of Service Bus do."""
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 3.0
 ANSWER_S: Final = 30.0
-"""How long to wait for answers that only count what was sent."""
+"""How long to wait for confirmations after a failure, to count the sent messages."""
 
 EPILOG: Final = examples(
     "postbus send orders 'hello'",
-    "echo hello | postbus send orders                   one message of standard input",
-    "postbus send orders --file messages.jsonl          a message for each line of JSON",
-    "postbus send orders --file lines.txt --lines       a message for each line of text",
+    "echo hello | postbus send orders                   one message from standard input",
+    "postbus send orders --file messages.jsonl          one message per line of JSON",
+    "postbus send orders --file lines.txt --lines       one message per line of text",
     "postbus send orders hi --property region=eu --property amount:int=7",
     "postbus send orders hi --session customer-7 --id order-1 --subject placed",
     "postbus send orders later --schedule 10m           also 2030-01-31T12:00:00Z",
@@ -55,17 +55,13 @@ def send(
     entity: Annotated[
         str, typer.Argument(help="Queue or topic.", autocompletion=complete_entities)
     ],
-    text: Annotated[
-        str | None, typer.Argument(help="Body; without it and --file, standard input.")
-    ] = None,
+    text: Annotated[str | None, typer.Argument(help="Body; default: standard input.")] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file", "-f", help="Lines of JSON, a message each, or a JSON array; - is stdin."
-        ),
+        typer.Option("--file", "-f", help="Messages as lines of JSON or a JSON array; - is stdin."),
     ] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Each line of the file is the body of a message.")
+        bool, typer.Option("--lines", help="Send each line of the file as a message body.")
     ] = False,
     properties: Annotated[
         list[str] | None,
@@ -80,20 +76,25 @@ def send(
         str | None, typer.Option("--content-type", help="Such as application/json.")
     ] = None,
     correlation_id: Annotated[
-        str | None, typer.Option("--correlation-id", help="Id of what it belongs to.")
+        str | None, typer.Option("--correlation-id", help="Correlation id.")
     ] = None,
-    reply_to: Annotated[str | None, typer.Option("--reply-to", help="Where answers go.")] = None,
+    reply_to: Annotated[str | None, typer.Option("--reply-to", help="Address for replies.")] = None,
     time_to_live: Annotated[
         str | None,
         typer.Option(
-            "--ttl", parser=read_duration, metavar="DURATION", help="It expires after 90s, 5m, 2h."
+            "--ttl",
+            parser=read_duration,
+            metavar="DURATION",
+            help="Time to live, such as 90s, 5m, 2h.",
         ),
     ] = None,
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", metavar="WHEN", help="In 90s, 5m, 2h, or at a time with zone."),
+        typer.Option(
+            "--schedule", metavar="WHEN", help="Enqueue in 90s, 5m, 2h, or at a time with zone."
+        ),
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Send it so many times.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of times to send it.")] = 1,
     connection_string: ConnectionString = None,
     context: ContextName = None,
 ) -> None:
@@ -123,7 +124,7 @@ def send(
 
 
 def _read_schedule(text: str) -> str:
-    """Return a time in ISO 8601 of `10m` from now or of a time."""
+    """Return an ISO 8601 time for a duration from now, such as `10m`, or for a time."""
     from datetime import UTC, datetime, timedelta
 
     from postbus.cli.formats.message_json import read_time, shown_time
@@ -143,9 +144,9 @@ def _read_schedule(text: str) -> str:
 def _read_messages(
     text: str | None, file: Path | None, *, is_lines: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where a message stands and what it says."""
+    """Yield the place of each message, for errors, and its JSON."""
     if text is not None and file is not None:
-        raise typer.BadParameter("give a text or --file, not both")
+        raise typer.BadParameter("use either a text or --file, not both")
     if is_lines and file is None:
         raise typer.BadParameter("--lines needs --file")
     if file is not None:
@@ -182,7 +183,7 @@ def _read_file(path: Path, *, is_lines: bool) -> Iterator[tuple[str, dict[str, A
                     first = False
                     yield where, _read_object(line, where)
     except UnicodeDecodeError:
-        raise InputError(f"{shown}: is not UTF-8 text") from None
+        raise InputError(f"{shown}: not UTF-8 text") from None
     except OSError as error:
         raise InputError(f"{shown}: {(error.strerror or 'cannot be read').lower()}") from None
 
@@ -191,7 +192,7 @@ def _of_array(text: str, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         held = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{shown}: no valid JSON: {error}") from None
+        raise InputError(f"{shown}: invalid JSON: {error}") from None
     for at, each in enumerate(held):
         if not isinstance(each, dict):
             raise InputError(f"{shown}[{at}]: a message is a JSON object")
@@ -202,9 +203,7 @@ def _read_object(line: str, where: str) -> dict[str, Any]:
     try:
         held = json.loads(line)
     except ValueError as error:
-        raise InputError(
-            f"{where}: no valid JSON: {error}; for lines of text add --lines"
-        ) from None
+        raise InputError(f"{where}: invalid JSON: {error}; for lines of text add --lines") from None
     if not isinstance(held, dict):
         raise InputError(f"{where}: a message is a JSON object; for lines of text add --lines")
     return held
@@ -213,7 +212,7 @@ def _read_object(line: str, where: str) -> dict[str, Any]:
 def _encoded(
     messages: Iterable[tuple[str, dict[str, Any]]], said: dict[str, Any], properties: list[str]
 ) -> Iterator[bytes]:
-    """Yield the AMQP form of each message with what the options say; raises `InputError`."""
+    """Yield the AMQP form of each message, with the options applied; raises `InputError`."""
     from time import time_ns
 
     from postbus.cli.formats.message_json import encode_json_message, read_property, shown_value
@@ -241,9 +240,10 @@ def _encoded(
 async def _send_all(
     target: Target, entity: str, payloads: Iterable[bytes], count: int | None
 ) -> int:
-    """Send everything in order; return how many, raises `RefusedError` that says how many were.
+    """Send all messages in order and return their number.
 
-    `count`: how many are expected, for the progress bar.
+    Raises `RefusedError` with the number of sent messages. `count`: expected number, for the
+    progress bar.
     """
     from postbus.cli.client.amqp_session import connected
     from postbus.cli.client.connection_strings import read_connection_string
@@ -258,7 +258,7 @@ async def _send_all(
                 try:
                     for payload in payloads:
                         await run.send(sender, payload)
-                except InputError:  # what was sent before a wrong line is confirmed
+                except InputError:  # messages before an invalid line get confirmed
                     await run.finish(sender)
                     raise
                 except asyncio.CancelledError:
@@ -277,10 +277,10 @@ async def _send_all(
 
 
 class _Run:
-    """What one run of the command has sent, and what is on the way, in its order.
+    """Sent and unconfirmed messages of one run of the command, in order.
 
-    What the bus is too busy for had no effect, so it is sent again, before anything new and in its
-    order, but behind what was on the way with it.
+    A message that a busy bus refused had no effect. It is resent before anything new and in order,
+    but after messages that were already in flight.
     """
 
     def __init__(self, bar: ProgressBar) -> None:
@@ -289,7 +289,7 @@ class _Run:
         self._has_gap = False
 
     async def send(self, sender: Sender, payload: bytes) -> None:
-        """Send a message when there is room; raises `RefusedError`."""
+        """Send a message when the limit allows; raises `RefusedError`."""
         try:
             await self._begin(sender, payload)
             while len(self._on_way) >= WINDOW or (self._on_way and self._on_way[0][1].done()):
@@ -299,7 +299,7 @@ class _Run:
             raise
 
     async def finish(self, sender: Sender) -> None:
-        """Wait until nothing is on the way; raises `RefusedError`."""
+        """Wait until no message is unconfirmed; raises `RefusedError`."""
         try:
             while self._on_way:
                 await self._confirm_next(sender)
@@ -308,7 +308,7 @@ class _Run:
             raise
 
     async def count_behind(self) -> None:
-        """Look what became of what is on the way, where that is all that is wanted."""
+        """Count the confirmations of messages in flight, after a failure."""
         futures = [future for _, future in self._on_way]
         self._on_way.clear()
         if not futures:
@@ -319,12 +319,12 @@ class _Run:
         self._bar.advance(stored)
 
     def were_sent(self) -> str:
-        """Return how many messages the bus has."""
+        """Return a text with the number of sent messages."""
         done = self._bar.done
         return "1 message was sent" if done == 1 else f"{done} messages were sent"
 
     def told(self) -> str:
-        """Return how many the bus has, for whoever reads why not all."""
+        """Return the number of sent messages as part of an error message."""
         return (
             f"{self.were_sent()}{', some of them behind it' if self._has_gap else ' before that'}"
         )
@@ -346,10 +346,10 @@ class _Run:
             raise
 
     async def _send_again(self, sender: Sender, payload: bytes, busy: RefusedError) -> None:
-        """Send a refused message, and those behind it that are refused too, until none is."""
+        """Resend a refused message and refused ones after it, until none is refused."""
         loop = asyncio.get_running_loop()
         deadline, backoff = loop.time() + BUSY_S, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        sender.session.print_late(f"{busy}: trying again for {BUSY_S:.0f} s")
+        sender.session.print_late(f"{busy}: retrying for {BUSY_S:.0f} s")
         refused = [payload, *await self._refused(sender)]
         self._has_gap = True
         while refused:
@@ -362,7 +362,7 @@ class _Run:
         self._has_gap = False
 
     async def _refused(self, sender: Sender) -> list[bytes]:
-        """Wait for all that is on the way; return what the bus is too busy for."""
+        """Wait for all unconfirmed messages; return those that a busy bus refused."""
         from postbus.cli.client.amqp_session import BusyError
 
         refused = []

@@ -1,7 +1,7 @@
-"""`postbus token`: the value of an `Authorization` header, for curl and whatever speaks HTTP.
+"""`postbus token`: the value of an `Authorization` header for curl and other HTTP clients.
 
-Made here from the connection string; nobody is asked. The key is not in it and cannot be found
-from it.
+It is computed from the connection string without a request. It neither contains nor reveals the
+key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from postbus.cli.commands.development import read_duration
 from postbus.cli.failures import ContextError, examples, expected_failures
 
 EPILOG: Final = examples(
-    "postbus token                                      for everything the key may do, for 1 hour",
+    "postbus token                                      for all rights of the key, for 1 hour",
     "postbus token orders --expires 5m                  for one entity, for five minutes",
     'curl -H "Authorization: $(postbus token)" -d hi localhost:5300/jobs/messages',
 )
@@ -25,15 +25,16 @@ EPILOG: Final = examples(
 
 def token(
     entity: Annotated[
-        str | None, typer.Argument(help="Queue, topic or subscription; else all of the key's.")
+        str | None,
+        typer.Argument(help="Queue, topic or subscription; default: all that the key covers."),
     ] = None,
     expires: Annotated[
-        str, typer.Option("--expires", parser=read_duration, metavar="DURATION", help="Valid for.")
+        str, typer.Option("--expires", parser=read_duration, metavar="DURATION", help="Validity.")
     ] = "PT1H",
     connection_string: ConnectionString = None,
     context: ContextName = None,
 ) -> None:
-    """Print a shared access signature for the header Authorization."""
+    """Print a shared access signature for the Authorization header."""
     from postbus.cli.client.connection_strings import read_connection_string
     from postbus.contract.entities import parse_duration_ms
 
@@ -41,14 +42,16 @@ def token(
         target = find_target(context, connection_string=connection_string)
         endpoint = read_connection_string(target.connection_string())
         if endpoint.rule is None or endpoint.key is None:
-            raise ContextError("the connection string has a signature: use that one, it has no key")
+            raise ContextError(
+                "the connection string has no key but a signature: use that signature"
+            )
         resource = f"http://{endpoint.host}/{(entity or endpoint.entity or '').strip('/')}"
         expires_s = int(time.time()) + parse_duration_ms(expires) // 1_000
         typer.echo(signature_of(resource, endpoint.rule, endpoint.key, expires_s))
 
 
 def signature_of(resource: str, rule: str, key: str, expires_s: int) -> str:
-    """Return a token for a URI and all below it."""
+    """Return a token for a URI and everything below it."""
     from postbus.broker.access.authz import SAS_PREFIX, sign
 
     encoded = quote_plus(resource)

@@ -1,4 +1,4 @@
-"""`get --watch`: the same table again and again, with rates and how fast dead letters grow."""
+"""`get --watch`: a table that refreshes, with rates and the growth of dead letters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def watched(
     output: Format,
     pause_s: float = PAUSE_S,
 ) -> None:
-    """Show what `look` finds until interrupted; changes are since the look before."""
+    """Show the rows of `look` until interrupted; changes are relative to the previous rows."""
     before: dict[str, dict[str, Any]] = {}
     looked_s = 0.0
     while True:
@@ -40,14 +40,14 @@ async def watched(
         if out.is_terminal:
             out.clear()
         out.print(f"{datetime.now().astimezone():%H:%M:%S}", markup=False)
-        print_objects(rows, output, with_availability(COLUMNS, rows), "nothing is there")
+        print_objects(rows, output, with_availability(COLUMNS, rows), "no entities")
         await asyncio.sleep(pause_s)
 
 
 def with_availability(
     columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, str]:
-    """Add the availability to the columns of a table in which an entity is not available."""
+    """Return the columns, with availability if an entity in the rows is not available."""
     if all(row["availability"] == AVAILABLE for row in rows):
         return columns
     return {**columns, "availability": "availability"}
@@ -56,6 +56,6 @@ def with_availability(
 def with_change(
     row: dict[str, Any], before: dict[str, Any] | None, seconds: float
 ) -> dict[str, Any]:
-    """Return a row with how the number of dead letters changed in a second."""
+    """Return a row with the change of its dead letters per second."""
     change = 0.0 if before is None else (row["deadLetter"] - before["deadLetter"]) / seconds
     return {**row, "deadLetterRate": f"{change:+.1f}" if abs(change) >= 0.05 else "0"}
