@@ -71,7 +71,7 @@ class CommandLine:
         """Run a command and return its lines of JSON; none is an exit code of 1, and told."""
         done = self.run(*arguments)
         assert done.returncode == (0 if done.stdout else 1), done.stderr
-        assert re.fullmatch("" if done.stdout else "postbus: nothing came .*\n", done.stderr)
+        assert re.fullmatch("" if done.stdout else "postbus: no message arrived .*\n", done.stderr)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def fails(self, *arguments: str, code: int, says: str, stdin: str = "", **more: str) -> str:

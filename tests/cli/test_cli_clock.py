@@ -176,7 +176,7 @@ def test_something_else_listens() -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         done = run_here("clock", "--control-port", str(server.server_port))
         server.shutdown()
-    assert_fails(done, 7, r"what listens at http://127\.0\.0\.1:\d+ is no control API of a bus")
+    assert_fails(done, 7, r"the server at http://127\.0\.0\.1:\d+ is not the control API of a bus")
 
 
 @pytest.mark.slow

@@ -127,14 +127,14 @@ def test_key_given_on_standard_input_is_stored_and_never_shown(user: CommandLine
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("use", "nobody"), 3, "there is no context nobody; there are default"),
-        (("show", "nobody"), 3, "there is no context nobody"),
-        (("delete", "default"), 3, "there is no context default"),
-        (("set", "default"), 2, "default is taken"),
+        (("use", "nobody"), 3, "no context nobody; existing contexts: default"),
+        (("show", "nobody"), 3, "no context nobody"),
+        (("delete", "default"), 3, "no context default"),
+        (("set", "default"), 2, "default is reserved"),
         (("set", "a b"), 2, "letters, digits"),
         (("set", "x", "--control", "bus:9465"), 2, "use http://host:port or https://host:port"),
         (("set", "x", "--control", "https://a:b@bus"), 2, "use http://host:port"),
-        (("set", "x", "--token-file", "absent"), 4, "absent: there is no such file"),
+        (("set", "x", "--token-file", "absent"), 4, "absent: no such file"),
     ],
 )
 def test_bad_input_is_refused(
@@ -160,7 +160,7 @@ def test_damaged_file_is_named(tmp_path: Path) -> None:
     path.parent.mkdir()
     for text in ("{", "[]", '{"contexts": {"a": 1}}', '{"contexts": {"a": {"control": 1}}}'):
         path.write_text(text)
-        with pytest.raises(ContextError, match=r"contexts\.json: is damaged: repair or remove it"):
+        with pytest.raises(ContextError, match=r"contexts\.json: damaged: fix or remove it"):
             ContextFile.load(environ)
 
 
@@ -210,7 +210,7 @@ def test_named_context_goes_before_the_bus_of_this_folder(here: CommandLine) -> 
         bound.bind(("127.0.0.1", 0))
         where = f"http://127.0.0.1:{bound.getsockname()[1]}"
         here.ok("context", "set", "away", "--control", where)
-        says = f"no bus answers at {where}: start one with postbus dev, or choose another"
+        says = f"no bus answers at {where}: start one with postbus dev, or select another"
         here.fails("clock", "--context", "away", code=7, says=says)
         here.fails("clock", code=7, says=says, POSTBUS_CONTEXT="away")
         here.fails("send", "queue.1", "x", "-C", "away", code=3, says="no connection string for")

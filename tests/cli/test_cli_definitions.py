@@ -135,7 +135,7 @@ def test_manifests_come_by_standard_input(user: CommandLine) -> None:
 def test_addresses_without_tls_and_with_it_are_told_apart(user: CommandLine) -> None:
     (control,) = re.findall(r"(?m)^control +http://(\S+)$", user.announced)
     user.ok("context", "set", "secure", "--control", f"https://{control}")
-    user.fails("status", "--context", "secure", code=7, says="speaks no TLS")
+    user.fails("status", "--context", "secure", code=7, says="does not use TLS")
     user.ok("context", "set", "bare", "--control", f"http://{control}")
     user.fails("status", "--context", "bare", code=7, says="postbus context set NAME --token-file")
 
@@ -247,7 +247,9 @@ def test_delete_asks_and_keeps_what_is_not_empty(user: CommandLine) -> None:
     write(user, "q.yaml", QUEUE % ("goner", ""))
     user.ok("apply", "q.yaml")
     user.ok("send", "goner", "x")
-    user.fails("delete", "goner", code=2, says="nobody can be asked here: add --yes")
+    user.fails(
+        "delete", "goner", code=2, says="cannot ask for confirmation without a terminal: add --yes"
+    )
     user.fails("delete", "goner", "--yes", "--policy", "DeleteIfEmpty", code=7, says="message")
     assert user.json("describe", "goner")["runtime"]["messageCount"] == 1
     assert user.ok("delete", "goner", "--yes") == "deleted goner\n"

@@ -174,7 +174,7 @@ def test_everything_of_the_emulators_configuration_is_carried_over(tmp_path: Pat
     assert rule.sql_filter.sql_expression == "prop1 = 'value2'"
     assert rule.action.sql_expression == "SET prop3 = 'value3'"
     assert three.rules is None
-    assert imported.remarks == ["UserConfig.Logging means nothing here: see --log-level"]
+    assert imported.remarks == ["UserConfig.Logging was ignored: use --log-level"]
 
 
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
         written(tmp_path, with_queue({"MaxSize": 1, "ForwardTo": None}))
     )
     where = "UserConfig.Namespaces[0].Queues[0].Properties"
-    assert imported.remarks == [f"{where}.MaxSize is not known here and was left out"]
+    assert imported.remarks == [f"{where}.MaxSize is unknown and was ignored"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     [
         ([], "the file: must be an object"),
         ({}, "UserConfig: must be an object"),
-        ({"UserConfig": {"Namespaces": []}}, "exactly one is needed, here are 0"),
+        ({"UserConfig": {"Namespaces": []}}, "must have exactly one, has 0"),
         (with_queue({}, "a b"), r"Queues\[0\].Name: 'a b': the name of a queue or topic"),
         (with_queue({"LockDuration": "PT1H"}), r"Queues\[0\].Properties: lockDuration: must be"),
         (with_queue({"MaxDeliveryCount": "many"}), "maxDeliveryCount: input should be a valid"),
@@ -212,7 +212,7 @@ def test_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_emulator_config(tmp_path / "absent")
     (tmp_path / "c").write_text("{")
-    with pytest.raises(InputError, match="no valid JSON"):
+    with pytest.raises(InputError, match="invalid JSON"):
         read_emulator_config(tmp_path / "c")
     (tmp_path / "bom").write_text("\ufeff" + json.dumps(CONFIG), encoding="utf-8")
     assert read_emulator_config(tmp_path / "bom").definition.queues
@@ -224,7 +224,7 @@ def test_command_prints_manifests_that_check_takes(tmp_path: Path) -> None:
     written(tmp_path, CONFIG)
     done = user.run("import", "Config.json")
     logging, key = done.stderr.splitlines()
-    assert logging == "postbus: UserConfig.Logging means nothing here: see --log-level"
+    assert logging == "postbus: UserConfig.Logging was ignored: use --log-level"
     assert "connection strings for the emulator work: the Secret has its public key" in key
     (tmp_path / "bus.yaml").write_text(done.stdout)
     counts = "2 queues, 1 topic, 3 subscriptions"

@@ -158,17 +158,20 @@ def test_message_is_the_same_json_after_amqp() -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"bodies": "x"}, "no field bodies; it may have applicationProperties, body"),
+        (
+            {"bodies": "x"},
+            "unknown field bodies; the fields of a message are applicationProperties, body",
+        ),
         ({"body": "x", "bodyBase64": "eA=="}, "one body, not body and bodyBase64"),
-        ({"bodyBase64": "x"}, "bodyBase64: is no base64"),
+        ({"bodyBase64": "x"}, "bodyBase64: not valid base64"),
         ({"messageId": 7}, "messageId: must be text"),
         ({"timeToLive": "5m"}, "timeToLive: use an ISO 8601 duration"),
         ({"timeToLive": "PT0S"}, "timeToLive: use an ISO 8601 duration"),
         ({"scheduledEnqueueTime": "tomorrow"}, "use a time such as 2030"),
-        ({"scheduledEnqueueTime": "2030-01-31T12:00:00"}, "say which time zone"),
+        ({"scheduledEnqueueTime": "2030-01-31T12:00:00"}, "add a time zone"),
         ({"applicationProperties": []}, "applicationProperties: must be an object"),
         ({"applicationProperties": {"a": [1]}}, "a: must be text, a number"),
-        ({"applicationProperties": {"a": {"type": "money", "value": 1}}}, "there is no type money"),
+        ({"applicationProperties": {"a": {"type": "money", "value": 1}}}, "unknown type money"),
         ({"applicationProperties": {"a": 2**70}}, "cannot be encoded"),
     ],
 )
@@ -382,8 +385,8 @@ def test_bad_input(user: CommandLine) -> None:
     user.fails("send", QUEUE, "x", "--lines", code=2, says="--lines needs --file")
     user.fails("send", QUEUE, "--file", "absent", code=4, says="absent: no such file")
     user.fails("send", QUEUE, "x", "--schedule", "soon", code=4, says="soon: use a time such as")
-    user.fails("receive", QUEUE, "--complete", "--abandon", code=2, says="choose one of")
-    user.fails("receive", QUEUE, "--reason", "x", code=2, says="go with --to-dead-letter")
+    user.fails("receive", QUEUE, "--complete", "--abandon", code=2, says="use only one of")
+    user.fails("receive", QUEUE, "--reason", "x", code=2, says="need --to-dead-letter")
     for entity in ("nobody", "nobody/$DeadLetterQueue"):
         user.fails("receive", entity, code=7, says="'nobody.* could not be found")
     user.fails("send", "nobody", "x", code=7, says="'nobody' could not be found")
@@ -392,7 +395,7 @@ def test_bad_input(user: CommandLine) -> None:
 @pytest.mark.slow
 def test_mistake_in_a_file_says_what_was_sent_before_it(user: CommandLine) -> None:
     lines = '{"body": "good"}\nbad\n{"body": "never"}\n'
-    says = "standard input:2: no valid JSON.*--lines.*1 message was sent before that"
+    says = "standard input:2: invalid JSON.*--lines.*1 message was sent before that"
     user.fails("send", QUEUE, "--file", "-", stdin=lines, code=4, says=says)
     told = user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")
     assert [each["body"] for each in told] == ["good"]

@@ -30,7 +30,7 @@ def test_empty_is_one_and_an_outage_is_seven(here: CommandLine) -> None:
     here.fails(*receive, code=7, says=AWAY)
     done = here.run("send", "queue.1", "late")  # it is tried until the store is back
     assert (done.returncode, done.stdout) == (0, "sent 1 message to queue.1\n")
-    assert re.search(r"postbus: .*(has not answered yet|trying again)", done.stderr)
+    assert re.search(r"postbus: .*(has not answered yet|retrying)", done.stderr)
     assert here.lines("receive", "queue.1")[0]["body"] == "late"
     assert here.run("receive", "queue.1", "--count", "0", "--wait", "0.2").returncode == 1
 

@@ -96,7 +96,9 @@ def test_manifests_and_secrets_are_read_again_and_nothing_ends(database: str) ->
         manifests.write_text(bus_of("serve-bus", OLD) + QUEUE % ("orders", "PT30S"))
         with serving(database, folder) as (user, process):
             assert user.ok("status").startswith("bus")
-            user.fails("send", "orders", "x", code=3, says="to what postbus connection-string")
+            user.fails(
+                "send", "orders", "x", code=3, says="to the output of postbus connection-string"
+            )
             assert (sends(user, OLD), sends(user, NEW)) == (True, False)
 
             changed = QUEUE % ("orders", "PT45S") + QUEUE % ("more", "PT30S")

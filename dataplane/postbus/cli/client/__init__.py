@@ -1,1 +1,1 @@
-"""How commands reach a bus: contexts, the control API, AMQP."""
+"""Access of commands to a bus: contexts, the control API, AMQP."""

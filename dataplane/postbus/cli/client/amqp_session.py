@@ -1,7 +1,7 @@
 """A small asynchronous AMQP client for `send` and `receive`: our engine, a socket, futures.
 
-One connection and one session. Whatever goes wrong is a `RefusedError` with the bus's own words;
-keys appear in none of them. What is sent counts as sent when the bus has said so, not before.
+One connection with one session. Every failure is a `RefusedError` with the text of the bus; no text
+contains a key. A message counts as sent when the bus has confirmed it.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ from postbus.message.codec import (
 )
 
 PATIENT_S: Final = 1.0
-"""How long people wait without a word why."""
+"""Wait for an answer after which a message says why nothing happens."""
 
 ANSWER_S: Final = 30.0
-"""How long the bus may take for one answer; it waits itself for a store that is away."""
+"""Timeout for an answer; the bus itself waits while the store is unavailable."""
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_TIMEOUT: Final = "com.microsoft:timeout"
 NOISE: Final = re.compile(r" To know more visit \S+ Reference:[^,]+,")
-"""What Service Bus says for clients that parse it; the tracking id is what logs have."""
+"""Parts of Service Bus's error texts for clients that parse them; logs have the tracking id."""
 
 TAG_BYTES: Final = 8
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Above the largest of Premium, 100 MiB."""
+"""Above the largest message of Premium, 100 MiB."""
 
 
 class BusyError(RefusedError):
-    """The bus cannot do it now; it had no effect and may be tried again."""
+    """The bus is busy; the request had no effect and may be retried."""
 
 
 class NoSessionError(RefusedError):
-    """No session had messages for so long."""
+    """No session had messages within the wait."""
 
 
 class AmqpSession:
-    """An open connection with one session. Get it from `connected`."""
+    """An open connection with one session, made by `connected`."""
 
     def __init__(self, engine: ClientConnection, writer: asyncio.StreamWriter) -> None:
         self._engine = engine
@@ -93,12 +93,14 @@ class AmqpSession:
         self._endpoints: dict[Link, Sender | Receiver] = {}
         self._session: ClientSession
         self.failure: RefusedError | None = None
-        """What ended the connection."""
+        """The failure that ended the connection."""
         self._is_late_printed = False
 
     async def run(self, reader: asyncio.StreamReader) -> None:
         """Feed the engine until the connection ends."""
-        failure: RefusedError = RefusedError("the bus hung up; what was not confirmed may be lost")
+        failure: RefusedError = RefusedError(
+            "the bus closed the connection; unconfirmed messages may be lost"
+        )
         try:
             while data := await reader.read(1 << 18):
                 for event in self._engine.receive_data(data, _now_ms()):
@@ -127,41 +129,38 @@ class AmqpSession:
         self._session = self._engine.begin()
 
     def close(self) -> None:
-        """Close the connection; what waits for an answer gets none."""
+        """Close the connection; pending requests get no answer."""
         self._engine.close()
         self.flush()
         self._writer.close()
 
     def flush(self) -> None:
-        """Write what the engine has to say."""
+        """Write the engine's pending output."""
         if not self._writer.is_closing():
             self._writer.writelines(self._engine.data_to_send())
 
     async def drained(self) -> None:
-        """Return when the socket has taken most of what was written."""
+        """Wait until the socket has taken most of the written data."""
         try:
             await self._writer.drain()
         except OSError as error:
             raise RefusedError(f"the connection broke: {_reason(error)}") from None
 
     async def answer_of(self, future: asyncio.Future[Any], *, expected_s: float = 0) -> Any:
-        """Return what the bus answers; raises `RefusedError`, also when it takes too long.
-
-        `expected_s`: how long an answer takes where nothing is wrong.
-        """
+        """Return the answer, expected within `expected_s`; raises `RefusedError`, also if late."""
         self.flush()
         if self.failure is not None:
             raise self.failure
         await asyncio.wait({future}, timeout=expected_s + PATIENT_S)
         if not future.done():
-            self.print_late(f"the bus has not answered yet: waiting for {ANSWER_S:.0f} s")
+            self.print_late(f"the bus has not answered yet: waiting up to {ANSWER_S:.0f} s")
         try:
             return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
         except TimeoutError:
             raise RefusedError(f"the bus did not answer within {ANSWER_S:.0f} s") from None
 
     def print_late(self, why: str) -> None:
-        """Say, once, why nothing seems to happen."""
+        """Print, once, why nothing seems to happen."""
         if not self._is_late_printed:
             self._is_late_printed = True
             err.print(f"[yellow]postbus:[/yellow] {escape(why)}")
@@ -201,7 +200,7 @@ class AmqpSession:
         await self.answer_of(self._attaching[link], expected_s=expected_s)
 
     async def look(self, address: str) -> None:
-        """Peek, to tell an empty entity from one whose store is away; raises `RefusedError`."""
+        """Peek, to distinguish an empty entity from an unavailable store; raises `RefusedError`."""
         receiver = await self.receiver(f"{address}/$management")
         receiver.grant(1)
         sender = await self.sender(f"{address}/$management")
@@ -214,13 +213,13 @@ class AmqpSession:
         await sender.send(b"".join(map(encode_value, request)))
         delivery = await receiver.next(ANSWER_S)
         if delivery is None:
-            raise RefusedError(f"the bus cannot say what {address} holds")
+            raise RefusedError(f"the bus cannot read {address}")
         code, text = _status_of(delivery.payload)
         if code >= 500:
-            raise RefusedError(f"the bus cannot say what {address} holds: {NOISE.sub('', text)}")
+            raise RefusedError(f"the bus cannot read {address}: {NOISE.sub('', text)}")
 
     async def sign_in(self, audience: str, token: str) -> None:
-        """Show a shared access signature to the bus (CBS)."""
+        """Authenticate with a shared access signature (CBS)."""
         receiver = await self.receiver("$cbs")
         receiver.grant(1)
         sender = await self.sender("$cbs")
@@ -237,7 +236,7 @@ class AmqpSession:
         await sender.send(b"".join(map(encode_value, request)))
         delivery = await receiver.next(ANSWER_S)
         if delivery is None:
-            raise RefusedError("the bus did not answer the signature")
+            raise RefusedError("the bus did not answer the authentication request")
         code, text = _status_of(delivery.payload)
         if code not in {200, 202}:
             raise RefusedError(f"the bus refuses the signature: {text} ({code})")
@@ -285,7 +284,7 @@ class AmqpSession:
         return endpoint
 
     def _attached(self, link: Link) -> None:
-        """Take an attach; one without its terminus is the first half of a refusal."""
+        """Handle an attach; one without a terminus is the first half of a refusal."""
         terminus = link.source if link.is_incoming else link.target
         waiting = self._attaching[link]
         if terminus is not None and not waiting.done():
@@ -302,7 +301,7 @@ class AmqpSession:
         for waiting in (self._opened, *self._attaching.values()):
             if not waiting.done():
                 waiting.set_exception(failure)
-                waiting.exception()  # somebody may have given up waiting
+                waiting.exception()  # nobody may be waiting for it any more
         for endpoint in self._endpoints.values():
             endpoint.fail(failure)
 
@@ -319,7 +318,7 @@ class Sender:
         self._failure: RefusedError | None = None
 
     async def send(self, payload: bytes) -> None:
-        """Send one message and wait until the bus has it."""
+        """Send one message and wait for its confirmation."""
         await self.confirmed(await self.begin(payload))
 
     async def begin(self, payload: bytes) -> asyncio.Future[None]:
@@ -339,11 +338,11 @@ class Sender:
         return future
 
     async def confirmed(self, future: asyncio.Future[None]) -> None:
-        """Return when the bus has stored a message; raises `RefusedError`."""
+        """Wait until the bus has stored a message; raises `RefusedError`."""
         await self.session.answer_of(future)
 
     def updated(self, event: DeliveriesUpdated) -> None:
-        """Take the bus's word on deliveries."""
+        """Handle outcomes of deliveries."""
         for delivery_id, tag in zip(event.delivery_ids, event.tags, strict=True):
             waiting = self._waiting.pop(tag, None)
             if not event.is_settled:
@@ -359,15 +358,17 @@ class Sender:
                 case Released() | Modified():
                     waiting.set_exception(BusyError("the bus is busy: send the message again"))
                 case _:
-                    waiting.set_exception(RefusedError("the bus did not say what became of it"))
+                    waiting.set_exception(
+                        RefusedError("the bus did not report the outcome of the message")
+                    )
 
     def flowed(self) -> None:
-        """Take more credit."""
+        """Handle more credit."""
         if self._link.credit > 0:
             self._has_credit.set()
 
     def fail(self, failure: RefusedError) -> None:
-        """End all that waits."""
+        """Fail everything that waits."""
         self._failure = self._failure or failure
         self._has_credit.set()
         for waiting in self._waiting.values():
@@ -392,7 +393,7 @@ class Receiver:
 
     @property
     def name(self) -> str:
-        """Of the link; answers to requests may be sent to it."""
+        """Name of the link; a reply-to address for requests."""
         return self._link.name
 
     @property
@@ -407,21 +408,21 @@ class Receiver:
 
     @property
     def credit(self) -> int:
-        """Deliveries that were asked for and have not come."""
+        """Outstanding credit: requested deliveries that have not arrived."""
         return self._link.credit
 
     @property
     def waiting(self) -> int:
-        """Deliveries that have come and were not taken with `next`."""
+        """Deliveries that have arrived and were not taken with `next`."""
         return len(self._arrived)
 
     def grant(self, count: int) -> None:
-        """Ask for so many deliveries, all in all."""
+        """Set the credit to this number of deliveries."""
         self._link.grant(count)
         self._session.flush()
 
     async def next(self, wait_s: float) -> TransferReceived | None:
-        """Return the next delivery, None when there is none for so long."""
+        """Return the next delivery, None when there is none within the wait."""
         deadline = asyncio.get_running_loop().time() + wait_s
         while not self._arrived:
             if self._failure is not None:
@@ -435,7 +436,7 @@ class Receiver:
         return self._arrived.popleft()
 
     async def withdraw(self) -> list[TransferReceived]:
-        """Take credit back; return what came in the meantime."""
+        """Drain the credit; return deliveries that arrived in the meantime."""
         if self._failure is None and self._link.credit > 0:
             self._drained.clear()
             self._amqp.drain(self._link)
@@ -447,13 +448,13 @@ class Receiver:
         return left
 
     async def settle(self, delivery_id: int, state: DeliveryState) -> None:
-        """Decide on a delivery and wait until the bus has stored it; raises `RefusedError`."""
+        """Settle a delivery and wait until the bus has stored it; raises `RefusedError`."""
         await self.settled(self.decide(delivery_id, state), state)
 
     def decide(
         self, delivery_id: int, state: DeliveryState
     ) -> asyncio.Future[DeliveryState | None]:
-        """Decide on a delivery; await the result with `settled`. Raises `RefusedError`."""
+        """Settle a delivery; await the result with `settled`. Raises `RefusedError`."""
         if self._failure is not None:
             raise self._failure
         future: asyncio.Future[DeliveryState | None] = asyncio.get_running_loop().create_future()
@@ -465,7 +466,7 @@ class Receiver:
     async def settled(
         self, future: asyncio.Future[DeliveryState | None], state: DeliveryState
     ) -> None:
-        """Return when the bus has stored a settlement; raises `RefusedError`."""
+        """Wait until the bus has stored a settlement; raises `RefusedError`."""
         answer = await self._session.answer_of(future)
         if isinstance(answer, Rejected) and (
             not isinstance(state, Rejected) or answer.condition is not None
@@ -474,23 +475,23 @@ class Receiver:
             raise _refusal(error, "the bus refuses the settlement")
 
     def arrived(self, delivery: TransferReceived) -> None:
-        """Take a delivery."""
+        """Handle a delivery."""
         self._arrived.append(delivery)
         self._news.set()
 
     def answered(self, first: int, last: int, state: DeliveryState | None) -> None:
-        """Take the bus's word on settlements."""
+        """Handle answers to settlements."""
         for delivery_id in range(first, last + 1):
             waiting = self._answers.pop(delivery_id, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(state)
 
     def emptied(self) -> None:
-        """Take notice that a drain is done."""
+        """Handle the end of a drain."""
         self._drained.set()
 
     def fail(self, failure: RefusedError) -> None:
-        """End all that waits."""
+        """Fail everything that waits."""
         self._failure = self._failure or failure
         self._news.set()
         self._drained.set()
@@ -508,7 +509,7 @@ class Receiver:
 async def connected(
     endpoint: Endpoint, audience: str, ca_file: str | None = None
 ) -> AsyncIterator[AmqpSession]:
-    """Connect and sign in for an entity; raises `RefusedError` and `ContextError`."""
+    """Connect and authenticate for an entity; raises `RefusedError` and `ContextError`."""
     where = f"{endpoint.host}:{endpoint.port}"
     trust = _trust(ca_file) if endpoint.is_tls else None
     try:
@@ -517,14 +518,14 @@ async def connected(
         )
     except ssl.SSLCertVerificationError as error:
         raise RefusedError(
-            f"the certificate of {where} is not trusted ({error.verify_message}): name its"
-            " authority with postbus context set NAME --ca-file FILE"
+            f"the certificate of {where} is not trusted ({error.verify_message}): set its"
+            " CA with postbus context set NAME --ca-file FILE"
         ) from None
     except ssl.SSLError as error:
-        raise RefusedError(f"{where} speaks no TLS, or another version: {error.reason}") from None
+        raise RefusedError(f"TLS with {where} failed: {error.reason}") from None
     except (TimeoutError, OSError) as error:
         raise RefusedError(
-            f"no bus answers at {where} ({_reason(error)}): start one with postbus dev, or choose"
+            f"no bus answers at {where} ({_reason(error)}): start one with postbus dev, or select"
             " another with postbus context use"
         ) from None
     session = AmqpSession(_engine(endpoint), writer)
@@ -560,7 +561,7 @@ def _trust(ca_file: str | None) -> ssl.SSLContext:
             context.load_verify_locations(ca_file)
         return context
     except (OSError, ssl.SSLError):
-        raise ContextError(f"CA file {ca_file}: no certificates (PEM) to trust") from None
+        raise ContextError(f"CA file {ca_file}: contains no certificates (PEM)") from None
 
 
 def _refusal(error: AmqpError | None, otherwise: str) -> RefusedError:

@@ -1,6 +1,7 @@
-"""Connection strings of Service Bus: where AMQP is spoken, and who is asking.
+"""Connection strings of Service Bus: address and credentials for AMQP.
 
-Keys compare without case, values may hold `=`. Errors never repeat a value: it may be a key.
+Field names compare without case, values may contain `=`. Errors never repeat a value, since it may
+be a key.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NO_SUCH: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What a connection string says. A rule's name and key, or a signature made with them."""
+    """A parsed connection string, with a rule's name and key, or a signature made with them."""
 
     host: str
     port: int
@@ -32,7 +33,7 @@ class Endpoint:
 
 
 def read_connection_string(text: str) -> Endpoint:
-    """Return what a connection string says; raises `ContextError`."""
+    """Parse a connection string; raises `ContextError`."""
     values: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(";"))):
         name, equals, value = part.partition("=")

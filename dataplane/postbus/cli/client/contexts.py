@@ -1,6 +1,6 @@
-"""Which bus a command talks to: the stored contexts, and the one that is chosen.
+"""The bus that a command talks to: stored contexts and the selected one.
 
-The file of contexts may hold keys, so only its owner may read it. Nothing here opens a connection.
+The context file may contain keys, so only its owner may read it. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from postbus.process.settings import Settings
 
 DEFAULT: Final = "default"
-"""Names the bus of `postbus dev` in this folder, without being stored."""
+"""Name of the bus of `postbus dev` in this folder, which is not stored."""
 
 NO_BUS_HERE: Final = (
     "no bus of postbus dev runs in this folder: go to the folder where it runs, or start one"
@@ -38,7 +38,7 @@ SCHEMES: Final = ("http", "https")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A bus as it was stored. `control` is a URL; files are read when they are needed."""
+    """A stored bus. `control` is a URL; files are read when needed."""
 
     control: str | None = None
     token_file: str | None = None
@@ -49,22 +49,22 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bus to talk to. `origin` says where it was found, for messages."""
+    """Addresses of a bus for a command. `origin` says how it was found, for messages."""
 
     context: Context
     name: str
     origin: str
     is_guess: bool = False
-    """Nothing said which bus: none runs in this folder and no context was chosen."""
+    """No bus was specified: none runs in this folder and no context is selected."""
     endpoint: str | None = None
-    """Where AMQP is spoken, as far as the bus itself said it: a connection string without a key."""
+    """AMQP address announced by the bus itself: a connection string without a key."""
 
     @property
     def control(self) -> str:
         """The control API's URL; raises `ContextError`."""
         if self.context.control is None:
             raise ContextError(
-                f"the context {self.name} has no control API:"
+                f"the context {self.name} has no control API: set it with"
                 f" postbus context set {self.name} --control URL"
             )
         return self.context.control.rstrip("/")
@@ -89,27 +89,27 @@ class Target:
                 " postbus context set NAME --connection-string-file FILE"
             )
         raise ContextError(
-            f"no connection string for {self.origin}: set POSTBUS_CONNECTION_STRING to what"
-            " postbus connection-string prints, or store one with postbus context set NAME"
+            f"no connection string for {self.origin}: set POSTBUS_CONNECTION_STRING to the output"
+            " of postbus connection-string, or store one with postbus context set NAME"
             " --connection-string-file FILE"
         )
 
 
 def _first_line(path: Path, what: str, *, is_first_of: bool = False) -> str:
-    """Read a file of one line; `is_first_of`: of several, which may be remarks, the first.
+    """Return the only line of a file; `is_first_of`: the first of several, skipping comments.
 
     Raises `ContextError`.
     """
     try:
         text = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is not text"
+        reason = getattr(error, "strerror", None) or "not text"
         raise ContextError(f"{what} {path}: {reason.lower()}") from None
     lines = [line.strip() for line in text.splitlines()]
     if is_first_of:
         text = next((line for line in lines if line and not line.startswith("#")), "")
     if not text or "\n" in text:
-        raise ContextError(f"{what} {path}: exactly one line is needed")
+        raise ContextError(f"{what} {path}: must have exactly one line")
     return text
 
 
@@ -118,7 +118,7 @@ def _first_line(path: Path, what: str, *, is_first_of: bool = False) -> str:
 
 @dataclass(slots=True)
 class ContextFile:
-    """All contexts of a user and the one that was chosen, None for the default."""
+    """All contexts of a user and the selected one, None for the default."""
 
     path: Path
     contexts: dict[str, Context]
@@ -126,7 +126,7 @@ class ContextFile:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> ContextFile:
-        """Read the file, an absent one is empty; raises `ContextError`."""
+        """Read the file; a missing one is empty. Raises `ContextError`."""
         path = config_folder(os.environ if environ is None else environ) / "contexts.json"
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
@@ -138,11 +138,11 @@ class ContextFile:
         except FileNotFoundError:
             return cls(path, {}, None)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = getattr(error, "strerror", None) or "is damaged: repair or remove it"
+            reason = getattr(error, "strerror", None) or "damaged: fix or remove it"
             raise ContextError(f"{path}: {reason}") from None
 
     def save(self) -> None:
-        """Write the file for its owner alone; raises `ContextError`."""
+        """Write the file, readable by its owner only; raises `ContextError`."""
         held = {
             "current": self.current,
             "contexts": {
@@ -159,12 +159,12 @@ class ContextFile:
         """Return a context; raises `ContextError`."""
         if name not in self.contexts:
             known = ", ".join([DEFAULT, *sorted(self.contexts)])
-            raise ContextError(f"there is no context {name}; there are {known}")
+            raise ContextError(f"no context {name}; existing contexts: {known}")
         return self.contexts[name]
 
 
 def config_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of our configuration. Source: XDG Base Directory Specification."""
+    """Return the configuration folder. Source: XDG Base Directory Specification."""
     given = environ.get("XDG_CONFIG_HOME", "")
     base = Path(given) if given.startswith("/") else Path.home() / ".config"
     return base / "postbus"
@@ -174,11 +174,11 @@ def _read_context(held: dict[str, Any]) -> Context:
     known = {each.name for each in fields(Context)}
     values = {key: value for key, value in held.items() if key in known}
     if not all(isinstance(value, str) for value in values.values()):
-        raise ValueError("values are text")
+        raise ValueError("values must be text")
     return Context(**values)
 
 
-# --- choosing -----------------------------------------------------------------------------------
+# --- selecting ----------------------------------------------------------------------------------
 
 
 def find_target(
@@ -187,11 +187,11 @@ def find_target(
     control_port: int | None = None,
     connection_string: str | None = None,
 ) -> Target:
-    """Return the bus of a command; raises `ContextError` and `SettingsError`.
+    """Return the bus for a command; raises `ContextError` and `SettingsError`.
 
-    A named context, else the one that was chosen with `context use`, else the bus that `postbus
-    dev` runs on this folder's data directory, else whoever has the usual control port. What is
-    given beside it takes the place of what the context says.
+    In this order: the named context, the context selected with `context use`, the bus that `postbus
+    dev` runs on this folder's data directory, the bus on the default control port. Other arguments
+    override values of the context.
     """
     from postbus.process.settings import load_settings
 
@@ -227,7 +227,7 @@ def find_target(
 
 
 def _token_of(settings: Settings) -> str | None:
-    """Return the file of tokens that the settings name, or that of the bus on their port."""
+    """Return the token file in the settings, or that of the bus on their port."""
     if settings.control_token_file is not None:
         return str(settings.control_token_file)
     found = bus_at_control_port(settings.control_port)
@@ -235,7 +235,7 @@ def _token_of(settings: Settings) -> str | None:
 
 
 def context_names() -> list[str]:
-    """Return the names to choose from, for completion: never an error."""
+    """Return the names of contexts for completion; never raises."""
     try:
         return [DEFAULT, *sorted(ContextFile.load().contexts)]
     except ContextError:
@@ -248,7 +248,7 @@ ContextName = Annotated[
         "--context",
         "-C",
         envvar="POSTBUS_CONTEXT",
-        help="Bus to talk to; postbus context list shows them.",
+        help="Context of the bus; see postbus context list.",
         metavar="NAME",
         autocompletion=context_names,
         show_envvar=False,
@@ -259,8 +259,8 @@ ConnectionString = Annotated[
     typer.Option(
         "--connection-string",
         envvar="POSTBUS_CONNECTION_STRING",
-        help="Bus for AMQP; safer in POSTBUS_CONNECTION_STRING or a context, since others of this"
-        " machine see the options of a command.",
+        help="Connection string for AMQP. POSTBUS_CONNECTION_STRING or a context are safer, since"
+        " other users of this machine can see the options of a command.",
         metavar="TEXT",
         show_envvar=False,
         show_default=False,
@@ -271,18 +271,18 @@ ConnectionString = Annotated[
 # --- commands -----------------------------------------------------------------------------------
 
 EPILOG: Final = examples(
-    "postbus context list                 which there are; * is in use",
+    "postbus context list                 all contexts; * is in use",
     "postbus context set prod --control https://bus:9465 --token-file token.txt",
     "postbus context set prod --ca-file ca.pem --connection-string-file prod.txt",
-    "postbus context use prod             for all commands from now on",
-    "postbus context use default          the bus of postbus dev in this folder again",
-    "postbus status --context prod        only for one command",
+    "postbus context use prod             use it for all commands",
+    "postbus context use default          back to the bus in this folder",
+    "postbus status --context prod        use it for one command",
     "postbus context show prod -o json",
     "postbus context delete prod",
 )
 
 context = typer.Typer(
-    help="Choose which bus commands talk to.",
+    help="Select the bus that commands talk to.",
     epilog=EPILOG,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -310,7 +310,7 @@ def list_contexts(output: OutputFormat = Format.TABLE) -> None:
 @context.command(epilog=EPILOG)
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="Name of a context; else the one in use.")
+        str | None, typer.Argument(help="Name of a context; default: the one in use.")
     ] = None,
     output: OutputFormat = Format.TABLE,
 ) -> None:
@@ -324,14 +324,14 @@ def show(
 
 @context.command(epilog=EPILOG)
 def use(name: Name) -> None:
-    """Let commands talk to this bus from now on."""
+    """Use this context for all commands from now on."""
     with expected_failures():
         file = ContextFile.load()
         if name != DEFAULT:
             file.find(name)
         file.current = None if name == DEFAULT else name
         file.save()
-        out.print(f"commands talk to {name} now", markup=False)
+        out.print(f"commands now use {name}", markup=False)
 
 
 @context.command("set", epilog=EPILOG)
@@ -344,7 +344,7 @@ def set_context(
         Path | None, typer.Option("--token-file", help="File with the bearer token.")
     ] = None,
     ca_file: Annotated[
-        Path | None, typer.Option("--ca-file", help="Certificates (PEM) to trust.")
+        Path | None, typer.Option("--ca-file", help="Trusted certificates (PEM).")
     ] = None,
     connection_string_file: Annotated[
         Path | None,
@@ -355,11 +355,11 @@ def set_context(
         ),
     ] = None,
 ) -> None:
-    """Store a context, or change what is named of it; empty text removes a value."""
+    """Store a context, or change the given values of one; empty text removes a value."""
     with expected_failures():
         if NAME.fullmatch(name) is None or name == DEFAULT:
             raise typer.BadParameter(
-                "a context's name has up to 63 letters, digits and . - _; default is taken"
+                "a context's name has up to 63 letters, digits and . - _; default is reserved"
             )
         file = ContextFile.load()
         changes: dict[str, str | None] = {}
@@ -377,18 +377,18 @@ def set_context(
 
 @context.command(epilog=EPILOG)
 def delete(name: Name) -> None:
-    """Forget a context; the files it names stay."""
+    """Delete a context; files that it names stay."""
     with expected_failures():
         file = ContextFile.load()
         file.find(name)
         del file.contexts[name]
         file.current = None if file.current == name else file.current
         file.save()
-        out.print(f"forgot {name}", markup=False)
+        out.print(f"deleted {name}", markup=False)
 
 
 def shown(context: Context) -> dict[str, Any]:
-    """Return a context for people and programs, without keys."""
+    """Return a context for output, without keys."""
     text = context.connection_string
     return {
         "control": context.control,
@@ -414,7 +414,7 @@ def _checked_file(path: Path) -> str | None:
     if not path.name:  # Path("") is "."
         return None
     if not path.expanduser().is_file():
-        raise InputError(f"{path}: there is no such file")
+        raise InputError(f"{path}: no such file")
     return str(path.expanduser().absolute())
 
 

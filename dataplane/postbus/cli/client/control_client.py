@@ -1,6 +1,6 @@
-"""The client of the control API: one class for all commands.
+"""The client of the control API, for all commands.
 
-What goes wrong becomes one sentence that says what to do next; tokens appear in none of them.
+Each failure becomes one sentence that says what to do; no sentence contains a token.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from postbus.cli.client.contexts import NO_BUS_HERE, Target
 from postbus.cli.failures import ContextError, RefusedError
 
 ANSWER_S: Final = 90.0
-"""Longer than a bus itself waits for what it was asked to do."""
+"""Longer than the bus itself waits for a request."""
 
 CONNECT_S: Final = 10.0
 T = TypeVar("T")
 
 
 class NotFoundError(RefusedError):
-    """The bus has no such thing."""
+    """The bus does not have the requested object."""
 
 
 class ConflictError(RefusedError):
-    """What is asked for contradicts what is there."""
+    """The request conflicts with the current state."""
 
 
 class ControlClient:
@@ -64,28 +64,28 @@ class ControlClient:
         try:
             return ssl.create_default_context(cafile=path)
         except (OSError, ssl.SSLError):
-            raise ContextError(f"CA file {path}: no certificates (PEM) to trust") from None
+            raise ContextError(f"CA file {path}: contains no certificates (PEM)") from None
 
     # --- asking ---------------------------------------------------------------------------------
 
     async def get(self, path: str, **query: object) -> Any:
-        """Return what is there. A query value None is left out."""
+        """Return the object at a path. Query values None are left out."""
         return await self.ask("GET", path, query=query)
 
     async def put(self, path: str, body: Mapping[str, object], **query: object) -> Any:
-        """Create or change a whole definition; the same one twice changes nothing."""
+        """Create or replace a definition; repeating it changes nothing."""
         return await self.ask("PUT", path, body, query)
 
     async def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Ask for something to be done."""
+        """Run an operation."""
         return await self.ask("POST", path, body or {})
 
     async def delete(self, path: str, **query: object) -> Any:
-        """Delete what is there."""
+        """Delete the object at a path."""
         return await self.ask("DELETE", path, query=query)
 
     async def all_of(self, path: str, page: int = 500) -> list[dict[str, Any]]:
-        """Return everything of a list, page by page."""
+        """Return all items of a list, reading it page by page."""
         found: list[dict[str, Any]] = []
         skip: int | None = 0
         while skip is not None:
@@ -101,7 +101,7 @@ class ControlClient:
         body: Mapping[str, object] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Any:
-        """Send one request and return the JSON of its answer, None for an empty one."""
+        """Send one request and return the JSON of its response, None if it is empty."""
         asked = {
             name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in (query or {}).items()
@@ -118,16 +118,16 @@ class ControlClient:
                 raise self._refusal(response.status, told)
         except aiohttp.ClientConnectorCertificateError:
             raise RefusedError(
-                f"the certificate of {self._url} is not trusted: name its authority with"
+                f"the certificate of {self._url} is not trusted: set its CA with"
                 " postbus context set NAME --ca-file FILE"
             ) from None
         except aiohttp.ClientConnectorSSLError:
             raise RefusedError(
-                f"what listens at {self._url} speaks no TLS: its address may begin with http://"
+                f"the server at {self._url} does not use TLS: try an address with http://"
             ) from None
         except aiohttp.ClientConnectorError:
             raise RefusedError(
-                f"no bus answers at {self._url}: start one with postbus dev, or choose another"
+                f"no bus answers at {self._url}: start one with postbus dev, or select another"
                 " with postbus context use"
             ) from None
         except TimeoutError:
@@ -135,14 +135,18 @@ class ControlClient:
                 f"the bus at {self._url} did not answer within {ANSWER_S:.0f} s"
             ) from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            hint = "" if self._url.startswith("https:") else "; with TLS its address is https://"
+            hint = (
+                ""
+                if self._url.startswith("https:")
+                else "; if it uses TLS, the address starts with https://"
+            )
             raise RefusedError(
-                f"the bus at {self._url} hung up before it answered; what was asked for may have"
-                f" been done{hint}"
+                f"the bus at {self._url} closed the connection without an answer; the request may"
+                f" have taken effect{hint}"
             ) from None
         except (aiohttp.ClientError, ValueError, TypeError, KeyError):
             raise RefusedError(
-                f"what listens at {self._url} is no control API of a bus: check the address with"
+                f"the server at {self._url} is not the control API of a bus: check the address with"
                 " postbus context show"
             ) from None
 
@@ -153,22 +157,22 @@ class ControlClient:
         if status == 409:
             return ConflictError(message)
         if status == 401 and self._target.is_guess:
-            return RefusedError(f"{NO_BUS_HERE}; the one at {self._url} is another")
+            return RefusedError(f"{NO_BUS_HERE}; the bus at {self._url} belongs to another folder")
         if status == 401 and self._target.context.token_file is None:
             return RefusedError(
-                f"the bus at {self._url} wants a control token: name the file that holds it with"
+                f"the bus at {self._url} requires a control token: set the file with it by"
                 " postbus context set NAME --token-file FILE"
             )
         return RefusedError(message)
 
 
 def part(name: str) -> str:
-    """Return a name as one part of a path; a slash in it stays encoded on its way."""
+    """Return a name encoded as one segment of a path, including its slashes."""
     return quote(name, safe="")
 
 
 def run_with(target: Target, work: Callable[[ControlClient], Awaitable[T]]) -> T:
-    """Open a client, do the work, close it."""
+    """Run work with an open client."""
 
     async def run() -> T:
         async with ControlClient(target) as control:

@@ -1,4 +1,4 @@
-"""What a running bus is told to be, read over the control API, in the words of manifests."""
+"""Definitions of a running bus, read over the control API, as models of manifests."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ M = TypeVar("M", bound=Model)
 
 
 def queue_path(name: str) -> str:
-    """Return where a queue is in the control API."""
+    """Return the path of a queue in the control API."""
     return f"/v1/queues/{part(name)}"
 
 
 def topic_path(name: str) -> str:
-    """Return where a topic is in the control API."""
+    """Return the path of a topic in the control API."""
     return f"/v1/topics/{part(name)}"
 
 
 def subscription_path_of(topic: str, name: str) -> str:
-    """Return where a subscription is in the control API."""
+    """Return the path of a subscription in the control API."""
     return f"{topic_path(topic)}/subscriptions/{part(name)}"
 
 
 async def read_namespace(control: ControlClient, *, with_rules: bool = True) -> BusDefinition:
-    """Return everything a bus is told to be; keys are not told."""
+    """Return all definitions of a bus, without keys."""
     told = await control.get("/v1/namespace")
     queues = [_queue(each) for each in await control.all_of("/v1/queues")]
     topics = [_topic(each) for each in await control.all_of("/v1/topics")]
@@ -105,7 +105,7 @@ async def read_subscription(
 
 
 def known(model: type[M], said: Mapping[str, Any]) -> M:
-    """Return properties that a bus told; what a newer one adds is left out."""
+    """Return properties from a response, without fields that a newer version added."""
     names = {info.alias or name for name, info in model.model_fields.items()}
     return model.model_validate({key: each for key, each in said.items() if key in names})
 

@@ -1,7 +1,7 @@
-"""Messages by hand over the control API: page by page, chunk by chunk, at a rate.
+"""Message operations over the control API: in pages and chunks, at a limited rate.
 
-A call of the API does a bounded part; the loops are here. What was handled is not found again under
-its number, so every loop may be cut short anywhere and begun again.
+A call of the API does a bounded part; the loops are here. A handled message is not found again by
+its number, so every loop can be interrupted anywhere and restarted.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 PACED_CHUNKS_A_SECOND: Final = 4
 PASSING: Final = {"busy", "not-applied", "unknown"}
-"""Reasons that pass: the partition loads, or nobody knows whether it was done."""
+"""Temporary reasons: the partition is loading, or the result is unknown."""
 
 NAMED: Final = 10
-"""Most numbers that a line names."""
+"""Maximum number of sequence numbers in a line of output."""
 
 ATTEMPTS: Final = 20
 RETRY_S: Final = 0.5
@@ -37,7 +37,7 @@ SUB_QUEUES: Final = {
     "/$transfer/$deadletterqueue": "transferDeadLetter",
     "/$deadletterqueue": "deadLetter",
 }
-"""What receivers append to the path of an entity, in lower case -> the API's word."""
+"""Suffix of an entity's path for receivers, in lower case -> the API's name."""
 
 PLAIN: Final = (
     "sequenceNumber",
@@ -68,13 +68,13 @@ RENAMED: Final = {
     "expiresAt": "expiresAt",
     "sizeInBytes": "sizeBytes",
 }
-"""The API's name of a field -> the one that `receive` prints and `send` takes."""
+"""The API's name of a field -> its name in the JSON of `receive` and `send`."""
 
 TIMES: Final = ("enqueuedTime", "deadLetteredTime", "scheduledEnqueueTime", "expiresAt")
 
 
 def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False) -> tuple[str, str]:
-    """Return an entity and the API's word for one of its sub-queues, named by path or options."""
+    """Return an entity and the API's name of the sub-queue that a path or options select."""
     for suffix, word in SUB_QUEUES.items():
         if entity.lower().endswith(suffix):
             return entity[: -len(suffix)], word
@@ -85,7 +85,7 @@ def split_path(entity: str, *, is_dead: bool = False, is_transfer: bool = False)
 
 @dataclass(slots=True)
 class Selection:
-    """Which messages: of a queue or sub-queue, that a filter selects."""
+    """Messages of a queue or sub-queue that a filter selects."""
 
     entity: str
     sub_queue: str = "main"
@@ -120,7 +120,7 @@ class Selection:
         return {**body, "fromNumber": from_number}
 
     def note(self, page: dict[str, Any]) -> None:
-        """Remember what a page could not look at."""
+        """Record what a page could not examine."""
         self.failed += int(page["failed"])
         self.away.update(page["away"])
         if page["lookedAt"]:
@@ -130,7 +130,7 @@ class Selection:
         self.next_number = None if page["isEnd"] else page["nextNumber"]
 
     def print_more(self, shown: int, command: str) -> None:
-        """Say how many there are, and how to see those that were not shown."""
+        """Print how many messages there are, and the command for the rest."""
         if self.next_number is None or (self.total is not None and shown >= self.total):
             return
         options = {"--where": self.where, "--body-contains": self.body_contains}
@@ -141,9 +141,9 @@ class Selection:
         said = "".join(f" {name} {quote(text)}" for name, text in options.items() if text)
         of = "" if self.total is None else f" of {counted(self.total, 'message')}"
         if said and self.total is not None:
-            of = f"; there are {counted(self.total)} in all"
+            of = f"; {counted(self.total)} in total"
         err.print(
-            f"{shown} shown{of}; go on with: postbus {command} {quote(self.entity)}{said}"
+            f"{shown} shown{of}; continue with: postbus {command} {quote(self.entity)}{said}"
             f" --from {self.next_number}",
             markup=False,
             highlight=False,
@@ -151,12 +151,12 @@ class Selection:
         )
 
     async def look_for_topic(self, control: ControlClient) -> None:
-        """Notice a topic: where nobody finds messages, they are in its subscriptions."""
+        """Note whether the entity is a topic, which has its messages in subscriptions."""
         with contextlib.suppress(RefusedError):
             self.is_topic = bool(await control.get(f"/v1/topics/{part(self.entity)}"))
 
     def warn(self) -> None:
-        """Say what could not be looked at."""
+        """Print what could not be examined."""
         if self.is_topic:
             err.print(
                 f"[yellow]postbus:[/yellow] {escape(self.entity)} is a topic: its messages and dead"
@@ -166,18 +166,18 @@ class Selection:
         if self.absent:
             names = ", ".join(sorted(self.absent))
             err.print(
-                f"[yellow]postbus:[/yellow] no message has a property {escape(names)}: filters see"
-                " properties, and fields as sys.Label, never the body; --body-contains does"
+                f"[yellow]postbus:[/yellow] no message has a property {escape(names)}: filters use"
+                " properties, and fields as sys.Label, not the body; use --body-contains for it"
             )
         if self.failed:
             err.print(
-                f"[yellow]postbus:[/yellow] for {self.failed} messages the filter could not be"
-                " evaluated; they were not selected"
+                f"[yellow]postbus:[/yellow] the filter could not be evaluated for {self.failed}"
+                " messages; they were not selected"
             )
         if self.away:
             named = ", ".join(map(str, sorted(self.away)))
             err.print(
-                f"[yellow]postbus:[/yellow] partitions {named} could not be asked; their messages"
+                f"[yellow]postbus:[/yellow] partitions {named} did not answer; their messages"
                 " are missing"
             )
 
@@ -185,7 +185,7 @@ class Selection:
 async def peeked(
     control: ControlClient, chosen: Selection, *, from_number: int, most: int, body_bytes: int
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield messages in order of number, as JSON of the command line. `most` 0: all."""
+    """Yield messages by sequence number, as JSON of the command line. `most` 0: all."""
     left = most
     while True:
         asked = chosen.body(
@@ -204,20 +204,19 @@ async def peeked(
 
 
 async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dict[str, Any]:
-    """Ask for messages; raises `RefusedError`, by name when there is no such entity.
+    """Request messages; raises `RefusedError`, with the name of a missing entity.
 
-    `InputError` is for a filter that is no SQL: it shows the place.
+    Raises `InputError` for an invalid filter, with the position.
     """
     try:
         told: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
     except NotFoundError as error:
         if str(error) == body.get("to"):
             raise NotFoundError(
-                f"there is no queue or topic {body['to']} to send to: nothing was sent; see postbus"
-                " get queues"
+                f"no queue or topic {body['to']}: nothing was sent; see postbus get queues"
             ) from None
         raise NotFoundError(
-            f"there is no queue or subscription {body['entity']}; subscriptions are"
+            f"no queue or subscription {body['entity']}; the name of a subscription is"
             " topic/Subscriptions/name"
         ) from None
     except RefusedError:
@@ -228,7 +227,7 @@ async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dic
 
 
 def _check_filter(text: str) -> None:
-    """Raise `InputError` when the filter is what the bus refused."""
+    """Raise `InputError` when the filter is invalid."""
     from postbus.rules.expressions import refuse_unknown
     from postbus.rules.grammar import RuleError, parse_filter, pointed
 
@@ -239,7 +238,7 @@ def _check_filter(text: str) -> None:
 
 
 def shown_message(view: dict[str, Any]) -> dict[str, Any]:
-    """Return a message of the API as the command line shows it and `send` takes it."""
+    """Return a message of the API in the JSON of the command line, as `send` takes it."""
     told = {name: view[name] for name in PLAIN if view.get(name) is not None}
     told |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
     told |= {name: shown_time(read_time(told[name])) for name in TIMES if name in told}
@@ -266,12 +265,12 @@ def _body(view: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Progress:
-    """What became of messages so far."""
+    """Results so far."""
 
     done: int = 0
     forwarded: int = 0
     gone: list[int] = field(default_factory=list)
-    """Numbers that were not found: handled before, or by somebody else."""
+    """Numbers that were not found: already handled, here or by somebody else."""
 
     refused: dict[int, str] = field(default_factory=dict)
 
@@ -282,9 +281,9 @@ Handle = Callable[[Sequence[int]], Awaitable[dict[str, Any]]]
 async def handle_all(
     numbers: Sequence[int], handle: Handle, bar: ProgressBar, result: Progress, rate: float | None
 ) -> None:
-    """Handle messages in order; `rate`: at most so many a second. Raises `RefusedError`.
+    """Handle messages in order, at most `rate` per second. Raises `RefusedError`.
 
-    `result` is kept up to date, so that it is true also when this is cut short.
+    `result` is updated continuously, so that it is correct after an interruption.
     """
     size = MAX_SEQUENCE_NUMBERS
     if rate is not None:
@@ -301,7 +300,7 @@ async def handle_all(
 
 
 async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Progress) -> None:
-    """Handle some; what is refused for the moment is tried again."""
+    """Handle a chunk; temporarily refused messages are retried."""
     for attempt in range(ATTEMPTS):
         told = await handle(chunk)
         refused = {int(each["number"]): each for each in told["refused"]}
@@ -322,7 +321,7 @@ async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Progress) 
 
 
 async def numbers_of(control: ControlClient, chosen: Selection) -> list[int]:
-    """Return the numbers of all messages that are selected now, in order."""
+    """Return the numbers of all currently selected messages, in order."""
     return [
         int(each["sequenceNumber"])
         async for each in peeked(control, chosen, from_number=0, most=0, body_bytes=0)
@@ -332,7 +331,7 @@ async def numbers_of(control: ControlClient, chosen: Selection) -> list[int]:
 async def purge_page(
     control: ControlClient, chosen: Selection, from_number: int, *, dry_run: bool
 ) -> dict[str, Any]:
-    """Delete, or count, what is selected in one page."""
+    """Delete, or count, the selected messages of one page."""
     body = chosen.body(fromNumber=from_number, dryRun=dry_run)
     page = await ask(control, "purge", body)
     chosen.note(page)
@@ -340,21 +339,23 @@ async def purge_page(
 
 
 def summary(verb: str, result: Progress, total: int) -> str:
-    """Return what was done, in a line."""
+    """Return a summary of the results in one line."""
     text = f"{verb} {result.done} of {counted(total)}"
-    text += f"; on their way through the outbox: {result.forwarded}" if result.forwarded else ""
+    text += f"; being forwarded: {result.forwarded}" if result.forwarded else ""
     if result.gone:
         named = ", ".join(map(str, result.gone[:NAMED]))
         more = ", …" if len(result.gone) > NAMED else ""
-        text += f"; not there any more: {len(result.gone)} ({named}{more})"
+        text += f"; no longer there: {len(result.gone)} ({named}{more})"
     return text + (f"; refused: {len(result.refused)}" if result.refused else "")
 
 
 def counted(count: int, what: str = "message") -> str:
-    """Return a number with what it counts."""
+    """Return a number with a noun, in the plural if needed."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def interrupted(verb: str, result: Progress, total: int, error: RefusedError) -> RefusedError:
-    """Return an error that also says what was done before it."""
-    return RefusedError(f"{error}\n{summary(verb, result, total)}; run it again to go on")
+    """Return an error that includes the results before it."""
+    return RefusedError(
+        f"{error}\n{summary(verb, result, total)}; run the command again to continue"
+    )

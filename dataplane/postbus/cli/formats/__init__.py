@@ -1,1 +1,1 @@
-"""What commands read and print: manifests, messages, tables."""
+"""Input and output formats of commands: manifests, messages, tables."""

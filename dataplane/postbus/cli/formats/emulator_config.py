@@ -1,7 +1,7 @@
-"""Reads `Config.json` of Microsoft's Service Bus emulator and makes definitions of it.
+"""Converts `Config.json` of Microsoft's Service Bus emulator to definitions.
 
-What cannot be carried over is said, never dropped in silence; an unknown filter is an error, not a
-filter that takes everything. What the file leaves open has Service Bus's defaults, not the
+Settings that cannot be converted are reported, never dropped silently; an unknown filter is an
+error, not a filter that selects everything. Missing settings get Service Bus's defaults, not the
 emulator's (3 deliveries, one hour). Source: the emulator's documentation of its configuration.
 """
 
@@ -42,7 +42,7 @@ from postbus.manifests.reader import (
 MAX_FILE_BYTES: Final = 4 << 20
 
 EMULATOR_KEYS: Final = RuleKeys(PUBLIC_KEY)
-"""What the connection strings of the emulator's documentation hold: everybody knows it."""
+"""The public key in the connection strings of the emulator's documentation."""
 
 QUEUE_FIELDS: Final = {
     "DeadLetteringOnMessageExpiration": "deadLetteringOnMessageExpiration",
@@ -79,23 +79,23 @@ CORRELATION_FIELDS: Final = {
 
 @dataclass(slots=True)
 class Imported:
-    """A bus made of a configuration. `remarks`: what is otherwise than it says, for people."""
+    """A converted configuration. `remarks`: differences from the file, for people."""
 
     definition: BusDefinition
     remarks: list[str] = field(default_factory=list)
 
 
 def read_emulator_config(path: Path) -> Imported:
-    """Return the bus that a file describes; raises `InputError` with every mistake."""
+    """Return the bus that a file describes; raises `InputError` with all mistakes."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputError(f"{path}: the file is larger than 4 MiB")
+            raise InputError(f"{path}: larger than 4 MiB")
         held = json.loads(path.read_text(encoding="utf-8-sig"))
     except (UnicodeDecodeError, ValueError) as error:
         hint = ""
         if path.suffix.lower() in {".yaml", ".yml"}:
-            hint = "; manifests are not imported, postbus apply takes them"
-        raise InputError(f"{path}: no valid JSON: {error}{hint}") from None
+            hint = "; for manifests use postbus apply"
+        raise InputError(f"{path}: invalid JSON: {error}{hint}") from None
     except OSError as error:
         raise InputError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
     reader = _Reader()
@@ -121,11 +121,9 @@ class _Reader:
         user = _object(_object(held, "the file").get("UserConfig"), "UserConfig")
         namespaces = _list(user.get("Namespaces"), "UserConfig.Namespaces")
         if len(namespaces) != 1:
-            raise InputError(
-                f"UserConfig.Namespaces: exactly one is needed, here are {len(namespaces)}"
-            )
+            raise InputError(f"UserConfig.Namespaces: must have exactly one, has {len(namespaces)}")
         if "Logging" in user:
-            self.remarks.append("UserConfig.Logging means nothing here: see --log-level")
+            self.remarks.append("UserConfig.Logging was ignored: use --log-level")
         where = "UserConfig.Namespaces[0]"
         namespace = _object(namespaces[0], where)
         self._unknown(namespace, {"Name", "Queues", "Topics"}, where)
@@ -246,12 +244,12 @@ class _Reader:
     def _properties(
         self, entity: Mapping[str, Any], where: str, known: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Return an entity's properties by our names; empty forwards are none."""
+        """Return an entity's properties by our names; empty forwarding targets are unset."""
         inner = f"{where}.Properties"
         given = _object(entity.get("Properties") or {}, inner)
         for name in given:
             if name not in known:
-                self.remarks.append(f"{inner}.{name} is not known here and was left out")
+                self.remarks.append(f"{inner}.{name} is unknown and was ignored")
         return {
             known[name]: value
             for name, value in given.items()
@@ -261,7 +259,7 @@ class _Reader:
     def _unknown(self, held: Mapping[str, Any], known: set[str], where: str) -> None:
         for name in held:
             if name not in known:
-                self.remarks.append(f"{where}.{name} is not known here and was left out")
+                self.remarks.append(f"{where}.{name} is unknown and was ignored")
 
     def _checked(self, check: Any, name: object, where: str) -> str:
         try:

@@ -1,7 +1,7 @@
-"""Definitions as manifests: the documents that `export` writes and `diff` compares.
+"""Definitions as manifests, which `export` writes and `diff` compares.
 
-What is the default of the namespace's tier is left out. `reader` reads the result back to the
-same definitions; a test compares both directions.
+Defaults of the namespace's tier are left out. `reader` reads the result back to the same
+definitions; a test compares both directions.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _KEEP: Final = {"rules", "authorization_rules"}
 
 
 class ManifestWriter:
-    """Writes the manifests of one bus; names of resources are unique within it."""
+    """Writer of the manifests of one bus; resource names are unique within it."""
 
     def __init__(self, bus_name: str, limits: NamespaceLimits) -> None:
         self._limits = limits
         self.bus = resource_name(bus_name)
         self._bus_name = bus_name
         self.secrets: list[Manifest] = []
-        """Of rules whose keys are known, as they were written."""
+        """Secrets of rules with known keys."""
         self._taken: dict[str, dict[str, str]] = {}
 
     def namespace(
@@ -57,7 +57,7 @@ class ManifestWriter:
         rules: Sequence[RuleDefinition],
         deleted_retention_ms: int | None = None,
     ) -> Manifest:
-        """Return the manifest of the bus itself; its keys, if known, go into `secrets`."""
+        """Return the manifest of the namespace; its keys, if known, are added to `secrets`."""
         spec = _said(properties, NamespaceProperties())
         if deleted_retention_ms not in {None, SoftDelete().retention_ms}:
             kept = SoftDelete.model_construct(retention_ms=deleted_retention_ms)
@@ -96,7 +96,7 @@ class ManifestWriter:
                 return self._manifest("Subscription", resource, name, owner | spec)
 
     def _unique(self, kind: str, name: str) -> str:
-        """Return the resource's name of an entity: the same again for the same name."""
+        """Return the resource name of an entity; the same for the same name."""
         taken = self._taken.setdefault(kind, {})
         wanted = candidate = resource_name(name)
         number = 1
@@ -136,13 +136,13 @@ class ManifestWriter:
 
 
 def resource_name(name: str) -> str:
-    """Return a name as Kubernetes takes it: lower case, hyphens for what it does not know."""
+    """Return a valid Kubernetes name: lower case, hyphens for characters that are not allowed."""
     text = NO_RESOURCE.sub("-", name.lower()).strip(".-")[:MAX_NAME].strip(".-")
     return text or "unnamed"
 
 
 def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
-    """Yield the manifests of a bus: itself, queues, topics with their subscriptions, known keys."""
+    """Yield the manifests of a bus: namespace, queues, topics with subscriptions, known keys."""
     writer = ManifestWriter(definition.name, definition.properties.limits)
     yield writer.namespace(definition.properties, definition.rules, definition.deleted_retention_ms)
     for queue in definition.queues:
@@ -156,7 +156,7 @@ def manifests_of(definition: BusDefinition) -> Iterator[Manifest]:
 
 
 def difference(before: Manifest | None, after: Manifest | None, name: str) -> list[str]:
-    """Return the unified diff of two manifests, empty when they say the same."""
+    """Return the unified diff of two manifests, empty when they are equal."""
     old = [] if before is None else as_yaml(before).splitlines()
     new = [] if after is None else as_yaml(after).splitlines()
     return list(difflib.unified_diff(old, new, f"bus/{name}", f"manifests/{name}", lineterm=""))
@@ -173,7 +173,7 @@ def _plain(properties: EntityProperties, limits: NamespaceLimits) -> EntityPrope
 
 
 def _said(properties: Model, plain: Model) -> dict[str, Any]:
-    """Return what differs from the defaults, in the order of the fields."""
+    """Return the fields that differ from the defaults, in order."""
     said = properties.model_dump(mode="json", by_alias=True, exclude=_KEEP)
     defaults = plain.model_dump(mode="json", by_alias=True, exclude=_KEEP)
     return {key: _sparse(value) for key, value in said.items() if value != defaults[key]}

@@ -1,9 +1,9 @@
-"""Messages as JSON, as `receive` and `peek` print them and `send --file` takes them, and as AMQP.
+"""Conversion of messages between AMQP and the JSON of `receive`, `peek` and `send --file`.
 
-Fields have the names of Service Bus in camel case. A body is `body` when it is text, `bodyBase64`
-when it is bytes that are no UTF-8, and `bodyValue` when it is an AMQP value. Application properties
-are JSON's own types where they fit (text, true and false, null, a number with a point is an AMQP
-double, one without is a long) and `{"type": "int", "value": 7}` where they do not.
+Fields have the names of Service Bus in camel case. A body is `body` if it is text, `bodyBase64` if
+it is bytes that are not UTF-8, and `bodyValue` if it is an AMQP value. Application properties use
+JSON types where possible (text, true and false, null; a number with a point is an AMQP double, one
+without is a long), else `{"type": "int", "value": 7}`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROPERTY_FIELDS: Final = {
     "sessionId": 10,
     "replyToSessionId": 12,
 }
-"""Name -> place in the properties section. Source: AMQP 1.0 part 3, 3.2.4."""
+"""Name -> position in the properties section. Source: AMQP 1.0 part 3, 3.2.4."""
 
 SYMBOLS: Final = {"contentType", "contentEncoding"}
 BODY_SECTIONS: Final = {"amqp:data:binary", "amqp:amqp-sequence:list", "amqp:amqp-value:*", REST}
@@ -74,7 +74,7 @@ TOLD: Final = {
     "isMalformed",
     "malformedSections",
 }
-"""What only the bus says; ignored when a message is sent, so that what was received can be."""
+"""Fields that the bus sets; ignored by `send`, so that received messages can be sent."""
 
 STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
 
@@ -83,7 +83,7 @@ def _truth(value: object) -> bool:
     if isinstance(value, bool):
         return value
     if str(value).lower() not in {"true", "false"}:
-        raise ValueError("no boolean")
+        raise ValueError("not a boolean")
     return str(value).lower() == "true"
 
 
@@ -106,7 +106,7 @@ TYPES: Final[dict[str, Callable[[Any], Any]]] = {
     "timestamp": lambda value: Timestamp(read_time(str(value))),
     "binary": lambda value: base64.b64decode(value, validate=True),
 }
-"""Type names of AMQP -> from text or JSON to a value that is encoded so."""
+"""Names of AMQP types -> conversion from text or JSON to a value of that type."""
 
 _NAMES: Final[dict[type, str]] = {
     codec.Byte: "byte",
@@ -129,14 +129,14 @@ _NAMES: Final[dict[type, str]] = {
 
 
 def encode_json_message(message: Mapping[str, Any], now_ms: int) -> bytes:
-    """Return the AMQP form of a message; raises `InputError` that names the field.
+    """Return the AMQP form of a message; raises `InputError` with the field.
 
-    `now_ms`: when it is made, for a life that is longer than a header can say.
+    `now_ms`: time of creation, needed if the time to live exceeds the range of the header field.
     """
     unknown = set(message) - SETTABLE - TOLD
     if unknown:
         known = ", ".join(sorted(SETTABLE))
-        raise InputError(f"a message has no field {min(unknown)}; it may have {known}")
+        raise InputError(f"unknown field {min(unknown)}; the fields of a message are {known}")
     header, annotations = _header_and_annotations(message)
     fields: list[Any] = [None] * 13
     for name, at in PROPERTY_FIELDS.items():
@@ -198,12 +198,12 @@ def _text(message: Mapping[str, Any], name: str) -> str:
 def _body(message: Mapping[str, Any]) -> _Section:
     given = [name for name in BODIES if name in message]
     if len(given) > 1:
-        raise InputError(f"a message has one body, not {' and '.join(given)}")
+        raise InputError(f"a message has only one body, not {' and '.join(given)}")
     if "bodyBase64" in message:
         try:
             return DATA, base64.b64decode(_text(message, "bodyBase64"), validate=True)
         except binascii.Error:
-            raise InputError("bodyBase64: is no base64") from None
+            raise InputError("bodyBase64: not valid base64") from None
     if "bodyValue" in message:
         return VALUE, read_value("bodyValue", message["bodyValue"])
     return DATA, str(message.get("body", "") or "").encode()
@@ -216,7 +216,7 @@ def _application_properties(given: object) -> dict[str, Any]:
 
 
 def read_value(name: str, value: object) -> Any:
-    """Return the AMQP value of a JSON value; raises `InputError`."""
+    """Return the AMQP value for a JSON value; raises `InputError`."""
     if isinstance(value, Mapping):
         if set(value) != {"type", "value"}:
             raise InputError(f'{name}: use plain JSON or {{"type": "int", "value": 7}}')
@@ -230,17 +230,17 @@ def typed(name: str, kind: str, value: object) -> Any:
     """Return a value of the AMQP type called `kind`; raises `InputError`."""
     make = TYPES.get(kind)
     if make is None:
-        raise InputError(f"{name}: there is no type {kind}; there are {', '.join(TYPES)}")
+        raise InputError(f"{name}: unknown type {kind}; types are {', '.join(TYPES)}")
     try:
         made = make(value)
         encode_value(made)
     except (ValueError, OverflowError, TypeError, binascii.Error):
-        raise InputError(f"{name}: {value!r} is no {kind}") from None
+        raise InputError(f"{name}: {value!r} is not of type {kind}") from None
     return made
 
 
 def read_property(text: str) -> tuple[str, Any]:
-    """Return name and value of `name=text` or `name:type=text`; raises `InputError`.
+    """Return the name and value of `name=text` or `name:type=text`; raises `InputError`.
 
     A name with a colon needs a type: `urn:region:string=eu`.
     """
@@ -251,7 +251,7 @@ def read_property(text: str) -> tuple[str, Any]:
     if not colon or not bare:
         return name, value
     if kind not in TYPES:
-        raise InputError(f"{text}: no type {kind}; there are {', '.join(sorted(TYPES))}")
+        raise InputError(f"{text}: unknown type {kind}; types are {', '.join(sorted(TYPES))}")
     return bare, typed(bare, kind, value)
 
 
@@ -262,7 +262,7 @@ def read_time(text: str) -> int:
     except ValueError:
         raise InputError(f"{text}: use a time such as 2030-01-31T12:00:00Z") from None
     if when.tzinfo is None:
-        raise InputError(f"{text}: say which time zone, such as Z or +01:00")
+        raise InputError(f"{text}: add a time zone, such as Z or +01:00")
     return int(when.timestamp() * 1_000)
 
 
@@ -270,11 +270,11 @@ def read_time(text: str) -> int:
 
 
 def decode_json_message(payload: bytes) -> dict[str, Any]:
-    """Return a delivered message.
+    """Return a delivered message as JSON.
 
-    One that is not valid AMQP inside has `isMalformed`, what can be read of it, with replacement
-    characters in text that is none, and its broken sections as they came (`malformedSections`,
-    AMQP's name -> base64).
+    A message with malformed sections has `isMalformed`, its readable parts, with replacement
+    characters for invalid text, and the malformed sections as received (`malformedSections`, AMQP
+    name -> base64).
     """
     sections = ReceivedSections(payload)
     told: dict[str, Any] = {}
@@ -327,7 +327,7 @@ def _put_annotations(told: dict[str, Any], annotations: Mapping[str, Any]) -> No
 
 
 def _shown_body(sections: ReceivedSections) -> dict[str, Any]:
-    """Return the body, nothing where it is malformed."""
+    """Return the fields of the body, empty if it is malformed."""
     bodies = sections.values
     if DATA in bodies:
         content = b"".join(bodies[DATA])
@@ -343,7 +343,7 @@ def _shown_body(sections: ReceivedSections) -> dict[str, Any]:
 
 
 def shown_value(value: object) -> Any:
-    """Return an AMQP value as JSON that `read_value` reads back, where it is a plain one."""
+    """Return an AMQP value as JSON; `read_value` reads plain values back."""
     kind = _NAMES.get(type(value))
     if kind == "timestamp":
         return {"type": kind, "value": shown_time(int(value))}  # type: ignore[call-overload]

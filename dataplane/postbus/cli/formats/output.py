@@ -1,4 +1,4 @@
-"""How commands show what they found: tables for people, JSON and YAML for programs."""
+"""Output of commands: tables for people, JSON and YAML for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from postbus.cli.failures import err, out
 
 
 class Format(StrEnum):
-    """What `--output` takes."""
+    """Values of `--output`."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -28,18 +28,18 @@ class Format(StrEnum):
 
     @property
     def is_table(self) -> bool:
-        """Whether it is for people: as wide as the terminal, or as all columns need."""
+        """Whether it is a table, as wide as the terminal or as all columns need."""
         return self in {Format.TABLE, Format.WIDE}
 
 
-OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Form of what is printed.")]
+OutputFormat = Annotated[Format, typer.Option("--output", "-o", help="Output format.")]
 
 Row = Mapping[str, Any]
 MAX_CELL: Final = 80
 MAX_VALUE: Final = 1_000
 MAX_LINE: Final = 10_000
 WHOLE: Final = {"name", "topic", "entityId", "messageId", "sessionId"}
-"""Columns that people copy from: never folded nor cut."""
+"""Columns that people copy from: never wrapped or cut."""
 
 LEAST_WANTED: Final = (
     "body",
@@ -50,18 +50,18 @@ LEAST_WANTED: Final = (
     "deadLetteredTime",
     "status",
 )
-"""Columns that a terminal too narrow for all of them goes without, the first ones first."""
+"""Columns to leave out on a narrow terminal, in this order."""
 
 MIN_FOLDED: Final = 12
 COLUMN_GAP: Final = 3
 
 PART_OF_SECOND: Final = re.compile(r"(?<=^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z$")
-"""Of a time: what people do not need; programs get it."""
+"""The part of a time that is left out for people, not for programs."""
 
 NEVER: Final = re.compile(
     r"^ *(defaultMessageTimeToLive|autoDeleteOnIdle): P10675199DT2H48M5\.4775807S$", re.MULTILINE
 )
-"""The longest of .NET's periods, which Service Bus gives for what does not end; YAML may say so."""
+"""The longest .NET period, Service Bus's value for "never"; YAML output adds a comment."""
 
 
 def print_objects(
@@ -72,7 +72,7 @@ def print_objects(
 ) -> None:
     """Print rows, or one object.
 
-    `columns`: key of a row -> heading, for tables of several; one object is a list of its fields.
+    `columns`: key of a row -> heading, for tables of rows; one object is shown as a list of fields.
     """
     if output is Format.JSON:
         write_line(as_json(found, indent=2))
@@ -90,7 +90,7 @@ def print_objects(
 
 
 def _print_fitting(found: Sequence[Row], columns: Mapping[str, str], output: Format) -> None:
-    """Print a table without the columns that a terminal has no room for; say which."""
+    """Print a table, leaving out columns that do not fit, and name those."""
     table, least = _table_of(found, columns)
     left_out = []
     if output is not Format.WIDE and out.is_terminal:
@@ -101,11 +101,11 @@ def _print_fitting(found: Sequence[Row], columns: Mapping[str, str], output: For
                 table, least = _table_of(found, columns)
     print_table(table, least)
     if left_out:
-        err.print(f"[dim]not shown for want of room: {', '.join(left_out)} (-o wide)[/dim]")
+        err.print(f"[dim]columns that do not fit: {', '.join(left_out)} (-o wide)[/dim]")
 
 
 def _table_of(found: Sequence[Row], headings: Mapping[str, str]) -> tuple[Table, int]:
-    """Return a table and the least width it needs for its columns that are not folded."""
+    """Return a table and its minimum width without wrapping the columns to copy from."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     shown: list[list[str]] = []
     least = 0
@@ -132,10 +132,10 @@ def _table_of(found: Sequence[Row], headings: Mapping[str, str]) -> tuple[Table,
 
 
 def print_table(table: Table, least: int = 0) -> None:
-    """Print a table: as wide as a terminal is, and a line for each row where there is none.
+    """Print a table as wide as the terminal; without a terminal, one line per row.
 
-    `least`: columns it needs; where the terminal has fewer, lines are longer, since names that are
-    folded cannot be copied.
+    `least`: minimum width; on a narrower terminal lines are longer, since wrapped names cannot be
+    copied.
     """
     if out.is_terminal:
         out.width = max(out.width, least)
@@ -149,7 +149,7 @@ def print_table(table: Table, least: int = 0) -> None:
 
 
 def cell(value: object, most: int = MAX_CELL) -> str:
-    """Return a value as people read it; control characters are shown, not obeyed."""
+    """Return a value for people; control characters are escaped."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -161,41 +161,41 @@ def cell(value: object, most: int = MAX_CELL) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text whose control characters, escape sequences of terminals too, are spelt out."""
+    """Return text with control characters escaped, including terminal escape sequences."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def printable_lines(text: str) -> str:
-    """Return text as `printable` does, but with its lines and tabs."""
+    """Return text as `printable` does, but keep line breaks and tabs."""
     return re.sub(r"[^\n\t]+", lambda found: printable(found[0]), text.replace("\r\n", "\n"))
 
 
 def write_line(text: str) -> None:
-    """Write a line for programs, whole and at once: no markup, no wrapping."""
+    """Write a line for programs in one write: no markup, no wrapping."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def as_json(value: object, indent: int | None = None) -> str:
-    """Return JSON that is text as it reads, but for what is not printable: that is escaped.
+    """Return JSON without ASCII escapes, except for characters that are not printable.
 
-    A terminal obeys more than the control characters that JSON does not allow.
+    Terminals interpret more characters than the control characters that JSON escapes.
     """
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
     return _escaped(text, lambda each: json.dumps(each)[1:-1])
 
 
 def as_yaml(value: object) -> str:
-    """Return YAML of plain values in the order they come; what is not printable is escaped."""
+    """Return YAML of plain values in their order; characters that are not printable are escaped."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Puts in double quotes, where there are escapes, what is not printable."""
+        """Dumper that double-quotes text that is not printable, so that it is escaped."""
 
         def analyze_scalar(self, scalar: str) -> Any:
-            """Return which styles a scalar may have."""
+            """Return the styles that a scalar may have."""
             found = super().analyze_scalar(scalar)
             if not scalar.replace("\n", "").isprintable():
                 found.allow_flow_plain = found.allow_block_plain = False
@@ -209,7 +209,7 @@ def as_yaml(value: object) -> str:
 
 
 def _escaped(text: str, escape_of: Callable[[str], str]) -> str:
-    """Return lines in which the characters that are not printable are escaped."""
+    """Return lines with the characters that are not printable escaped."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(each if each.isprintable() or each == "\n" else escape_of(each) for each in text)
@@ -221,16 +221,16 @@ def as_yaml_documents(values: Sequence[object]) -> str:
 
 
 def asks_yes(question: str, *, is_sure: bool) -> None:
-    """Ask before something is lost; raises `typer.Exit` for a no.
+    """Ask for confirmation; raises `typer.Exit` if the answer is no.
 
-    `is_sure`: `--yes` was given. Where nobody can be asked, that is needed.
+    `is_sure`: `--yes` was given, which is required without a terminal.
     """
     if is_sure:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: add --yes")
+        raise typer.BadParameter("cannot ask for confirmation without a terminal: add --yes")
     if not typer.confirm(question, err=True):
         raise typer.Exit(1)
 
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -45,12 +45,12 @@ class ProgressBar:
             self._shown.stop()
 
     def advance(self, count: int = 1) -> None:
-        """Count so many more."""
+        """Add to the count."""
         self.done += count
         if self._shown is not None:
             self._shown.advance(self._task, count)
 
 
 def progress_bar(title: str | None, total: int | None) -> ProgressBar:
-    """Return a bar for so many; without a title it is not shown, without a total it counts."""
+    """Return a progress bar; hidden without a title, a counter without a total."""
     return ProgressBar(title, total)

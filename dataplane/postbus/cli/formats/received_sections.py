@@ -1,6 +1,7 @@
-"""The sections of a message that was received, also of one that is not valid AMQP inside.
+"""Sections of a received message, which may be malformed.
 
-The bus passes on what it does not act on as it came: text may be no UTF-8, and a key no text.
+The bus passes on unchanged the parts that it does not use: text may not be UTF-8, and keys may not
+be text.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from postbus.message.sections import (
 )
 
 REST: Final = "rest"
-"""Stands for the name of a section where none can be made out."""
+"""Name for a section that cannot be identified."""
 
 MAX_READ_ITEMS: Final = 10_000
-"""Keys, values and fields of a malformed section that are read one by one; it is kept as it came,
-too. Our choice: a valid one of so many has half a megabyte and more."""
+"""Maximum number of keys, values and fields of a malformed section that are read one by one; the
+raw section is kept, too. Our choice: a valid section with this number has at least half a
+megabyte."""
 
 _NAMES: Final = {code: name for name, code in SECTION_NAMES.items()}
 _SHAPES: Final[dict[int, type]] = {
@@ -39,20 +41,20 @@ _SHAPES: Final[dict[int, type]] = {
     SEQUENCE: list,
     FOOTER: dict,
 }
-"""What sections hold; an amqp-value is anything."""
+"""Types of sections; an amqp-value can be anything."""
 
 _LISTS: Final = {0xC0: 1, 0xD0: 4}
 _MAPS: Final = {0xC1: 1, 0xD1: 4}
 _TEXTS: Final = {0xA1: 1, 0xB1: 4, 0xA3: 1, 0xB3: 4}
-"""Constructor -> octets of its size, and of its count."""
+"""Constructor -> widths of its size and count fields, in octets."""
 
 
 class ReceivedSections:
-    """What a message is made of.
+    """The sections of a message.
 
-    `values`: code -> the values of its sections, decoded; of a malformed one what can be read, with
-    replacement characters for what is no text, and bytes for a value that is none. `malformed`:
-    name of AMQP -> the bytes of such sections.
+    `values`: code -> decoded values of the sections; of a malformed section the readable parts,
+    with replacement characters for invalid text, and bytes for invalid values. `malformed`: AMQP
+    name -> bytes of malformed sections.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -70,7 +72,7 @@ class ReceivedSections:
             at = after
 
     def first(self, code: int) -> Any:
-        """Return the value of the section, an empty list or map where there is none."""
+        """Return the value of a section, an empty list or map if it is missing."""
         found = self.values.get(code)
         return found[0] if found else _SHAPES[code]()
 
@@ -95,7 +97,7 @@ class ReceivedSections:
 
 
 def _descriptor(payload: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return code and content of a section; raises `DecodeError` when there is no such section."""
+    """Return the code and content of a section; raises `DecodeError` for an unknown one."""
     if payload[at] == 0x00:
         descriptor, content_at = decode_value(payload, at + 1, end)
         code = int(descriptor) if isinstance(descriptor, Ulong) else 0
@@ -107,7 +109,7 @@ def _descriptor(payload: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _items(encoded: bytes, at: int) -> Iterator[Any]:
-    """Yield what can be read of the items of a list or map, as far as their ends can be seen."""
+    """Yield the readable items of a list or map, as far as their ends are known."""
     width = _LISTS.get(encoded[at]) or _MAPS.get(encoded[at])
     if width is None:
         return
@@ -124,7 +126,7 @@ def _items(encoded: bytes, at: int) -> Iterator[Any]:
 
 
 def _legible(encoded: bytes, at: int, after: int) -> Any:
-    """Return a value, or text with replacement characters, or its bytes."""
+    """Return a decoded value, else text with replacement characters, else its bytes."""
     try:
         return decode_value(encoded, at, after)[0]
     except DecodeError:
@@ -134,5 +136,5 @@ def _legible(encoded: bytes, at: int, after: int) -> Any:
 
 
 def _key(value: Any) -> str:
-    """Return a key as text: a compound one could not be looked up."""
+    """Return a key as text, since a compound key could not be looked up."""
     return value if isinstance(value, str) else repr(value)

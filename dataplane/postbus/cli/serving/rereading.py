@@ -1,7 +1,7 @@
-"""What SIGHUP does to a running bus: manifests and Secrets are read again.
+"""Rereading of manifests and Secrets on SIGHUP.
 
-`running` starts it with the bus. A mistake in the manifests is logged and changes nothing; a signal
-that comes while the bus starts, while manifests are read, or after whatever failed, is not lost.
+`running` starts it with the bus. A mistake in the manifests is logged and changes nothing. A signal
+during the start, during a reread or after a failure is not lost.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ logger = logging.getLogger(__name__)
 
 
 class Rereading:
-    """Reads the manifests of one bus again whenever that is asked for."""
+    """Rereads the manifests of one bus on request."""
 
     def __init__(self, read: Callable[[], BusDefinition]) -> None:
         self._read = read
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have them read soon; a handler of signals may call it."""
+        """Request a reread; safe to call from a signal handler."""
         self._asked.set()
 
     async def follow(self, bus: Bus) -> None:
-        """Do it for a bus that runs, until cancelled."""
+        """Serve requests for a running bus, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -39,7 +39,7 @@ class Rereading:
                 await bus.redefine(await asyncio.to_thread(self._read))
             except (ManifestError, SettingsError, BusError, DataDirectoryError, OSError) as error:
                 logger.error("manifests were not read again", extra={"why": str(error)})
-            except Exception:  # a supervised boundary: the next signal is followed all the same
+            except Exception:  # a supervised boundary: the next signal is handled all the same
                 logger.exception("manifests were not read again")
             else:
                 logger.info("manifests were read again")

@@ -1,7 +1,8 @@
-"""What `serve` does about another process of its name before it starts: `--take-over`, `--no-wait`.
+"""Handling of another process with the same broker name: `--take-over` and `--no-wait`.
 
-Without either it starts as a stand-by. Asked are those that beat in the first database, where every
-broker claims partition 0; before the data directory is locked, since the other may hold it.
+Without either option `serve` starts as a stand-by. The other processes are those with a heartbeat
+in the first database, where every broker claims partition 0. This happens before the data directory
+is locked, since the other process may hold the lock.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from postbus.store.rivals import Rivals
 logger = logging.getLogger(__name__)
 
 HEARING_S: Final = ANSWER_S
-"""What a request may take to be heard: the next beat, which a slow database delays."""
+"""Time until a request is noticed: at the next heartbeat, which a slow database delays."""
 
 
 class Meeting(Enum):
-    """What to do about another process that lives."""
+    """Action if another process is running."""
 
     WAIT = "wait"
     TAKE_OVER = "take over"
@@ -42,9 +43,10 @@ class Meeting(Enum):
 async def meet_rivals(
     settings: Settings, namespace: str, meeting: Meeting, on_step: Callable[[str], None]
 ) -> None:
-    """Let others of our name end, or end this command; one that goes on is waited for later.
+    """Ask other processes with our name to end, or end this command.
 
-    A store that is away is waited for where others are asked to end: they are not heard without it.
+    A process that continues is waited for later. With --take-over an unavailable store is waited
+    for, since other processes can only be found through it.
     """
     ours = Broker(settings.broker_name, this_process())
     try:
@@ -58,7 +60,7 @@ async def meet_rivals(
             if meeting is Meeting.REFUSE:
                 await _refuse(rivals)
             else:
-                # Our grace period stands for theirs: they have the same settings.
+                # We assume that their grace period equals ours: they have the same settings.
                 await _ask(rivals, HEARING_S + settings.grace_s + STOP_S, on_step)
         finally:
             await store.close()
@@ -67,7 +69,7 @@ async def meet_rivals(
 
 
 async def _outwait(store: Store, on_step: Callable[[str], None]) -> None:
-    """Return when the store answers."""
+    """Wait until the store answers."""
     backoff = Backoff()
     while True:
         try:
@@ -81,7 +83,7 @@ async def _refuse(rivals: Rivals) -> None:
     living = await rivals.living()
     if living:
         fail(
-            f"{living[0]}, has this store: stop it, take over from it with --take-over, or start"
+            f"{living[0]} is using this store: stop it, take over with --take-over, or start"
             " without --no-wait to wait for it",
             Exit.STORE,
         )
@@ -90,10 +92,10 @@ async def _refuse(rivals: Rivals) -> None:
 async def _ask(rivals: Rivals, limit_s: float, on_step: Callable[[str], None]) -> None:
     asked = await rivals.ask_to_end()
     for rival in asked:
-        logger.warning("another process is asked to end", extra={"broker": str(rival)})
+        logger.warning("asked another process to end", extra={"broker": str(rival)})
         on_step(f"waiting for {rival} to end")
     for rival in await rivals.outwait(asked, limit_s):
         logger.warning(
-            "a process that was asked to end goes on, perhaps of an earlier version",
+            "a process that was asked to end is still running, perhaps an earlier version",
             extra={"broker": str(rival), "asked_s": limit_s},
         )

@@ -1,6 +1,6 @@
-"""Runs a bus in this process until a signal comes, for `dev` and `serve`.
+"""Runs a bus in this process until a signal, for `dev` and `serve`.
 
-Imported when a bus is to run, never for help: the bus takes most of a second.
+Imported only when a bus is started, never for help: importing the bus takes most of a second.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from postbus.process.telemetry import configure_logging
 logger = logging.getLogger(__name__)
 
 SPARE_DESCRIPTORS: Final = 1_000
-"""Files and connections to Postgres, beside clients."""
+"""Descriptors for files and connections to Postgres, in addition to clients."""
 
 STANDING_LOOK_S: Final = 1.0
-"""How often it is looked whether a stand-by took over; nothing but this process is asked."""
+"""Interval of checks whether this stand-by took over; they cost no request."""
 
 DEFAULT_BUS: Final = BusDefinition(
     "local-bus",
@@ -54,14 +54,14 @@ DEFAULT_BUS: Final = BusDefinition(
     (RuleDefinition(ROOT_RULE_NAME, frozenset(Right), None),),
     (QueueDefinition("queue.1", QueueProperties(), ()),),
 )
-"""Without manifests: the queue that examples for the official emulator use."""
+"""The queue without manifests; examples for the official emulator use this name."""
 
 
 def local_bus(host: str) -> BusDefinition:
     """Return the bus of `postbus dev` without manifests.
 
-    Where only this machine reaches it, it has the public key of the official emulator too: programs
-    that were written for that connect as they are.
+    If it is only reachable from this machine, it also has the public key of the official emulator,
+    so that programs written for the emulator connect unchanged.
     """
     if not is_loopback(host):
         return DEFAULT_BUS
@@ -70,26 +70,25 @@ def local_bus(host: str) -> BusDefinition:
 
 
 def key_remarks(definition: BusDefinition) -> list[str]:
-    """Return what to say about keys that everybody knows."""
+    """Return warnings about publicly known keys."""
     if all(
         rule.keys is None or rule.keys.primary != EMULATOR_KEYS.primary for rule in definition.rules
     ):
         return []
-    return ["SAS_KEY_VALUE, the public key of Microsoft's emulator, opens this bus"]
+    return ["this bus accepts SAS_KEY_VALUE, the public key of Microsoft's emulator"]
 
 
 def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
-    """Let a second bus on this machine have other ports where nobody chose one.
+    """Replace default ports that are in use, for a second bus on this machine.
 
-    Also return what to tell about that once the bus has them.
-
-    Not the plain port: connection strings are made for it. When that is taken, the command ends
-    here, before a Postgres is started for nothing.
+    Also returns remarks about that, to print when the bus listens. The plain port is not replaced,
+    since connection strings contain it: if it is in use, the command ends here, before Postgres is
+    started.
     """
     if settings.listens_plain and settings.port and not _is_free(settings.host, settings.port):
         fail(
             f"port {settings.port} on {settings.host} is in use, perhaps by another bus: stop it,"
-            " or choose another port with --port; 0 takes any free one",
+            " or set another port with --port; 0 uses any free one",
             Exit.MACHINE,
         )
     changes: dict[str, int] = {}
@@ -104,7 +103,7 @@ def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
         chosen = [getattr(settings, each) for each in settings.model_fields_set]
         if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
             continue
-        remarks.append(f"port {port} is taken, using another as {name}")
+        remarks.append(f"port {port} is in use, using another for {name}")
         changes[name] = 0
     return settings.model_copy(update=changes), remarks
 
@@ -128,13 +127,13 @@ def run_bus(
     found_as: Path | None = None,
     meeting: Meeting = Meeting.WAIT,
 ) -> None:
-    """Run until SIGTERM or SIGINT; a second signal does not wait for the grace period.
+    """Run until SIGTERM or SIGINT; a second signal skips the grace period.
 
-    `read` gives what the bus shall be, at the start and when SIGHUP asks for it again. `dev_clock`:
-    the bus is for development; show connection strings, which hold a key. `is_quiet`: log warnings
-    only, since what is printed says the rest. `remarks` are told when the doors are open.
-    `found_as`: commands that look into this data directory find the bus too. `meeting`: what to do
-    about another process of the broker's name.
+    `read` returns the definition of the bus, at the start and after each SIGHUP. `dev_clock`: the
+    bus is for development; connection strings are printed with their keys. `is_quiet`: log warnings
+    only, since the rest is printed. `remarks` are printed when the bus listens. `found_as`:
+    commands that use this data directory find the bus too. `meeting`: action if another process
+    with the broker's name is running.
     """
     definition = read()
     keep_memory()
@@ -143,7 +142,7 @@ def run_bus(
     for remark in unknown_variables():
         logger.warning("unknown setting", extra={"remark": remark})
     for remark in exposures(settings, default_ssl_mode()):
-        logger.warning("laid open", extra={"remark": remark})
+        logger.warning("insecure setting", extra={"remark": remark})
     if meeting is not Meeting.WAIT:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _progress() as step:
             runner.run(meet_rivals(settings, definition.name, meeting, _with_time(step)))
@@ -167,11 +166,11 @@ def run_bus(
             except BusError as error:
                 fail(str(error), Exit.STORE if error.is_about_store else Exit.MACHINE)
     if end.asked_by is not None:
-        fail(f"ended because another process takes over: {end.asked_by}", Exit.REPLACED)
+        fail(f"stopped because another process takes over: {end.asked_by}", Exit.REPLACED)
 
 
 class End:
-    """Whether the bus shall end, and why: a signal, or another process of its name asks for it."""
+    """A request to end, by a signal or by another process with the same broker name."""
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
@@ -179,7 +178,7 @@ class End:
         self._is_signalled = False
 
     def signal(self) -> bool:
-        """Note a signal; say whether it is one more, so that clients are not waited for."""
+        """Record a signal; return whether it is a repeated one, which skips the grace period."""
         is_one_more, self._is_signalled = self._is_signalled, True
         self.is_asked.set()
         return is_one_more
@@ -210,7 +209,7 @@ async def _run_until_end(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
     rereading = Rereading(read)
-    # A terminal that closes takes the bus that runs in it along.
+    # The bus ends when its terminal is closed.
     is_in_terminal = is_dev and sys.stdin.isatty()
     loop.add_signal_handler(signal.SIGHUP, ask if is_in_terminal else rereading.ask)
     beside: list[asyncio.Task[None]] = []
@@ -240,7 +239,7 @@ async def _run_until_end(
 
 
 async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]) -> bool:
-    """Await work unless a signal comes first; whether the work was done."""
+    """Await work unless a signal comes first; return whether the work was done."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
@@ -252,7 +251,7 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]
 
 
 def _with_time(step: Callable[[str], None]) -> Callable[[str], None]:
-    """Return what tells a step of a start, and asks the service manager to be patient."""
+    """Return a reporter of start steps that also extends the service manager's timeout."""
 
     def say(text: str) -> None:
         step(text)
@@ -263,9 +262,9 @@ def _with_time(step: Callable[[str], None]) -> Callable[[str], None]:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Yield what tells a step: a spinner on a terminal, else log lines and systemd's status.
+    """Yield a reporter of start steps: a spinner on a terminal, else log and systemd's status.
 
-    Behind a colon a step may say why it lasts; that alone is no line of the log.
+    After a colon a step may say why it takes long; a change of only that is not logged.
     """
     if not err.is_terminal:
         logged = ""
@@ -284,7 +283,7 @@ def _progress() -> Iterator[Any]:
 
 
 def announce(bus: Bus, *, with_keys: bool) -> None:
-    """Print how to reach the bus."""
+    """Print the addresses of the bus."""
     table = Table.grid(padding=(0, 2))
     for name, value in bus.summary():
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))
@@ -300,9 +299,9 @@ def announce(bus: Bus, *, with_keys: bool) -> None:
 
 
 async def announce_standing(bus: Bus) -> None:
-    """Print a line that scripts may wait for, and tell systemd: ready, or a stand-by, and for whom.
+    """Print a line that scripts can wait for, ready or stand-by and for whom, and notify systemd.
 
-    systemd has started a stand-by all the same: it does what it is there for.
+    For systemd a stand-by counts as started too: it fulfils its purpose.
     """
     was_ready: bool | None = None
     while True:
