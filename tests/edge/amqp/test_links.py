@@ -11,16 +11,14 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from postbus.edge.access.shares import Limit, Shares
-from postbus.edge.amqp import idleness, receiver_links, requests
+from postbus.edge.amqp import idleness, requests
+from postbus.edge.amqp.demand_window import DemandLimits
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.receiver_links import ReceiverEndpoint
 from postbus.edge.amqp.requests import RequestEndpoint
 from postbus.entity.commands import (
     Command,
-    DemandSet,
     Enqueue,
-    Refusal,
-    Refused,
     Reply,
     SetDemand,
 )
@@ -128,7 +126,7 @@ def test_drain_waits_for_a_client_that_does_not_read(
     bus: BusThread, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer to a drain says that there is no more; while messages wait it must not come."""
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
+    monkeypatch.setattr(bus.listener, "demand_limits", DemandLimits(drain_s=10.0))
     queue = bus.queue()
     fill(raw, queue, 400, 50_000)
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as slow:
@@ -137,12 +135,11 @@ def test_drain_waits_for_a_client_that_does_not_read(
         slow.write(slow.flow(1_000, window=100_000))
         (endpoint,) = receiver_endpoints(bus)
         connection: Any = endpoint.connection
-        wait_until(bus, lambda: connection.is_paused and endpoint._demand == endpoint._delivered)
+        wait_until(bus, lambda: connection.is_paused and endpoint._window.is_in_step(credit=0))
         slow.write(slow.flow(1_000, window=100_000, drain=True))
         wait_until(bus, lambda: endpoint._link.is_draining or endpoint._link.credit == 0)
-        bus.run(some_rounds())  # the timer of a late answer would run in them
+        bus.run(some_rounds())
         assert endpoint._link.is_draining
-        monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
         for _ in range(400):
             assert slow.read().code == TRANSFER
         answer = slow.read()
@@ -153,7 +150,6 @@ def test_drain_waits_for_a_client_that_does_not_read(
 def test_late_drain_is_answered_and_the_link_goes_on(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     fill(raw, queue, 5)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
@@ -174,70 +170,46 @@ def test_late_drain_is_answered_and_the_link_goes_on(
 def test_drain_under_way_waits_for_a_client_that_stops_reading(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
     fill(raw, queue, 5)
     raw.attach_receiver(queue)
-    partition = HeldBack(bus, monkeypatch)
-    raw.write(raw.flow(5, drain=True))
-    wait_until(bus, lambda: len(partition.held) == 1)
     (endpoint,) = receiver_endpoints(bus)
-
     connection: Any = endpoint.connection
 
-    async def be_late() -> None:
-        connection.set_paused(True)
-        endpoint._drain_is_late()
+    def stops_reading(command: Command) -> bool:
+        if is_drain(command):
+            connection.set_paused(True)
+        return is_drain(command)
+
+    partition = HeldBack(bus, monkeypatch, stops_reading)
+    raw.write(raw.flow(5, drain=True))
+    wait_until(bus, lambda: len(partition.held) == 1)
+    first_due_s = endpoint._window.drain_due_s
+    wait_until(bus, lambda: endpoint._window.drain_due_s != first_due_s)
+
+    async def go_on() -> None:
         assert endpoint._link.is_draining
         connection.set_paused(False)
         await partition.let_go()
 
-    bus.run(be_late())
+    bus.run(go_on())
     assert [raw.read().code for _ in range(6)] == [TRANSFER] * 5 + [FLOW]
 
 
 def test_late_drain_of_a_partition_takes_no_later_demand_away(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
     raw.attach_receiver(queue)
     partition = HeldBack(bus, monkeypatch)
     raw.write(raw.flow(3, drain=True))
     assert raw.read().code == FLOW
     raw.write(raw.flow(5, count=3))
     (endpoint,) = receiver_endpoints(bus)
-    wait_until(bus, lambda: endpoint._demand == 5)
+    wait_until(bus, lambda: endpoint._window.is_in_step(credit=5))
     bus.run(partition.let_go())
     raw.attach_sender(queue)
     raw.write(*[raw.transfer(n, message(b"x"), settled=True) for n in range(5)])
     for _ in range(5):
         assert raw.expect(TRANSFER)
-
-
-def test_reply_to_a_late_drain_does_not_answer_the_next_one(
-    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 0.0)
-    fill(raw, queue, 5)
-    raw.attach_receiver(queue)
-    partition = HeldBack(bus, monkeypatch)
-    raw.write(raw.flow(3, drain=True))
-    assert raw.read().code == FLOW
-    monkeypatch.setattr(receiver_links, "DRAIN_S", 10.0)
-    raw.write(raw.flow(4, count=3, drain=True))
-    wait_until(bus, lambda: len(partition.held) == 2)
-    (endpoint,) = receiver_endpoints(bus)
-
-    async def reply() -> None:
-        endpoint._drained(endpoint._consumer_id, 1, DemandSet(0))
-        endpoint._drained(endpoint._consumer_id, 1, Refused(Refusal.NOT_APPLIED))
-        assert endpoint._link.is_draining
-        await partition.let_go()
-
-    bus.run(reply())
-    for _ in range(4):
-        assert raw.read().code == TRANSFER
-    answer = raw.read()
-    assert (answer.code, answer.fields[5], answer.fields[6]) == (FLOW, 7, 0)
 
 
 @pytest.mark.parametrize("refusal", ["busy", "not-applied"])
@@ -368,52 +340,55 @@ def test_what_is_scheduled_is_refused_when_too_much_was_taken_in(
 # --- unsettled deliveries -----------------------------------------------------------------------
 
 
+@pytest.fixture
+def few(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawClient]:
+    """Yield a client whose links have ten unsettled deliveries at most."""
+    monkeypatch.setattr(bus.listener, "demand_limits", DemandLimits(max_unsettled=10))
+    with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as client:
+        yield client
+
+
 def test_too_many_unsettled_deliveries_pause_their_link_alone(
-    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+    bus: BusThread, few: RawClient, queue: str
 ) -> None:
-    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
     other = bus.queue()
-    fill(raw, queue, 25)
-    fill(raw, other, 5, handle=7)
-    raw.attach_receiver(queue, 1)
-    raw.attach_receiver(other, 2)
-    raw.write(raw.flow(100, handle=1))
-    first = [raw.expect(TRANSFER) for _ in range(10)]
-    raw.write(raw.flow(100, handle=2))
-    assert {raw.expect(TRANSFER).fields[0] for _ in range(5)} == {3}
+    fill(few, queue, 25)
+    fill(few, other, 5, handle=7)
+    few.attach_receiver(queue, 1)
+    few.attach_receiver(other, 2)
+    few.write(few.flow(100, handle=1))
+    first = [few.expect(TRANSFER) for _ in range(10)]
+    few.write(few.flow(100, handle=2))
+    assert {few.expect(TRANSFER).fields[0] for _ in range(5)} == {3}
     ids = [int(each.fields[1]) for each in first]
-    raw.write(settlement(ids[0], ids[-1]))
-    assert raw.read().code == DISPOSITION
-    again = [raw.read() for _ in range(10)]  # nothing else of the client is needed
+    few.write(settlement(ids[0], ids[-1]))
+    assert few.read().code == DISPOSITION
+    again = [few.read() for _ in range(10)]  # nothing else of the client is needed
     assert {(each.code, each.fields[0]) for each in again} == {(TRANSFER, 2)}
-    raw.write(settlement(int(again[0].fields[1]), int(again[-1].fields[1]), settled=True))
-    assert {raw.read().code for _ in range(5)} == {TRANSFER}
-    assert raw.is_silent_until(END, frame(END))
+    few.write(settlement(int(again[0].fields[1]), int(again[-1].fields[1]), settled=True))
+    assert {few.read().code for _ in range(5)} == {TRANSFER}
+    assert few.is_silent_until(END, frame(END))
 
 
 def test_drain_of_a_link_with_too_many_unsettled_deliveries_is_answered(
-    raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+    few: RawClient, queue: str
 ) -> None:
     """A client that waits for the drain before it settles must not wait for ever."""
-    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
-    fill(raw, queue, 25)
-    raw.attach_receiver(queue)
-    raw.write(raw.flow(100, drain=True))
+    fill(few, queue, 25)
+    few.attach_receiver(queue)
+    few.write(few.flow(100, drain=True))
     for _ in range(10):
-        assert raw.read().code == TRANSFER
-    answer = raw.read()
+        assert few.read().code == TRANSFER
+    answer = few.read()
     assert (answer.code, answer.fields[5], answer.fields[6]) == (FLOW, 100, 0)
 
 
-def test_receive_and_delete_has_no_unsettled_deliveries(
-    raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver_links, "MAX_UNSETTLED", 10)
-    fill(raw, queue, 25)
-    raw.attach_receiver(queue, mode=1)
-    raw.write(raw.flow(100))
+def test_receive_and_delete_has_no_unsettled_deliveries(few: RawClient, queue: str) -> None:
+    fill(few, queue, 25)
+    few.attach_receiver(queue, mode=1)
+    few.write(few.flow(100))
     for _ in range(25):
-        assert raw.read().code == TRANSFER
+        assert few.read().code == TRANSFER
 
 
 # --- idle links ---------------------------------------------------------------------------------

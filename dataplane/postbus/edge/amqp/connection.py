@@ -46,6 +46,7 @@ from postbus.edge.access.auth_throttle import AuthThrottle, TooManyChecks
 from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.amqp.addresses import Node, NodeAddress, parse_address
 from postbus.edge.amqp.cbs import TokenNode
+from postbus.edge.amqp.demand_window import DemandLimits
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.grants import Grants
 from postbus.edge.amqp.held_sessions import HeldSessions
@@ -100,6 +101,7 @@ class AmqpConnection:
         inflight: InflightBudget,
         endings: Endings,
         throttle: AuthThrottle,
+        demand_limits: DemandLimits,
         *,
         address: str | None,
         admission: Admission,
@@ -113,12 +115,15 @@ class AmqpConnection:
         self.subscription_rules = subscription_rules
         self.authorizer = authorizer
         self.limits = limits
+        self.demand_limits = demand_limits
         self.error_mapper = error_mapper
         self.inflight = inflight
         self.connection_id = connection_id
         self.real_time_s = real_time_s
         self.flush_soon = flush_soon
-        self.call_later = asyncio.get_running_loop().call_later
+        loop = asyncio.get_running_loop()
+        self.call_later = loop.call_later
+        self.loop_time_s = loop.time
         self.is_paused = False
         self.is_ended = False
         self._is_lost = False

@@ -28,6 +28,7 @@ from postbus.edge.access.inflight_budget import InflightBudget
 from postbus.edge.access.loop_time import SMALL_BYTES, UNAUTHENTICATED, LoopTime
 from postbus.edge.amqp.connected import described
 from postbus.edge.amqp.connection import VIA_PROPERTY, AmqpConnection
+from postbus.edge.amqp.demand_window import DemandLimits
 from postbus.edge.amqp.endings import Endings
 from postbus.edge.amqp.session_links import TIMEOUT_PROPERTY
 from postbus.edge.amqp.subscription_rules import SubscriptionRules
@@ -102,6 +103,7 @@ class AmqpListener:
         self._throttle = throttle or AuthThrottle()
         self._has_changed = asyncio.Event()
         self.max_buffered_bytes = 2 * limits.max_message_bytes + BUFFER_SPARE_BYTES
+        self.demand_limits = DemandLimits()
         self._engine_limits = Limits(max_message_bytes=limits.max_message_bytes)
         self._connections: set[AmqpTransport] = set()
         self._ids = itertools.count(1)
@@ -198,6 +200,7 @@ class AmqpListener:
             self.inflight,
             self._endings,
             self._throttle,
+            self.demand_limits,
             address=address,
             admission=admission,
             connection_id=next(self._ids),

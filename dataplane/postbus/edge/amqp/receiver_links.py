@@ -1,8 +1,8 @@
 """Endpoint of a client's receiver link: credit to demand, deliveries to transfers, outcomes to
 `Settle`.
 
-Holds no state machine: credit arithmetic belongs to the engine, locks and order to the entity.
-Receivers of sessions are in `session_links.py`.
+Holds no state machine: credit belongs to the engine, demand and drain to `demand_window`, locks and
+order to the entity. Receivers of sessions are in `session_links.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from postbus.amqp.performatives import DeliveryState, Rejected, TransactionalSta
 from postbus.broker.address import Address
 from postbus.contract.entities import NamespaceLimits
 from postbus.edge.access.inflight_budget import guarded
+from postbus.edge.amqp.demand_window import AnswerDrain, DemandLimits, DemandWindow
 from postbus.edge.amqp.idleness import Idleness
 from postbus.edge.amqp.link_context import PacedContext
 from postbus.edge.amqp.settlements import (
@@ -33,7 +34,6 @@ from postbus.entity.commands import (
     AddConsumer,
     Command,
     Delivery,
-    DemandSet,
     Disposition,
     OnReply,
     ReceiveMode,
@@ -48,35 +48,15 @@ from postbus.entity.commands import (
 )
 from postbus.message.delivery import encode_prefix, with_times
 
-DELIVERY_STEP: Final = 2_000
-"""Maximum number of deliveries requested ahead; a client with unlimited credit gets them in steps.
-"""
-
-DELIVERY_BYTES: Final = 4 << 20
-"""Bytes requested ahead, by the size of the last deliveries: the most that a client that stops
-reading keeps in memory, beside its socket's buffer."""
-
-MAX_UNSETTLED: Final = 20_000
-"""Deliveries of one link without an outcome above which no more are requested. Our choice: each
-costs about 200 bytes here; SDKs hold a few thousand."""
-
 MAX_OUT_BYTES: Final = 4 << 20
 """Bytes of one connection written in one iteration of the event loop above which no more are
 requested."""
-
-DRAIN_S: Final = 0.1
-"""Longest time until a drain is answered (ADR 24), not counting the time in which the client does
-not read. The JavaScript SDK gives up after 200 ms."""
 
 REPEAT_S: Final = 0.1
 """Pause before a settlement is repeated after a failed read, or a demand after a refusal."""
 
 REPEATED: Final = frozenset({Refusal.NOT_APPLIED, Refusal.BUSY})
 """Temporary refusals of a demand: the partition loads, or decides whether the entity is idle."""
-
-UNKNOWN: Final = -1
-"""Stands for a demand that may not have reached the entity."""
-
 
 NAME_CHARS: Final = 256
 """Characters of a link's name that are kept with a dead letter. Our choice."""
@@ -86,7 +66,11 @@ class ReceiverContext(TransactionContext, PacedContext, Protocol):
     """For receivers. `address`: the client's IP address."""
 
     limits: NamespaceLimits
+    demand_limits: DemandLimits
     address: str | None
+
+    def loop_time_s(self) -> float:
+        """Return the time of the event loop."""
 
 
 class ReceiverEndpoint:
@@ -106,13 +90,10 @@ class ReceiverEndpoint:
         self._address = address
         self._is_locking = link.snd_settle_mode != 1
         self._consumer_id = 0
-        self._delivered = 0  # as counted by the entity since the consumer was added
-        self._demand = 0  # the last limit sent to the entity
-        self._unsettled = 0  # deliveries without an outcome
-        self._drain_limit: int | None = None  # set while the entity drains
-        self._drain_step = 0  # counts the steps, to recognize a late reply
+        self._window = DemandWindow(
+            connection.demand_limits, connection.limits.default_message_size_kb * 1024
+        )
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._average_bytes = connection.limits.default_message_size_kb * 1024
         self._session_id: bytes | None = None
         self._lost = LOST
         self._returns: list[bytes] = []  # tokens of deliveries the client had no credit for
@@ -127,7 +108,7 @@ class ReceiverEndpoint:
     @property
     def locked_count(self) -> int:
         """Deliveries that wait for an outcome, each under a lock."""
-        return self._unsettled if self._is_locking else 0
+        return self._window.unsettled_count if self._is_locking else 0
 
     def attach(self) -> None:
         """Answer the attach and register the consumer."""
@@ -213,18 +194,19 @@ class ReceiverEndpoint:
     @guarded
     def deliver(self, deliveries: list[Delivery]) -> None:
         """Send the entity's deliveries; return those the client has no credit for any more."""
-        self._delivered += len(deliveries)
-        credit = max(self._link.credit, 0) if self._link.is_attached else 0
-        if credit < len(deliveries):
-            over = deliveries[credit:]
-            deliveries = deliveries[:credit]
+        link, window = self._link, self._window
+        taken = window.receive(len(deliveries), link.credit if link.is_attached else 0)
+        if taken < len(deliveries):
+            over = deliveries[taken:]
+            deliveries = deliveries[:taken]
             if self._is_locking:
                 self._returns += [delivery.lock_token for delivery in over]
             else:
                 self._unsent.extend(over)
         if deliveries:
             self._send(deliveries)
-        if not self._is_in_step():
+        is_done = not (link.is_draining or self._returns or self._unsent)
+        if not (is_done and window.is_in_step(link.credit)):
             self.connection.pump_soon(self)
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
@@ -257,101 +239,66 @@ class ReceiverEndpoint:
         if self._unsent and link.credit > 0:
             count = min(len(self._unsent), link.credit)
             self._send([self._unsent.popleft() for _ in range(count)])
-        if self._drain_limit is None:
-            if link.is_draining:
-                self._drain()
-            else:
-                self._ask()
-
-    def _allowance(self) -> int:
-        """Return the number of further deliveries for the client at this time."""
-        credit = max(min(self._link.credit, MAX_UNSETTLED - self._unsettled), 0)
-        if credit and self.connection.must_wait(self, self._link.session, MAX_OUT_BYTES):
-            # Deliveries requested before may come; more when the client has read.
-            return min(credit, max(self._demand - self._delivered, 0))
-        return min(credit, DELIVERY_STEP, max(DELIVERY_BYTES // self._average_bytes, 1))
-
-    def _is_in_step(self) -> bool:
-        """Return whether `pump` would find nothing to do; may return False without need."""
-        link = self._link
+        window, connection = self._window, self.connection
+        if window.drain is not None:
+            return
         credit = link.credit
-        return (
-            self._demand - self._delivered == credit
-            and credit <= DELIVERY_STEP
-            and credit * self._average_bytes <= DELIVERY_BYTES
-            and self._unsettled + credit <= MAX_UNSETTLED
-            and not (link.is_draining or self._returns or self._unsent)
-        )
-
-    def _ask(self) -> None:
-        """Set the entity's demand; raises wait until they are a quarter of the open demand."""
-        allowed = self._allowance()
-        limit = self._delivered + allowed
-        more = limit - self._demand
-        if more < 0 or (more and more * 4 >= allowed):
-            self._demand = limit
-            asked = partial(self._asked, self._consumer_id)
-            self._submit(SetDemand(self._consumer_id, limit), asked)
+        is_held = credit > 0 and connection.must_wait(self, link.session, MAX_OUT_BYTES)
+        if link.is_draining:
+            self._drain(credit, is_held)
+        else:
+            command = window.request(credit, is_held=is_held)
+            if command is not None:
+                self._submit(command, partial(self._requested, command))
 
     @guarded
-    def _asked(self, consumer_id: int, reply: Reply) -> None:
+    def _requested(self, command: SetDemand, reply: Reply) -> None:
         """Schedule a new request if the demand was refused; nothing else would trigger one."""
-        if consumer_id != self._consumer_id or not self._link.is_attached:
-            return
-        if isinstance(reply, Refused) and reply.refusal in REPEATED:
-            self._demand = UNKNOWN
+        is_refused = isinstance(reply, Refused) and reply.refusal in REPEATED
+        if is_refused and self._link.is_attached and self._window.note_refused(command):
             self.connection.call_later(REPEAT_S, self.connection.pump_soon, self)
 
-    def _drain(self) -> None:
-        """Let the entity hand out what it has, in steps, then answer.
-
-        A client that does not read delays this: "no more" would be untrue, and it would not read
-        the answer either.
-        """
-        if self._link.credit <= 0 or self._unsettled >= MAX_UNSETTLED:
-            self._answer_drain()
-            return
-        allowed = self._allowance()
-        if not allowed:
-            return
-        if self._drain_timer is None:
-            self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
-        self._drain_limit = self._demand = self._delivered + allowed
-        self._drain_step += 1
-        command = SetDemand(self._consumer_id, self._drain_limit, is_drain=True)
-        self._submit(command, partial(self._drained, self._consumer_id, self._drain_step))
+    def _drain(self, credit: int, is_held: bool) -> None:
+        now_s = self.connection.loop_time_s()
+        match self._window.request_drain(credit, is_held=is_held, now_s=now_s):
+            case AnswerDrain():
+                self._answer_drain()
+            case SetDemand() as command:
+                self._set_drain_timer(now_s)
+                self._submit(command, partial(self._drained, command))
+            case None:
+                pass
 
     @guarded
-    def _drained(self, consumer_id: int, step: int, reply: Reply) -> None:
+    def _drained(self, command: SetDemand, reply: Reply) -> None:
         """Note that the deliveries of one step are sent, or that there are no more."""
-        if consumer_id != self._consumer_id:
-            return
         link = self._link
-        if step == self._drain_step and self._drain_limit is not None:
-            limit, self._drain_limit = self._drain_limit, None
-            is_more = isinstance(reply, DemandSet) and reply.delivered >= limit
-            if link.is_attached and link.is_draining and not is_more:
-                self._answer_drain()
-        if self._drain_limit is None:
-            self._demand = self._delivered  # the entity's limit fell to its delivered count
-            self.connection.pump_soon(self)
-
-    def _drain_is_late(self) -> None:
-        """Answer before the entity has; messages it still hands out are returned."""
-        self._drain_timer = None
-        if not self._link.is_attached or not self._link.is_draining:
-            return
-        if self.connection.must_wait(self, self._link.session, MAX_OUT_BYTES):
-            self._drain_timer = self.connection.call_later(DRAIN_S, self._drain_is_late)
-            return
-        self._drain_limit = None
-        self._answer_drain()
+        is_draining = link.is_attached and link.is_draining
+        if self._window.end_drain(command, reply, is_draining=is_draining) is not None:
+            self._answer_drain()
         self.connection.pump_soon(self)
+
+    def _look_at_drain(self) -> None:
+        """Answer a drain that takes too long."""
+        self._drain_timer = None
+        link, connection, now_s = self._link, self.connection, self.connection.loop_time_s()
+        is_draining = link.is_attached and link.is_draining
+        is_held = is_draining and connection.must_wait(self, link.session, MAX_OUT_BYTES)
+        late = self._window.expire_drain(now_s, is_draining=is_draining, is_held=is_held)
+        if late is not None:
+            self._answer_drain()
+            connection.pump_soon(self)
+        self._set_drain_timer(now_s)
 
     def _answer_drain(self) -> None:
         self._stop_drain_timer()
         self._link.drained()
         self.connection.flush_soon()
+
+    def _set_drain_timer(self, now_s: float) -> None:
+        due_s = self._window.drain_due_s
+        if due_s is not None and self._drain_timer is None:
+            self._drain_timer = self.connection.call_later(due_s - now_s, self._look_at_drain)
 
     def _stop_drain_timer(self) -> None:
         if self._drain_timer is not None:
@@ -365,11 +312,7 @@ class ReceiverEndpoint:
         return Receiver(self._link.name[:NAME_CHARS], self.connection.address or "")
 
     def _register(self) -> None:
-        router = self.connection.router
-        self._consumer_id = router.new_consumer_id()
-        self._delivered = self._demand = 0
-        self._drain_limit = None
-        router.register_sink(self._address.partition_id, self._consumer_id, self)
+        self._begin()
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
             AddConsumer(
@@ -381,6 +324,13 @@ class ReceiverEndpoint:
             ),
             partial(self._added, self._consumer_id),
         )
+
+    def _begin(self) -> None:
+        """Take the place of a new consumer: its deliveries come here, and demand starts at zero."""
+        router = self.connection.router
+        self._consumer_id = router.new_consumer_id()
+        self._window.restart(self._consumer_id)
+        router.register_sink(self._address.partition_id, self._consumer_id, self)
 
     @guarded
     def _added(self, consumer_id: int, reply: Reply) -> None:
@@ -415,8 +365,8 @@ class ReceiverEndpoint:
                 wire.append((tag, (prefix, envelope.body)))
         self._link.send_all(wire, is_settled=is_settled)
         if self._is_locking:
-            self._unsettled += len(deliveries)
-        self._average_bytes = ((self._average_bytes + size_bytes // len(deliveries)) >> 1) or 1
+            self._window.unsettled_count += len(deliveries)
+        self._window.note_sent(len(deliveries), size_bytes)
         self.connection.flush_soon()
 
     def _give_back(self) -> None:
@@ -472,9 +422,7 @@ class ReceiverEndpoint:
 
     def _count_settled(self, count: int) -> None:
         """Request more if the client had too many unsettled deliveries before."""
-        was_full = self._unsettled >= MAX_UNSETTLED
-        self._unsettled -= count
-        if was_full:
+        if self._window.settle(count):
             self.connection.pump_soon(self)
 
     def _refuse(self, ids: list[int], reply: Refused) -> None:

@@ -232,11 +232,7 @@ class SessionEndpoint(ReceiverEndpoint):
             self._register()
 
     def _register(self) -> None:
-        router = self.connection.router
-        self._consumer_id = router.new_consumer_id()
-        self._delivered = self._demand = 0
-        self._drain_limit = None
-        router.register_sink(self._address.partition_id, self._consumer_id, self)
+        self._begin()
         mode = ReceiveMode.PEEK_LOCK if self._is_locking else ReceiveMode.RECEIVE_AND_DELETE
         self._submit(
             AcceptSession(
