@@ -28,6 +28,7 @@ from tests.sdk_pauses import shorten_sdk_pauses
 from tests.store.driving import make_partition
 
 TEMPLATE = "postbus_template"
+KILLS = Path(__file__).parent / "faults"
 DATABASE_NUMBERS = itertools.count(1)
 
 
@@ -58,10 +59,15 @@ def temporary_folder() -> Iterator[Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use a Postgres: `make test-fast` leaves them out."""
+    """Mark the tests that use a Postgres: `make test-fast` leaves them out.
+
+    Those that kill processes come first, since they take the longest: a run of several workers
+    ends when the last one does.
+    """
     for item in items:
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker("postgres")
+    items.sort(key=lambda item: KILLS not in item.path.parents)
 
 
 @pytest.hookimpl(trylast=True)
