@@ -182,7 +182,7 @@ async def test_server_gives_a_statement_up_before_it_is_unknown(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold:
-        await it.journal._lanes[0].writer.connection.execute("set statement_timeout = 200")
+        await it.journal._runners[0].writer.connection.execute("set statement_timeout = 200")
         it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "slow")
         await hold.wait_held()
         await it.seen.wait_failed()
@@ -343,7 +343,7 @@ async def test_second_writer_that_could_not_be_opened_is_tried_again(
         async def are_two() -> bool:
             if not it.journal._is_opening_second:
                 it.journal._kick()
-            return len(it.journal._lanes) == 2
+            return len(it.journal._runners) == 2
 
         it.journal.submit(outcome([insert(10 + number) for number in range(150)]), "second")
         await wait_until(are_two)

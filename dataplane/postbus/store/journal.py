@@ -83,7 +83,7 @@ class _Queued(Generic[P]):
         self.staging: asyncio.Task[None] | None = None
 
 
-class _Lane(Generic[P]):
+class _Runner(Generic[P]):
     """A writer connection and its task. `wake` is set while the task sleeps."""
 
     __slots__ = ("slot", "task", "wake", "writer")
@@ -129,7 +129,7 @@ class Journal(Generic[P]):
         self._upkeep = Upkeep(store, partition_id, epoch, sides)
         self._queue: deque[_Queued[P]] = deque()
         self._in_flight: deque[Batch[P]] = deque()
-        self._lanes: list[_Lane[P]] = []
+        self._runners: list[_Runner[P]] = []
         self._is_opening_second = False
         self._is_gathering = False  # a writer will look at the queue without being woken
         self._is_sweep_due = False
@@ -184,7 +184,7 @@ class Journal(Generic[P]):
             )
             journal._persisted_ms = claim.persisted_ms
             await journal._upkeep.note_load(loaded, connection)
-            await journal._add_lane(Slot.FIRST_WRITER, Writer(connection, sides))
+            await journal._add_runner(Slot.FIRST_WRITER, Writer(connection, sides))
         except BaseException as error:
             meaning = meaning_of(error, connection)
             connection.terminate()
@@ -307,13 +307,13 @@ class Journal(Generic[P]):
         self._store.beats.unfollow(self._end)
         if self._watch is not None:
             self._watch.cancel()
-        for lane in self._lanes:
-            lane.writer.connection.terminate()
-            if lane.wake is not None and not lane.wake.done():
-                lane.wake.set_result(None)
+        for runner in self._runners:
+            runner.writer.connection.terminate()
+            if runner.wake is not None and not runner.wake.done():
+                runner.wake.set_result(None)
         current = asyncio.current_task(self._loop)
         for task in self._tasks:
-            if task is not current and not any(lane.task is task for lane in self._lanes):
+            if task is not current and not any(runner.task is task for runner in self._runners):
                 task.cancel()
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -330,9 +330,9 @@ class Journal(Generic[P]):
             self._watch.cancel()
         try:
             if was_alive:
-                await self._wait_for_lanes()
+                await self._wait_for_runners()
                 async with asyncio.timeout(ANSWER_S):
-                    connection = self._lanes[0].writer.connection
+                    connection = self._runners[0].writer.connection
                     await release(connection, self.epoch, self._persisted_ms)
         except (*CONNECTION_ERRORS, asyncpg.PostgresError) as error:
             logger.warning(
@@ -347,11 +347,11 @@ class Journal(Generic[P]):
         """Wake a writer if there may be something to start."""
         if self._in_flight and not self._may_overlap():
             return
-        for lane in self._lanes:
-            if lane.wake is not None and not lane.wake.done():
-                lane.wake.set_result(None)
+        for runner in self._runners:
+            if runner.wake is not None and not runner.wake.done():
+                runner.wake.set_result(None)
                 return
-        if len(self._lanes) == 1 and not self._is_opening_second and len(self._in_flight) == 1:
+        if len(self._runners) == 1 and not self._is_opening_second and len(self._in_flight) == 1:
             self._is_opening_second = True
             self._spawn(self._open_second())
 
@@ -405,15 +405,15 @@ class Journal(Generic[P]):
 
     # --- writing ----------------------------------------------------------------------------------
 
-    async def _run(self, lane: _Lane[P]) -> None:
+    async def _run(self, runner: _Runner[P]) -> None:
         """Drive a lane; what breaks here is a bug of ours or of a callback."""
         try:
-            await self._write(lane)
+            await self._write(runner)
         except Exception as error:
             logger.exception("journal broke", extra={"partition": self.partition_id})
             self._end(error)
 
-    async def _write(self, lane: _Lane[P]) -> None:
+    async def _write(self, runner: _Runner[P]) -> None:
         """Commit batches on one connection until the journal is dead."""
         while not self._is_dead:
             await self._gather()
@@ -421,11 +421,11 @@ class Journal(Generic[P]):
                 return
             batch = self._next_batch()
             if batch is None:
-                lane.wake = self._loop.create_future()
-                await lane.wake
-                lane.wake = None
+                runner.wake = self._loop.create_future()
+                await runner.wake
+                runner.wake = None
                 continue
-            await self._commit(lane.writer, batch)
+            await self._commit(runner.writer, batch)
 
     async def _gather(self) -> None:
         """Let a small commit grow while those of other partitions keep store and loop busy."""
@@ -522,17 +522,19 @@ class Journal(Generic[P]):
         for batch in list(self._in_flight):
             if not batch.is_done and now - batch.started > ANSWER_S:
                 self._batch_failed(batch, silent)
-        if not self._is_dead and any(lane.writer.connection.is_closed() for lane in self._lanes):
+        if not self._is_dead and any(
+            runner.writer.connection.is_closed() for runner in self._runners
+        ):
             self._end(StoreUnavailable("a connection of the writers was ended"))
 
     # --- connections and tasks --------------------------------------------------------------------
 
-    async def _add_lane(self, slot: Slot, writer: Writer) -> None:
+    async def _add_runner(self, slot: Slot, writer: Writer) -> None:
         await writer.prepare()
         writer.connection.add_log_listener(self._warned)
-        lane: _Lane[P] = _Lane(slot, writer)
-        self._lanes.append(lane)
-        lane.task = self._spawn(self._run(lane))
+        runner: _Runner[P] = _Runner(slot, writer)
+        self._runners.append(runner)
+        runner.task = self._spawn(self._run(runner))
 
     def _warned(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
         """Die of a warning: it is of a commit whose wait for the standbys was cancelled."""
@@ -546,14 +548,14 @@ class Journal(Generic[P]):
             connection = await self._store.connect_writer(self.partition_id)
             await take_slot(connection, self.partition_id, Slot.SECOND_WRITER, self.epoch)
             if not self._is_dead:
-                await self._add_lane(Slot.SECOND_WRITER, Writer(connection, self._sides))
+                await self._add_runner(Slot.SECOND_WRITER, Writer(connection, self._sides))
         except (*CONNECTION_ERRORS, StoreError, asyncpg.PostgresError) as error:
             logger.warning(
                 "no second writer", extra={"partition": self.partition_id, "error": repr(error)}
             )
             self._loop.call_later(SECOND_WRITER_S, self._allow_second)
         finally:
-            if connection is not None and len(self._lanes) < 2:
+            if connection is not None and len(self._runners) < 2:
                 connection.terminate()
 
     def _allow_second(self) -> None:
@@ -588,12 +590,12 @@ class Journal(Generic[P]):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _wait_for_lanes(self) -> None:
+    async def _wait_for_runners(self) -> None:
         """Let both writers finish what they do; nothing new starts since the journal is dead."""
-        lanes = [lane.task for lane in self._lanes if lane.task is not None]
-        for task in self._tasks.difference(lanes):
+        runners = [runner.task for runner in self._runners if runner.task is not None]
+        for task in self._tasks.difference(runners):
             task.cancel()
-        for lane in self._lanes:
-            if lane.wake is not None and not lane.wake.done():
-                lane.wake.set_result(None)
-        await asyncio.wait(self._tasks | set(lanes), timeout=ANSWER_S)
+        for runner in self._runners:
+            if runner.wake is not None and not runner.wake.done():
+                runner.wake.set_result(None)
+        await asyncio.wait(self._tasks | set(runners), timeout=ANSWER_S)
