@@ -1,8 +1,8 @@
-"""What one commit holds: outcomes in order, and which rows they touch.
+"""A batch: the outcomes of one commit in order, and the rows they touch.
 
 Sub-statements of one SQL statement share a snapshot, so a batch never deletes or moves a row that
-it makes itself; `Batch.admits` keeps that. `SideRows` knows which rows need more than a delete of
-the wide row. Pure memory; the journal forms batches, the writer turns them into SQL.
+it inserts itself; `Batch.admits` ensures that. `SideRows` knows which rows need more than a delete
+of the wide row. Pure memory; the journal forms batches, the writer turns them into SQL.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ P = TypeVar("P")
 BATCH_ROWS: Final = 400
 BATCH_BYTES: Final = 1 << 20
 ATTEMPT_BYTES: Final = 12
-"""What the attempt of one row takes in `acquired`."""
+"""Size of one row's attempt in `acquired`."""
 OVERLAP_ROWS: Final = 100
-"""Rows that must wait before a second commit starts beside the first. Source: measured, ADR 32."""
+"""Number of waiting rows from which a second commit starts beside the first. Source: measured,
+ADR 32."""
 CROWD_COMMITS: Final = 2
 GATHER_ROUNDS: Final = 4
-"""While so many commits of other partitions are under way, one of fewer rows than those begins so
-many rounds of the event loop later; they are short when there is little to do. Source: measured; a
-hundred queues in 16 partitions, both ways: 60 to 90 rows a commit instead of 30, and a quarter less
-CPU for a message."""
+"""When at least `CROWD_COMMITS` commits of other partitions are in flight, a commit of fewer than
+`OVERLAP_ROWS` rows starts `GATHER_ROUNDS` iterations of the event loop later; iterations are short
+on an idle broker. Source: measured; a hundred queues in 16 partitions, both ways: 60 to 90 rows a
+commit instead of 30, and a quarter less CPU for a message."""
 INLINE_BODY_BYTES = 8_192
-"""Greater bodies lie in `body`: the wide row stays within one page (ADR 17)."""
+"""Larger bodies are stored in `body`, so that the wide row fits one page (ADR 17)."""
 STAGED_BODY_BYTES = 1 << 20
-"""Greater bodies are written before their commit, in chunks of this size (ADR 17)."""
+"""Larger bodies are written before their commit, in chunks of this size (ADR 17)."""
 
 
 class RowKind(IntEnum):

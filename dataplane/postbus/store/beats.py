@@ -1,10 +1,11 @@
 """One beat a second for each broker and store: who is alive, by each observer's clock (ADR 12).
 
-A broker beats on a connection of its own, also while it loads, migrates or commits. The beat is a
-commit that waits as commits of messages do, so that one that is done proves that nobody has taken
-our place up to when it began. Others are silent when their beat did not change for so long while we
-looked: no two clocks are compared. Whoever takes over from a silent broker ends its incarnation
-first, so that its next beat fails and says by whom. Called by the store, its journals and claims.
+A broker beats on a connection of its own, also while it loads, migrates or commits. A beat is a
+commit with the durability of message commits; a completed beat proves that this broker owned its
+partitions when the beat began. Another broker is silent when its beat has not changed for a time on
+our clock: no two clocks are compared. A broker that takes over from a silent one ends the other's
+incarnation first, so that its next beat fails and names the successor. Called by the store, its
+journals and claims.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 1.0
 ANSWER_S: Final = 4.0
-"""A beat without an answer for so long: the database is gone, and whatever waits for it is ended.
-Our choice: below the 5 s after which others may take us for dead."""
+"""Time without an answer to a beat after which the database counts as gone and work that waits for
+it is ended. Our choice: below the 5 s after which other brokers may take over."""
 SILENCE_S: Final = 5.0
-"""A broker whose beat did not change for so long may be taken over from (ADR 12)."""
+"""Silence after which another broker may take over (ADR 12)."""
 CONFIRMATION_S: Final = 3.0
-"""How long a beat confirms ownership (ADR 12). A broker of our own name that is
-silent for so long tells nobody anything any more."""
+"""How long a beat confirms ownership (ADR 12). A broker of our own name that is silent for longer
+releases no replies any more."""
 GAP_S: Final = 2.5
-"""Looks further apart prove no silence: we were paused ourselves, or the store was."""
+"""Largest gap between looks that still proves silence; otherwise we or the store were paused."""
 FORGET_S: Final = 60.0
-"""A broker that is silent for so long is ended by whoever sees it."""
+"""Silence after which any broker ends the incarnation."""
 
 _living: set[UUID] = set()
-"""Incarnations of this process: what is not here any more has ended."""
+"""Incarnations of this process that have not ended."""
 
 
 class _Seen(NamedTuple):
-    """What we know of another broker: its beat, and since when it has that one."""
+    """Another broker as we see it: its beat, and since when it has that beat."""
 
     name: str
     beat: int
@@ -58,10 +59,10 @@ class _Seen(NamedTuple):
 
 
 class Beats:
-    """Our life in one store, and what we see of the others.
+    """Our incarnation in one store, and the other brokers as we see them.
 
-    `confirmed_at`: when the last beat began that was done, on `clock`; what we own in the store is
-    ours at least until then. `persisted_ms`: the highest time of an entity in what was committed.
+    `confirmed_at`: start of the last completed beat on `clock`; our partitions in the store were
+    ours at least until then. `persisted_ms`: the highest entity time that was committed.
     """
 
     def __init__(
@@ -72,22 +73,22 @@ class Beats:
         clock: Callable[[], float] = boottime_s,
         outage: Outage | None = None,
     ) -> None:
-        """`on_dead` is told when the database does not answer any more, `outage` of each beat."""
+        """`on_dead` is called when the database stops answering; each beat updates `outage`."""
         self.broker = broker
         self.identity: UUID | None = None
         self.confirmed_at = float("-inf")
         self.persisted_ms = 0
         self.round_trip_s: float | None = None
-        """How long the last beat took that was done, the commit of one row."""
+        """Duration of the last completed beat, a commit of one row."""
         self.on_asked: Callable[[str], None] = lambda _by: None
-        """Told once, by whom, when another process of our name asks us to end."""
+        """Called once with the requester when another process of our name asks us to end."""
         self._on_dead = on_dead
         self._clock = clock
         self._outage = outage or Outage("")
         self._shared = SharedConnection(connect)
         self._beginning = asyncio.Lock()
         self._entering: UUID | None = None
-        """A life whose entry got no answer, so that it is perhaps there: the next one is it."""
+        """Identity of an INSERT with unknown result; the next attempt reuses it."""
         self._followers: set[Callable[[Exception], None]] = set()
         self._others: dict[UUID, _Seen] = {}
         self._earlier: dict[int, _Seen] = {}
@@ -98,21 +99,21 @@ class Beats:
     # --- our own life -----------------------------------------------------------------------------
 
     async def begin(self) -> UUID:
-        """Beat from now on unless that is so; return who we are. Raises StoreUnavailable."""
+        """Start to beat if we do not; return our identity. Raises StoreUnavailable."""
         identity = await self._enter_once()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="beats")
         return identity
 
     def follow(self, on_end: Callable[[Exception], None]) -> None:
-        """Tell `on_end` when this life ends or the database is gone."""
+        """Call `on_end` when this incarnation ends or the database is gone."""
         self._followers.add(on_end)
 
     def unfollow(self, on_end: Callable[[Exception], None]) -> None:
         self._followers.discard(on_end)
 
     async def stop(self) -> None:
-        """End this life in order: nobody has to wait for our silence."""
+        """End this incarnation, so that others need not wait for our silence."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -123,7 +124,9 @@ class Beats:
                 async with asyncio.timeout(ANSWER_S), self._shared.use() as connection:
                     await connection.execute(LEAVE, identity, self.persisted_ms, LEFT)
             except (*CONNECTION_ERRORS, StoreError, asyncpg.PostgresError) as error:
-                logger.warning("the end was not told", extra={"error": repr(error)})
+                logger.warning(
+                    "the end of this broker was not recorded", extra={"error": repr(error)}
+                )
                 self._shared.drop()
         await self._shared.close()
 
@@ -135,7 +138,7 @@ class Beats:
         return identity
 
     async def _enter_once(self) -> UUID:
-        """Return who we are; a life begins where there is none, its entry is its first beat."""
+        """Return our identity; enter if there is none. The entry is the first beat."""
         async with self._beginning:
             if self.identity is not None:
                 return self.identity
@@ -155,7 +158,7 @@ class Beats:
             return identity
 
     async def _run(self) -> None:
-        """Beat until we are stopped."""
+        """Beat until stopped."""
         while True:
             started = self._clock()
             try:
@@ -183,13 +186,13 @@ class Beats:
             logger.warning("asked to end", extra={"by": ours["asked_by"]})
             self.on_asked(ours["asked_by"])
         if ours is None or not ours["has_beaten"]:
-            raise Fenced(f"taken over by {(ours and ours['ended_by']) or 'nobody we know'}")
+            raise Fenced(f"taken over by {(ours and ours['ended_by']) or 'an unknown broker'}")
         self.confirmed_at = started
         self.round_trip_s = self._clock() - started
         self._outage.ended()
 
     def _fail(self, error: Exception) -> None:
-        """A beat failed; when the database said nothing at all, nothing else has to wait for it."""
+        """Note a failed beat; without any answer all work that waits for the database is ended."""
         self._outage.failed(error)
         if isinstance(error.__cause__, TimeoutError):
             self._on_dead()
@@ -214,7 +217,7 @@ class Beats:
                 self._others[row["incarnation"]] = seen
 
     def holds_on(self, identity: UUID) -> bool:
-        """Say whether another broker is alive as far as we see; it may be taken over from else."""
+        """Return whether another broker counts as alive; if not, it may be taken over."""
         seen, now = self._others.get(identity), self._clock()
         if now - self._looked_at > GAP_S:
             return True
@@ -224,9 +227,9 @@ class Beats:
         return CONFIRMATION_S if name == self.broker.name else SILENCE_S
 
     async def take_place_of(self, owner: Incarnation, epoch: int, connection: Connection) -> None:
-        """End the life of another broker that is gone or silent; raises Fenced while it is not.
+        """End the incarnation of another broker that is gone or silent; raises Fenced otherwise.
 
-        `epoch`: in which it owns the partition that is to be claimed.
+        `epoch`: its epoch in the partition that is to be claimed.
         """
         held = Fenced(f"owned by {owner} in epoch {epoch}", owner.identity)
         if owner.name == self.broker.name and is_provably_gone(
@@ -243,7 +246,7 @@ class Beats:
         logger.warning("place of another broker taken", extra={"former": str(owner), "why": reason})
 
     def outwait(self, partition_id: int, heartbeat_ms: int, name: str) -> None:
-        """Raise Fenced while a broker of an earlier version, which does not beat here, may live."""
+        """Raise Fenced while a broker of an earlier version, which has no beats, may be alive."""
         now, seen = self._clock(), self._earlier.get(partition_id)
         if seen is None or seen.beat != heartbeat_ms:
             seen = self._earlier[partition_id] = _Seen(name, heartbeat_ms, now)
@@ -255,7 +258,7 @@ class Beats:
 
 
 class Incarnation(NamedTuple):
-    """The life of a broker in a store, as its row says it. `since`: when it began."""
+    """The incarnation of a broker in a store, read from its row. `since`: its start."""
 
     identity: UUID
     name: str
@@ -290,7 +293,7 @@ select $1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce(max(persisted_ms), 0) from p
 on conflict (incarnation) do update set beat = broker.beat + 1 where broker.ended_by is null
 returning incarnation
 """
-"""Of an ended broker only the highest time is kept for good."""
+"""Of ended brokers only the highest time is kept."""
 BEAT: Final = """
 with ours as (
     update postbus.broker
@@ -307,7 +310,7 @@ update postbus.broker set ended_by = $2
 where incarnation = $1 and ended_by is null and ($3::bigint is null or beat = $3)
 returning incarnation
 """
-"""Only at the beat that was seen: one that came meanwhile shows that it lives."""
+"""Conditional on the observed beat; a newer one proves the broker alive."""
 LEFT: Final = "itself"
 LEAVE: Final = """
 with earlier as (
@@ -321,5 +324,5 @@ set ended_by = $3,
     persisted_ms = greatest(persisted_ms, $2, (select max(persisted_ms) from earlier))
 where incarnation = $1
 """
-"""The last one that left stays: a partition that could not be released does not know the time. An
-entry that got no answer perhaps never came: then those before stay."""
+"""The row of the last broker that left stays, because a partition that was not released has no time
+of its own. If our entry was never stored, the earlier rows stay."""

@@ -1,9 +1,10 @@
-"""Who may write a partition (ADR 22).
+"""Claims of partitions: which broker may write (ADR 22).
 
-Each writer connection holds a session advisory lock (partition, slot); a claim ends the backends
-that hold them, gets every lock, which proves that nothing of theirs can commit any more, and raises
-the epoch in its own commit. The owner row names the incarnation that claimed it; whether that one
-lives is told by its beats. Called by the journal on its own connections only.
+Each writer connection holds a session advisory lock (partition, slot). A claim has three steps: it
+ends the backends that hold the locks; takes every lock, which proves that no earlier writer can
+commit; and raises the epoch in a commit of its own. The owner row names the incarnation that
+claimed the partition; beats show whether it is alive. Called by the journal, on its own
+connections.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from postbus.store.errors import Connection, Fenced, StoreUnavailable, translate
 from postbus.store.migrate import migrate_partition, prepare_partition, refuse_newer
 
 LOCK_MS: Final = 3_000
-"""How long an ended backend may take to leave its locks before the claim is given up."""
+"""Time an ended backend may take to release its locks before the claim fails."""
 PROTOCOL_VERSION: Final = 2
 LOCK_CLASS: Final = 0x5042_0000  # "PB" and the partition; the second key is the slot
 
 
 class Slot(IntEnum):
-    """What a lock of a partition is for."""
+    """Purpose of a partition's lock."""
 
     FIRST_WRITER = 0
     SECOND_WRITER = 1
@@ -31,7 +32,7 @@ class Slot(IntEnum):
 
 
 class Claim(NamedTuple):
-    """A partition that is ours now."""
+    """A claimed partition."""
 
     epoch: int
     persisted_ms: int
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
 
 
 async def claim_partition(connection: Connection, partition_id: int, beats: Beats) -> Claim:
-    """Take the partition, whose tables are made if need be; we beat already.
+    """Claim the partition; create its tables if they are missing.
 
     On return the connection holds the lock of the first writer. Raises Fenced (another broker is
     alive), StoreUnavailable (a former backend does not end), SchemaTooNew.
@@ -54,7 +55,7 @@ async def claim_partition(connection: Connection, partition_id: int, beats: Beat
             await connection.execute(
                 "select pg_advisory_lock($1, $2)", LOCK_CLASS | partition_id, slot
             )
-        # Somebody else may have claimed the partition while we waited.
+        # Another broker may have claimed the partition while we waited.
         version = await _make_way(connection, beats, identity, partition_id)
         await migrate_partition(connection, version)
         row = await connection.fetchrow(RAISE_EPOCH, beats.broker.name, PROTOCOL_VERSION, identity)
@@ -83,7 +84,7 @@ where locktype = 'advisory' and granted and objsubid = 2
       )
   )
 """
-"""Asks for the owner again: two that claim at once must not end the one that has just won."""
+"""Checks the owner again, so that of two claims at a time the loser does not end the winner."""
 RAISE_EPOCH: Final = """
 update owner
 set epoch = epoch + 1, broker_name = $1, protocol_version = $2, incarnation = $3,
@@ -94,7 +95,7 @@ returning epoch, catalog_version,
 
 
 async def _make_way(connection: Connection, beats: Beats, identity: UUID, partition_id: int) -> int:
-    """Return the schema version of a partition that may be claimed; raise Fenced else."""
+    """Return the schema version of a partition that may be claimed; otherwise raise Fenced."""
     row = await connection.fetchrow(READ_OWNER)
     if row is None:
         raise StoreUnavailable("the partition has no owner row yet")
@@ -119,11 +120,11 @@ from (
     from owner
 ) o left join postbus.broker b on b.incarnation = o.incarnation
 """
-"""Read before the partition is migrated: tables of before have no incarnation."""
+"""Runs before the migration: older tables have no incarnation."""
 
 
 async def take_slot(connection: Connection, partition_id: int, slot: Slot, epoch: int) -> None:
-    """Lock another slot for the owner of `epoch`; raises Fenced when that is history."""
+    """Lock another slot for the owner of `epoch`; raises Fenced if the epoch has changed."""
     with translated():
         is_locked = await connection.fetchval(
             "select pg_try_advisory_lock($1, $2)", LOCK_CLASS | partition_id, slot
@@ -133,7 +134,7 @@ async def take_slot(connection: Connection, partition_id: int, slot: Slot, epoch
 
 
 async def release(connection: Connection, epoch: int, persisted_ms: int) -> None:
-    """Give the partition up in order: anybody may claim it at once."""
+    """Release the partition, so that any broker may claim it at once."""
     await connection.execute(RELEASE, epoch, persisted_ms)
 
 

@@ -1,10 +1,10 @@
-"""Group commit of one partition: outcomes in, commits in order, news of what became durable.
+"""Group commit of one partition: takes outcomes, commits them in order, reports durable ones.
 
-Whatever is queued while commits are in flight forms the next one. At most two are in flight, on
-two connections, and only if both are plain (ADR 32); outcomes are released in order. The journal
-claims its partition when it opens and owns it while the broker's beats say so (ADR 22). After the
-first failure it is dead: it tells what was not applied or is unknown (ADR 2), and the host opens
-another one, whose claim ends our backends first. Called by `broker/partition/host.py` only.
+Outcomes that are queued while commits are in flight form the next one. At most two are in flight,
+on two connections, and only if both are plain (ADR 32); outcomes are released in order. A journal
+claims its partition when it opens and owns it while the broker's beats confirm that (ADR 22). It is
+dead after its first failure: it reports each pending outcome as not applied or unknown (ADR 2), and
+the host opens another one, whose claim ends our backends first. Called by `broker/partition/host`.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ QUEUED_BYTES: Final = 32 << 20
 QUEUED_ROWS: Final = 50_000
 """Above either the journal is congested: about half a second of work at full speed."""
 ANSWER_S: Final = 5.0
-"""A commit without an answer for so long is unknown (ADR 2)."""
+"""Time after which a commit without an answer counts as unknown (ADR 2)."""
 WATCH_S: Final = 0.5
 SECOND_WRITER_S: Final = 5.0
-"""When a second writer that could not be opened is tried again. Our choice."""
+"""Pause before a second writer that could not be opened is tried again. Our choice."""
 ALONE_S: Final = 10.0
-"""How long outcomes are committed singly before batches form again. Our choice: long enough to meet
-the outcome that failed before when its client repeats it."""
+"""How long outcomes are committed one by one after a failure. Our choice: long enough for the
+client of the outcome that failed to repeat it."""
 
 
 class _Queued(Generic[P]):
@@ -84,7 +84,7 @@ class _Queued(Generic[P]):
 
 
 class _Runner(Generic[P]):
-    """A writer connection and its task. `wake` is set while the task sleeps."""
+    """A writer connection with its task. `wake` is set while the task sleeps."""
 
     __slots__ = ("slot", "task", "wake", "writer")
 
@@ -96,7 +96,7 @@ class _Runner(Generic[P]):
 
 
 class Journal(Generic[P]):
-    """Commits the outcomes of one claimed partition and tells when they are durable.
+    """Commits the outcomes of one claimed partition and reports when they are durable.
 
     Dead after the first failure: the host calls `abandon` and opens another.
     """
@@ -156,9 +156,9 @@ class Journal(Generic[P]):
     ) -> tuple[Journal[P], LoadedPartition]:
         """Claim the partition (ADR 22), load it, start committing.
 
-        Creates the partition's tables at first use. `on_claimed` is told the epoch before the load.
-        `one_by_one` commits outcomes singly, so that one the server refuses fails alone; commits
-        and reads are counted in `counters`. Raises StoreUnavailable (retry), its kind Fenced
+        Creates the partition's tables at first use. `on_claimed` gets the epoch before the load.
+        `one_by_one` commits each outcome alone, so that a refused one fails alone; commits and
+        reads are counted in `counters`. Raises StoreUnavailable (retry), its kind Fenced
         (another broker holds the partition), or StoreMisconfigured and its kind SchemaTooNew.
         """
         await store.open()
@@ -200,7 +200,7 @@ class Journal(Generic[P]):
     # --- for the host -----------------------------------------------------------------------------
 
     def submit(self, outcome: Outcome, parked: P) -> None:
-        """Queue an outcome for the next commit; never blocks, never fails for the store's sake."""
+        """Queue an outcome for the next commit; never blocks, never raises errors of the store."""
         assert not self._is_dead, "the journal is dead"
         byte_count = 0
         for insert in outcome.inserts:
@@ -209,7 +209,7 @@ class Journal(Generic[P]):
         if outcome.mutations:
             byte_count += extra_bytes(outcome)
             row_count += extra_rows(outcome)
-        # A reply without a write is told right after the last commit under way.
+        # A reply without a write is released right after the last commit in flight.
         if not row_count and self._in_flight and not self._queue and not self._alone_until:
             self._in_flight[-1].entries.append((outcome, parked))
             return
@@ -225,17 +225,17 @@ class Journal(Generic[P]):
 
     @property
     def confirmed_at(self) -> float:
-        """Until when the partition was certainly ours, in seconds of `boottime_s`."""
+        """Last instant at which the partition was certainly ours, in seconds of `boottime_s`."""
         return self._store.beats.confirmed_at
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is queued, in flight or untold."""
+        """Whether nothing is queued, in flight or unreported."""
         return not (self._queue or self._in_flight)
 
     @property
     def is_congested(self) -> bool:
-        """Whether more is queued than sends may add to."""
+        """Whether the queue is so long that sends must wait."""
         return self.queued_bytes > QUEUED_BYTES or self.queued_rows > QUEUED_ROWS
 
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
@@ -263,7 +263,7 @@ class Journal(Generic[P]):
         return await self._reader.read_states(names)
 
     async def read(self, needs: Needs) -> Found:
-        """Return what a command needs of the tables; raises StoreUnavailable."""
+        """Return the rows, states and ids that a command needs; raises StoreUnavailable."""
         found = Found(needs.row_keys)
         if needs.row_keys:
             found += await self.read_rows(needs.row_keys)
@@ -284,10 +284,9 @@ class Journal(Generic[P]):
         return max(await self._store.sample_clock_ms(), self._persisted_ms)
 
     async def upkeep(self, now_ms: int) -> bool:
-        """Do what is due (ADR 30): VACUUM, fold acquisitions, remove what nobody needs any more.
+        """Run upkeep that is due (ADR 30): VACUUM, folding of acquisitions, removal of old rows.
 
-        `now_ms` is the time of the entities. Returns whether there is more to do at once. Raises
-        StoreUnavailable, Fenced.
+        `now_ms` is entity time. Return whether more is due. Raises StoreUnavailable, Fenced.
         """
         await self._upkeep.look_at_age()
         self._is_sweep_due = bool(self._sides.bodies.dead)
@@ -298,11 +297,11 @@ class Journal(Generic[P]):
         return is_left
 
     def fail(self, error: Exception) -> None:
-        """Die of a reason of the host's: a state that broke, a fault for tests."""
+        """Fail for a reason of the host: a broken state, a fault for tests."""
         self._end(error)
 
     def abandon(self) -> None:
-        """Drop the connections of a journal that is dead or not wanted any more; never raises."""
+        """Drop the connections of a journal that is dead or no longer needed; never raises."""
         self._is_dead = True
         self._store.beats.unfollow(self._end)
         if self._watch is not None:
@@ -319,7 +318,7 @@ class Journal(Generic[P]):
             self._drained.set_result(None)
 
     async def close(self) -> None:
-        """Commit what is queued, release the partition, close; trouble is logged, not raised."""
+        """Commit the queue, release the partition, close; errors are logged, not raised."""
         if not self._is_dead and not self.is_idle:
             self._drained = self._loop.create_future()
             self._kick()
@@ -344,7 +343,7 @@ class Journal(Generic[P]):
     # --- forming commits --------------------------------------------------------------------------
 
     def _kick(self) -> None:
-        """Wake a writer if there may be something to start."""
+        """Wake a writer if a commit may start."""
         if self._in_flight and not self._may_overlap():
             return
         for runner in self._runners:
@@ -363,7 +362,7 @@ class Journal(Generic[P]):
         return not is_barrier(self._queue[0].outcome)
 
     def _next_batch(self) -> Batch[P] | None:
-        """Take what the next commit holds, None when nothing may start now."""
+        """Return the next batch, None if no commit may start now."""
         queue = self._queue
         if self._error is not None:
             return None
@@ -406,7 +405,7 @@ class Journal(Generic[P]):
     # --- writing ----------------------------------------------------------------------------------
 
     async def _run(self, runner: _Runner[P]) -> None:
-        """Drive a lane; what breaks here is a bug of ours or of a callback."""
+        """Run a writer; an exception here is a bug of ours or of a callback."""
         try:
             await self._write(runner)
         except Exception as error:
@@ -428,7 +427,7 @@ class Journal(Generic[P]):
             await self._commit(runner.writer, batch)
 
     async def _gather(self) -> None:
-        """Let a small commit grow while those of other partitions keep store and loop busy."""
+        """Let a small batch grow while commits of other partitions keep store and loop busy."""
         for _ in range(GATHER_ROUNDS):
             is_small = self._queue and self._waiting_rows < OVERLAP_ROWS and not self._in_flight
             if not is_small or self._store.commits_under_way < CROWD_COMMITS:
@@ -449,7 +448,7 @@ class Journal(Generic[P]):
                 self._is_sweep_due = bool(self._sides.bodies.dead)
             else:
                 await writer.commit(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
+        except Exception as error:  # noqa: BLE001 - any error ends this journal
             self._batch_failed(batch, error)
             return
         finally:
@@ -465,7 +464,7 @@ class Journal(Generic[P]):
             self._spawn(self._aside("bodies were not removed", self._upkeep.sweep()))
 
     def _report_committed(self) -> None:
-        """Tell what is durable, in order; then end if what comes next has failed."""
+        """Report durable outcomes in order; then fail if the next batch has failed."""
         in_flight = self._in_flight
         while in_flight and in_flight[0].is_done:
             batch = in_flight.popleft()
@@ -489,7 +488,7 @@ class Journal(Generic[P]):
     # --- failing ----------------------------------------------------------------------------------
 
     def _batch_failed(self, batch: Batch[P], error: Exception) -> None:
-        """Start nothing more; end as soon as the commits before this one are told."""
+        """Start no further commit; fail as soon as the commits before this one are reported."""
         if self._is_dead or batch.error is not None:
             return
         batch.error = error
@@ -498,7 +497,7 @@ class Journal(Generic[P]):
         self._report_committed()
 
     def _end(self, error: Exception) -> None:
-        """Die: say of everything not told what is known of it (ADR 2)."""
+        """Fail: report each pending outcome as not applied or unknown (ADR 2)."""
         if self._is_dead:
             return
         failed: list[tuple[Outcome, P, Refusal]] = []
@@ -512,11 +511,11 @@ class Journal(Generic[P]):
         self._on_failed(failed, as_store_error(error) or error)
 
     def _look(self) -> None:
-        """Look each half second: commits without an answer, connections that ended."""
+        """Look for commits without an answer and closed connections, each half second."""
         now = time.monotonic()
         self._watch = self._loop.call_later(WATCH_S, self._look)
         is_late, self._look_due = now - self._look_due > WATCH_S, now + WATCH_S
-        if is_late:  # we were held up ourselves: answers may lie unread
+        if is_late:  # the loop was blocked: answers may be unread
             return
         silent = StoreUnavailable(f"the store did not answer within {ANSWER_S:.0f} s")
         for batch in list(self._in_flight):
@@ -537,12 +536,12 @@ class Journal(Generic[P]):
         runner.task = self._spawn(self._run(runner))
 
     def _warned(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Die of a warning: it is of a commit whose wait for the standbys was cancelled."""
+        """Fail on a server warning: a commit whose wait for the standbys ended is not safe."""
         if getattr(message, "severity_en", None) == "WARNING":
             self._end(StoreUnavailable(f"the server warned: {message}"))
 
     async def _open_second(self) -> None:
-        """Open the second writer; without it commits go on one at a time."""
+        """Open the second writer; without it commits run one at a time."""
         connection = None
         try:
             connection = await self._store.connect_writer(self.partition_id)
@@ -562,7 +561,7 @@ class Journal(Generic[P]):
         self._is_opening_second = False
 
     def _start_staging(self, item: _Queued[P]) -> None:
-        """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are there."""
+        """Write bodies above 1 MiB ahead; the outcome waits in the queue until they are stored."""
         bodies = bodies_to_stage(item.outcome)
         if bodies:
             item.staging = self._spawn(self._stage(bodies))
@@ -570,28 +569,28 @@ class Journal(Generic[P]):
     async def _stage(self, bodies: list[tuple[int, bytes]]) -> None:
         try:
             await stage_bodies(self._store, self.partition_id, self.epoch, bodies)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends this journal
+        except Exception as error:  # noqa: BLE001 - any error ends this journal
             self._error = self._error or error
             self._report_committed()
             return
         self._loop.call_soon(self._kick)  # when this task is done
 
     async def _aside(self, trouble: str, work: Coroutine[object, object, None]) -> None:
-        """Do upkeep between its turns; it is tried again in the next one."""
+        """Run upkeep beside the regular one, which repeats it after an error."""
         try:
             await work
         except StoreError as error:
             logger.warning(trouble, extra={"partition": self.partition_id, "error": repr(error)})
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something that ends with the journal; each kind handles its own failures."""
+        """Start a task that ends with the journal; each task handles its own errors."""
         task = self._loop.create_task(work, name=f"journal-{self.partition_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _wait_for_runners(self) -> None:
-        """Let both writers finish what they do; nothing new starts since the journal is dead."""
+        """Wait for the commits of both writers; a dead journal starts no other one."""
         runners = [runner.task for runner in self._runners if runner.task is not None]
         for task in self._tasks.difference(runners):
             task.cancel()

@@ -70,11 +70,11 @@ async def _load_sessions(connection: Connection, loaded: LoadedPartition) -> Non
             page = keys[start : start + PAGE_ROWS].tolist()
             for key, envelope in await connection.fetch(ENVELOPES, page):
                 session_id = session_id_of(envelope) or b""
-                lane = sessions.get(session_id)
-                if lane is None:
+                messages = sessions.get(session_id)
+                if messages is None:
                     sessions[session_id] = array("q", (key,))
                 else:
-                    lane.append(key)
+                    messages.append(key)
 
 
 ENVELOPES: Final = """

@@ -1,7 +1,7 @@
 """Reading messages back: pages of rows on the store's read connection.
 
 Each call is one or two short statements, so that no snapshot holds VACUUM up. Rows carry what the
-side tables say. Called through the journal by the host's read lanes.
+side tables say. Called through the journal by the host's read connections.
 """
 
 from __future__ import annotations
