@@ -53,7 +53,7 @@ from postbus.entity.queues import dedup
 from postbus.entity.queues.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.topics import topic_state
 from postbus.entity.transfer import outbox
-from postbus.entity.transfer.forwarding import MAX_FORWARD_HOPS
+from postbus.entity.transfer.inbox import MAX_FORWARD_HOPS
 from postbus.manifests.documents import MAX_RULES, QueueSpec
 from postbus.manifests.reader import read_one_bus
 from postbus.process.settings import Settings

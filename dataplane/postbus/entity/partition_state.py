@@ -79,7 +79,7 @@ from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queue_state import QueueState
 from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
-from postbus.entity.transfer.forwarding import Inbox
+from postbus.entity.transfer.inbox import Inbox
 from postbus.entity.transfer.outbox import OUTBOX_NO, Outbox
 from postbus.entity.window import Window, WindowBudget
 
@@ -357,7 +357,7 @@ class PartitionState:
         if entity.properties.status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, entity.name)
         sub = entity.sub_queue(command.sub_queue)
-        return sub.peek(entity.scheduled, command, found)
+        return sub.peek(entity.scheduled.from_number, command, found)
 
     def _receive_deferred(
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None

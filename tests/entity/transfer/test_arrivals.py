@@ -7,7 +7,7 @@ import pytest
 from postbus.contract.entities import SubscriptionProperties
 from postbus.entity.commands import Arrive, Arrived, Disposition, Refusal, Settle, Shipped
 from postbus.entity.topics import topic_state
-from postbus.entity.transfer import forwarding
+from postbus.entity.transfer import inbox
 from tests.entity.partition_checks import check_partition
 from tests.entity.partition_rig import ACTIVE, DELETE, QUEUE, TOPIC, Rig, message
 from tests.entity.topics.topic_rig import ONE, names, publish, take, topic_rig, with_properties
@@ -18,7 +18,7 @@ SOURCE = 5
 
 def test_too_many_copies_for_one_commit_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_state, "MAX_COPIES", 50)
-    monkeypatch.setattr(forwarding, "ARRIVAL_ROWS", 50)
+    monkeypatch.setattr(inbox, "ARRIVAL_ROWS", 50)
     rig = topic_rig(10)
     numbers = list(range(1, 21))
     messages = [with_properties(f"m{number}") for number in numbers]

@@ -29,7 +29,7 @@ from postbus.entity.commands import (
     Tick,
 )
 from postbus.entity.outcomes import Outcome
-from postbus.entity.transfer.forwarding import MAX_FORWARD_HOPS
+from postbus.entity.transfer.inbox import MAX_FORWARD_HOPS
 from postbus.entity.transfer.outbox import _TRANSFER_REASONS, SHIP_MESSAGES
 from tests.entity.partition_rig import (
     ACTIVE,

@@ -8,7 +8,7 @@ except by `requires_session` where Service Bus answers otherwise.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from postbus.entity.commands import (
@@ -34,26 +34,27 @@ from postbus.entity.commands import (
     StoredRow,
     SubQueue,
 )
+from postbus.entity.entity_state import MovedTo
 
 if TYPE_CHECKING:
-    from postbus.entity.numbering import Numbering
     from postbus.entity.outcomes import LoadedPartition, Needs
     from postbus.entity.queues.consumer import Consumer
-    from postbus.entity.queues.scheduled import ScheduledMessages
     from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.message.envelope import Envelope
+
+FromNumber: TypeAlias = Callable[[int], Iterator[tuple[int, int]]]
+"""Yields (number, row key) in rising order, from a number upward."""
 
 SessionCommand: TypeAlias = (
     AcceptSession | RenewSession | GetSessionState | SetSessionState | ListSessions
 )
 
 
-class ActiveMessages(Protocol):
+class ActiveMessages(MovedTo, Protocol):
     """See the module's docstring."""
 
     attempts: dict[int, int]
     kind: SubQueue
-    numbering: Numbering
     unsorted_until_ms: int
 
     @property
@@ -82,11 +83,6 @@ class ActiveMessages(Protocol):
         enqueued_ms: int | None = None,
     ) -> list[int]:
         """Store new messages behind all others; return their sequence numbers."""
-
-    def append_key(
-        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
-    ) -> None:
-        """Take a message that was moved here; its row is read when a receiver wants it."""
 
     def supply(self, rows: Iterable[StoredRow]) -> None:
         """Take the rows of a `Fetch`."""
@@ -137,9 +133,9 @@ class ActiveMessages(Protocol):
     # --- reading ----------------------------------------------------------------------------------
 
     def peek(
-        self, scheduled: ScheduledMessages, command: Peek, found: Sequence[StoredRow] | None
+        self, scheduled: FromNumber, command: Peek, found: Sequence[StoredRow] | None
     ) -> Peeked | Needs:
-        """List messages of any state by number."""
+        """List messages of any state by number; `scheduled` yields the scheduled ones."""
 
     def receive_deferred(
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None

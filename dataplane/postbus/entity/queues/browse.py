@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.active_messages import FromNumber
     from postbus.entity.queues.sub_queue import SubQueueState
 
 SCAN_KEYS = 1_000
@@ -57,7 +57,7 @@ Entry: TypeAlias = tuple[int, int, MessageState, QueuedMessage | None]
 
 def peek(
     sub: SubQueueState,
-    scheduled: ScheduledMessages,
+    scheduled: FromNumber,
     command: Peek,
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
@@ -158,7 +158,7 @@ def _deferred_from(sub: SubQueueState, from_sequence: int, limit: int) -> list[E
 
 
 def scheduled_entries(
-    scheduled: ScheduledMessages,
+    scheduled: FromNumber,
     from_sequence: int,
     limit: int,
     state: MessageState | None = None,
@@ -168,7 +168,7 @@ def scheduled_entries(
         return []
     return [
         (sequence, row_key, MessageState.SCHEDULED, None)
-        for sequence, row_key in islice(scheduled.from_number(from_sequence), limit)
+        for sequence, row_key in islice(scheduled(from_sequence), limit)
     ]
 
 

@@ -14,8 +14,8 @@ from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
 
 REASON: Final = DEAD_LETTER_REASON
@@ -35,7 +35,7 @@ HEADER_TOO_LARGE: Final[dict[str, object]] = {
 """Source: the table of system reasons in Azure's page on dead-letter queues (S259, S261)."""
 
 
-def effective_ttl_ms(entity: QueueState, own_ttl_ms: int | None) -> int | None:
+def effective_ttl_ms(entity: EntityState, own_ttl_ms: int | None) -> int | None:
     """Return the message's time to live, fixed when it was sent, else the entity's (S105).
 
     None is never.

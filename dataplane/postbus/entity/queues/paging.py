@@ -20,7 +20,7 @@ from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 from postbus.message.envelope import Envelope
 
 if TYPE_CHECKING:
-    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.queues.sub_queue import SubQueueState
 
 FETCH_KEYS: Final = 1_000
@@ -152,7 +152,7 @@ def fetch(sub: SubQueueState) -> None:
         sub.ask()
 
 
-def readable(entity: QueueState, count: int, most_bytes: int = READ_BYTES) -> int:
+def readable(entity: EntityState, count: int, most_bytes: int = READ_BYTES) -> int:
     """Return how many of `count` messages of the usual size may be read at a time, at least one."""
     return min(count, max(min(most_bytes, READ_BYTES) // (entity.average_bytes or 1), 1))
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
         StoredRow,
     )
     from postbus.entity.outcomes import LoadedPartition, Needs
-    from postbus.entity.queues.active_messages import SessionCommand
+    from postbus.entity.queues.active_messages import FromNumber, SessionCommand
     from postbus.entity.queues.consumer import Consumer
-    from postbus.entity.queues.scheduled import ScheduledMessages
 
 
 class PlainMessages(SubQueueState):
@@ -101,7 +100,7 @@ class PlainMessages(SubQueueState):
     # --- reading ----------------------------------------------------------------------------------
 
     def peek(
-        self, scheduled: ScheduledMessages, command: Peek, found: Sequence[StoredRow] | None
+        self, scheduled: FromNumber, command: Peek, found: Sequence[StoredRow] | None
     ) -> Peeked | Needs:
         return browse.peek(self, scheduled, command, found)
 

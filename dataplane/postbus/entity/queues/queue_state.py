@@ -12,7 +12,8 @@ from postbus.contract.entities import (
     TopicProperties,
 )
 from postbus.entity.commands import Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
-from postbus.entity.outcomes import Needs, RecordSize
+from postbus.entity.entity_state import EntityState
+from postbus.entity.outcomes import Needs
 from postbus.entity.queues.dedup import SeenIds
 from postbus.entity.queues.plain_messages import PlainMessages
 from postbus.entity.queues.scheduled import ScheduledMessages
@@ -46,8 +47,8 @@ def properties_refusal(envelope: Envelope) -> Refused | None:
     return Refused(Refusal.PROPERTIES_TOO_LARGE, complaint)
 
 
-class QueueState:
-    """A queue, or a subscription of `topic`. The hot path reads copies of some properties.
+class QueueState(EntityState):
+    """A queue, or a subscription of `topic`.
 
     `seen` is set where duplicates are detected. `share` divides the size limit of an entity that
     lies in so many partitions.
@@ -55,38 +56,16 @@ class QueueState:
 
     __slots__ = (
         "_subs",
-        "accessed_ms",
-        "active",
         "context",
-        "dead_letters_expired",
-        "default_ttl_ms",
-        "entity_no",
-        "forward_dead_letters_to",
-        "forward_to",
-        "keeps_settled",
-        "lock_duration_ms",
-        "max_delivery_count",
         "max_message_bytes",
         "max_size_bytes",
-        "name",
-        "outbound",
         "properties",
         "scheduled",
         "seen",
         "share",
-        "size_bytes",
-        "state_bytes",
         "topic",
-        "traffic",
     )
 
-    dead_letters_expired: bool
-    default_ttl_ms: int | None
-    forward_dead_letters_to: str | None
-    forward_to: str | None
-    keeps_settled: bool
-    lock_duration_ms: int
-    max_delivery_count: int
     max_message_bytes: int
     max_size_bytes: int
 
@@ -102,17 +81,11 @@ class QueueState:
         topic: TopicState | None = None,
         share: int = 1,
     ) -> None:
-        self.entity_no = entity_no
-        self.name = name
+        super().__init__(entity_no, name, context.traffic_of(entity_no), size_bytes)
         self.context = context
-        self.size_bytes = size_bytes
-        self.state_bytes = 0  # what the states of its sessions count
         self.topic = topic
-        self.traffic = context.traffic_of(entity_no)
         self.share = share
         self.seen: SeenIds | None = None
-        self.outbound = 0  # messages of this entity that wait in the outbox
-        self.accessed_ms = 0  # when somebody sent or received last, as far as this life knows
         self._define(properties)
         self.active: ActiveMessages
         if not isinstance(properties, TopicProperties) and properties.requires_session:
@@ -203,31 +176,6 @@ class QueueState:
     def message_count(self) -> int:
         """Live messages of all sub-queues."""
         return sum(sub.live for sub in self._subs.values()) + len(self.scheduled) + self.outbound
-
-    @property
-    def average_bytes(self) -> int:
-        """Size of the usual message, a guess where rows have not been read."""
-        count = self.message_count
-        return self.size_bytes // count if count else 0
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
-        return (self.size_bytes if self.message_count else 0) + self.state_bytes
-
-    def grow(self, size_bytes: int) -> None:
-        """Add what is stored."""
-        self.size_bytes += size_bytes
-
-    def shrink(self, size_bytes: int) -> None:
-        """Subtract what left; after a load sizes are estimates and must not fall below zero."""
-        self.size_bytes -= size_bytes
-        if self.size_bytes < 0:
-            self.size_bytes = 0
-
-    def recorded_size(self) -> RecordSize:
-        """Return a checkpoint of size and count (ADR 37)."""
-        return RecordSize(self.entity_no, self.size_bytes, self.message_count)
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
         """Remove all receivers; return their ids."""

@@ -20,9 +20,9 @@ from postbus.message.envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.active_messages import ActiveMessages
-    from postbus.entity.queues.queue_state import QueueState
 
 
 PUBLISH_COPIES: Final = 10_000
@@ -61,7 +61,7 @@ class ScheduledMessages:
 
     def __init__(
         self,
-        entity: QueueState,
+        entity: EntityState,
         active: ActiveMessages,
         context: PartitionContext,
         publish: Callable[[Envelope, int], int] | None = None,

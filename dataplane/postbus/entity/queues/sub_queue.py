@@ -1,9 +1,12 @@
-"""One sub-queue: the order of its messages, its receivers, and what they are handed.
+"""One sub-queue: the order of its messages, its receivers, and deliveries to them.
 
 Messages lie, in key order, in four places: `returned` (had a lock before), `ready` (loaded),
 `backlog` (keys only) and `tail` (loaded, newer than the backlog). Locked and deferred ones are in
 none of them. Every key of one place is lower than every key of the next, therefore the lowest
-available message is always found at a front. Paging lives in `paging`, settlement in `locks`.
+available message is always found at a front.
+
+`locks`, `paging`, `expiry` and `hints` are methods of this class in modules of their own; with the
+outbox, to which `expiry` moves dead letters, they import each other's types.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ from postbus.message.envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.queue_state import QueueState
 
 FAIR_CHUNK: Final = 32
 """Most messages one receiver gets before the next has its turn. Our choice: small against usual
@@ -91,7 +94,7 @@ class SubQueueState:
     low_water: ClassVar[int] = paging.LOW_WATER
 
     def __init__(
-        self, entity: QueueState, kind: SubQueue, context: PartitionContext, next_sequence: int = 0
+        self, entity: EntityState, kind: SubQueue, context: PartitionContext, next_sequence: int = 0
     ) -> None:
         self._make_empty(entity, kind, context)
         self.numbering = Numbering(entity, kind, next_sequence)
@@ -100,7 +103,7 @@ class SubQueueState:
         self.attempts: dict[int, int] = {}
         context.sub_queues[self] = None
 
-    def _make_empty(self, entity: QueueState, kind: SubQueue, context: PartitionContext) -> None:
+    def _make_empty(self, entity: EntityState, kind: SubQueue, context: PartitionContext) -> None:
         """Set what each session of a session entity has for itself as well."""
         self.entity = entity
         self.kind = kind

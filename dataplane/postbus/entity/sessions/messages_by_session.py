@@ -23,9 +23,9 @@ from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.outcomes import LoadedPartition
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.queue_state import QueueState
     from postbus.message.envelope import Envelope
 
 IDLE_SESSIONS: Final = 10_000
@@ -65,7 +65,7 @@ class MessagesBySession(SubQueueState):
         "values",
     )
 
-    def __init__(self, entity: QueueState, context: PartitionContext, next_sequence: int) -> None:
+    def __init__(self, entity: EntityState, context: PartitionContext, next_sequence: int) -> None:
         super().__init__(entity, SubQueue.ACTIVE, context, next_sequence)
         self.open_sessions: dict[bytes, SessionMessages] = {}
         self.held: dict[SessionMessages, None] = {}
@@ -214,7 +214,7 @@ class MessagesBySession(SubQueueState):
 
     def open_session(self, session_id: bytes) -> SessionMessages:
         """Open a session, with the keys it has."""
-        session = self._spare.pop() if self._spare else self._make_session()
+        session = self._spare.pop() if self._spare else SessionMessages(self)
         session.session_id = session_id
         session.is_queued = False
         self.open_sessions[session_id] = session
@@ -224,9 +224,6 @@ class MessagesBySession(SubQueueState):
             session.is_queued = bool(keys)
             session.deferred = self.dormant_deferred.pop(session_id, session.deferred)
         return session
-
-    def _make_session(self) -> SessionMessages:
-        raise NotImplementedError  # they call back what only `SessionQueue` has
 
     def put_away(self, session: SessionMessages) -> None:
         """Keep a session without a holder as it is, as keys, or not at all."""
@@ -347,6 +344,16 @@ class MessagesBySession(SubQueueState):
         window = self.context.window
         while self.idle and window.room_bytes(is_wanted=True) < wanted_bytes:
             self._reduce(next(reversed(self.idle)))
+
+    # --- holders, the matter of `SessionQueue` ----------------------------------------------------
+
+    def release(self, session: SessionMessages, *, is_failed: bool) -> None:
+        """Take a session from its holder; what it had returns, as failed or as never delivered."""
+        raise NotImplementedError
+
+    def expire(self, session: SessionMessages) -> None:
+        """End the holder whose lock has run out."""
+        raise NotImplementedError
 
     # --- for the partition ------------------------------------------------------------------------
 

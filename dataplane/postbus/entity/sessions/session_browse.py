@@ -29,17 +29,17 @@ from postbus.entity.queues import browse, paging
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.active_messages import FromNumber
+    from postbus.entity.sessions.messages_by_session import MessagesBySession
     from postbus.entity.sessions.session_messages import SessionMessages
-    from postbus.entity.sessions.session_queue import SessionQueue
 
 
 # --- peek -----------------------------------------------------------------------------------------
 
 
 def peek(
-    queue: SessionQueue,
-    scheduled: ScheduledMessages,
+    queue: MessagesBySession,
+    scheduled: FromNumber,
     command: Peek,
     found: Sequence[StoredRow] | None,
 ) -> Peeked | Needs:
@@ -57,7 +57,7 @@ def peek(
     return browse.peeked(queue, entries[:limit], command, found)
 
 
-def _first_sessions(queue: SessionQueue, command: Peek, limit: int) -> set[bytes]:
+def _first_sessions(queue: MessagesBySession, command: Peek, limit: int) -> set[bytes]:
     """Return the sessions among which the first `limit` messages of the wanted state are."""
     state = command.state
     sessions: set[bytes] = set()
@@ -109,7 +109,7 @@ def _head(session: SessionMessages, first_key: int, *, has_deferred: bool) -> in
 
 
 def _entries_of(
-    queue: SessionQueue, session_id: bytes, command: Peek, limit: int
+    queue: MessagesBySession, session_id: bytes, command: Peek, limit: int
 ) -> list[browse.Entry]:
     from_sequence, state = command.from_sequence, command.state
     session = queue.open_sessions.get(session_id)
@@ -127,7 +127,7 @@ def _entries_of(
 
 
 def delete_messages(
-    queue: SessionQueue, command: DeleteMessages, found: Sequence[StoredRow] | None
+    queue: MessagesBySession, command: DeleteMessages, found: Sequence[StoredRow] | None
 ) -> MessagesDeleted | Needs:
     """Delete the oldest messages of a session, or of all, that are neither locked nor deferred."""
     if command.session_id is not None:
@@ -156,7 +156,7 @@ def delete_messages(
 
 
 def _delete_in(
-    queue: SessionQueue,
+    queue: MessagesBySession,
     session_id: bytes,
     command: DeleteMessages,
     found: Sequence[StoredRow] | None,
@@ -172,7 +172,7 @@ def _delete_in(
     return reply
 
 
-def _oldest(queue: SessionQueue, limit: int) -> list[tuple[int, bytes, int | None]]:
+def _oldest(queue: MessagesBySession, limit: int) -> list[tuple[int, bytes, int | None]]:
     """Return the first available messages. Shape: (row key, session, enqueued time if loaded)."""
     entries: list[tuple[int, bytes, int | None]] = []
     for session_id, session in queue.open_sessions.items():
@@ -194,7 +194,7 @@ def _paged(session: SessionMessages, limit: int) -> list[tuple[int, bytes, int |
 # --- listing --------------------------------------------------------------------------------------
 
 
-def list_sessions(queue: SessionQueue, command: ListSessions) -> SessionsListed:
+def list_sessions(queue: MessagesBySession, command: ListSessions) -> SessionsListed:
     """List sessions with messages or a state, or those whose state changed after a time."""
     stored = queue.values.stored
     names: set[bytes]

@@ -20,7 +20,7 @@ from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import SubQueueState
 
 if TYPE_CHECKING:
-    from postbus.entity.sessions.session_queue import SessionQueue
+    from postbus.entity.sessions.messages_by_session import MessagesBySession
 
 SESSION_BYTES: Final = 2_500
 """Memory of a session without its messages. Measured with tracemalloc on CPython 3.11."""
@@ -54,7 +54,7 @@ class SessionMessages(SubQueueState):
 
     low_water: ClassVar[int] = 32
 
-    def __init__(self, queue: SessionQueue) -> None:
+    def __init__(self, queue: MessagesBySession) -> None:
         self._make_empty(queue.entity, SubQueue.ACTIVE, queue.context)
         self.queue = queue
         self.session_id = b""

@@ -46,10 +46,9 @@ from postbus.entity.transfer.forwarding import FORWARDER_ID, SessionForwarder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.active_messages import SessionCommand
-    from postbus.entity.queues.queue_state import QueueState
-    from postbus.entity.queues.scheduled import ScheduledMessages
+    from postbus.entity.queues.active_messages import FromNumber, SessionCommand
     from postbus.entity.queues.sub_queue import SubQueueState
     from postbus.message.envelope import Envelope
 
@@ -68,16 +67,13 @@ class SessionQueue(MessagesBySession):
 
     requires_session: ClassVar[bool] = True
 
-    def __init__(self, entity: QueueState, context: PartitionContext, next_sequence: int) -> None:
+    def __init__(self, entity: EntityState, context: PartitionContext, next_sequence: int) -> None:
         super().__init__(entity, context, next_sequence)
         self.waiters: OrderedDict[int, SessionConsumer] = OrderedDict()
 
     @property
     def locked_count(self) -> int:
         return sum(len(session.locks) for session in self.held)
-
-    def _make_session(self) -> SessionMessages:
-        return SessionMessages(self)
 
     def distribute(
         self,
@@ -328,7 +324,13 @@ class SessionQueue(MessagesBySession):
         if FORWARDER_ID in self.consumers:
             self.remove_consumer(FORWARDER_ID)
         if target is not None:
-            self.wait_for_session(SessionForwarder(self, target))
+            self.wait_for_session(SessionForwarder(target, self._give_up))
+
+    def _give_up(self, forwarder: SessionForwarder) -> None:
+        """Let our receiver wait for the next session, unless it was taken out meanwhile."""
+        if self.consumers.get(FORWARDER_ID) is forwarder:
+            self.remove_consumer(FORWARDER_ID)
+            self.wait_for_session(forwarder)
 
     def has_backlog(self) -> bool:
         return bool(self.open_sessions or self.dormant)
@@ -451,7 +453,7 @@ class SessionQueue(MessagesBySession):
 
     def peek(
         self,
-        scheduled: ScheduledMessages,
+        scheduled: FromNumber,
         command: Peek,
         found: Sequence[StoredRow] | None,
     ) -> Peeked | Needs:

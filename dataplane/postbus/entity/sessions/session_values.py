@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from postbus.entity.apply_context import ApplyContext
     from postbus.entity.commands import StoredRow
-    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.entity_state import EntityState
 
 KEPT_SHIFT: Final = 4
 """Committed values of an entity may use 1/16 of the window's budget. Our choice."""
@@ -38,7 +38,7 @@ class SessionValues:
 
     __slots__ = ("_context", "_entity", "_entity_no", "_held", "held_bytes", "stored")
 
-    def __init__(self, entity: QueueState, context: ApplyContext) -> None:
+    def __init__(self, entity: EntityState, context: ApplyContext) -> None:
         self._entity = entity
         self._entity_no = entity.entity_no
         self._context = context

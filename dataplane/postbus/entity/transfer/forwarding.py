@@ -1,8 +1,8 @@
-"""Forwarding at both ends: the receiver inside an entity, and what arrives from an outbox.
+"""The receivers that move messages of a forwarded entity into the outbox.
 
-A sub-queue with forwarding on has one receiver, ours, that wants everything: what lay there before,
-what comes back from a lock, what is dead-lettered by other ways than `expiry.move`. New messages do
-not pass through it, they go into the outbox at once. `context.outbox` is where all of them go.
+A forwarded sub-queue has one receiver, ours, which wants everything: older messages, those whose
+lock ended, dead letters that did not pass `expiry.move`. New messages do not pass through it, they
+go into the outbox at once.
 """
 
 from __future__ import annotations
@@ -10,40 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from postbus.entity.commands import (
-    Arrive,
-    Arrived,
-    Enqueue,
-    Enqueued,
     ReceiveMode,
-    Refusal,
-    Refused,
 )
-from postbus.entity.outcomes import Needs, PutInbound
 from postbus.entity.queues import expiry
 from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.sessions.session_messages import SessionConsumer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
 
-    from postbus.entity.commands import Delivery, StoredRow
-    from postbus.entity.outcomes import LoadedPartition
-    from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.queue_state import QueueState
+    from postbus.entity.commands import Delivery
     from postbus.entity.queues.sub_queue import SubQueueState
-    from postbus.entity.sessions.session_queue import SessionQueue
-    from postbus.message.envelope import Envelope
-
-MAX_FORWARD_HOPS: Final = 4
-"""Most entities a message may be forwarded to, one after another. Source: Azure's page on
-auto-forwarding (an older one says 3)."""
 
 FORWARDER_ID: Final = -1
 """Our receiver's id in its sub-queue; ids of clients' receivers are positive."""
-
-ARRIVAL_ROWS: Final = 50_000
-"""When messages that arrive have made so many rows, the others come again (ADR 20)."""
 
 _EVERYTHING: Final = 1 << 62
 
@@ -81,13 +62,13 @@ def _move_all(sub: SubQueueState, batch: list[QueuedMessage], target: str) -> No
 class SessionForwarder(SessionConsumer):
     """The receiver of a session entity that is forwarded: it takes one session after the other."""
 
-    __slots__ = ("_queue", "_target")
+    __slots__ = ("_give_up", "_target")
 
     is_forwarder = True
 
-    def __init__(self, queue: SessionQueue, target: str) -> None:
+    def __init__(self, target: str, give_up: Callable[[SessionForwarder], None]) -> None:
         super().__init__(FORWARDER_ID, ReceiveMode.RECEIVE_AND_DELETE)
-        self._queue = queue
+        self._give_up = give_up
         self._target = target
         self.limit = _EVERYTHING
 
@@ -95,94 +76,10 @@ class SessionForwarder(SessionConsumer):
         """Move a batch; what is left of the session, or else the next one, follows."""
         _move_all(sub, batch, self._target)
         if self.session is not None and not self.session.is_available:
-            self._queue.context.resumed[self.go_on] = None
+            sub.context.resumed[self.go_on] = None
         return []
 
     def go_on(self) -> None:
         """Give up a session of which nothing is left and wait for the next."""
-        queue = self._queue
-        if queue.consumers.get(FORWARDER_ID) is not self:
-            return
         if self.session is not None and not self.session.is_available:
-            queue.remove_consumer(FORWARDER_ID)
-            queue.wait_for_session(self)
-
-
-class Inbox:
-    """What arrives from outboxes: each number once, the first refusal stops (I17)."""
-
-    __slots__ = ("_context", "_entities", "_last_numbers")
-
-    def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
-        self._context = context
-        self._entities = entities
-        self._last_numbers: dict[tuple[int, int], int] = {}
-
-    def load(self, loaded: LoadedPartition) -> None:
-        for row in loaded.inbound:
-            self._last_numbers[row.source_partition, row.entity_no] = row.last_number
-
-    def drop(self, entity_no: int) -> None:
-        """Forget an entity that is dropped; its rows go with its definition."""
-        for place in [place for place in self._last_numbers if place[1] == entity_no]:
-            del self._last_numbers[place]
-
-    def arrive(self, command: Arrive, found: Sequence[StoredRow] | None) -> Arrived | Needs:
-        """Store what is new, in one vector if nothing of it is refused."""
-        place = (command.source_partition, command.entity_no)
-        last_number = self._last_numbers.get(place, 0)
-        known = sum(number <= last_number for number in command.numbers)
-        fresh = command.messages[known:]
-        resent = [number in command.resent for number in command.numbers[known:]]
-        entity = self._entities.get(command.entity_no)
-        if entity is None:
-            return Arrived(0, Refused(Refusal.ENTITY_NOT_FOUND))
-        hops = [envelope.hop_count > MAX_FORWARD_HOPS for envelope in fresh]
-        refused = Refused(Refusal.HOPS_EXCEEDED) if any(hops) else None
-        fresh = fresh[: hops.index(True)] if refused else fresh
-        for envelope in fresh:
-            envelope.shared = None  # its body belongs to the accounts of where it comes from
-        count = 0
-        if fresh:
-            answer = self._store(entity, fresh, resent, found)
-            if isinstance(answer, Needs):
-                return answer
-            count, earlier = answer
-            refused = earlier or refused
-        if count:
-            last_number = command.numbers[known + count - 1]
-            self._last_numbers[place] = last_number
-            self._context.outcome.mutations.append(PutInbound(*place, last_number))
-        return Arrived(known + count, refused)
-
-    @staticmethod
-    def _store(
-        entity: QueueState,
-        messages: list[Envelope],
-        resent: list[bool],
-        found: Sequence[StoredRow] | None,
-    ) -> tuple[int, Refused | None] | Needs:
-        """Store messages up to the first that is refused; return how many, and the refusal."""
-        entity_no = entity.entity_no
-        ids = [each for each, is_resent in zip(messages, resent, strict=False) if not is_resent]
-        if entity.seen is None or not ids or len(ids) == len(messages):
-            together = Enqueue(entity_no, messages, is_atomic=True, is_resent=not ids)
-            reply = entity.enqueue(together, found)
-            if isinstance(reply, Needs):
-                return reply
-            if isinstance(reply, Enqueued):
-                return len(messages), None
-        else:  # whether the ids of some were seen is known before anything is stored
-            screened = entity.seen.screen(ids, found)
-            if isinstance(screened, Needs):
-                return screened
-        inserts = entity.context.outcome.inserts
-        for count, envelope in enumerate(messages):
-            if len(inserts) >= ARRIVAL_ROWS:
-                return count, Refused(Refusal.BUSY, "the messages before it make enough copies")
-            one = Enqueue(entity_no, [envelope], is_atomic=True, is_resent=resent[count])
-            reply = entity.enqueue(one, found)
-            assert not isinstance(reply, Needs), "the ids are known by now"
-            if isinstance(reply, Refused):
-                return count, reply
-        return len(messages), None  # there is room for each when the one before is routed or gone
+            self._give_up(self)

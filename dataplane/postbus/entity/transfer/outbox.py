@@ -23,8 +23,8 @@ from postbus.message.envelope import Envelope
 from postbus.message.patch import merge_properties
 
 if TYPE_CHECKING:
+    from postbus.entity.entity_state import EntityState
     from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.queue_state import QueueState
     from postbus.entity.queues.sub_queue import SubQueueState
 
 OUTBOX_NO: Final = 0
@@ -190,7 +190,7 @@ class Outbox:
 
     entity_no = OUTBOX_NO
 
-    def __init__(self, context: PartitionContext, entities: Mapping[int, QueueState]) -> None:
+    def __init__(self, context: PartitionContext, entities: Mapping[int, EntityState]) -> None:
         self._context = context
         self._entities = entities
         self._numbering = Numbering(self, SubQueue.OUTBOX, 0)
@@ -223,7 +223,7 @@ class Outbox:
 
     def send(
         self,
-        entity: QueueState,
+        entity: EntityState,
         envelopes: list[Envelope],
         target: str,
         resent: list[int] | None = None,
@@ -278,7 +278,7 @@ class Outbox:
         self._put(entity, put, envelope.size_bytes, envelope)
 
     def take_due(
-        self, entity: QueueState, row_key: int, sequence: int, due_ms: int, size_bytes: int
+        self, entity: EntityState, row_key: int, sequence: int, due_ms: int, size_bytes: int
     ) -> None:
         """Take a scheduled message whose time has come; the entity accounts for it already."""
         assert entity.forward_to is not None
@@ -313,7 +313,7 @@ class Outbox:
         return new_key
 
     def _put(
-        self, entity: QueueState, put: PutOutbound, size_bytes: int, envelope: Envelope | None
+        self, entity: EntityState, put: PutOutbound, size_bytes: int, envelope: Envelope | None
     ) -> None:
         self._context.outcome.mutations.append(put)
         entity.outbound += 1
@@ -435,7 +435,7 @@ class Outbox:
         self,
         queue: _TargetQueue,
         index: int,
-        entity: QueueState,
+        entity: EntityState,
         refused: Refused,
         row: StoredRow | None,
     ) -> None:

@@ -1,0 +1,116 @@
+"""What sub-queues, outbox and scheduled messages know of their entity: its size and settings.
+
+They know this base and not `QueueState`, which makes them. What only that can answer is abstract
+here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from postbus.entity.outcomes import RecordSize
+
+if TYPE_CHECKING:
+    from postbus.entity.commands import SubQueue
+    from postbus.entity.numbering import Numbering
+    from postbus.entity.traffic import Traffic
+
+
+class MovedTo(Protocol):
+    """Messages of an entity to which others are moved."""
+
+    numbering: Numbering
+
+    def append_key(
+        self, row_key: int, grown_bytes: int = 0, *, session_id: bytes | None = None
+    ) -> None:
+        """Take a message that was moved here; its row is read when a receiver wants it.
+
+        `grown_bytes`: what it adds to the size of the entity. `session_id` must be given where
+        messages are divided by session.
+        """
+
+
+class EntityState(ABC):
+    """See the module's docstring. The hot path reads these copies of some properties.
+
+    `state_bytes` is the size of the states of its sessions, `outbound` the number of its messages
+    in the outbox.
+    """
+
+    __slots__ = (
+        "accessed_ms",
+        "active",
+        "dead_letters_expired",
+        "default_ttl_ms",
+        "entity_no",
+        "forward_dead_letters_to",
+        "forward_to",
+        "keeps_settled",
+        "lock_duration_ms",
+        "max_delivery_count",
+        "name",
+        "outbound",
+        "size_bytes",
+        "state_bytes",
+        "traffic",
+    )
+
+    active: MovedTo
+    dead_letters_expired: bool
+    default_ttl_ms: int | None
+    forward_dead_letters_to: str | None
+    forward_to: str | None
+    keeps_settled: bool
+    lock_duration_ms: int
+    max_delivery_count: int
+
+    def __init__(self, entity_no: int, name: str, traffic: Traffic, size_bytes: int) -> None:
+        self.entity_no = entity_no
+        self.name = name
+        self.traffic = traffic
+        self.size_bytes = size_bytes
+        self.state_bytes = 0
+        self.outbound = 0
+        self.accessed_ms = 0  # when a client sent or received last, as far as this life knows
+
+    @abstractmethod
+    def sub_queue(self, kind: SubQueue) -> MovedTo:
+        """Return a sub-queue, made at first use: most entities never need the others."""
+
+    @property
+    @abstractmethod
+    def message_count(self) -> int:
+        """Live messages of all sub-queues."""
+
+    @abstractmethod
+    def keep_state(self, grown_bytes: int) -> bool:
+        """Count what the states of sessions grow or shrink by; False when there is no room."""
+
+    # --- size -------------------------------------------------------------------------------------
+
+    @property
+    def average_bytes(self) -> int:
+        """Size of the usual message, a guess where rows have not been read."""
+        count = self.message_count
+        return self.size_bytes // count if count else 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of what is stored; whatever remains of an empty entity was an estimate's error."""
+        return (self.size_bytes if self.message_count else 0) + self.state_bytes
+
+    def grow(self, size_bytes: int) -> None:
+        """Add what is stored."""
+        self.size_bytes += size_bytes
+
+    def shrink(self, size_bytes: int) -> None:
+        """Subtract what left; after a load sizes are estimates and must not fall below zero."""
+        self.size_bytes -= size_bytes
+        if self.size_bytes < 0:
+            self.size_bytes = 0
+
+    def recorded_size(self) -> RecordSize:
+        """Return a checkpoint of size and count (ADR 37)."""
+        return RecordSize(self.entity_no, self.size_bytes, self.message_count)
