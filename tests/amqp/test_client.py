@@ -239,7 +239,7 @@ def test_termini_are_written_as_given() -> None:
     assert attach.fields[6] == Described(Ulong(0x29), [None])
 
 
-def test_refused_attach_tells_its_error() -> None:
+def test_refused_attach_has_its_error() -> None:
     broker = Broker().open()
     session = broker.session()
     link = session.attach_receiver("r", "q")

@@ -115,7 +115,7 @@ def test_a_link_that_would_keep_much_is_refused(field: str) -> None:
     assert client.engine.link_count == 1
 
 
-def test_deliveries_under_way_over_all_links() -> None:
+def test_unfinished_deliveries_are_limited_over_all_links() -> None:
     client = Client(Limits(max_message_bytes=1_000, max_partial_messages=3)).open()
     client.begin()
     for handle in range(4):

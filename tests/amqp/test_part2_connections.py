@@ -61,7 +61,7 @@ def test_open_with_another_form_of_descriptor(form: str) -> None:
     assert client.events == [ConnectionOpened("me", None, {})]
 
 
-def test_close_is_answered_and_told() -> None:
+def test_close_is_answered_and_reported() -> None:
     client = Client().open()
     error = Described(Ulong(0x1D), [Symbol("a:b"), "because", None])
     client.send(CLOSE, error)
@@ -278,7 +278,7 @@ def test_tick_interval_has_bounds() -> None:
     assert Client(Limits(idle_timeout_ms=240_000)).engine.tick_interval_ms == 60_000
 
 
-def test_out_bytes_counts_what_waits() -> None:
+def test_out_bytes_counts_pending_bytes() -> None:
     client = Client().open()
     client.begin()
     link = client.receiver()

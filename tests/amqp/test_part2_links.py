@@ -145,7 +145,7 @@ def test_terminus_that_is_no_terminus_is_none() -> None:
     assert event.link.target is None
 
 
-def test_link_properties_that_the_owner_knows_are_told_by_text() -> None:
+def test_link_properties_used_by_the_owner_are_reported_by_name() -> None:
     client = ready()
     client.engine.link_properties = frozenset({"com.microsoft:timeout"})
     properties = {Symbol("com.microsoft:timeout"): Uint(5_000), Ulong(1): None}
@@ -296,7 +296,7 @@ def test_malformed_detach_closes(fields: tuple[object, ...]) -> None:
     client.expect_closed(conditions.DECODE_ERROR)
 
 
-def test_attach_whose_list_is_no_list_closes() -> None:
+def test_attach_without_a_list_closes_the_connection() -> None:
     client = ready()
     client.feed(frame(0, b"\x00\x53\x12\xc1\x01\x00"))
     client.expect_closed(conditions.DECODE_ERROR)
@@ -308,7 +308,7 @@ def test_attach_whose_list_is_no_list_closes() -> None:
 # --- credit --------------------------------------------------------------------------------------
 
 
-def test_credit_is_counted_against_what_is_on_the_way() -> None:
+def test_credit_counts_deliveries_in_flight() -> None:
     client = ready()
     link = client.receiver(credit=5)
     assert (link.limit, link.sent, link.credit) == (5, 0, 5)
@@ -332,7 +332,7 @@ def test_absurd_delivery_count_is_taken_as_ours() -> None:
     assert link.credit == 7
 
 
-def test_flow_before_the_answer_is_kept_and_not_told() -> None:
+def test_flow_before_the_answer_is_kept_and_not_reported() -> None:
     client = ready()
     link = client.attach("r", 1, is_receiver=True)
     assert client.flow(handle=1, credit=5, is_echo=True) == []
@@ -342,7 +342,7 @@ def test_flow_before_the_answer_is_kept_and_not_told() -> None:
     assert client.engine.data_to_send() == []
 
 
-def test_drain_gives_up_what_is_left() -> None:
+def test_drain_gives_up_remaining_credit() -> None:
     client = ready()
     link = client.receiver(credit=10)
     link.send(TAG, (b"m",), is_settled=True)
@@ -363,7 +363,7 @@ def test_drain_gives_up_what_is_left() -> None:
     assert client.reply(FLOW).fields[5:9] == [10, 0, None, True]
 
 
-def test_echo_tells_our_view() -> None:
+def test_echo_has_our_view_of_the_link() -> None:
     client = ready()
     client.receiver(credit=10)
     client.sender("s", 2, credit=20)
@@ -396,7 +396,7 @@ def test_transfer_after_the_end_of_a_link_is_not_sent() -> None:
     assert client.engine.data_to_send() == []
 
 
-def test_engine_knows_who_the_peer_is() -> None:
+def test_engine_has_the_identity_of_the_peer() -> None:
     client = ready()
     assert client.engine.remote_container_id == "client"
     assert performative(TRANSFER) == b"\x00\x53\x14\x45"

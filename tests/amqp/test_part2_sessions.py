@@ -86,7 +86,7 @@ def test_our_end_has_an_error_and_frames_that_cross_it_are_ignored() -> None:
     assert client.begin().channel == 0
 
 
-def test_begin_on_a_channel_whose_end_was_not_answered_frees_our_channel() -> None:
+def test_begin_on_a_channel_with_an_unanswered_end_frees_our_channel() -> None:
     client = Client().open()
     client.begin().end()
     client.engine.data_to_send()
@@ -185,7 +185,7 @@ def test_detach_in_the_middle_of_a_long_delivery_drops_the_rest() -> None:
     assert session.held_count == 0
 
 
-def test_drain_is_answered_behind_what_waited_for_the_window() -> None:
+def test_drain_is_answered_after_deliveries_held_for_the_window() -> None:
     client = Client().open()
     client.begin(window=0)
     link = client.receiver(credit=10)
@@ -202,7 +202,7 @@ def test_drain_is_answered_behind_what_waited_for_the_window() -> None:
     assert drained.fields[4:9] == [0, 10, 0, None, True]
 
 
-def test_echo_tells_what_was_written_not_what_waits() -> None:
+def test_echo_counts_written_deliveries_only() -> None:
     client = Client().open()
     client.begin(window=0)
     link = client.receiver(credit=10)
@@ -335,7 +335,7 @@ def unknown(client: Client) -> list[tuple[int, int]]:
     ]
 
 
-def test_outcome_of_one_delivery_is_told_once_and_answered_settled() -> None:
+def test_outcome_of_one_delivery_is_reported_once_and_answered_settled() -> None:
     client = with_unsettled(2)
     client.dispose(BASE + 1)
     (event,) = client.events
@@ -382,7 +382,7 @@ def test_range_reports_known_and_unknown_apart() -> None:
     assert updated(client) == []
 
 
-def test_settled_range_forgets_and_tells_nothing_of_unknown_ones() -> None:
+def test_settled_range_forgets_deliveries_and_ignores_unknown_ones() -> None:
     client = with_unsettled(3)
     client.dispose(BASE, BASE + 100, is_settled=True, state=None)
     assert updated(client) == [0, 1, 2]

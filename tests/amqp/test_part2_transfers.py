@@ -85,7 +85,7 @@ def test_every_form_of_a_plain_transfer_is_the_same(fields: tuple[object, ...]) 
     assert (event.message_format, event.is_settled) == (0, False)
 
 
-def test_message_format_tag_and_state_are_told() -> None:
+def test_message_format_tag_and_state_are_reported() -> None:
     client = ready()
     state = Described(Ulong(0x34), [b"txn", None])
     client.send(
@@ -126,7 +126,7 @@ def test_aborted_delivery_leaves_no_trace_and_gives_its_credit_back(at: int) -> 
     assert (event.link.delivery_count, event.link.credit) == (2, 9)
 
 
-def test_oversize_delivery_is_dropped_and_told() -> None:
+def test_oversize_delivery_is_dropped_and_reported() -> None:
     client = ready(size=10)
     client.transfer(0, b"x" * 11)
     (event,) = client.events
@@ -159,7 +159,7 @@ def test_oversize_delivery_is_settled_when_one_of_its_transfers_says_so(
     assert event.is_settled
 
 
-def test_aborted_oversize_delivery_is_not_told() -> None:
+def test_aborted_oversize_delivery_is_not_reported() -> None:
     client = ready(size=10)
     client.transfer(0, b"x" * 11, more=True)
     assert client.transfer(0, is_aborted=True) == []

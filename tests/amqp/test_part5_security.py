@@ -42,7 +42,7 @@ def test_one_mechanism_is_an_array_too() -> None:
     assert offered.items == ["ANONYMOUS"]
 
 
-def test_init_is_told_and_acceptance_opens_the_way() -> None:
+def test_init_is_reported_and_its_acceptance_allows_open() -> None:
     client = Client()
     client.feed(SASL_HEADER + INIT)
     assert client.events == [SaslInitReceived("PLAIN", b"\0user\0key", "bus.example")]
@@ -70,7 +70,7 @@ def test_everything_may_be_pipelined_behind_the_init() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 4])
-def test_refusal_is_told_and_ends_it(code: int) -> None:
+def test_sasl_refusal_is_reported_and_ends_the_connection(code: int) -> None:
     client = Client()
     client.feed(SASL_HEADER + INIT + AMQP_HEADER + frame(0, performative(OPEN, "me")))
     client.header()

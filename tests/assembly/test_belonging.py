@@ -47,7 +47,7 @@ async def test_another_sealing_key_is_refused_before_a_rule_was_made(brokers: Br
     assert caught.value.is_about_store
 
 
-async def test_the_ways_out_that_are_told_work(brokers: Brokers, database: str) -> None:
+async def test_the_remedies_in_the_error_work(brokers: Brokers, database: str) -> None:
     look = await asyncpg.connect(database)
     await look.execute("update postbus.store set namespace = null")
     await look.execute("delete from postbus.authorization_rule")

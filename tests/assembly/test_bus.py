@@ -259,7 +259,7 @@ async def test_a_stop_releases_what_it_can_while_a_database_is_away(
         run_psql(postgres_server, f"drop database {name} with (force)")
 
 
-async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
+async def test_retained_entities_leave_the_store_when_their_time_is_over(
     run_bus: RunBus, postgres_server: EmbeddedPostgres
 ) -> None:
     """Also where nothing else makes its partition load."""
@@ -288,7 +288,7 @@ async def test_what_was_retained_leaves_the_store_when_its_time_is_over(
 
 
 @pytest.mark.parametrize("step", ["untold", "half-way"])
-async def test_what_a_crash_left_of_a_deleted_queue_goes_at_the_next_start(
+async def test_remains_of_a_deleted_queue_are_dropped_at_the_start_after_a_crash(
     run_bus: RunBus, postgres_server: EmbeddedPostgres, step: str
 ) -> None:
     """The partition was not told yet, or its rows were not all gone; nothing else lives there."""
@@ -367,7 +367,7 @@ async def test_one_busy_queue_leaves_the_other_partitions_alone(
     assert set(schemas) == {f"partition_{number}" for number in writers}  # the others have none
 
 
-async def test_metrics_tell_what_lies_in_queues(run_bus: RunBus) -> None:
+async def test_metrics_count_messages_in_queues(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         await send(bus, "orders", "one", "two")
         text = await scrape(bus)
@@ -393,7 +393,7 @@ def value_of(text: str, name: str, **labels: str) -> float:
     return sum(values)
 
 
-async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
+async def test_metrics_follow_messages(run_bus: RunBus) -> None:
     async with (
         run_bus("orders") as bus,
         client_of(bus) as client,
@@ -431,7 +431,7 @@ async def test_metrics_follow_what_happens_to_messages(run_bus: RunBus) -> None:
     assert 0 < value_of(text, "postbus_store_round_trip_seconds") < 60
 
 
-async def test_metrics_follow_what_happens_to_connections(run_bus: RunBus) -> None:
+async def test_metrics_follow_connections(run_bus: RunBus) -> None:
     """In the Basic tier, which has fewer of them."""
     async with run_bus("orders", sku=Sku.BASIC) as bus:
         host, port = bus.listeners()[Listener.TLS]
@@ -483,7 +483,7 @@ where application_name = 'postbus writer {home}'
 """What a claim of another broker does: it is the owner, and who wrote before is ended."""
 
 
-async def test_metrics_follow_what_happens_to_partitions(run_bus: RunBus, folder: Path) -> None:
+async def test_metrics_follow_partitions(run_bus: RunBus, folder: Path) -> None:
     dsn = f"postgresql://postbus@/postgres?host={folder / 'bus' / 'postgres' / 'socket'}"
     async with run_bus("orders") as bus:
         await send(bus, "orders", "one", "two")
@@ -532,7 +532,7 @@ async def test_keys_are_made_only_where_none_were_given(run_bus: RunBus, folder:
     assert list(json.loads((folder / "bus" / "keys.json").read_text())) == ["test-bus/reader"]
 
 
-async def test_tls_door_speaks_to_who_trusts_the_authority(run_bus: RunBus) -> None:
+async def test_tls_listener_serves_clients_that_trust_the_authority(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus:
         assert bus.authority_file is not None
         context = ssl.create_default_context(cafile=str(bus.authority_file))
@@ -574,7 +574,7 @@ def test_trouble_with_the_store_is_explained_without_secrets() -> None:
     assert explain_store_error(SchemaTooNew("run the newer version")).endswith("newer version")
 
 
-async def test_a_stop_does_not_wait_for_who_waits_for_messages_over_http(run_bus: RunBus) -> None:
+async def test_a_stop_does_not_wait_for_http_receives(run_bus: RunBus) -> None:
     async with run_bus("orders") as bus, aiohttp.ClientSession() as session:
         assert bus._listeners is not None
         runtime = bus._listeners._runtime

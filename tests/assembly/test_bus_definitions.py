@@ -72,7 +72,7 @@ def forwards_of(bus: Bus) -> dict[str, object]:
 
 
 @pytest.mark.slow
-async def test_targets_are_there_before_what_forwards_to_them(run_bus: RunBus) -> None:
+async def test_targets_are_created_before_entities_that_forward_to_them(run_bus: RunBus) -> None:
     first = [
         manifest("Queue", "a", "forwardTo: b\nforwardDeadLetteredMessagesTo: c"),
         manifest("Queue", "b", "forwardTo: c"),

@@ -106,7 +106,7 @@ def start(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[Callabl
         yield make
 
 
-def test_a_second_process_waits_says_for_whom_and_follows_the_first(
+def test_a_second_process_waits_logs_the_owner_and_takes_over(
     start: Callable[..., Process],
 ) -> None:
     first = start("first")
@@ -133,7 +133,7 @@ def test_a_second_process_waits_says_for_whom_and_follows_the_first(
     wait_until(lambda: "\nready; Ctrl-C" in second.said())
 
 
-def test_a_process_that_wakes_up_takes_nothing_and_says_who_has_it(
+def test_a_process_that_wakes_up_claims_nothing_and_logs_the_owner(
     start: Callable[..., Process],
 ) -> None:
     first = start("first")
@@ -241,7 +241,7 @@ def test_the_process_of_another_bus_is_left_alone(
     assert first.is_ready
 
 
-def test_a_store_that_does_not_answer_is_told_at_once(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_reported_at_once(tmp_path: Path) -> None:
     (port, *_) = free_ports()
     alone = Process(tmp_path / "alone", f"postgresql://bus@127.0.0.1:{port}/bus", tmp_path / "key")
     alone.start("--no-wait")

@@ -136,7 +136,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- no store at all ----------------------------------------------------------------------------
 
 
-async def test_a_bus_whose_store_comes_later_tells_why_it_waits_and_starts(
+async def test_a_bus_reports_that_it_waits_for_its_store_and_starts(
     dsns: list[str],
     servers: list[EmbeddedPostgres],
     folder: Path,
@@ -246,7 +246,7 @@ def _status(url: str) -> tuple[int, str] | None:
         return None
 
 
-async def test_serve_tells_everybody_that_it_waits_and_ends_in_order(folder: Path) -> None:
+async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> None:
     address = str(folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)
@@ -280,7 +280,7 @@ async def test_serve_tells_everybody_that_it_waits_and_ends_in_order(folder: Pat
     assert logged.count("waiting for the store") == 1
 
 
-async def test_who_takes_over_waits_for_the_store_too(folder: Path) -> None:
+async def test_a_take_over_waits_for_the_store_too(folder: Path) -> None:
     address = str(folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)
@@ -375,7 +375,7 @@ async def is_released(dsn: str) -> None:
         await connection.close()
 
 
-async def test_what_no_definition_names_is_found_in_a_database_that_comes_back(
+async def test_entities_without_a_definition_are_found_in_a_database_that_comes_back(
     dsns: list[str], servers: list[EmbeddedPostgres], folder: Path
 ) -> None:
     """As a crash leaves it: the catalog has dropped a queue, its partition has not yet."""

@@ -85,7 +85,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_memory_after_thousands_of_clients_hung_up_is_what_it_was() -> None:
+def test_memory_returns_to_its_level_after_thousands_of_disconnects() -> None:
     with running_dev_bus() as bus:
         port = urlsplit(bus.http).port
         assert port is not None

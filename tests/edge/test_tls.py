@@ -72,6 +72,6 @@ def test_large_bursts_pass_through_tls(bus: BusThread, queue: str) -> None:
             assert len(raw.expect(TRANSFER).payload) > 30_000
 
 
-def test_plain_client_is_turned_away_by_the_tls_door(bus: BusThread) -> None:
+def test_plain_client_is_refused_by_the_tls_port(bus: BusThread) -> None:
     with pytest.raises((AssertionError, OSError)):
         RawClient(5671, ROOT.name, ROOT.keys.primary, TLS_HOST)

@@ -27,7 +27,7 @@ def test_limit_is_raised_and_never_lowered(hard: int) -> None:
     assert allow_descriptors(500) == soft() == 1_000
 
 
-def test_too_low_a_limit_is_told(hard: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_low_a_limit_is_logged(hard: int, caplog: pytest.LogCaptureFixture) -> None:
     if hard == resource.RLIM_INFINITY:
         pytest.skip("this machine has no limit")
     with caplog.at_level(logging.WARNING):

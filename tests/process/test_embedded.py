@@ -107,7 +107,9 @@ def test_restart_after_kill_nine_keeps_the_address_and_the_data(server: Embedded
 
 
 @pytest.mark.slow
-def test_second_user_of_a_folder_is_told_who_has_it(server: EmbeddedPostgres, folder: Path) -> None:
+def test_second_user_of_a_folder_gets_the_owners_pid(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
     server.start()
     with pytest.raises(ServerInUse, match=f"process {os.getpid()}"):
         EmbeddedPostgres(folder).start()

@@ -49,7 +49,9 @@ def test_bus_is_found_by_its_data_directory_until_it_closes_it(tmp_path: Path) -
     assert bus_of_data_directory(tmp_path) is None
 
 
-def test_what_a_killed_bus_announced_is_withdrawn_by_the_next_of_its_data(tmp_path: Path) -> None:
+def test_announcements_of_a_killed_bus_are_withdrawn_by_the_next_bus_of_its_data(
+    tmp_path: Path,
+) -> None:
     BUS.write(tmp_path / FILE_NAME)
     with DataDirectory(tmp_path):
         assert bus_of_data_directory(tmp_path) is None

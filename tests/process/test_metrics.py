@@ -79,7 +79,7 @@ def names_told() -> set[str]:
     return {re.split(r"[ {]", line)[0] for line in lines if line.startswith("postbus_")}
 
 
-def test_every_number_of_a_sample_is_told() -> None:
+def test_every_number_of_a_sample_is_exported() -> None:
     lines = set(told(full_sample()).splitlines())
     entity = 'entity="orders",kind="queue"'
     for line in (
@@ -125,7 +125,7 @@ def test_every_number_of_a_sample_is_told() -> None:
         assert line in lines
 
 
-def test_no_age_is_told_where_nothing_waits() -> None:
+def test_no_age_is_exported_for_an_empty_entity() -> None:
     sample = BusSample("1", entities=[EntitySample("queue", "orders", {"active": 0})])
     assert "age_seconds{" not in told(sample)
 
@@ -196,7 +196,7 @@ async def test_metrics_and_health_are_served() -> None:
     ("host", "status"),
     [("localhost:9464", 200), ("127.0.0.1", 200), ("BUS", 200), ("evil.example", 403)],
 )
-async def test_a_page_whose_name_leads_here_reads_nothing(host: str, status: int) -> None:
+async def test_a_page_with_a_rebound_host_name_reads_nothing(host: str, status: int) -> None:
     async def ready() -> bool:
         return True
 
@@ -212,7 +212,7 @@ async def test_a_page_whose_name_leads_here_reads_nothing(host: str, status: int
 
 
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: h"])
-async def test_who_asks_for_nothing_is_cut_off(
+async def test_silent_clients_are_disconnected(
     monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(http_listener, "QUIET_S", 0.1)

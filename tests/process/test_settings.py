@@ -25,7 +25,7 @@ def test_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch) ->
     assert (settings.port, settings.log_format) == (6000, "json")
 
 
-def test_what_was_said_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSTBUS_PORT", "6000")
     assert load_settings(port=7000).port == 7000
     assert load_settings(port=None).port == 6000

@@ -54,7 +54,7 @@ FORGED = "/x\n23:59:59 warning all is well\x1b[31m\x9b2J\u2028\ud800"
 
 
 @pytest.mark.parametrize("form", ["human", "json"])
-def test_what_clients_say_makes_no_line_and_moves_no_cursor(
+def test_values_of_clients_cannot_add_lines_or_move_the_cursor(
     root_logger: logging.Logger, form: Literal["human", "json"]
 ) -> None:
     stream = io.StringIO()

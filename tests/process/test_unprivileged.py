@@ -147,7 +147,7 @@ def test_folder_of_another_user_is_reached_too(folder: Path) -> None:
         server.stop()
 
 
-def test_root_that_can_become_nobody_else_is_told_what_to_do(folder: Path) -> None:
+def test_root_that_cannot_change_its_user_gets_instructions(folder: Path) -> None:
     done = used_in("lone", folder)
     assert done.returncode == 1
     assert "--user 1000" in done.stdout

@@ -378,7 +378,7 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
 
 
 @pytest.mark.behaviour("S209", "S210")
-async def test_what_another_client_holds_comes_when_its_locks_end(store: Store) -> None:
+async def test_messages_locked_by_another_client_come_when_its_locks_end(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")

@@ -301,7 +301,7 @@ def test_every_cell_of_the_table(bus: ControlledBus, cell: Cell) -> None:
     assert outcome == cell.outcome
 
 
-def test_requests_are_counted_by_what_they_are_about_and_their_answer(bus: ControlledBus) -> None:
+def test_requests_are_counted_by_api_and_status(bus: ControlledBus) -> None:
     token = shown_as("Manage", "sb://localhost/").token
     before = dict(bus.run(bus.bus.sample()).http_answers)
     for path, status in ((f"/{QUEUE}", 200), ("/$Resources/queues", 200), ("/health", 200)):
@@ -570,7 +570,9 @@ def test_table_of_reach_has_every_attempt() -> None:
 # --- secrets ------------------------------------------------------------------------------------
 
 
-def test_no_secret_is_told(unbothered_bus: ControlledBus, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_is_logged(
+    unbothered_bus: ControlledBus, caplog: pytest.LogCaptureFixture
+) -> None:
     """Keys, tokens and bodies are looked for in the whole log, metrics and refusals."""
     bus = unbothered_bus
     caplog.set_level("DEBUG", logger="postbus")

@@ -112,7 +112,7 @@ def test_bodies_that_are_promised_cost_nothing(
 
 
 @pytest.mark.slow
-def test_bodies_of_one_key_leave_room_for_those_of_others(
+def test_bodies_of_one_key_leave_budget_for_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = bus.listener.inflight.reading
@@ -134,7 +134,7 @@ def test_bodies_of_one_key_leave_room_for_those_of_others(
 
 
 @pytest.mark.slow
-def test_transactions_of_one_key_leave_room_for_those_of_others(
+def test_transactions_of_one_key_leave_budget_for_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus.listener.inflight.waiting, "limit", Limit(400_000))
@@ -163,7 +163,7 @@ def test_transactions_of_one_key_leave_room_for_those_of_others(
 
 
 @pytest.mark.slow
-def test_links_of_one_key_leave_room_for_those_of_others(
+def test_links_of_one_key_leave_budget_for_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     links = bus.listener.inflight.links
@@ -212,7 +212,7 @@ def begin_delivery(client: RawClient, queue: str, handle: int, size_bytes: int) 
 
 
 @pytest.mark.slow
-def test_unfinished_deliveries_of_one_key_leave_room_for_those_of_others(
+def test_unfinished_deliveries_of_one_key_leave_budget_for_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inflight = bus.listener.inflight
@@ -264,7 +264,7 @@ def test_a_delivery_has_its_time(
 
 
 @pytest.mark.slow
-def test_unanswered_sends_of_one_key_leave_room_for_those_of_others(
+def test_unanswered_sends_of_one_key_leave_budget_for_others(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_queue = bus.queue()
@@ -437,7 +437,7 @@ EMPTY = b"\x00\x53\x75\xa0\x00"
 
 
 @pytest.mark.slow
-def test_messages_in_transactions_count_what_they_hold(bus: BusThread, queue: str) -> None:
+def test_messages_in_transactions_count_their_memory(bus: BusThread, queue: str) -> None:
     waiting = bus.listener.inflight.waiting
     with TransactionClient(bus) as client:
         client.attach_sender(queue, 1)

@@ -70,7 +70,7 @@ async def test_short_turns_never_wait(machine: Machine) -> None:
         assert not machine.time.is_costly("own")
 
 
-async def test_who_is_alone_never_waits() -> None:
+async def test_single_account_never_waits() -> None:
     machine = Machine()
     for _ in range(9):
         machine.turn("own", 30)
@@ -85,7 +85,7 @@ async def test_a_long_turn_is_followed_by_a_pause_as_long(machine: Machine) -> N
     assert not machine.may("own")
 
 
-async def test_who_was_costly_has_short_turns_for_a_while(machine: Machine) -> None:
+async def test_costly_account_has_short_turns_for_a_while(machine: Machine) -> None:
     machine.turn("own", 30)
     machine.clock.now_ns += 31 * MS
     assert machine.may("own")
@@ -102,13 +102,13 @@ async def test_a_short_turn_on_a_busy_machine_is_not_its_fault(machine: Machine)
     assert not machine.may("own")
 
 
-async def test_who_waits_for_turns_of_others_is_still_there(machine: Machine) -> None:
+async def test_account_waiting_for_turns_of_others_counts_as_present(machine: Machine) -> None:
     for _ in range(300):
         machine.turn("own", 40)
     assert not machine.may("own")
 
 
-async def test_who_has_had_no_turn_for_long_is_not_waited_for(machine: Machine) -> None:
+async def test_account_without_turns_for_long_counts_as_absent(machine: Machine) -> None:
     machine.clock.now_ns += OTHERS_NS + 9 * MS
     machine.turn("own", 30)
     assert machine.may("own")
@@ -125,7 +125,7 @@ async def test_a_key_that_was_there_long_ago_is_not_waited_for() -> None:
     assert machine.may("own")
 
 
-async def test_who_signs_in_is_not_waited_for_long() -> None:
+async def test_unauthenticated_client_counts_as_present_for_a_short_time() -> None:
     machine = Machine()
     machine.turn(f"{UNAUTHENTICATED}127.0.0.1", 1)
     machine.turn("own", 30)
@@ -136,7 +136,7 @@ async def test_who_signs_in_is_not_waited_for_long() -> None:
         assert machine.may("own")
 
 
-async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
+async def test_unauthenticated_client_is_costly_beside_authenticated_ones() -> None:
     machine = Machine()
     admission = f"{UNAUTHENTICATED}192.0.2.1"
     machine.turn(admission, 30)
@@ -147,7 +147,7 @@ async def test_who_shows_no_key_is_costly_beside_those_who_have() -> None:
     assert machine.may("own")
 
 
-async def test_turns_that_wait_come_one_after_the_other() -> None:
+async def test_waiting_turns_run_one_after_the_other() -> None:
     time = LoopTime()
     done: list[int] = []
     over = asyncio.Event()
@@ -206,7 +206,7 @@ def connect(bus: BusThread, rule: KeyRule) -> RawClient:
 
 
 @pytest.mark.slow
-def test_who_asks_over_http_is_there_too(bus: BusThread, queue: str) -> None:
+def test_http_clients_count_as_present(bus: BusThread, queue: str) -> None:
     with connect(bus, TENANT), dial(bus) as client:
         poster(bus, client, queue, 10)()
         assert bus.listener.loop_time.last == ROOT.name

@@ -23,11 +23,11 @@ def fill(shares: Shares, account: str, size: int = 1) -> int:
 
 
 @pytest.mark.parametrize(("alone", "most"), [(0.5, 3_200), (0.8, 5_120)])
-def test_who_is_alone_gets_a_part_of_the_whole(alone: float, most: int) -> None:
+def test_a_single_account_gets_a_part_of_the_whole(alone: float, most: int) -> None:
     assert fill(Shares(Limit(TOTAL, alone)), "a") == most
 
 
-def test_others_find_half_of_what_is_left_and_never_less_than_a_floor() -> None:
+def test_others_get_half_of_the_rest_and_never_less_than_a_floor() -> None:
     shares = Shares(Limit(TOTAL))
     got = [fill(shares, f"greedy {n}") for n in range(40)]
     assert got[:5] == [3_200, 1_600, 800, 400, 200]
@@ -36,7 +36,7 @@ def test_others_find_half_of_what_is_left_and_never_less_than_a_floor() -> None:
     assert fill(shares, "late") == 0  # only now
 
 
-def test_all_get_the_same_who_take_in_turns() -> None:
+def test_accounts_that_take_alternately_get_the_same() -> None:
     shares = Shares(Limit(TOTAL))
     for _ in range(TOTAL):
         for account in "abc":
@@ -86,7 +86,7 @@ def test_any_history_keeps_the_whole_and_the_floors(
 
 
 @given(st.integers(1, 6), SIZES)
-def test_what_greedy_ones_leave_is_enough_for_another(greedy: int, size: int) -> None:
+def test_greedy_accounts_leave_enough_for_another(greedy: int, size: int) -> None:
     """However many filled up before: half of what they left, the floor aside."""
     shares = Shares(Limit(TOTAL))
     for number in range(greedy):

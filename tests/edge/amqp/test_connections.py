@@ -205,7 +205,7 @@ def is_ended(client: socket.socket, wait_s: float) -> bool:
 
 
 @pytest.mark.parametrize(("age_s", "is_closed"), [(19, False), (21, True)])
-def test_stranger_is_closed_after_twenty_seconds(
+def test_unauthenticated_connection_is_closed_after_twenty_seconds(
     bus: BusThread, age_s: int, is_closed: bool
 ) -> None:
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as known:
@@ -277,7 +277,7 @@ def test_sends_above_the_hard_bound_are_refused_as_busy(
     assert bus.counts(queue).active == 0
 
 
-def test_credit_waits_for_room_and_comes_again(
+def test_credit_waits_for_budget_and_is_granted_again(
     bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus.listener, "inflight", InflightBudget(1, 1 << 30, 0))
@@ -350,7 +350,7 @@ def test_error_of_ours_ends_one_connection_only(
 
 
 @pytest.mark.behaviour("S2")
-def test_stop_answers_what_was_taken_then_says_goodbye(postgres_server: EmbeddedPostgres) -> None:
+def test_stop_answers_accepted_messages_then_closes(postgres_server: EmbeddedPostgres) -> None:
     make_database(postgres_server, "edge_stop", template=TEMPLATE)
     bus = BusThread(dsn_of(postgres_server, "edge_stop"))
     bus.start()

@@ -48,7 +48,7 @@ async def test_small_connections_are_taken_down_at_once() -> None:
     assert [each.link_count for each in found] == [0] * 20
 
 
-async def test_a_round_takes_down_a_few_links_of_all_connections_together() -> None:
+async def test_an_iteration_takes_down_a_few_links_of_all_connections_together() -> None:
     first, second, third = ended(Endings(), LINKS_A_ROUND + 50, LINKS_A_ROUND, 3)
     assert (first.link_count, second.link_count, third.link_count) == (50, LINKS_A_ROUND, 3)
     await next_round()
@@ -57,7 +57,7 @@ async def test_a_round_takes_down_a_few_links_of_all_connections_together() -> N
     assert (second.link_count, third.link_count) == (0, 0)
 
 
-async def test_each_round_has_its_own_room() -> None:
+async def test_each_iteration_has_its_own_limit() -> None:
     endings = Endings()
     ended(endings, LINKS_A_ROUND)
     await next_round()
@@ -65,7 +65,7 @@ async def test_each_round_has_its_own_room() -> None:
     assert later.link_count == 0
 
 
-async def test_connections_without_links_cost_room_too() -> None:
+async def test_connections_without_links_count_too() -> None:
     found = ended(Endings(), *[0] * (LINKS_A_ROUND + 1))
     assert [each.rounds for each in found[-2:]] == [[0], []]
     await next_round()
@@ -73,7 +73,7 @@ async def test_connections_without_links_cost_room_too() -> None:
 
 
 @pytest.mark.slow
-def test_all_links_of_a_client_that_hung_up_are_taken_down(bus: BusThread, queue: str) -> None:
+def test_all_links_of_a_disconnected_client_are_taken_down(bus: BusThread, queue: str) -> None:
     client = RawClient(bus.port, RULE.name, RULE.keys.primary)
     for handle in range(0, 1_000, 2):
         client.attach_sender(queue, handle)
@@ -112,7 +112,7 @@ def test_few_connections_are_described_at_once_where_they_have_many_links(
 
 
 @pytest.mark.slow
-def test_who_shows_no_key_is_closed_in_time(
+def test_unauthenticated_clients_are_closed_in_time(
     bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections with a key are looked at each 15 s, those without each second."""

@@ -213,7 +213,7 @@ def test_late_drain_of_a_partition_takes_no_later_demand_away(
 
 
 @pytest.mark.parametrize("refusal", ["busy", "not-applied"])
-def test_demand_that_was_refused_is_told_again(
+def test_refused_demand_is_requested_again(
     bus: BusThread,
     raw: RawClient,
     queue: str,
@@ -329,7 +329,7 @@ def test_too_many_requests_are_refused_as_busy(
         assert raw.expect(TRANSFER)
 
 
-def test_what_is_scheduled_is_refused_when_too_much_was_taken_in(
+def test_schedules_are_refused_when_too_many_bytes_are_in_flight(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus.listener.inflight, "unanswered", Shares(Limit(0)))
@@ -474,7 +474,7 @@ def test_sdk_takes_up_again_after_idle_minutes(
 
 
 @pytest.mark.slow
-def test_a_client_that_ignores_its_credit_hears_of_every_message(
+def test_a_client_that_ignores_its_credit_gets_an_outcome_for_every_message(
     bus: BusThread, queue: str
 ) -> None:
     """More wait for their commit than there is credit: none is granted, and nothing breaks."""

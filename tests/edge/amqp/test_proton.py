@@ -177,7 +177,7 @@ class Drainer(MessagingHandler):
             event.connection.close()
 
 
-def test_drain_brings_what_is_there_and_ends(
+def test_drain_delivers_available_messages_and_ends(
     bus: BusThread, connection: BlockingConnection, queue: str
 ) -> None:
     sender = connection.create_sender(queue)

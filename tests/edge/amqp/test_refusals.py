@@ -71,7 +71,7 @@ def summaries(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [{name: each[name] for name in names} for each in found]
 
 
-def test_outage_is_told_at_once_and_then_summed_up_each_minute(
+def test_outage_is_logged_at_once_and_then_summed_up_each_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     timers = Timers()
@@ -112,7 +112,7 @@ def test_sum_names_the_entities_refused_most_and_is_bounded(
     assert max(map(len, named)) < 110
 
 
-def test_what_is_summed_up_is_told_each_time_at_level_debug(
+def test_summed_up_refusals_are_logged_individually_at_level_debug(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Of an outage a tracking id is found by whoever looks closely, of a mistake always."""
@@ -131,6 +131,6 @@ def test_what_is_summed_up_is_told_each_time_at_level_debug(
     assert len({vars(each)["tracking_id"] for each in caplog.records}) == 9
 
 
-def test_missing_entity_is_said_as_clients_parse_it() -> None:
+def test_missing_entity_has_the_text_that_clients_parse() -> None:
     text = ErrorMapper("bus").refused(Refused(Refusal.ENTITY_NOT_FOUND), "q").description
     assert re.match(r"The messaging entity .* could not be found", text)

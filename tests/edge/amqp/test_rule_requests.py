@@ -45,7 +45,7 @@ def listed(raw: HostileClient, path: str) -> dict[str, Value]:
     return {name: chosen.value for chosen, _, name, _ in rules}
 
 
-def test_what_the_store_cannot_hold_is_refused(raw: HostileClient, path: str) -> None:
+def test_values_that_the_store_cannot_hold_are_refused(raw: HostileClient, path: str) -> None:
     true = {"expression": "1=1"}
     assert add(raw, path, correlation_filter={"label": "a\0b"}) == 400
     assert add(raw, path, correlation_filter={"properties": {"a": "x\0"}}) == 400
@@ -75,7 +75,7 @@ def test_numbers_of_every_width_are_listed(raw: HostileClient, path: str) -> Non
     assert listed(raw, path)["new"][-1] == properties
 
 
-def test_true_and_false_filters_and_sql_that_says_the_same_stay_apart(
+def test_true_and_false_filters_differ_from_equal_sql_filters(
     raw: HostileClient, path: str
 ) -> None:
     wanted: dict[str, tuple[int, Value]] = {
@@ -165,7 +165,7 @@ def test_rules_are_listed_in_pages(raw: HostileClient, path: str) -> None:
     assert raw.ask(path, "enumerate-rules", {"top": 3, "skip": 4})[0] == 204
 
 
-def test_bodies_are_left_out_of_what_is_peeked(bus: BusThread, raw: HostileClient) -> None:
+def test_bodies_are_left_out_of_peeked_messages(bus: BusThread, raw: HostileClient) -> None:
     """As the JavaScript SDK may ask."""
     queue = bus.queue()
     with bus.client() as client, client.get_queue_sender(queue) as sender:
@@ -179,7 +179,9 @@ def test_bodies_are_left_out_of_what_is_peeked(bus: BusThread, raw: HostileClien
         assert (b"the body" in peeked["message"]) is not is_left_out
 
 
-def test_batch_delete_takes_what_was_there_at_a_time(bus: BusThread, raw: HostileClient) -> None:
+def test_batch_delete_takes_messages_enqueued_before_a_time(
+    bus: BusThread, raw: HostileClient
+) -> None:
     queue = bus.queue()
     with bus.client() as client, client.get_queue_sender(queue) as sender:
         sender.send_messages([ServiceBusMessage("old")] * 3)

@@ -97,7 +97,7 @@ def test_completions_of_several_links_are_one_command(
     assert connection.unanswered_count == 0
 
 
-def test_what_was_lost_is_refused_alone(
+def test_lost_completions_are_refused_alone(
     bus: BusThread, raw: RawClient, held: tuple[str, dict[bytes, int], dict[bytes, int]]
 ) -> None:
     queue, first, second = held
@@ -166,7 +166,7 @@ def test_a_completion_comes_before_the_detach_behind_it(
     assert bus.counts(queue).active == 2
 
 
-def test_completions_in_any_order_are_answered_for_what_they_are(
+def test_completions_in_any_order_are_answered_correctly(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
     """As many ids as lie between the first and the last of them are not all of these."""

@@ -59,7 +59,7 @@ def test_a_link_that_holds_no_lock_of_a_message_may_detach_by_itself(
     assert raw.expect(TRANSFER).fields[0] == 2  # the session is still the other link's
 
 
-def test_a_link_whose_locks_are_lost_is_detached_at_once(
+def test_a_link_with_lost_locks_is_detached_at_once(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_links, "GRACE_S", 60)

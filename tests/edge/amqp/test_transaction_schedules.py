@@ -94,7 +94,7 @@ def peeked(client: ServiceBusClient, queue: str) -> list[tuple[int, str]]:
         return [(int(each.sequence_number or 0), str(each)) for each in receiver.peek_messages(20)]
 
 
-def test_a_commit_schedules_under_the_numbers_that_were_told(
+def test_a_commit_schedules_under_the_returned_numbers(
     bus: BusThread, robot: ScheduleClient, client: ServiceBusClient, queue: str
 ) -> None:
     robot.open_node(queue)
@@ -144,7 +144,7 @@ def test_it_goes_with_a_settlement_of_the_same_queue(
     assert (bus.counts(queue).scheduled, bus.counts(queue).active) == (1, 0)
 
 
-def test_what_is_due_by_the_commit_is_delivered_then(
+def test_messages_due_by_the_commit_are_delivered_then(
     bus: BusThread, robot: ScheduleClient, client: ServiceBusClient, queue: str
 ) -> None:
     robot.open_node(queue)
@@ -245,7 +245,7 @@ def slice_number(payload: bytes) -> int:
         ("cancel-scheduled-message", {"sequence-numbers": []}, 501),
     ],
 )
-def test_what_a_transaction_does_not_take(
+def test_operations_that_a_transaction_refuses(
     robot: ScheduleClient, queue: str, operation: str, body: dict[str, Any], status: int
 ) -> None:
     robot.open_node(queue)
@@ -254,7 +254,7 @@ def test_what_a_transaction_does_not_take(
     assert robot.ask(b"nobody's", "schedule-message", entries)[0] == 410
 
 
-def test_what_changes_nothing_is_answered_in_a_transaction(
+def test_reads_are_answered_in_a_transaction(
     bus: BusThread, robot: ScheduleClient, queue: str
 ) -> None:
     robot.attach_sender(queue)

@@ -259,7 +259,7 @@ def test_a_settled_outcome_in_an_unknown_transaction_is_counted_once(
     assert session.unsettled == {}
 
 
-def test_what_is_no_request_is_rejected(client: TransactionClient) -> None:
+def test_invalid_requests_are_rejected(client: TransactionClient) -> None:
     delivery_id = client.next_id()
     client.write(client.transfer(delivery_id, b"\x00\x53\x77\xa1\x02hi", handle=COORDINATOR))
     assert condition(client.state_of(delivery_id)) == "amqp:not-implemented"
@@ -293,7 +293,7 @@ def test_one_message_that_is_refused_rolls_all_back(
 
 
 @pytest.mark.parametrize("how", ["coordinator", "connection"])
-def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) -> None:
+def test_transactions_that_end_early_are_rolled_back(bus: BusThread, queue: str, how: str) -> None:
     with TransactionClient(bus) as client:
         client.attach_sender(queue)
         transaction = client.declare()
@@ -306,7 +306,7 @@ def test_what_ends_early_is_rolled_back(bus: BusThread, queue: str, how: str) ->
     assert bus.counts(queue).active == 0
 
 
-def test_what_is_being_committed_is_not_rolled_back(bus: BusThread, queue: str) -> None:
+def test_transactions_being_committed_are_not_rolled_back(bus: BusThread, queue: str) -> None:
     account = bus.listener.inflight
     with TransactionClient(bus) as client:
         client.attach_sender(queue)
@@ -428,7 +428,7 @@ def test_the_coordinator_grants_credit_for_ever(client: TransactionClient) -> No
 
 
 @pytest.mark.parametrize("is_discharged", [True, False])
-def test_transactions_that_timed_out_make_room(
+def test_timed_out_transactions_allow_new_ones(
     client: TransactionClient, monkeypatch: pytest.MonkeyPatch, is_discharged: bool
 ) -> None:
     monkeypatch.setattr(transactions, "LIFETIME_S", 0.0)
@@ -515,7 +515,7 @@ def test_one_bad_message_through_an_entity_fails_alone(
     assert bus.listener.inflight.unanswered.used == 0
 
 
-def test_nothing_is_sent_on_to_what_cannot_be_sent_to(
+def test_messages_are_not_forwarded_to_entities_that_cannot_be_sent_to(
     bus: BusThread, client: TransactionClient, queue: str
 ) -> None:
     topic = bus.topic()
@@ -558,7 +558,7 @@ def robot(bus: BusThread) -> Iterator[TransactionClient]:
 
 
 @pytest.mark.parametrize("lost", ["rule", "key", "right"])
-def test_a_right_that_is_lost_ends_what_waits(
+def test_a_lost_right_ends_waiting_operations(
     bus: BusThread, robot: TransactionClient, queue: str, lost: str
 ) -> None:
     robot.attach_sender(queue)

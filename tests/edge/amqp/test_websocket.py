@@ -72,7 +72,7 @@ def test_key_is_answered_as_the_standard_shows() -> None:
         ("amqpwsb10", "AMQPWSB10"),
     ],
 )
-def test_one_subprotocol_is_chosen(bus: BusThread, offered: str, chosen: str) -> None:
+def test_one_subprotocol_is_selected(bus: BusThread, offered: str, chosen: str) -> None:
     client = WebSocketClient(bus.port, subprotocol=offered)
     assert f"Sec-WebSocket-Protocol: {chosen}" in client.head.split("\r\n")
     client.sendall(AMQP_HEADER)
@@ -151,7 +151,7 @@ def test_large_bursts_pass_through_tls(bus: BusThread, queue: str) -> None:
             assert len(raw.expect(TRANSFER).payload) > 30_000
 
 
-def test_what_comes_with_the_handshake_is_not_lost(bus: BusThread) -> None:
+def test_bytes_sent_with_the_handshake_are_not_lost(bus: BusThread) -> None:
     early = masked(BINARY, AMQP_HEADER[:3]) + masked(BINARY, AMQP_HEADER[3:])
     client = WebSocketClient(bus.port, early=early)
     assert client.recv(8).startswith(AMQP_HEADER)
@@ -260,7 +260,7 @@ def wait_until(bus: BusThread, is_so: Callable[[], bool]) -> None:
     assert is_so()
 
 
-def test_stranger_is_closed_as_over_tcp(bus: BusThread) -> None:
+def test_unauthenticated_connection_is_closed_as_over_tcp(bus: BusThread) -> None:
     client = WebSocketClient(bus.port)
     client.sendall(AMQP_HEADER)
     assert client.recv(8).startswith(AMQP_HEADER)

@@ -52,7 +52,7 @@ def test_long_frame_is_passed_on_as_it_comes() -> None:
     assert reader._rest == b""
 
 
-def test_what_follows_a_close_frame_is_ignored() -> None:
+def test_bytes_after_a_close_frame_are_ignored() -> None:
     reader = FrameReader(100)
     close = masked(CLOSE, b"\x03\xe8")
     received = reader.receive(masked(BINARY, b"before") + close + masked(BINARY, b"behind"))

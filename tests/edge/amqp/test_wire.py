@@ -60,7 +60,7 @@ def refusal(raw: RawClient, attached: Frame, terminus: int) -> tuple[str, str]:
 # --- set-up -------------------------------------------------------------------------------------
 
 
-def test_open_and_begin_have_what_clients_look_at(raw: RawClient) -> None:
+def test_open_and_begin_have_the_fields_that_clients_use(raw: RawClient) -> None:
     assert [str(name) for name in raw.mechanisms] == ["MSSBCBS", "PLAIN", "ANONYMOUS", "EXTERNAL"]
     container_id, _, max_frame_bytes, channel_max, idle_ms = raw.open.fields[:5]
     assert container_id
@@ -106,7 +106,7 @@ def test_pipelined_set_up_is_understood(bus: BusThread, queue: str) -> None:
         assert client.dispositions(1) == {0: ACCEPTED}
 
 
-def test_garbage_hangs_up(bus: BusThread) -> None:
+def test_garbage_closes_the_connection(bus: BusThread) -> None:
     with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as plain:
         plain.sendall(b"hello broker\r\n\r\n")
         told = b""
@@ -401,7 +401,7 @@ def test_deliveries_of_a_broken_connection_cannot_be_settled_on_a_new_one(
 
 
 @pytest.mark.behaviour("S26")
-def test_receive_and_delete_loses_what_was_written_to_a_broken_connection(
+def test_receive_and_delete_loses_messages_written_to_a_broken_connection(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
     fill(raw, queue, 3)
@@ -434,7 +434,7 @@ def test_drain_of_an_empty_queue_is_answered_at_once(raw: RawClient, queue: str)
     assert raw.read().fields[5] == 10
 
 
-def test_drain_hands_out_what_is_there_first(raw: RawClient, queue: str) -> None:
+def test_drain_delivers_available_messages_first(raw: RawClient, queue: str) -> None:
     fill(raw, queue, 30)
     raw.attach_receiver(queue)
     raw.write(raw.flow(100, drain=True))
@@ -648,7 +648,7 @@ def test_token_status(
 
 
 @pytest.mark.parametrize(("link", "count"), [("receiver-1", 2), ("receiver-2", 3)])
-def test_the_link_of_a_session_says_which_one_is_peeked(
+def test_the_link_of_a_session_names_the_session_to_peek(
     bus: BusThread, client: ServiceBusClient, raw: RawClient, link: str, count: int
 ) -> None:
     queue = bus.queue(requires_session=True)

@@ -148,7 +148,7 @@ async def test_a_body_of_another_kind_is_refused(http: HttpClient, bus: BusThrea
 # --- questions ------------------------------------------------------------------------------------
 
 
-async def test_what_is_missing_is_told_as_service_bus_does(http: HttpClient) -> None:
+async def test_missing_entities_are_answered_as_by_service_bus(http: HttpClient) -> None:
     for path in ("/nothing/here", "/"):
         found = await http.call("GET", path)
         assert found.status == 200
@@ -194,7 +194,7 @@ async def test_pages_are_as_large_as_asked_but_no_larger_than_a_hundred(
 # --- who may --------------------------------------------------------------------------------------
 
 
-async def test_nobody_is_told_anything_without_a_good_token(
+async def test_requests_without_a_good_token_are_refused(
     http: HttpClient, bus: BusThread, queue: str
 ) -> None:
     key = RULES[0].keys.primary
@@ -238,9 +238,7 @@ async def test_a_token_for_the_url_of_a_request_is_enough(
         assert (await http.call("GET", "/another", headers=headers)).status == 401
 
 
-async def test_who_manages_one_queue_needs_another_token_to_forward_from_it(
-    http: HttpClient, bus: BusThread
-) -> None:
+async def test_forwarding_needs_a_token_for_the_target(http: HttpClient, bus: BusThread) -> None:
     bus.queue("scoped")
     target = bus.queue()
     own = {"Authorization": token_of(bus, "of-one-queue"), "If-Match": "*"}
@@ -310,7 +308,7 @@ async def forward(
     return (await http.call("PUT", f"/{queue}", body, headers)).status
 
 
-async def test_who_manages_a_topic_may_list_its_subscriptions(
+async def test_manage_on_a_topic_allows_to_list_its_subscriptions(
     http: HttpClient, bus: BusThread
 ) -> None:
     topic, key = bus.topic(), "key-of-the-topic"
@@ -378,7 +376,7 @@ RULE = (
 )
 
 
-async def test_a_queue_whose_rules_cannot_be_stored_is_not_there(
+async def test_a_queue_is_not_created_when_its_rules_cannot_be_stored(
     http: HttpClient, bus: BusThread, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_arguments: object) -> None:
@@ -396,7 +394,7 @@ async def test_a_queue_whose_rules_cannot_be_stored_is_not_there(
     bus.delete("half")
 
 
-async def test_who_hangs_up_leaves_no_entity_without_its_rules(
+async def test_a_disconnect_leaves_no_entity_without_its_rules(
     http: HttpClient, bus: BusThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = bus.authorization_rules

@@ -86,7 +86,7 @@ def test_a_refusal_has_the_status_and_sub_code_clients_know(
     assert ("Retry-After" in refused.headers) == (status == 503)
 
 
-def test_clients_do_not_repeat_what_is_refused_for_good() -> None:
+def test_permanent_refusals_have_statuses_that_clients_do_not_repeat() -> None:
     repeated = {
         status for status, _, _ in REFUSALS.values() if status >= 500 or status in (408, 429)
     }

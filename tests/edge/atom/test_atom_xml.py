@@ -92,7 +92,7 @@ def refusal_of(inside: str, description: str = "QueueDescription") -> str:
 
 @LONG
 @given(ENTITIES)
-def test_what_is_written_reads_as_what_it_was(properties: EntityProperties) -> None:
+def test_written_descriptions_read_back_unchanged(properties: EntityProperties) -> None:
     assert read(entry_of(properties)).properties == properties
 
 
@@ -111,13 +111,13 @@ def test_elements_come_in_any_order_among_others(
     assert read(ElementTree.tostring(root)).properties == expected
 
 
-def test_what_is_said_to_be_nil_or_not_at_all_has_its_default() -> None:
+def test_nil_and_omitted_elements_have_their_defaults() -> None:
     found = queue_of('<LockDuration i:nil="true">PT5M</LockDuration><ForwardTo i:nil="1"/>')
     assert found == QueueProperties()
     assert found.model_fields_set == set()
 
 
-def test_what_cannot_change_or_be_said_stays_as_it_is() -> None:
+def test_immutable_and_unmapped_properties_are_kept() -> None:
     known = QueueProperties(
         requires_session=True,
         enable_partitioning=True,
@@ -186,7 +186,7 @@ def test_targets_are_named_or_given_as_urls(text: str, name: str | None) -> None
     assert queue_of(f"<ForwardTo>{text}</ForwardTo>").forward_to == name
 
 
-def test_a_target_is_told_as_a_url_of_this_place_unless_another_was_sent() -> None:
+def test_a_target_is_written_as_a_url_of_this_host_unless_another_was_sent() -> None:
     queue = described(QueueProperties(forward_to="a/b"))
     here = "<ForwardTo>sb://bus.example:5300/a/b</ForwardTo>"
     for sent, told in {
@@ -228,7 +228,7 @@ def test_urls_of_targets_are_kept_and_names_need_not_be() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_element(inside: str, message: str) -> None:
+def test_a_mistake_names_its_element(inside: str, message: str) -> None:
     assert refusal_of(inside).startswith(message)
 
 
@@ -246,7 +246,7 @@ def test_a_size_of_all_parts_is_known_by_its_part() -> None:
     assert refusal_of(sized(1_024_256)).startswith("MaxSizeInMegabytes: ")
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     told = refusal_of("<Status>Off</Status><MaxSizeInMegabytes>5</MaxSizeInMegabytes>")
     assert re.search("Status: .*; MaxSizeInMegabytes: |MaxSizeInMegabytes: .*; Status: ", told)
 
@@ -349,7 +349,7 @@ def test_every_text_makes_a_well_formed_answer(text: str) -> None:
         (SkuProperties(name=Sku.PREMIUM, capacity=4), "<MessagingUnits>4</MessagingUnits>"),
     ],
 )
-def test_a_namespace_tells_its_tier(sku: SkuProperties, units: str) -> None:
+def test_a_namespace_has_its_tier(sku: SkuProperties, units: str) -> None:
     told = Feeds(PLACE, "bus").namespace(NamespaceProperties(sku=sku), 1_700_000_000_000)
     assert (
         "<CreatedTime>2023-11-14T22:13:20.000Z</CreatedTime>"
@@ -371,7 +371,7 @@ def rule_back(rule: RuleProperties) -> RuleProperties:
 
 @LONG
 @given(RULES)
-def test_a_rule_reads_as_what_it_was(rule: RuleProperties) -> None:
+def test_written_rules_read_back_unchanged(rule: RuleProperties) -> None:
     assert rule_back(rule) == rule
 
 
@@ -389,7 +389,7 @@ def test_true_and_false_come_back_with_their_own_types(text: str, kind: str) -> 
     assert f'<Filter i:type="SqlFilter"><SqlExpression>{text}</SqlExpression>' in told
 
 
-def test_what_sql_says_is_written_in_the_order_of_service_bus() -> None:
+def test_sql_filters_are_written_in_the_order_of_service_bus() -> None:
     rule = RuleProperties(
         name="r",
         sql_filter=SqlFilter(sql_expression="a = 1"),
@@ -452,7 +452,7 @@ def test_a_rule_without_filter_and_name_is_the_default_one() -> None:
     assert rule_of("") == DEFAULT_RULE
 
 
-def test_prefixes_mean_what_the_document_says_they_mean() -> None:
+def test_prefixes_are_resolved_by_the_document() -> None:
     body = f"""<?xml version="1.0" encoding="UTF-8"?>
     <a:entry xmlns:a="{ATOM}" xmlns:s="{BUS}"><a:updated>2026-01-01T00:00:00Z</a:updated>
     <a:content a:type="application/xml"><s:RuleDescription>
@@ -508,7 +508,7 @@ PAIR = (
         ("<Name>a b</Name>", "name: a rule's name has 1 to 50 letters"),
     ],
 )
-def test_a_mistake_in_a_rule_is_told(inside: str, message: str) -> None:
+def test_a_mistake_in_a_rule_is_reported(inside: str, message: str) -> None:
     with pytest.raises(BadDocument) as caught:
         rule_of(inside)
     assert str(caught.value).startswith(message)
@@ -543,7 +543,7 @@ def test_a_subscription_may_bring_its_first_rule() -> None:
 # --- authorization rules --------------------------------------------------------------------------
 
 
-def test_authorization_rules_read_as_what_they_were() -> None:
+def test_written_authorization_rules_read_back_unchanged() -> None:
     keys = Keys("first&", "second<")
     rules = (
         AuthorizationRuleDescription("send", frozenset({Right.SEND}), keys, False, 7, 8),
@@ -607,7 +607,7 @@ BILLION = (
         f'<entry xmlns="{ATOM}"><content><QueueDescription/></content></entry>'.encode(),
     ],
 )
-def test_what_is_no_entry_is_refused_and_nothing_else(body: bytes) -> None:
+def test_only_bodies_that_are_no_entries_are_refused(body: bytes) -> None:
     with pytest.raises(BadDocument):
         description_of(read_document(body))
 
@@ -692,7 +692,7 @@ def test_mutations_of_real_documents_are_read_or_refused(
     try_everything(b"".join(pieces))
 
 
-def test_fuzzed_bodies_are_refused_or_read_as_what_they_say() -> None:
+def test_fuzzed_bodies_are_refused_or_read_correctly() -> None:
     count, accepted = fuzz(8.0, seed=7, max_inputs=4_000)
     assert count > accepted > 0
 

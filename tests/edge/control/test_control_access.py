@@ -121,7 +121,7 @@ def test_other_schemes_are_no_tokens(api: Caller, header: str) -> None:
     assert api.get("/v1/status", token="", headers={"Authorization": header}).status == 401
 
 
-def test_unknown_paths_are_not_told_to_strangers(api: Caller) -> None:
+def test_unknown_paths_are_not_disclosed_without_a_token(api: Caller) -> None:
     for path in ("/", "/v1", "/v1/queues/a/b", "/v2/queues", "/metrics"):
         assert api.get(path, token="").status == 401
         assert api.get(path).status == 404
@@ -222,7 +222,7 @@ def test_every_operation_asks_for_its_scope(scoped: ControlledBus, route: Route)
             assert token_named(name) not in told.body["detail"]
 
 
-def test_scopes_of_operations_are_what_the_guide_says() -> None:
+def test_scopes_of_operations_match_the_guide() -> None:
     by_scope = {
         scope: {each.operation for each in ROUTES if each.scope is scope} for scope in Scope
     }
@@ -238,7 +238,7 @@ def test_scopes_of_operations_are_what_the_guide_says() -> None:
     assert all(each.method == "GET" for each in ROUTES if each.scope is Scope.READ)
 
 
-def test_keys_are_told_to_tokens_of_all_scopes_only(scoped: ControlledBus) -> None:
+def test_keys_are_given_to_tokens_of_all_scopes_only(scoped: ControlledBus) -> None:
     assert scoped.caller.put("/v1/queues/kept", {}, token=token_named("root")).status == 201
     for path in ("/v1/authorization-rules", "/v1/queues/kept/authorization-rules"):
         for held, (name, _) in SCOPED.items():
@@ -484,7 +484,7 @@ def test_bodies_are_declared_as_json(api: Caller, kind: str) -> None:
     assert api.get("/v1/queues/hostile").status == 404
 
 
-def test_callers_who_hang_up_do_not_stop_a_change(api: Caller) -> None:
+def test_callers_that_disconnect_do_not_stop_a_change(api: Caller) -> None:
     url = urlsplit(api.address)
     for number in range(20):
         with socket.create_connection((url.hostname or "", url.port or 0), WAIT_S) as peer:
@@ -504,7 +504,7 @@ def test_callers_who_hang_up_do_not_stop_a_change(api: Caller) -> None:
 # --- secrets ------------------------------------------------------------------------------------
 
 
-def test_keys_are_told_only_when_asked_for(api: Caller) -> None:
+def test_keys_are_included_only_on_request(api: Caller) -> None:
     rules = "/v1/authorization-rules"
     secret = "my-own-secret-key-that-nobody-sees"
     put = api.put(f"{rules}/reader", {"rights": ["Listen"], "primaryKey": secret})
@@ -565,7 +565,7 @@ def test_wrong_rules_are_refused_without_repeating_keys(api: Caller, body: objec
     assert "hidden" not in str(told.body)
 
 
-def test_no_secret_is_told_or_logged(
+def test_no_secret_is_answered_or_logged(
     running: ControlledBus, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every operation, right and wrong; what comes back and what is logged names no secret."""

@@ -155,7 +155,7 @@ async def test_message_expires_and_is_dead_lettered(bus: Bus, client: ServiceBus
 
 @pytest.mark.usefixtures("no_own_timers")
 @pytest.mark.behaviour("S77")
-async def test_what_is_due_is_done_when_the_answer_comes(
+async def test_due_events_have_happened_when_the_answer_comes(
     bus: Bus, client: ServiceBusClient
 ) -> None:
     await send(client, "late", time_to_live=2 * MINUTE)
@@ -169,7 +169,7 @@ async def test_what_is_due_is_done_when_the_answer_comes(
 
 @pytest.mark.usefixtures("no_own_timers")
 @pytest.mark.behaviour("S84", "S85")
-async def test_more_schedules_than_one_turn_takes_are_all_due(
+async def test_more_schedules_than_one_step_takes_are_all_due(
     bus: Bus, client: ServiceBusClient
 ) -> None:
     count = MAINTENANCE_LIMIT + 500
@@ -186,7 +186,7 @@ async def test_more_schedules_than_one_turn_takes_are_all_due(
 
 
 @pytest.mark.usefixtures("no_own_timers")
-async def test_what_a_failed_commit_undid_is_done_again(
+async def test_work_undone_by_a_failed_commit_is_done_again(
     bus: Bus, client: ServiceBusClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with client.get_queue_sender(QUEUE) as sender:
@@ -250,7 +250,7 @@ async def test_a_jump_over_years_is_no_busy_loop(
 # --- the clock ----------------------------------------------------------------------------------
 
 
-async def test_clock_shows_what_was_moved_and_goes_on_with_the_wall(bus: Bus) -> None:
+async def test_clock_shows_its_offset_and_follows_real_time(bus: Bus) -> None:
     status, told = await call(bus, "GET", "/v1/clock")
     assert (status, told["mode"], told["offsetMs"]) == (200, "manual", 0)
     before = datetime.fromisoformat(told["now"])
@@ -348,7 +348,7 @@ async def test_store_that_is_away_comes_back_without_a_restart(
     assert bodies == ["before", "after"]
 
 
-async def test_refusals_of_an_outage_are_one_line_over_all_doors(
+async def test_refusals_of_an_outage_are_one_line_over_all_listeners(
     bus: Bus, client: ServiceBusClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     await send(client, "before")
@@ -380,7 +380,7 @@ async def posted(bus: Bus, queue: str) -> int:
         return answer.status
 
 
-async def test_outage_of_all_partitions_holds_up_what_is_due(
+async def test_outage_of_all_partitions_delays_due_events(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status, told = await call(bus, "POST", "/v1/faults/store-outage", {"duration": "PT1M"})
@@ -422,7 +422,7 @@ REFUSED_BODIES: list[tuple[str, object, int, str]] = [
 ]
 
 
-async def test_bad_bodies_are_refused_with_what_to_do(bus: Bus) -> None:
+async def test_bad_bodies_are_refused_with_instructions(bus: Bus) -> None:
     for path, body, status, words in REFUSED_BODIES:
         told = await call(bus, "POST", path, body)
         assert (told[0], words.lower() in told[1]["detail"].lower()) == (status, True), told

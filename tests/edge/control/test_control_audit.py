@@ -64,7 +64,7 @@ def test_every_operation_that_changes_something_has_a_verb() -> None:
     assert set(VERBS) == {route.operation for route in ROUTES if route.is_change}
 
 
-def test_changes_of_definitions_are_told_with_their_caller(running: ControlledBus) -> None:
+def test_changes_of_definitions_are_audited_with_their_caller(running: ControlledBus) -> None:
     api, who = running.caller, ("token ci", "control API")
     queue, topic = path_of("queues", "made"), path_of("topics", "news")
     assert api.put(queue, {}).status == 201
@@ -92,7 +92,7 @@ def test_changes_of_definitions_are_told_with_their_caller(running: ControlledBu
     assert last(running) == (*who, "put namespace", "", {}, "done")
 
 
-def test_changes_of_keys_are_told_without_them(running: ControlledBus) -> None:
+def test_changes_of_keys_are_audited_without_them(running: ControlledBus) -> None:
     path, key = "/v1/authorization-rules/worker", "a-secret-key-of-a-worker-that-is-long"
     assert running.caller.put(path, {"rights": ["Send"], "primaryKey": key}).status == 201
     detail = {"rule": "worker", "rights": ["Send"]}
@@ -103,7 +103,7 @@ def test_changes_of_keys_are_told_without_them(running: ControlledBus) -> None:
     assert CI not in str(lines(running))
 
 
-def test_messages_by_hand_are_told_with_filter_and_counts(running: ControlledBus) -> None:
+def test_message_operations_are_audited_with_filter_and_counts(running: ControlledBus) -> None:
     api, queue = running.caller, "by-hand"
     assert api.put(path_of("queues", queue), {}).status == 201
     with ServiceBusClient.from_connection_string(running.connection_string) as client:
@@ -148,7 +148,7 @@ def test_messages_by_hand_are_told_with_filter_and_counts(running: ControlledBus
     assert len(lines(running)) == before
 
 
-def test_changes_over_the_administration_of_sdks_are_told(running: ControlledBus) -> None:
+def test_changes_over_the_administration_of_sdks_are_audited(running: ControlledBus) -> None:
     host = dict(running.bus.summary())["http"].partition("://")[2]
     text = running.connection_string.replace(
         running.connection_string.split(";")[0], f"Endpoint=sb://{host}"
@@ -169,7 +169,7 @@ def test_changes_over_the_administration_of_sdks_are_told(running: ControlledBus
         client.delete_topic("topic-by-sdk")
 
 
-def test_rules_that_listeners_change_are_told_in_few_lines(running: ControlledBus) -> None:
+def test_rules_that_listeners_change_are_audited_in_few_lines(running: ControlledBus) -> None:
     topic = path_of("topics", "ruled")
     assert running.caller.put(topic, {}).status == 201
     assert running.caller.put(f"{topic}/subscriptions/s", {}).status == 201
@@ -208,7 +208,7 @@ def test_pages_and_choices(running: ControlledBus) -> None:
     assert running.caller.get("/v1/audit?caller=nobody").body["nextBefore"] is None
 
 
-def test_what_manifests_change_at_a_start_is_told_once(
+def test_changes_of_manifests_at_a_start_are_audited_once(
     postgres_server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     make_database(postgres_server, "audit_starts", template=TEMPLATE)

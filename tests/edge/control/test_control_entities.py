@@ -82,7 +82,7 @@ def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, k
     }
 
 
-def test_what_is_hardly_meant_is_told_with_the_entity(api: Caller, name: str) -> None:
+def test_unlikely_values_are_remarked_with_the_entity(api: Caller, name: str) -> None:
     path = path_of("queues", name)
     api.put(path, {})
     assert api.get(path).body["warnings"] == []
@@ -138,7 +138,7 @@ def test_a_queue_is_no_topic(api: Caller, name: str) -> None:
     assert api.get(path_of("queues", name)).status == 200
 
 
-def test_what_is_immutable_stays(api: Caller, name: str) -> None:
+def test_immutable_properties_are_kept(api: Caller, name: str) -> None:
     api.put(path_of("queues", name), {"requiresSession": True})
     told = api.put(path_of("queues", name), {"requiresSession": False})
     assert (told.status, told.kind) == (409, "immutable")
@@ -390,7 +390,7 @@ KEYS = {"primaryKey": "first" * 4, "secondaryKey": "second" * 4}
 # --- the namespace ------------------------------------------------------------------------------
 
 
-def test_namespace_is_told_and_put(api: Caller) -> None:
+def test_namespace_is_read_and_replaced(api: Caller) -> None:
     told = api.get("/v1/namespace")
     assert (told.body["name"], told.body["partitionCount"]) == ("test-bus", 16)
     same = api.put("/v1/namespace", told.body["properties"])
@@ -419,7 +419,7 @@ def test_a_namespace_is_partitioned_for_life(api: Caller) -> None:
     assert api.get("/v1/namespace").body == before
 
 
-def test_what_a_namespace_is_for_life_is_refused_by_name(api: Caller) -> None:
+def test_changes_of_immutable_properties_of_the_namespace_are_refused_by_name(api: Caller) -> None:
     before = api.get("/v1/namespace").body
     refused = api.put("/v1/namespace", {"sku": {"name": "Basic"}, "minimumTlsVersion": "1.3"})
     assert (refused.status, refused.kind) == (409, "immutable")

@@ -125,7 +125,7 @@ def test_retained_messages_come_back(running: ControlledBus, name: str) -> None:
     assert api.post(f"/v1/deleted/{number}/restore").status == 404
 
 
-def test_what_was_made_anew_stands_in_the_way(running: ControlledBus, name: str) -> None:
+def test_recreated_entities_block_a_restore(running: ControlledBus, name: str) -> None:
     api, path = running.caller, path_of("queues", name)
     api.put(path, {})
     send(running, name, "old")
@@ -224,7 +224,7 @@ def test_idle_deletion_leaves_a_tombstone(api: Caller, name: str) -> None:
 # --- changes ------------------------------------------------------------------------------------
 
 
-def test_changes_are_told_since_a_version(api: Caller, name: str) -> None:
+def test_changes_are_listed_since_a_version(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
     assert api.get(f"/v1/changes?since={since}").body == {"version": since, "items": []}
     number = api.put(path_of("queues", name), {}).body["entityId"]
@@ -237,7 +237,7 @@ def test_changes_are_told_since_a_version(api: Caller, name: str) -> None:
     assert (change["entityId"], change["change"]) == (number, "deleted")
 
 
-def test_a_question_waits_for_a_change(api: Caller, name: str) -> None:
+def test_a_request_waits_for_a_change(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
     told: list[AuditResult] = []
     asking = threading.Thread(
@@ -253,7 +253,7 @@ def test_a_question_waits_for_a_change(api: Caller, name: str) -> None:
     assert [each["name"] for each in told[0].body["items"]] == [name]
 
 
-def test_a_question_that_waits_in_vain(api: Caller) -> None:
+def test_a_wait_without_a_change_times_out(api: Caller) -> None:
     since = api.get("/v1/changes").body["version"]
     begun = time.monotonic()
     told = api.get(f"/v1/changes?since={since}&wait=1")

@@ -68,7 +68,7 @@ def bodies(told: Any) -> list[str]:
     return [base64.b64decode(each["bodyBase64"]).decode() for each in told["messages"]]
 
 
-def test_peek_shows_all_there_is(running: ControlledBus, queue: str) -> None:
+def test_peek_shows_all_messages(running: ControlledBus, queue: str) -> None:
     api = running.caller
     later = datetime.now(UTC) + timedelta(days=1)
     properties = {"size": 7, "big": 2**30, "text": "wörd", "half": 0.5, "yes": True}
@@ -101,7 +101,7 @@ def test_peek_shows_all_there_is(running: ControlledBus, queue: str) -> None:
 
 
 @pytest.mark.parametrize("due_ms", [-(2**63), -62_135_596_800_001, 2**63 - 1])
-def test_a_time_that_no_calendar_knows_hides_no_message(
+def test_a_time_beyond_the_calendar_hides_no_message(
     running: ControlledBus, queue: str, due_ms: int
 ) -> None:
     port = int(running.connection_string.partition("localhost:")[2].partition(";")[0])

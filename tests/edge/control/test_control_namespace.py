@@ -50,7 +50,7 @@ def test_the_minimum_tls_version_is_put_and_stays(database: str, tmp_path: Path)
         assert lets_in(bus, ssl.TLSVersion.TLSv1_2)
 
 
-def test_what_the_manifest_says_wins_at_a_start(database: str, tmp_path: Path) -> None:
+def test_manifest_wins_at_a_start(database: str, tmp_path: Path) -> None:
     declared = declared_as({"minimumTlsVersion": "1.3"})
     with controlled_bus(database, tmp_path / "bus", definition=declared) as bus:
         changed = {"minimumTlsVersion": "1.2", "tags": {"a": "b"}}

@@ -152,7 +152,7 @@ def raw_receive(http: HttpClient, queue: str, method: str) -> socket.socket:
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-async def test_a_client_that_hangs_up_while_it_waits_takes_nothing(
+async def test_a_client_that_disconnects_while_it_waits_loses_no_message(
     http: HttpClient, queue: str, method: str
 ) -> None:
     raw = raw_receive(http, queue, method)
@@ -164,7 +164,7 @@ async def test_a_client_that_hangs_up_while_it_waits_takes_nothing(
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-async def test_a_message_that_comes_in_the_moment_of_hanging_up_is_given_back(
+async def test_a_message_delivered_at_the_moment_of_a_disconnect_is_released(
     http: HttpClient, queue: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's end is noticed after the delivery and before the answer."""
@@ -306,7 +306,9 @@ async def tell(on_reply: Callable[[Reply], None], reply: Reply) -> None:
     on_reply(reply)
 
 
-async def test_sends_are_refused_when_too_much_is_under_way(http: HttpClient, queue: str) -> None:
+async def test_sends_are_refused_when_too_many_bytes_are_in_flight(
+    http: HttpClient, queue: str
+) -> None:
     inflight = http.bus.listener.inflight
     inflight.take("others", inflight.unanswered.limit.total)
     answer = await http.send(queue, "more")
@@ -328,7 +330,7 @@ async def test_receives_at_one_entity_are_limited(http: HttpClient, queue: str) 
     assert (await http.lock(queue)).status == 204
 
 
-async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
+async def test_a_send_without_an_answer_in_time_has_an_unknown_result(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
@@ -340,7 +342,7 @@ async def test_nobody_knows_what_became_of_a_send_that_is_not_answered_in_time(
     http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
 
 
-async def test_who_hangs_up_while_a_send_is_under_way_makes_no_room(
+async def test_a_disconnect_during_a_send_releases_no_budget(
     http: HttpClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[Callable[[Reply], None]] = []
@@ -401,7 +403,7 @@ async def test_a_body_that_comes_after_its_rule_is_gone_is_not_stored(
     assert bus.counts(queue).active == 0
 
 
-async def test_tls_is_told_in_location(http: HttpClient, queue: str) -> None:
+async def test_location_has_the_scheme_of_tls(http: HttpClient, queue: str) -> None:
     bus = http.bus
     context = ssl.create_default_context(cafile=str(bus.authority_file))
     at = f"https://localhost:{bus.port}/{queue}/messages"

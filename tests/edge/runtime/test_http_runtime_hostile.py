@@ -126,7 +126,7 @@ async def test_the_type_of_a_batch_with_a_parameter_is_that_of_a_message(
     assert (taken.headers["Content-Type"], taken.body) == (kind, b'[{"Body":"x"}]')
 
 
-async def test_what_is_too_large_is_refused(http: HttpClient, queue: str) -> None:
+async def test_too_large_requests_are_refused(http: HttpClient, queue: str) -> None:
     limit = 256 * 1024
     declared = await http.send(queue, b"x" * (limit + 1))
     assert (declared.status, str(limit) in declared.detail) == (403, True)

@@ -181,7 +181,7 @@ async def wait_for_commands(partition: Partition, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_no_message_is_only_said_of_a_partition_that_answers(
+async def test_no_message_is_answered_only_by_a_partition_that_answers(
     rig: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_runtime_receives, "LAST_LOOK_S", 0.01)
@@ -194,7 +194,7 @@ async def test_no_message_is_only_said_of_a_partition_that_answers(
     assert await task is None  # it is there, but cannot look just now
 
 
-async def test_the_last_look_finds_what_is_there(
+async def test_the_last_look_finds_available_messages(
     rig: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition = rig.partition

@@ -107,7 +107,7 @@ def test_a_header_and_a_value_are_the_same_thing(text: str, value: Value) -> Non
         ('"Tue, 32 Jan 2030 00:00:00 GMT"', "Tue, 32 Jan 2030 00:00:00 GMT"),
     ],
 )
-def test_what_else_a_header_may_say(text: str, value: Value) -> None:
+def test_further_values_of_headers(text: str, value: Value) -> None:
     parsed = parse_property(text)
     assert (parsed, type(parsed)) == (value, type(value))
 
@@ -164,7 +164,7 @@ CUSTOM = {
 }
 
 
-async def test_amqp_reads_what_http_sent(http: HttpClient, queue: str) -> None:
+async def test_amqp_reads_messages_sent_over_http(http: HttpClient, queue: str) -> None:
     headers = {**CUSTOM, "Content-Type": "text/plain; charset=utf-8", "X-Forwarded-For": "::1"}
     sent = await http.send(queue, "wörd", BROKER, headers)
     assert sent.status == 201, sent.detail
@@ -200,7 +200,7 @@ async def test_amqp_reads_what_http_sent(http: HttpClient, queue: str) -> None:
             receiver.complete_message(message)
 
 
-async def test_http_reads_what_amqp_sent(http: HttpClient, queue: str) -> None:
+async def test_http_reads_messages_sent_over_amqp(http: HttpClient, queue: str) -> None:
     stamp = datetime(2030, 1, 1, tzinfo=UTC)
     an_id = uuid.uuid4()
     message = ServiceBusMessage(
@@ -250,7 +250,9 @@ async def test_bodies_of_other_kinds(http: HttpClient, queue: str) -> None:
     assert [(await http.take(queue)).body for _ in BODIES] == [body for _, body in BODIES]
 
 
-async def test_what_one_receives_the_other_settles(http: HttpClient, queue: str) -> None:
+async def test_a_message_received_over_one_protocol_is_settled_over_the_other(
+    http: HttpClient, queue: str
+) -> None:
     """Locks, counts and dead letters are the entity's, whatever door a message goes by."""
     await http.send(queue, "shared")
     with http.bus.client() as client, client.get_queue_receiver(queue) as receiver:
@@ -319,7 +321,7 @@ def test_sections_that_cannot_be_read_cost_themselves_only() -> None:
     assert body_of(envelope) == b"\x00\x53\x77\x99"
 
 
-def test_a_content_type_that_is_no_header_is_told_as_json() -> None:
+def test_a_content_type_unfit_for_a_header_is_given_in_json() -> None:
     fields = [b"\x40"] * 6 + [encode_value(Symbol("text/x\r\nEvil: 1"))]
     envelope = slice_message(b"\x00\x53\x73" + encode_list(fields))
     headers = headers_of(delivery_of(envelope), is_locked=False)
@@ -338,7 +340,7 @@ def test_ids_of_every_type_are_texts(message_id: Value, text: str) -> None:
     assert (broker["MessageId"], broker["CorrelationId"]) == (text, text)
 
 
-def test_values_of_other_types_are_told_too() -> None:
+def test_values_of_other_types_are_given_too() -> None:
     assert format_property(Float(0.5)) == "0.5"
     custom = {"raw": b"\x00\xff", "span": Described(Symbol("com.microsoft:timespan"), 5)}
     headers = headers_of(delivery_of(make_message({}, custom, b"")), is_locked=False)

@@ -224,7 +224,7 @@ def test_a_queue_reads_back_as_it_was_made(
 
 
 @pytest.mark.behaviour("S219", "S220", "S99", "S266", "S267", "S277")
-def test_what_is_not_said_has_the_defaults_of_service_bus(
+def test_omitted_properties_have_the_defaults_of_service_bus(
     administration: ServiceBusAdministrationClient,
 ) -> None:
     queue = administration.create_queue("plain-queue")
@@ -286,7 +286,7 @@ def test_a_topic_and_a_subscription_read_back_as_they_were_made(
 
 
 @pytest.mark.behaviour("S204")
-def test_an_update_changes_what_it_says_and_clears_a_target(
+def test_an_update_changes_given_properties_and_clears_a_target(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     target, name = bus.queue(), bus.queue()
@@ -353,7 +353,7 @@ def test_a_wrong_change_is_refused_with_its_reason(
     assert said(administration.get_queue(name)) == before
 
 
-def test_a_namespace_tells_what_it_is(administration: ServiceBusAdministrationClient) -> None:
+def test_a_namespace_describes_itself(administration: ServiceBusAdministrationClient) -> None:
     found = administration.get_namespace_properties()
     assert (found.name, found.messaging_sku, found.namespace_type) == (
         "test-bus",
@@ -447,7 +447,7 @@ def test_lists_are_paged_in_order_and_complete(
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_what_is_there_or_not_is_told_as_the_client_knows_it(
+def test_existing_and_missing_entities_are_answered_as_clients_expect(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     queue, topic = bus.queue(), bus.topic()
@@ -503,7 +503,7 @@ def test_a_name_that_cannot_be_is_refused(
     assert refusal_of(lambda: administration.create_queue(name)).status_code == 400
 
 
-def test_only_who_may_manage_is_answered(bus: BusThread) -> None:
+def test_only_clients_with_manage_are_answered(bus: BusThread) -> None:
     queue = bus.queue()
     for rule, key in (
         ("sender", None),
@@ -738,7 +738,7 @@ def test_a_queue_forwards_from_its_creation(
             assert str(message) == "on its way"
 
 
-def test_who_manages_one_queue_cannot_send_to_another_by_it(bus: BusThread) -> None:
+def test_manage_on_one_queue_does_not_allow_to_send_to_another(bus: BusThread) -> None:
     bus.queue("scoped")
     target = bus.queue()
     with administration_of(bus, "of-one-queue") as own:

@@ -63,7 +63,7 @@ def test_an_entity_with_sessions_may_forward(
     assert "no session can be received" in str(getattr(warned, "why", ""))
 
 
-def test_a_target_is_told_by_the_url_that_was_sent_until_it_is_another(
+def test_a_target_is_shown_as_the_url_that_was_sent_until_it_changes(
     bus: BusThread, administration: ServiceBusAdministrationClient
 ) -> None:
     target, other = bus.queue(), bus.queue()

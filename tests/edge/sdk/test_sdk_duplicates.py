@@ -368,7 +368,7 @@ def test_a_topic_drops_copies_before_it_fans_out(
     assert count(bus, path_of(topic, "three")) == 1
 
 
-def test_what_several_queues_forward_is_dropped_at_the_target(
+def test_duplicates_forwarded_by_several_queues_are_dropped_at_the_target(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     target = detecting(bus)

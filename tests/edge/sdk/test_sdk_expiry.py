@@ -50,7 +50,7 @@ def test_expiry_is_an_instant(bus: BusThread, client: ServiceBusClient, queue: s
 
 
 @pytest.mark.behaviour("S69")
-def test_equal_lives_end_as_far_apart_as_they_began(
+def test_equal_times_to_live_end_as_far_apart_as_they_began(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
     send(client, queue, "one", time_to_live=MINUTE * 10)
@@ -204,7 +204,7 @@ def test_without_any_life_a_message_never_expires(
 
 
 @pytest.mark.behaviour("S93")
-def test_changed_default_life_applies_to_what_is_sent_later(
+def test_changed_default_time_to_live_applies_to_later_messages(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
     bus.change(queue, default_message_ttl_ms=MINUTE_MS)
@@ -214,7 +214,7 @@ def test_changed_default_life_applies_to_what_is_sent_later(
 
 
 @pytest.mark.behaviour("S104", "S107")
-def test_peek_tells_only_the_life_that_the_sender_set(
+def test_peek_shows_only_the_time_to_live_set_by_the_sender(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     queue = bus.queue(default_message_ttl_ms=10 * MINUTE_MS)

@@ -123,7 +123,7 @@ def test_forwarding_switched_off_keeps_messages_again(
 
 
 @pytest.mark.behaviour("S63")
-def test_what_is_locked_when_forwarding_begins_is_not_lost(
+def test_messages_locked_when_forwarding_begins_are_not_lost(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     target, source = bus.queue(named(bus, 1)), bus.queue(named(bus, 0))
@@ -295,7 +295,7 @@ def test_a_target_has_to_exist_when_forwarding_is_set(bus: BusThread) -> None:
 
 
 @pytest.mark.behaviour("S203", "S204")
-def test_a_subscription_forwards_what_its_rules_select(
+def test_a_subscription_forwards_messages_selected_by_its_rules(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     target, later, topic = bus.queue(named(bus, 1)), bus.queue(), bus.topic(named(bus, 0))
@@ -388,7 +388,7 @@ def test_a_target_that_is_only_closed_for_receivers(
     assert bus.counts(source).transfer_dead_letter == 0
 
 
-def test_a_disabled_queue_does_not_forward_what_it_refuses(
+def test_a_disabled_queue_does_not_forward_refused_messages(
     bus: BusThread, client: ServiceBusClient, forwarding: tuple[str, str]
 ) -> None:
     source, target = forwarding
@@ -544,7 +544,7 @@ def test_dead_letters_that_cannot_be_forwarded_are_kept(
     assert (str(stuck), stuck.dead_letter_reason) == ("m", "why")
 
 
-def test_what_is_stuck_in_transfer_is_not_forwarded_as_a_dead_letter(
+def test_messages_stuck_in_transfer_are_not_forwarded_as_dead_letters(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     dead, target = bus.queue(), bus.queue()
@@ -602,7 +602,7 @@ def test_to_and_from_partitioned_queues(
 
 
 @pytest.mark.behaviour("S205", "S238")
-def test_a_message_id_places_what_arrives_where_duplicates_are_detected(
+def test_a_message_id_places_forwarded_messages_where_duplicates_are_detected(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     target = bus.queue(enable_partitioning=True, requires_duplicate_detection=True)
@@ -662,9 +662,7 @@ def test_every_message_arrives_once_while_partitions_fail(
         assert (counts.active, counts.dead_letter, counts.transfer_dead_letter) == (0, 0, 0)
 
 
-def test_what_waits_in_the_outbox_survives_a_restart(
-    bus: BusThread, client: ServiceBusClient
-) -> None:
+def test_messages_in_the_outbox_survive_a_restart(bus: BusThread, client: ServiceBusClient) -> None:
     source, target = pair(bus)
     names = [f"m{number}" for number in range(100)]
     send_together(client, source, names)

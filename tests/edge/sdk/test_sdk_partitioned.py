@@ -267,7 +267,7 @@ def script(client: ServiceBusClient, path: str) -> list[object]:
 
 
 @pytest.mark.behaviour("S159", "S225")
-def test_a_program_cannot_tell(bus: BusThread, client: ServiceBusClient, queue: str) -> None:
+def test_a_program_sees_no_difference(bus: BusThread, client: ServiceBusClient, queue: str) -> None:
     assert script(client, queue) == script(client, bus.queue())
     assert is_empty(bus, queue)
 
@@ -288,7 +288,7 @@ def test_few_messages_in_many_partitions_are_all_received(
     assert is_empty(bus, queue)
 
 
-def test_a_waiting_receiver_is_told_by_every_partition(
+def test_a_waiting_receiver_gets_hints_of_every_partition(
     bus: BusThread, raw: RawClient, queue: str
 ) -> None:
     raw.attach_receiver(queue)

@@ -110,7 +110,7 @@ def test_the_next_receive_asks_a_partition_that_is_known_to_have_more(
 
 
 @pytest.mark.behaviour("S158")
-def test_what_a_client_fetched_and_left_is_free_with_its_locks(
+def test_messages_fetched_by_a_closed_client_are_free_when_its_locks_end(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
     sent = [str(n) for n in range(2 * PARTITIONS)]
@@ -121,7 +121,7 @@ def test_what_a_client_fetched_and_left_is_free_with_its_locks(
 
 
 @pytest.mark.behaviour("S209", "S210")
-def test_what_another_client_holds_comes_when_its_locks_end(
+def test_messages_locked_by_another_client_come_when_its_locks_end(
     bus: BusThread, client: ServiceBusClient, queue: str
 ) -> None:
     sent = [str(n) for n in range(2 * PARTITIONS)]

@@ -142,7 +142,9 @@ def test_concurrent_receivers_never_share_a_message(
 
 
 @pytest.mark.behaviour("S34")
-def test_lock_lasts_as_long_as_the_queue_says(bus: BusThread, client: ServiceBusClient) -> None:
+def test_lock_lasts_for_the_lock_duration_of_the_queue(
+    bus: BusThread, client: ServiceBusClient
+) -> None:
     queue = bus.queue(lock_duration_ms=30_000)
     send(client, queue, "one")
     with client.get_queue_receiver(queue) as receiver:
@@ -382,7 +384,7 @@ def test_settlement_by_token_lost_with_the_store_raises_lock_lost(
 
 
 @pytest.mark.behaviour("S48", "S53")
-def test_settlement_whose_read_failed_is_repeated_while_its_lock_lives(
+def test_settlement_with_a_failed_read_is_repeated_while_its_lock_is_valid(
     bus: BusThread, client: ServiceBusClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(client, queue, "one")
@@ -394,7 +396,7 @@ def test_settlement_whose_read_failed_is_repeated_while_its_lock_lives(
 
 
 @pytest.mark.behaviour("S61", "S65")
-def test_settlement_whose_read_failed_is_lost_with_a_reload(
+def test_settlement_with_a_failed_read_is_lost_with_a_reload(
     bus: BusThread, client: ServiceBusClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_links, "REPEAT_S", 0.0)

@@ -72,6 +72,6 @@ def test_every_operation_is_called_or_has_a_reason(is_async: bool) -> None:
     assert missing == []
 
 
-def test_reasons_name_what_exists() -> None:
+def test_reasons_name_existing_members() -> None:
     known = {(kind.__name__, name) for kind in (*SYNC, *ASYNC) for name in members(kind)}
     assert set(REASONS) - known == {("ServiceBusReceiver", "next")} - known

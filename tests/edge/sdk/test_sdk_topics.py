@@ -293,7 +293,7 @@ def test_a_large_body_reaches_every_subscription(bus: BusThread, client: Service
         assert [str(each) for each in take(client, topic, name, 1)] == [body]
 
 
-def test_what_topics_and_subscriptions_are_not_for(
+def test_topics_cannot_be_received_from_nor_subscriptions_sent_to(
     bus: BusThread, client: ServiceBusClient
 ) -> None:
     topic = bus.topic()
@@ -435,7 +435,7 @@ def test_wrong_rule_requests_are_answered(
     assert names_of(rules.ask("enumerate-rules", top=100, skip=0)) == ["$Default"]
 
 
-def test_a_rule_change_takes_effect_for_what_is_published_next(
+def test_a_rule_change_takes_effect_for_the_next_message(
     client: ServiceBusClient, rules: Rules
 ) -> None:
     publish(client, rules.topic, "before")

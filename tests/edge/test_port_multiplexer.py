@@ -49,7 +49,7 @@ class Echo:
         return web.Response(body=body, headers={"Asked": f"{request.method} {request.path}"})
 
 
-def test_first_bytes_tell_who_speaks() -> None:
+def test_first_bytes_select_the_protocol() -> None:
     assert speaks_http(b"A") is None
     assert speaks_http(b"AMQ") is None
     assert speaks_http(AMQP_HEADER) is False
@@ -80,7 +80,7 @@ def test_one_port_speaks_all(
     runner.run(run())
 
 
-def test_tls_door_turns_plain_clients_away(
+def test_tls_port_refuses_plain_clients(
     runner: asyncio.Runner, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> None:
     async def run() -> None:
@@ -116,7 +116,7 @@ def test_bodies_larger_than_the_buffers_come_and_go(
     runner.run(run())
 
 
-def test_connections_of_all_doors_count_together(
+def test_connections_of_all_listeners_count_together(
     runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
@@ -146,7 +146,7 @@ def test_connections_of_all_doors_count_together(
 
 
 @pytest.mark.parametrize("first", [b"", b"AM", GET_HEALTH[:-2], b"\x16\x03\x01"])
-def test_who_does_not_say_what_it_wants_is_cut_off(
+def test_clients_without_first_bytes_are_disconnected(
     runner: asyncio.Runner,
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
     monkeypatch: pytest.MonkeyPatch,

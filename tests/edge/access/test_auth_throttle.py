@@ -97,7 +97,7 @@ def test_a_client_is_an_address_or_a_network(address: str | None, source: str) -
     assert source_of(address) == source
 
 
-def test_log_hears_of_the_first_and_of_each_tenfold(caplog: pytest.LogCaptureFixture) -> None:
+def test_first_refusal_and_each_power_of_ten_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         refuse(AuthThrottle(Clock()), 1_234)
     assert [record.getMessage() for record in caplog.records] == [
@@ -207,7 +207,7 @@ def test_two_keys_a_second_at_most_over_a_minute(doubts: AuthThrottle, timers: T
     assert 60 < guesser.checked <= 120
 
 
-def test_good_keys_pass_in_their_turn_and_cost_no_place(
+def test_good_keys_are_checked_in_their_turn_and_free_their_place(
     doubts: AuthThrottle, timers: Timers
 ) -> None:
     guesser = Guesser(doubts)
@@ -274,7 +274,7 @@ def test_wrong_password_waits_and_a_right_one_does_not(guarded: BusThread) -> No
 
 
 @pytest.mark.slow
-def test_http_shares_what_amqp_saw(guarded: BusThread) -> None:
+def test_http_and_amqp_share_refusal_counts(guarded: BusThread) -> None:
     expiry = int(time.time()) + 60
     began_s = time.monotonic()
     good = sas_token("http://here", ROOT.name, ROOT.keys.primary, expiry)

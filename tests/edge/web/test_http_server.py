@@ -121,13 +121,13 @@ async def rig() -> AsyncIterator[Rig]:
         ("GET", "/", "administration"),
     ],
 )
-async def test_path_and_method_say_who_answers(
+async def test_path_and_method_select_the_handler(
     rig: Rig, method: str, path: str, expected: str
 ) -> None:
     assert await rig.ask(method, path) == (200, expected)
 
 
-async def test_health_is_told_without_a_key(rig: Rig) -> None:
+async def test_health_needs_no_key(rig: Rig) -> None:
     status, text = await rig.ask("GET", "/health")
     assert (status, text) == (200, '{"status": "healthy", "message": "Service is healthy."}')
     rig.is_healthy = False
@@ -154,16 +154,14 @@ async def test_refusal_is_the_xml_that_sdks_read(rig: Rig) -> None:
     )
 
 
-async def test_error_of_ours_says_nothing_of_the_inside(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_internal_error_discloses_nothing(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     status, text = await rig.ask("PUT", "/orders?break")
     assert status == 500
     assert "secret" not in text
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_door_without_a_handler_says_what_it_has(rig: Rig) -> None:
+async def test_server_without_a_handler_names_the_alternatives(rig: Rig) -> None:
     status, text = await rig.ask("GET", "/$servicebus/websocket")
     assert status == 404
     assert "GET /health" in text
@@ -316,9 +314,7 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
         b"GET /health\r\n\r\n",
     ],
 )
-async def test_what_others_may_read_differently_ends_the_connection(
-    rig: Rig, request_bytes: bytes
-) -> None:
+async def test_ambiguous_requests_end_the_connection(rig: Rig, request_bytes: bytes) -> None:
     """Nothing that was smuggled in a body is answered; nor is told what this is made of."""
     found = await rig.raw(request_bytes + GET_HEALTH)
     assert len(re.findall(rb"HTTP/[01]\.[019] (?:400|501) ", found)) == 1

@@ -80,7 +80,9 @@ def cuts(found: list[Admission]) -> list[int]:
     return cut
 
 
-def test_one_address_has_a_part_of_the_strangers(admission_control: AdmissionControl) -> None:
+def test_one_address_has_a_part_of_unauthenticated_connections(
+    admission_control: AdmissionControl,
+) -> None:
     assert len(admit(admission_control, CROWD, 20)) == 5
     assert len(admit(admission_control, OTHER, 20)) == 5
     assert len(admission_control) == 10
@@ -97,7 +99,7 @@ def test_an_address_of_many_clients_that_show_keys_is_not_bounded(
     assert len(admission_control) == admission_control.cut_count == 0
 
 
-def test_small_house_has_room_for_fewer() -> None:
+def test_small_namespace_admits_fewer() -> None:
     admission_control = AdmissionControl.within(1_000)
     assert len(admit(admission_control, CROWD, 1_000)) == 200
     assert len(admit(admission_control, OTHER, 1_000)) == 200
@@ -105,7 +107,7 @@ def test_small_house_has_room_for_fewer() -> None:
     assert len(admit(admission_control, CROWD, 5_000)) == 1_000
 
 
-def test_who_takes_long_gives_way_to_others_of_its_address(
+def test_slow_connections_are_evicted_for_others_of_their_address(
     admission_control: AdmissionControl, clock: Clock
 ) -> None:
     first = admit(admission_control, CROWD, 5)
@@ -118,7 +120,7 @@ def test_who_takes_long_gives_way_to_others_of_its_address(
     assert (len(admission_control), admission_control.cut_count) == (5, 5)
 
 
-def test_crowd_gives_way_to_other_addresses_at_once(clock: Clock) -> None:
+def test_connections_of_a_crowded_address_are_evicted_for_other_addresses(clock: Clock) -> None:
     admission_control = AdmissionControl(clock, most=6, most_of_address=5)
     cut = cuts(admit(admission_control, CROWD, 5))
     assert len(admit(admission_control, OTHER, 2)) == 2
@@ -138,7 +140,7 @@ def test_of_many_addresses_the_oldest_goes_when_it_had_its_time(
     assert cut == [0]
 
 
-def test_full_house_has_room_for_as_long_as_it_has_strangers(
+def test_full_namespace_admits_while_it_can_evict(
     admission_control: AdmissionControl, clock: Clock
 ) -> None:
     cut = cuts(admit(admission_control, CROWD, 2))
@@ -149,7 +151,7 @@ def test_full_house_has_room_for_as_long_as_it_has_strangers(
     assert admit(admission_control, OTHER, is_full=True) == []
 
 
-def test_log_hears_once_of_a_crowd(
+def test_crowd_is_logged_once(
     admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(30):
@@ -164,7 +166,7 @@ def test_log_hears_once_of_a_crowd(
     assert len(caplog.records) == 2
 
 
-def test_refusals_of_strangers_are_summed_up(
+def test_refusals_of_unauthenticated_clients_are_summed_up(
     admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     (admission,) = admit(admission_control)
@@ -218,7 +220,7 @@ def test_table_of_refusals_is_bounded(
     assert len(admission_control._refusals) == 10
 
 
-def test_connection_that_is_handed_over_stays_a_stranger(
+def test_connection_that_is_handed_over_stays_unauthenticated(
     admission_control: AdmissionControl,
 ) -> None:
     (admission,) = admit(admission_control)
@@ -292,7 +294,7 @@ def ask(client: socket.socket, token: str, path: str = "/absent") -> bytes:
     return client.recv(65_536)
 
 
-def test_clients_with_a_key_find_room_and_keep_it(
+def test_clients_with_a_key_are_admitted_and_stay(
     bus: BusThread, crowded: Callable[[], None]
 ) -> None:
     before = bus.front.admission_control.cut_count
@@ -319,7 +321,7 @@ def test_clients_with_a_key_find_room_and_keep_it(
 
 
 @pytest.mark.parametrize("kind", ["links", "sessions", "requests"])
-def test_stranger_fills_no_memory(bus: BusThread, kind: str) -> None:
+def test_unauthenticated_clients_cannot_fill_memory(bus: BusThread, kind: str) -> None:
     """However it tries: names of links, sessions, requests that do not end."""
     links = [
         frame(ATTACH, f"{number}{'x' * 60_000}", Uint(number), True, None, None, *TERMINI)

@@ -58,7 +58,7 @@ def receive(raw: RawClient, queue: str, *, mode: int = 0) -> tuple[bytes, dict[i
 
 
 @pytest.mark.parametrize("ttl", [None, Uint(60_000)])
-def test_a_locked_delivery_says_its_token_twice(
+def test_a_locked_delivery_has_its_token_twice(
     raw: RawClient, queue: str, ttl: Uint | None
 ) -> None:
     send(raw, queue, section(HEADER, [True, None, ttl]) + message(b"x"))
@@ -186,7 +186,9 @@ def test_creation_and_expiry_are_those_of_the_broker(
         receiver.complete_message(received)
 
 
-def test_a_life_beyond_the_header_is_told_by_the_times(raw: RawClient, queue: str) -> None:
+def test_a_time_to_live_beyond_the_header_follows_from_the_times(
+    raw: RawClient, queue: str
+) -> None:
     days_ms = 90 * 24 * 3_600_000
     header = section(HEADER, [True, None, Uint(2**32 - 1)])
     times = [Timestamp(days_ms + 5), Timestamp(5)]
