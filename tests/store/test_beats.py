@@ -84,7 +84,8 @@ async def test_silent_broker_is_taken_over_and_told_by_whom(database: str, other
             took_s, held_by = await wait_for_claim(other)
             assert took_s >= beats_module.SILENCE_S - beats_module.BEAT_S
             assert "owned by broker-0" in held_by
-            it.journal.submit(outcome([insert(2)]), "late")
+            if not it.seen.errors:  # else it has learned it already
+                it.journal.submit(outcome([insert(2)]), "late")
             await it.seen.wait_failed()
             assert it.seen.told == [None]
         store.beats._shared.drop()  # it is not cut off any more
