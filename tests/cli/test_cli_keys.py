@@ -90,7 +90,7 @@ def endpoint(user: CommandLine) -> str:
 
 @pytest.mark.slow
 def test_a_key_that_a_secret_gives_is_changed_there(here: CommandLine) -> None:
-    here.fails("keys", "rotate", "given", code=7, says="change it there, and let the bus read it")
+    here.fails("keys", "rotate", "given", code=7, says="change it there, and send the bus SIGHUP")
 
 
 @pytest.mark.slow

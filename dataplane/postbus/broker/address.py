@@ -16,9 +16,9 @@ from postbus.entity.commands import SubQueue
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a path leads. `name` is in the case it was created with.
+    """An address. `name` is in the case it was created with.
 
-    `partition_id` of a partitioned entity is SPREAD, which the router takes like any other.
+    `partition_id` of a partitioned entity is SPREAD, which the router accepts like any other.
     """
 
     partition_id: int
@@ -36,7 +36,7 @@ class Address:
         return not isinstance(properties, TopicProperties) and properties.requires_session
 
     def max_message_bytes(self, limits: NamespaceLimits) -> int:
-        """Return the size of the largest message it takes."""
+        """Return the maximum size of a message."""
         if isinstance(self.properties, SubscriptionProperties):
             return limits.max_message_bytes
         size_kb = self.properties.max_message_size_in_kilobytes

@@ -1,8 +1,8 @@
-"""Who changed what by hand: a line for each change of definitions, rules, keys and messages.
+"""Audit of manual changes: an entry for each change of definitions, rules, keys and messages.
 
-A line is durable before its change begins, so that no change is without one; how it ended is
-written behind it, again and again until the store takes it. Doors call `recorded` around what they
-do for somebody. Messages that clients send and receive never come here.
+An entry is durable before its change begins, so that no change is without one. The outcome is
+written afterwards and retried until the store accepts it. Listeners wrap changes in `recorded`.
+Messages that clients send and receive are not audited.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ T = TypeVar("T")
 
 MOST_LINES: Final = 100_000
 KEPT_MS: Final = 400 * DAY_MS
-"""What is kept: some 30 MB, and a year with its audit. Our choice."""
+"""Limits of the audit: some 30 MB, and a year. Our choice."""
 
 FORGET_AFTER: Final = 1_000
-"""Lines after which is looked for old ones."""
+"""Number of new entries between removals of old ones."""
 
 TOGETHER_MS: Final = 60_000
-"""Calls of one caller that do the same to the same within this time of each other are one line: a
-purge of a hundred thousand messages is four hundred calls."""
+"""Equal calls of one caller within this time of each other share an entry: a purge of a hundred
+thousand messages takes four hundred calls."""
 
 REMEMBERED: Final = 1_000
-"""Lines that a further call may join."""
+"""Number of entries that later calls may join."""
 
 WAITING_ENDS: Final = 100_000
-"""Ends that wait for a store that is away; of more the oldest are forgotten."""
+"""Outcomes waiting for an unavailable store; above this the oldest are dropped."""
 
 WRITTEN_AT_ONCE: Final = 1_000
 SETTLE_S: Final = 1.0
-"""How long a question, or a further call, waits for what is on its way to the store."""
+"""How long a query, or a joining call, waits for writes in flight."""
 
 MOST_NAMED: Final = 100
-"""Sequence numbers, or rules, that a line names of all its calls."""
+"""Maximum number of sequence numbers, or rules, in an entry over all its calls."""
 
 MOST_WHY_CHARS: Final = 200
 DONE: Final = "done"
@@ -68,7 +68,7 @@ UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What a change came to: name -> how many, and which messages or rules it was done to."""
+    """The result of a change: counts by name, and the messages or rules concerned."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     numbers: Sequence[int] = ()
@@ -77,11 +77,11 @@ class AuditResult:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A line while its change is under way, and after it while more may come."""
+    """An entry whose change is in progress, or that later calls may join."""
 
     entry: AuditEntry
     begun_ms: int
-    number: int | None = None  # None: it could not be written yet
+    number: int | None = None  # None: not written yet
     ended_ms: int = 0
     is_open: bool = True
     outcome: str | None = None
@@ -90,14 +90,14 @@ class Line:
     rules: list[str] = field(default_factory=list)
 
     def count(self, told: AuditResult) -> None:
-        """Add what a call came to."""
+        """Add the result of a call."""
         for name, count in told.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
         self.numbers += told.numbers[: MOST_NAMED - len(self.numbers)]
         self.rules += told.rules[: MOST_NAMED - len(self.rules)]
 
     def written(self) -> AuditEnd:
-        """Return what the store is told at the end."""
+        """Return the outcome to store."""
         assert self.number is not None
         detail = dict(self.entry.detail)
         if self.counts:
@@ -110,7 +110,7 @@ class Line:
 
 
 class Audit:
-    """The audit of one bus; `keep_writing` runs as long as it does."""
+    """The audit of one bus; `keep_writing` runs throughout its life."""
 
     def __init__(
         self,
@@ -143,18 +143,18 @@ class Audit:
         may_repeat: bool = False,
         may_change_nothing: bool = False,
     ) -> T:
-        """Return what a change returns, or raise what it raises, with a line that says who did it.
+        """Run a change with an audit entry; return its result or raise its error.
 
-        It runs to its end whatever becomes of its caller. `may_repeat`: further calls may join the
-        line. `may_change_nothing`: there is no line of a definition that is as it was. Raises
-        `DirectoryRefusal` when no line can be written; then nothing is changed.
+        It runs to its end even if the caller disconnects. `may_repeat`: later calls may join the
+        entry. `may_change_nothing`: an unchanged definition gets no entry. Raises
+        `DirectoryRefusal` when no entry can be written; then nothing is changed.
         """
         answered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
             try:
                 result = await self._record(entry, work, told, may_repeat, may_change_nothing)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
+            except Exception as error:  # noqa: BLE001 - raised to the caller
                 if not answered.done():
                     answered.set_exception(error)
             except BaseException:
@@ -199,13 +199,13 @@ class Audit:
         return result
 
     async def begin_all(self, entries: Sequence[AuditEntry]) -> list[Line]:
-        """Write lines of changes that are made together; raises `StoreUnavailable`."""
+        """Write the entries of changes that are made together; raises `StoreUnavailable`."""
         now_ms = self._now_ms()
         numbers = await self._store.begin(now_ms, entries) if entries else []
         return [Line(entry, now_ms, number) for entry, number in zip(entries, numbers, strict=True)]
 
     def end(self, line: Line, outcome: str | None) -> None:
-        """Say how a change ended; None: it changed nothing, and there is no line of it."""
+        """Set the outcome of a change; None: nothing changed, and there is no entry."""
         line.is_open = False
         line.ended_ms = self._now_ms()
         line.outcome = outcome
@@ -223,11 +223,13 @@ class Audit:
                 line = Line(entry, now_ms)
                 (line.number,) = await self._store.begin(now_ms, [entry])
         except StoreFull:
-            # A purge may be what makes room: it goes on, and its line is written when it can be.
+            # A purge may free the space: it continues, and its entry is written later.
             line = Line(entry, now_ms)
-            logger.warning("the audit is behind: the store is full", extra={"verb": entry.verb})
+            logger.warning(
+                "audit entries are delayed: the store is full", extra={"verb": entry.verb}
+            )
         except StoreError as error:
-            detail = f"the store is away, so that it cannot be audited: {error}; try again"
+            detail = f"the store is away, so the change cannot be audited: {error}; try again"
             raise DirectoryRefusal(Refused(Refusal.NOT_APPLIED, detail)) from error
         if may_repeat:
             self._recent[key] = line
@@ -237,11 +239,11 @@ class Audit:
         return line
 
     async def _joined(self, key: str, now_ms: int) -> Line | None:
-        """Return the line of a call like this one that has ended shortly before."""
+        """Return the entry of an equal call that has ended shortly before."""
         line = self._recent.get(key)
         if line is None or line.is_open or now_ms - line.ended_ms > TOGETHER_MS:
             return None
-        line.is_open = True  # for whoever calls while this waits
+        line.is_open = True  # for calls that come while this one waits
         await self._settled()
         if line in self._ended or line.number is None:  # the store is slow, or was full
             return None
@@ -253,7 +255,7 @@ class Audit:
     async def page(
         self, before: int, top: int, entity: str | None = None, caller: str | None = None
     ) -> list[AuditLine]:
-        """Return lines below a number, the newest first.
+        """Return entries below a number, newest first.
 
         Raises `DirectoryRefusal` while the store is away.
         """
@@ -274,7 +276,7 @@ class Audit:
     # --- writing --------------------------------------------------------------------------------
 
     async def keep_writing(self) -> None:
-        """Write how changes ended, until `stop`; what fails is tried again."""
+        """Write outcomes until `stop`; failed writes are retried."""
         backoff = Backoff()
         while True:
             if not self._ended:
@@ -288,14 +290,16 @@ class Audit:
                 await self._write()
             except StoreError as error:
                 if self._is_stopping:
-                    logger.warning("the audit is not complete", extra={"why": str(error)})
+                    logger.warning(
+                        "audit outcomes could not be written, retrying", extra={"why": str(error)}
+                    )
                     return
                 await backoff.pause()
             else:
                 backoff.reset()
 
     def stop(self) -> None:
-        """End `keep_writing` when all is written, or the store is away."""
+        """End `keep_writing` when everything is written, or the store is unavailable."""
         self._is_stopping = True
         self._has_ended.set()
 
@@ -315,7 +319,7 @@ class Audit:
 
 
 def outcome_of(error: Exception) -> str:
-    """Return what a line says of a change that raised."""
+    """Return the outcome of a change that raised."""
     refused = getattr(error, "refused", None)
     if isinstance(refused, Refused):
         if refused.refusal is Refusal.UNKNOWN:

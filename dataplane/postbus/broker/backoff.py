@@ -1,4 +1,4 @@
-"""Pauses between attempts at something that must work in the end, such as a read of the store."""
+"""Pauses between attempts of an operation that is retried until it succeeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LAST_BACKOFF_S: Final = 5.0
 
 
 class Backoff:
-    """The pauses of one task: each is twice as long as the one before, up to a limit."""
+    """Exponential backoff of one task: each pause is twice the previous one, up to a limit."""
 
     __slots__ = ("_first_s", "_last_s", "_pause_s")
 
@@ -20,7 +20,7 @@ class Backoff:
         self._pause_s = 0.0
 
     def next_s(self, left_s: float | None = None) -> float:
-        """Return the length of the next pause in seconds, `left_s` at most."""
+        """Return the length of the next pause in seconds, at most `left_s`."""
         self._pause_s = min(max(self._pause_s * 2, self._first_s), self._last_s)
         if left_s is not None:
             self._pause_s = min(self._pause_s, left_s)
@@ -31,5 +31,5 @@ class Backoff:
         await asyncio.sleep(self.next_s())
 
     def reset(self) -> None:
-        """Begin with the first pause again: an attempt worked."""
+        """Start again with the first pause, after a success."""
         self._pause_s = 0.0

@@ -1,7 +1,7 @@
-"""Where an entity lives, and which partition of a partitioned one a message belongs to.
+"""Home partitions of entities, and partitions of messages in partitioned entities.
 
-Pure functions of a key and the partition count (ADR 37): the same key leads to the
-same place after a restart, from another broker and by way of a forward.
+Pure functions of a key and the partition count (ADR 37): the same key gives the same partition
+after a restart, on another broker and for a forwarded message.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from postbus.message.envelope import Envelope
 from postbus.message.ids import id_text
 
 SPREAD: Final = -1
-"""Stands for the partition of an entity that lives in all of them."""
+"""In place of a partition id: the entity lives in all partitions."""
 
 NUMBER_BITS: Final = 48
 """A sequence number of a partitioned entity is `partition_id << 48 | n` (ADR 15)."""
 
 TOKEN_PARTITION: Final = slice(8, 10)
-"""Where a lock token says its partition, big-endian (ADR 23)."""
+"""Position of the partition in a lock token, big-endian (ADR 23)."""
 
 
 def home_of(name: str, partition_count: int) -> int:
-    """Choose the partition of a new entity by rendezvous hashing of its name."""
+    """Return the partition of a new entity by rendezvous hashing of its name."""
     key = name.lower().encode()
 
     def weight(partition_id: int) -> bytes:
@@ -34,10 +34,10 @@ def home_of(name: str, partition_count: int) -> int:
 
 
 def key_of(envelope: Envelope, *, detects_duplicates: bool) -> bytes | None:
-    """Return what places a message, None when any partition will do.
+    """Return the placement key of a message, None when any partition is valid.
 
-    The session id, else the partition key, else the message id where duplicates are detected:
-    copies have to meet.
+    The session id, else the partition key, else the message id if duplicates are detected, so that
+    duplicates are stored in the same partition.
     """
     if envelope.session_id is not None:
         return envelope.session_id
@@ -49,7 +49,7 @@ def key_of(envelope: Envelope, *, detects_duplicates: bool) -> bytes | None:
 
 
 def has_two_keys(envelope: Envelope) -> bool:
-    """Whether session id and partition key say different places, which is refused (S172)."""
+    """Return whether session id and partition key differ, which is refused (S172)."""
     return (
         envelope.partition_key is not None
         and envelope.session_id is not None
@@ -67,12 +67,12 @@ def partition_of_token(lock_token: bytes) -> int:
 
 
 def partition_of_number(sequence: int) -> int:
-    """Return the partition a sequence number names; negative for a negative number."""
+    """Return the partition in a sequence number; negative for a negative number."""
     return sequence >> NUMBER_BITS
 
 
 def split(places: Sequence[int]) -> dict[int, list[int]]:
-    """Return partition -> indexes of what belongs there, in order."""
+    """Return partition -> indexes of its items, in order."""
     found: dict[int, list[int]] = {}
     for index, partition_id in enumerate(places):
         found.setdefault(partition_id, []).append(index)

@@ -1,7 +1,8 @@
-"""The one way from a door to a partition: names to addresses, commands to hosts.
+"""Routing from listeners to partitions: names to addresses, commands to hosts.
 
-Edge code knows no host, no store and no partition state. A remote partition will be the same call
-behind a peer stream, therefore everything answers by callback, at once or later.
+Listeners access partitions only through it: `edge` knows no host, store or partition state. A
+remote partition will have the same interface over a peer stream, so every answer is a callback,
+which may come at once or later.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ SUFFIXES = (
 
 
 class Watcher(Protocol):
-    """What wants to know of the deletion of an entity; receivers are told by its partition."""
+    """An observer of an entity's deletion; receivers are notified by its partition."""
 
     def deleted(self) -> None: ...
 
 
 class Router:
-    """Chooses the partition; hands out consumer numbers."""
+    """Selects the partition of a command; allocates consumer numbers."""
 
     def __init__(self, hosts: Sequence[Host], directory: Directory) -> None:
         self._hosts = hosts
@@ -57,8 +58,7 @@ class Router:
     def resolve(self, path: str, on_resolved: Callable[[Address | None], None]) -> None:
         """Find the entity of a path such as `orders/$DeadLetterQueue`, case-insensitively.
 
-        `on_resolved` gets None for a name the catalog does not know; it may be called before this
-        returns.
+        `on_resolved` gets None for an unknown name; it may be called before this returns.
         """
         name = catalog_key(path)
         sub_queue = SubQueue.ACTIVE
@@ -90,10 +90,9 @@ class Router:
     ) -> None:
         """Apply a command; `on_reply` is called once, after the commit that justifies the reply.
 
-        Where nothing has to be committed first, or the command is refused, `on_reply` and the sinks
-        that the command concerns are called before this returns.
-
-        A transaction goes to the partition of what it settles, whatever `partition_id` says.
+        If nothing has to be committed first, or the command is refused, `on_reply` and the sinks
+        that the command concerns are called before this returns. A transaction goes to the
+        partition of the messages it settles, regardless of `partition_id`.
         """
         if type(command) is Transact:
             self._transact(partition_id, command, on_reply)
@@ -116,14 +115,14 @@ class Router:
             self._hosts[home].submit(command, on_reply)
 
     def register_sink(self, partition_id: int, consumer_id: int, sink: DeliverySink) -> None:
-        """Name who gets the deliveries of a consumer; call before submitting `AddConsumer`."""
+        """Register the sink for a consumer's deliveries; call before submitting `AddConsumer`."""
         if partition_id == SPREAD:
             self._partitioned.register_sink(consumer_id, sink)
         else:
             self._hosts[partition_id].register_sink(consumer_id, sink)
 
     def unregister_sink(self, partition_id: int, consumer_id: int) -> None:
-        """Forget a sink; what is still on its way to it goes back to its queue."""
+        """Remove a sink; deliveries still on their way to it return to their queue."""
         if partition_id == SPREAD:
             self._partitioned.unregister_sink(consumer_id)
         else:
@@ -135,7 +134,7 @@ class Router:
     # --- deletions ------------------------------------------------------------------------------
 
     def watch(self, entity_no: int, watcher: Watcher) -> None:
-        """Tell when an entity is deleted, until `unwatch`."""
+        """Notify a watcher when an entity is deleted, until `unwatch`."""
         self._watchers.setdefault(entity_no, {})[watcher] = None
 
     def unwatch(self, entity_no: int, watcher: Watcher) -> None:

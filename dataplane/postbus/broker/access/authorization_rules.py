@@ -1,8 +1,8 @@
-"""Authorization rules of a namespace and its entities: who may sign what, changed while it runs.
+"""Authorization rules of a namespace and its entities, which can change at run time.
 
-Rules that manifests declare are given at start and changed there only. Those made at run time lie
-in the store with sealed keys (ADR 31), belong to an incarnation of their entity and go with it. The
-`Authorizer` gets every change at once, and links that lose their right are detached.
+Rules in manifests are set at the start and can only be changed there. Rules created at run time are
+stored with sealed keys (ADR 31), belong to an incarnation of their entity and are deleted with it.
+The `Authorizer` gets every change at once, and links that lose their rights are detached.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from postbus.entity.commands import Refusal, Refused
 from postbus.store.authorization import NAMESPACE_NO, AuthorizationStore, SealedRule
 
 MAX_RULES: Final = 12
-"""Of a namespace or an entity; the quota of Service Bus."""
+"""Maximum per namespace or entity; the quota of Service Bus."""
 
 MAX_KEY_CHARS: Final = 256
-"""As many as Service Bus takes."""
+"""The maximum of Service Bus."""
 
 
 class KeysUnreadable(Exception):
-    """The keys in the store do not open with this sealing key; the text is for the operator."""
+    """Stored keys cannot be decrypted with this sealing key; the text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of a rule as text; either signs."""
+    """The keys of a rule as text; both are valid for signing."""
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
@@ -46,7 +46,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class WantedRule:
-    """A rule as somebody wants it; a key that is None stays as it is, or is made."""
+    """A wanted rule; a key that is None stays as it is, or is generated."""
 
     name: str
     rights: frozenset[Right]
@@ -56,9 +56,9 @@ class WantedRule:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRuleDescription:
-    """A rule as it is. Times in milliseconds, 0 for one that a manifest declares.
+    """An existing rule. Times in milliseconds, 0 for a rule in a manifest.
 
-    `is_new`: the change that returned this has made it.
+    `is_new`: it was created by the change that returned this.
     """
 
     name: str
@@ -71,10 +71,10 @@ class AuthorizationRuleDescription:
 
 
 class AuthorizationRules:
-    """All rules of a namespace. `load` once; changes are one at a time and run to their end.
+    """All rules of a namespace. `load` first; changes are serialised and run to their end.
 
     A scope is the name of a queue or topic, None for the namespace. Changes raise
-    `DirectoryRefusal`; one that perhaps was stored is looked up before anybody is answered.
+    `DirectoryRefusal`; after an unknown result the store is read before the change is answered.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class AuthorizationRules:
         changes: Changes,
         keep_keys: Callable[[KeyRule, Keys], Awaitable[bool]],
     ) -> None:
-        """`new_key` makes the text of a random key.
+        """`new_key` returns a random key as text.
 
-        `keep_keys` puts other keys where the bus keeps those that it made for a declared rule;
-        False: a manifest gives this rule its keys.
+        `keep_keys` replaces the keys that the bus generated for a declared rule; it returns False
+        when a manifest sets the keys of the rule.
         """
         self._store = store
         self._seal = seal
@@ -104,9 +104,9 @@ class AuthorizationRules:
         self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
 
     async def load(self) -> None:
-        """Read what is stored; raises `StoreUnavailable` and `KeysUnreadable`.
+        """Read the stored rules; raises `StoreUnavailable` and `KeysUnreadable`.
 
-        Called when the catalog moved too.
+        Also called when the catalog was moved to another broker.
         """
         stored: dict[int, list[AuthorizationRuleDescription]] = {}
         for rule in await self._store.load():
@@ -115,18 +115,18 @@ class AuthorizationRules:
         self.refresh()
 
     def declare(self, declared: Sequence[KeyRule]) -> None:
-        """Let these be what manifests declare from now on."""
+        """Replace the rules that manifests declare."""
         self._declared = list(declared)
         self.refresh()
 
     def refresh(self) -> None:
-        """Tell the authorizer what is in force; called when entities come or go too."""
+        """Update the authorizer; also called when entities are created or deleted."""
         rules = list(self._declared)
         for entity_no, found in self._stored.items():
             scope = None
             if entity_no != NAMESPACE_NO:
                 entry = self._directory.numbered(entity_no)
-                if entry is None:  # it was deleted, and may be restored
+                if entry is None:  # deleted, and may be restored
                     continue
                 scope = entry.name
             rules += [KeyRule(rule.name, rule.rights, rule.keys, scope) for rule in found]
@@ -135,14 +135,14 @@ class AuthorizationRules:
     # --- questions ------------------------------------------------------------------------------
 
     def listed(self, scope: str | None) -> list[AuthorizationRuleDescription]:
-        """Return the rules of a scope by name; raises `DirectoryRefusal` for no queue or topic."""
+        """Return the rules of a scope by name; raises `DirectoryRefusal` for an unknown entity."""
         stored = self._stored.get(self._number_of(scope), [])
         return sorted([*self._declared_at(scope), *stored], key=lambda rule: rule.name)
 
     # --- changes --------------------------------------------------------------------------------
 
     async def put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
-        """Make a rule or change it."""
+        """Create or change a rule."""
         return await self._changes.run(self._put(scope, wanted))
 
     async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
@@ -158,7 +158,7 @@ class AuthorizationRules:
     async def _put_declared(
         self, scope: str | None, wanted: WantedRule
     ) -> AuthorizationRuleDescription:
-        """Give a declared rule other keys, if it was the bus that made those it has."""
+        """Change the keys of a declared rule, if the bus generated them."""
         if wanted.primary is None and wanted.secondary is None:
             raise _declared(wanted.name)
         (rule,) = (each for each in self._of_scope(scope) if each.name == wanted.name)
@@ -175,9 +175,9 @@ class AuthorizationRules:
         return AuthorizationRuleDescription(rule.name, rule.rights, keys, is_declared=True)
 
     async def replace(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
-        """Give a scope exactly these rules, beside those that manifests declare.
+        """Replace the rules of a scope, except those that manifests declare.
 
-        A declared rule may be repeated as it is: clients send back what they were told.
+        A declared rule may be repeated unchanged, since clients send back all rules they read.
         """
         await self._changes.run(self._replace_all(scope, wanted))
 
@@ -186,7 +186,7 @@ class AuthorizationRules:
             await self._replace(scope, self._besides_declared(scope, wanted))
 
     def check(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
-        """Raise what `replace` would refuse; the scope may not exist yet."""
+        """Raise the error that `replace` would raise; the scope may not exist yet."""
         try:
             stored = self._stored.get(self._number_of(scope), [])
         except DirectoryRefusal:
@@ -201,7 +201,7 @@ class AuthorizationRules:
         return [each for each in wanted if not _repeats(each, declared.get(each.name))]
 
     async def delete(self, scope: str | None, name: str) -> None:
-        """Remove a rule: what was signed with its keys is worth nothing at once."""
+        """Delete a rule; its keys and tokens become invalid at once."""
         await self._changes.run(self._delete(scope, name))
 
     async def _delete(self, scope: str | None, name: str) -> None:
@@ -216,7 +216,7 @@ class AuthorizationRules:
     async def _replace(
         self, scope: str | None, wanted: Sequence[WantedRule]
     ) -> list[AuthorizationRuleDescription]:
-        """Check, seal, store, tell."""
+        """Check, seal and store rules, then update the authorizer."""
         entity_no = self._number_of(scope)
         known = {rule.name: rule for rule in self._stored.get(entity_no, [])}
         self._check(scope, wanted, {key for rule in known.values() for key in _keys_of(rule)})
@@ -229,7 +229,7 @@ class AuthorizationRules:
     async def _write(
         self, entity_no: int, rules: list[AuthorizationRuleDescription], kept: list[str]
     ) -> None:
-        """Store what is not kept. A text never seals to the same bytes again."""
+        """Store the changed rules. Sealing the same text twice gives different bytes."""
         sealed = [self._sealed(entity_no, rule) for rule in rules if rule.name not in kept]
         catalog = self._directory.catalog
         written = await catalog.written(
@@ -246,14 +246,14 @@ class AuthorizationRules:
     # --- checks ---------------------------------------------------------------------------------
 
     def _check(self, scope: str | None, wanted: Sequence[WantedRule], kept: set[str]) -> None:
-        """Raise why rules cannot be, beside keys that are `kept`."""
+        """Raise for invalid rules; keys that are `kept` are not checked."""
         declared = {rule.name for rule in self._declared_at(scope)}
         names = [rule.name for rule in wanted]
         for rule in wanted:
             if rule.name in declared:
                 raise _declared(rule.name)
             if names.count(rule.name) > 1:
-                raise _wrong(f"the authorization rule {rule.name} is named twice")
+                raise _wrong(f"the authorization rule {rule.name} occurs twice")
             try:
                 check_rule_name(rule.name)
             except ValueError as error:
@@ -263,7 +263,7 @@ class AuthorizationRules:
             _check_keys(rule, kept)
         if len(declared) + len(wanted) > MAX_RULES:
             raise _refusal(
-                Refusal.QUOTA_EXCEEDED, f"there are at most {MAX_RULES} authorization rules"
+                Refusal.QUOTA_EXCEEDED, f"the maximum is {MAX_RULES} authorization rules"
             )
 
     def _number_of(self, scope: str | None) -> int:
@@ -293,7 +293,7 @@ class AuthorizationRules:
     def _completed(
         self, wanted: WantedRule, known: AuthorizationRuleDescription | None
     ) -> AuthorizationRuleDescription:
-        """Return a rule with all its keys; rights with what they imply."""
+        """Return a rule with all keys, and with implied rights."""
         rights = frozenset(Right) if Right.MANAGE in wanted.rights else wanted.rights
         primary, secondary = wanted.primary, wanted.secondary
         if known is not None:
@@ -325,8 +325,8 @@ class AuthorizationRules:
         except SealBroken as error:
             raise KeysUnreadable(
                 f"the keys of the authorization rule {rule.name} were sealed with another key:"
-                " give the bus the sealing key it had (POSTBUS_SEALING_KEY_FILE), or remove the"
-                " rows of postbus.authorization_rule and make the rules anew"
+                " set POSTBUS_SEALING_KEY_FILE to the former sealing key, or delete the rows of"
+                " postbus.authorization_rule and create the rules again"
             ) from error
         return AuthorizationRuleDescription(
             rule.name, rule.rights, keys, False, rule.created_ms, rule.updated_ms
@@ -334,14 +334,14 @@ class AuthorizationRules:
 
 
 def _check_keys(rule: WantedRule, kept: set[str]) -> None:
-    """Refuse keys that are guessed easily; those that are `kept` may be shorter, as they were."""
+    """Raise for keys that are easily guessed; keys that are `kept` may stay shorter."""
     for key in (rule.primary, rule.secondary):
         if key is None or key in kept:
             continue
         if not LEAST_KEY_CHARS <= len(key) <= MAX_KEY_CHARS:
             raise _wrong(
-                f"a key of {rule.name} has {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters:"
-                " leave it out, and a random one is made"
+                f"a key of {rule.name} must have {LEAST_KEY_CHARS} to {MAX_KEY_CHARS} characters;"
+                " leave it out for a random key"
             )
 
 
@@ -360,7 +360,7 @@ def _worth(
 
 
 def _repeats(wanted: WantedRule, declared: AuthorizationRuleDescription | None) -> bool:
-    """Say whether somebody only sends back a rule that a manifest declares."""
+    """Return whether a wanted rule repeats the one that a manifest declares."""
     return declared is not None and (
         wanted.rights == declared.rights
         and wanted.primary in (None, declared.keys.primary)
@@ -379,6 +379,6 @@ def _wrong(detail: str) -> DirectoryRefusal:
 def _declared(name: str) -> DirectoryRefusal:
     return _refusal(
         Refusal.NOT_ALLOWED,
-        f"a manifest declares the authorization rule {name}: change it there, and let the bus"
-        " read it again with SIGHUP",
+        f"a manifest declares the authorization rule {name}: change it there, and send the bus"
+        " SIGHUP to read it again",
     )

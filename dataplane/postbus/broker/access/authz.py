@@ -1,7 +1,7 @@
-"""Who may do what: key rules, SAS tokens and what they grant (ADR 31).
+"""Authorization: key rules, SAS tokens and their grants (ADR 31).
 
-Rules lie on the namespace or on one entity. A token is signed with a rule's key for a resource and
-everything below it. Time is real time, given by the caller in seconds: never entity time.
+Rules belong to the namespace or to one entity. A token is signed with a rule's key for a resource
+and everything below it. Time is real time, given by the caller in seconds, never entity time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from postbus.broker.access.own_names import OwnNames
 from postbus.contract.entities import Right, catalog_key
 
 EXPIRY: Final = re.compile(r"-?[0-9]{1,19}")
-"""Seconds since the epoch, as `se` of a token has them."""
+"""Seconds since the epoch, as in `se` of a token."""
 
 SAS_PREFIX: Final = "SharedAccessSignature "
 NEVER_S: Final = float("inf")
 
 MAX_TOLD_NAME: Final = 50
-"""No rule has a longer name; what a client says it shows may be anything."""
+"""Maximum length of a rule's name; a client may claim a longer one."""
 
 
 class KeyPair(Protocol):
-    """The keys of a rule as text; either signs."""
+    """The keys of a rule as text; both are valid for signing."""
 
     @property
     def primary(self) -> str: ...
@@ -57,28 +57,27 @@ class Grant:
     expires_s: float
     scope: str | None = None
     key: str = field(default="", repr=False)
-    """The key that was shown; the grant ends when the rule has it no more."""
+    """The key that was used; the grant ends when the rule no longer has it."""
 
     @property
     def account(self) -> str:
-        """Whose bytes, connections and refusals are counted together: the rule's path and name."""
+        """Account for limits of bytes, connections and refusals: the rule's path and name."""
         return self.rule_name if self.scope is None else f"{self.scope.lower()}/{self.rule_name}"
 
     @property
     def caller(self) -> str:
-        """Who it is, for the audit: `rule root`, `rule orders/worker`."""
+        """Caller for the audit: `rule root`, `rule orders/worker`."""
         return f"rule {self.rule_name if self.scope is None else f'{self.scope}/{self.rule_name}'}"
 
     def covers(self, path: str) -> bool:
-        """Say whether a normalised path lies under the grant and in the scope of its rule."""
+        """Return whether the grant and its rule's scope cover a normalised path."""
         return covers(self.path, path) and _is_in_scope(self.scope, path)
 
 
 class TokenRefused(Exception):
-    """A token or password does not grant anything; the text is for the client.
+    """A token or password is rejected; the text is for the client.
 
-    `code` begins the texts that clients log: `InvalidSignature` or `ExpiredToken`, as Service Bus
-    says it.
+    `code` is the prefix of the text, as in Service Bus: `InvalidSignature` or `ExpiredToken`.
     """
 
     def __init__(self, text: str, code: str = "InvalidSignature") -> None:
@@ -87,7 +86,7 @@ class TokenRefused(Exception):
 
 
 class GrantHolder(Protocol):
-    """Who keeps grants and looks at them again when rules change."""
+    """An object that keeps grants and reviews them when rules change."""
 
     def review_grants(self) -> None: ...
 
@@ -101,8 +100,8 @@ class Authorizer:
         names: OwnNames | None = None,
         is_taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`names`: what the bus is called, loopback if not said. `is_taken`: whether a lower-case
-        path is an entity's name or the beginning of one: then no host is meant by it.
+        """`names`: host names of the bus, default loopback. `is_taken`: whether a lower-case path
+        is an entity's name or a prefix of one, and thus not a host.
         """
         self._names = names or OwnNames()
         self._is_taken = is_taken
@@ -112,7 +111,7 @@ class Authorizer:
         self.replace(rules)
 
     def replace(self, rules: Sequence[KeyRule]) -> None:
-        """Take other rules; who holds grants is told."""
+        """Replace the rules and notify holders of grants."""
         self._rules = {}
         for rule in rules:
             self._rules.setdefault(rule.name, []).append(rule)
@@ -120,24 +119,24 @@ class Authorizer:
             holder.review_grants()
 
     def add_holder(self, holder: GrantHolder) -> None:
-        """Tell somebody of each change of rules until `remove_holder`."""
+        """Notify a holder of each change of rules until `remove_holder`."""
         self._holders[holder] = None
 
     def remove_holder(self, holder: GrantHolder) -> None:
         self._holders.pop(holder, None)
 
     def check_token(self, token: str, audience: str, now_s: float, below: str = "") -> Grant:
-        """Return what a SAS token grants on an audience. Raises `TokenRefused`.
+        """Return the grant of a SAS token on an audience. Raises `TokenRefused`.
 
-        The signature covers the resource exactly as it was written and the expiry. A token for
-        just the place `below` the audience where it is used, such as `messages`, will do. One for
-        the bare name of this bus, without scheme, counts for the whole namespace.
+        The signature covers the resource exactly as written and the expiry. A token only for the
+        resource `below` the audience where it is used, such as `messages`, is accepted. A token for
+        the bare name of this bus, without scheme, is valid for the whole namespace.
         """
         if not token.startswith(SAS_PREFIX):
             raise self._refused("Only shared access signatures are accepted: use a SAS key.")
         fields = fields_of(token)
         try:
-            token.encode()  # HTTP brings what is no UTF-8 as half surrogate pairs
+            token.encode()  # HTTP delivers invalid UTF-8 as lone surrogates
             resource, signature = fields["sr"], unquote(fields["sig"])
             expiry, rule_name = fields["se"], unquote_plus(fields["skn"])
             if not EXPIRY.fullmatch(expiry):
@@ -159,9 +158,9 @@ class Authorizer:
         raise self._refused(f"The signature does not match a key of {_told_rule(rule_name)}.")
 
     def check_password(self, rule_name: str, key: str) -> list[Grant]:
-        """Return what a rule's name and key grant (SASL PLAIN). Raises `TokenRefused`.
+        """Return the grants of a rule's name and key (SASL PLAIN). Raises `TokenRefused`.
 
-        Rules of one name may stand on several entities; a key that they share counts on each.
+        Several entities may have a rule with this name; a key that they share is valid for each.
         """
         granted = [
             Grant(
@@ -185,14 +184,14 @@ class Authorizer:
         return TokenRefused(text)
 
     def renewed(self, grant: Grant) -> Grant | None:
-        """Return a grant with the rights its rule has now; None when rule or key is gone."""
+        """Return a grant with the current rights of its rule; None if the rule or key is gone."""
         for rule in self._rules.get(grant.rule_name, ()):
             if rule.scope == grant.scope and grant.key in _keys_of(rule):
                 return grant if rule.rights == grant.rights else replace(grant, rights=rule.rights)
         return None
 
     def _scope_of(self, resource: str) -> str:
-        """Return the path a token was signed for, "" when that is the whole namespace."""
+        """Return the path that a token was signed for, "" for the whole namespace."""
         name = resource.rstrip("/")
         if self._names.include(name) and not self._is_taken(name.lower()):
             return ""
@@ -203,7 +202,7 @@ class Authorizer:
 
 
 def expired(expires_s: float) -> TokenRefused:
-    """Return the refusal of a token that ended at a time in seconds, in Service Bus's words."""
+    """Return the refusal of a token that expired at a time in seconds, in Service Bus's words."""
     try:
         ended = f"{datetime.fromtimestamp(expires_s, UTC):%Y-%m-%d %H:%M:%SZ}"
     except (ValueError, OverflowError, OSError):  # before the year 1
@@ -212,7 +211,7 @@ def expired(expires_s: float) -> TokenRefused:
 
 
 def has_right(rights: frozenset[Right], needed: Right) -> bool:
-    """Say whether rights include one; Manage implies the others."""
+    """Return whether rights include one; Manage implies the others."""
     return needed in rights or Right.MANAGE in rights
 
 
@@ -225,17 +224,17 @@ def audience_path(audience: str) -> str:
 
 
 def resource_path(audience: str) -> str:
-    """Return the path of what an audience is about: a management node belongs to its entity."""
+    """Return the entity's path of an audience: a management node belongs to its entity."""
     return audience_path(audience).removesuffix("/$management")
 
 
 def covers(scope: str, path: str) -> bool:
-    """Say whether `path` is `scope` or lies below it; both normalised."""
+    """Return whether `path` is `scope` or below it; both normalised."""
     return not scope or path == scope or path.startswith(scope + "/")
 
 
 def _is_in_scope(scope: str | None, path: str) -> bool:
-    """Say whether a path is the rule's entity or a node of it, not an entity named below it."""
+    """Return whether a path is the rule's entity or a node of it, not an entity named below it."""
     if scope is None:
         return True
     entity = scope.lower()
@@ -243,13 +242,13 @@ def _is_in_scope(scope: str | None, path: str) -> bool:
 
 
 def sign(resource: str, expiry: str, key: str) -> str:
-    """Return the base64 signature of a token; `resource` is URL-encoded already."""
+    """Return the base64 signature of a token; `resource` must be URL-encoded."""
     digest = hmac.digest(key.encode(), f"{resource}\n{expiry}".encode(), "sha256")
     return base64.b64encode(digest).decode()
 
 
 def is_signed_with(token: str, key: str) -> bool:
-    """Say whether a key has signed a token, whatever it is for and until when."""
+    """Return whether a key has signed a token, for any resource and expiry."""
     fields = fields_of(token)
     try:
         signature = unquote(fields["sig"]).encode()
@@ -259,7 +258,7 @@ def is_signed_with(token: str, key: str) -> bool:
 
 
 def fields_of(token: str) -> dict[str, str]:
-    """Return the fields of a shared access signature as they are written, by lower-case name."""
+    """Return the raw fields of a shared access signature, by lower-case name."""
     fields: dict[str, str] = {}
     for part in token.removeprefix(SAS_PREFIX).split("&"):
         name, _, value = part.partition("=")
@@ -268,13 +267,13 @@ def fields_of(token: str) -> dict[str, str]:
 
 
 def _told_rule(name: str) -> str:
-    """Name a rule as a refusal may repeat it; the same whether there is one."""
+    """Return the name of a rule for a refusal; does not reveal whether the rule exists."""
     is_plain = name.isascii() and name.isprintable() and len(name) <= MAX_TOLD_NAME
     return f"the rule {name}" if name and is_plain else "the rule"
 
 
 def _signing_key(rule: KeyRule, resource: str, expiry: str, signature: str) -> str | None:
-    """Return the key of a rule that made a signature, None when neither did."""
+    """Return the key of a rule that made a signature, None if neither did."""
     for key in _keys_of(rule):
         if hmac.compare_digest(sign(resource, expiry, key).encode(), signature.encode()):
             return key

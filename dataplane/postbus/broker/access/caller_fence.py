@@ -1,9 +1,9 @@
-"""Keeps callers out whose lease is over: a change of an older epoch never follows a newer one's.
+"""Fencing of callers whose lease has ended: no change of an older epoch follows a newer one.
 
-Two replicas of an operator may both believe that they lead. Each says with its changes how often
-the lease has changed hands (the epoch). The first change of a higher epoch waits for those under
-way, makes the epoch durable, and from there on lower ones are refused, after a restart too. Each
-commit of a change looks at the durable epoch once more: another broker may have raised it.
+Two replicas of an operator may both believe that they lead. Each sends with its changes how often
+the lease has changed hands (the epoch). The first change of a higher epoch waits for changes in
+progress and makes the epoch durable; from then on lower epochs are refused, also after a restart.
+Each commit of a change checks the durable epoch again, since another broker may have raised it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from postbus.store.errors import StoreError
 
 
 class CallerTooOld(Exception):
-    """A caller with a higher epoch has been here: nothing was changed."""
+    """A caller with a higher epoch was seen: nothing was changed."""
 
     def __init__(self, epoch: int, highest: int) -> None:
         self.epoch = epoch
         self.highest = highest
-        super().__init__(f"a caller with epoch {highest} has been here, this one has {epoch}")
+        super().__init__(f"epoch {epoch} is outdated: a caller had epoch {highest}")
 
 
 class StoreAway(Exception):
-    """The store failed, or definitions are changed by another broker: repeat it."""
+    """The store failed, or another broker manages definitions: retry."""
 
 
 class CallerFence:
-    """Knows the highest epoch that was shown, as long as definitions are changed by this broker."""
+    """Tracks the highest epoch seen, while this broker manages definitions."""
 
     def __init__(self, store: CallerEpochStore, catalog: Catalog) -> None:
         self._store = store
@@ -47,9 +47,9 @@ class CallerFence:
 
     @asynccontextmanager
     async def admitted(self, epoch: int | None) -> AsyncIterator[None]:
-        """Hold the epoch during a change; None, as people have, is always let in.
+        """Hold the epoch during a change; callers without one (None), such as people, are admitted.
 
-        Raises `CallerTooOld`, and `StoreAway` for whatever the store raised in the meantime.
+        Raises `CallerTooOld`, and `StoreAway` for errors of the store in the meantime.
         """
         try:
             if epoch is None:
@@ -83,7 +83,7 @@ class CallerFence:
             self._is_idle.clear()
 
     async def _read(self) -> int:
-        """Learn what was shown to those who owned partition 0 before; return its epoch."""
+        """Read the highest epoch that former owners of partition 0 saw; return its epoch."""
         try:
             epoch = await self._catalog.own()
         except DirectoryRefusal as error:
@@ -94,7 +94,7 @@ class CallerFence:
         return epoch
 
     async def forget(self) -> None:
-        """Begin again with any epoch, for people whose lease was made anew; may raise StoreAway."""
+        """Accept any epoch again, after the lease was recreated; may raise StoreAway."""
         async with self._entering:
             try:
                 ours = await self._read()

@@ -1,7 +1,7 @@
-"""What the bus is called by its clients: the host names it answers to.
+"""Host names of the bus.
 
-Tokens for a bare host and, on loopback, the hosts and origins of requests are compared with these
-names and never with what a client says it dialled.
+Tokens for a bare host and, on loopback, hosts and origins of requests are compared with these
+names, never with the host that a client claims to have dialled.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from ipaddress import ip_address
 from typing import Final
 
 AZURE_DOMAIN: Final = "servicebus.windows.net"
-"""Clients that take the name of a namespace put this behind it."""
+"""Suffix that clients add to the name of a namespace."""
 
 AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@?#\[\]]+)(?::\d{1,5})?")
 
 
 class OwnNames:
-    """Names and addresses of one bus; loopback is always among them."""
+    """Names and addresses of one bus, always including loopback."""
 
     def __init__(self, namespace: str = "", more: Iterable[str] = ()) -> None:
-        """`more`: host names and addresses it is reached by beside its own name."""
+        """`more`: further host names and addresses of the bus."""
         own = [namespace, f"{namespace}.{AZURE_DOMAIN}"] if namespace else []
         self._names = frozenset(_host_of(name) for name in ("localhost", *own, *more)) - {""}
 
     def include(self, authority: str) -> bool:
-        """Say whether a host, with or without a port, is this bus: `name`, `name:5671`, `[::1]`."""
+        """Return whether a host, perhaps with port, is this bus: `name`, `name:5671`, `[::1]`."""
         host = _host_of(authority)
         if host in self._names:
             return True
@@ -37,7 +37,7 @@ class OwnNames:
 
 
 def _host_of(authority: str) -> str:
-    """Return the lower-case host of an authority, "" when it is none."""
+    """Return the lower-case host of an authority, "" when it is invalid."""
     text = authority.strip().lower()
     found = AUTHORITY.fullmatch(text)
     if found is not None:

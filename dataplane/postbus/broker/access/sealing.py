@@ -1,7 +1,7 @@
-"""Seals what must be recoverable and must not be readable in the database: SAS keys (ADR 31).
+"""Encryption of SAS keys, which must be recoverable but not readable in the database (ADR 31).
 
-AES-256-GCM under a key that lies outside the database; each text is bound to the place it was
-sealed for, so that a row copied to another rule does not open there.
+AES-256-GCM with a key outside the database; each text is bound to its place, so that a row copied
+to another rule cannot be decrypted there.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ CHECK: Final = b"postbus sealing key"
 
 
 class SealBroken(Exception):
-    """A sealed text does not open: it was sealed with another key, or for another place."""
+    """A text cannot be decrypted: it was sealed with another key, or for another place."""
 
 
 class KeySeal:
-    """Seals and opens texts with one key of 32 bytes."""
+    """Encrypts and decrypts texts with one key of 32 bytes."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ValueError(f"a sealing key has {KEY_BYTES} bytes, this one {len(key)}")
+            raise ValueError(f"a sealing key must have {KEY_BYTES} bytes, this one has {len(key)}")
         self._cipher = AESGCM(key)
         self.check = hmac.digest(key, CHECK, "sha256")
-        """Tells this key from another one, and nothing else about it."""
+        """Fingerprint that identifies this key and reveals nothing else about it."""
 
     @classmethod
     def from_text(cls, text: str) -> KeySeal:
@@ -40,7 +40,7 @@ class KeySeal:
         try:
             return cls(base64.b64decode(text.strip(), validate=True))
         except binascii.Error as error:
-            raise ValueError("a sealing key is base64 of 32 bytes") from error
+            raise ValueError("a sealing key must be base64 of 32 bytes") from error
 
     def seal(self, text: str, place: str) -> bytes:
         """Return nonce and ciphertext of a text."""
@@ -48,7 +48,7 @@ class KeySeal:
         return nonce + self._cipher.encrypt(nonce, text.encode(), place.encode())
 
     def open(self, sealed: bytes, place: str) -> str:
-        """Return the text that was sealed for this place; raises `SealBroken`."""
+        """Return the text sealed for this place; raises `SealBroken`."""
         nonce, ciphertext = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
         try:
             return self._cipher.decrypt(nonce, ciphertext, place.encode()).decode()

@@ -1,7 +1,7 @@
-"""What goes through entities now, and how long the oldest message has waited.
+"""Current rates of entities and the age of their oldest message.
 
-Rates come from the counters that metrics tell, looked at every few seconds: a message costs nothing
-for it. Asked by administration and by metrics; nothing decides by it.
+Rates come from the counters of metrics, sampled every few seconds, at no cost per message. Used by
+administration and metrics; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from postbus.store.errors import StoreUnavailable
 
 SAMPLE_S: Final = 5.0
 SAMPLES: Final = 3
-"""How often the counters are looked at, and how many looks are kept: rates are those of the last 10
-to 15 s. Our choice: soon enough for somebody who watches, and a pause of a second does not show."""
+"""Interval and number of samples: rates cover the last 10 to 15 s. Our choice: quick enough for an
+observer, and a pause of a second does not show."""
 LEAST_S: Final = 1.0
-"""Nothing is told of a shorter time: one message would be many a second."""
+"""Minimum period for a rate: over less, one message would be many per second."""
 OLDEST_S: Final = 2.0
-"""How long is waited for the store, which knows the age of a message that is not in memory."""
+"""Timeout of the store's answer about the age of a message that is not in memory."""
 
 Counted: TypeAlias = tuple[int, int, int]
-"""Of `Traffic`: accepted, delivered, completed."""
+"""Counters of `Traffic`: accepted, delivered, completed."""
 NOTHING: Final[Counted] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Messages a second: sent to an entity, delivered from it, completed."""
+    """Messages per second: sent to an entity, delivered from it, completed."""
 
     accepted: float
     delivered: float
@@ -42,7 +42,7 @@ class Rates:
 
 
 class Activity:
-    """Looks at the counters of all hosts; `now_s` is real time and never goes back."""
+    """Samples the counters of all hosts; `now_s` is monotonic real time."""
 
     def __init__(self, hosts: Sequence[Host], now_s: Callable[[], float] = time.monotonic) -> None:
         self._hosts = hosts
@@ -51,7 +51,7 @@ class Activity:
         self.sample()
 
     async def keep_sampling(self, stopping: asyncio.Event) -> None:
-        """Look again and again until the bus stops."""
+        """Sample periodically until the bus stops."""
         while not stopping.is_set():
             try:
                 await asyncio.wait_for(stopping.wait(), SAMPLE_S)
@@ -59,7 +59,7 @@ class Activity:
                 self.sample()
 
     def sample(self) -> None:
-        """Remember what the counters say; an entity that stands still takes a reference."""
+        """Record the counters; an idle entity shares the previous sample."""
         before = self._samples[-1][1] if self._samples else [{} for _ in self._hosts]
         found = []
         for host, known in zip(self._hosts, before, strict=True):
@@ -94,10 +94,10 @@ def _counted(traffic: Traffic) -> Counted:
 async def oldest_age_ms(
     host: Host, entity_no: int, reading: AbstractAsyncContextManager[object] | None = None
 ) -> int | None:
-    """Return how long the active message has waited that waits longest, in a partition.
+    """Return the age of the oldest active message in a partition.
 
-    By the clock of its database. None when none waits, or when that is not known: the partition is
-    away, or has too many sessions. `reading` is entered where the store must be asked.
+    By the clock of its database. None when there is none, or when the age is unknown: the partition
+    is unavailable, or has too many sessions. `reading` is entered around reads of the store.
     """
     found = None if host.state is None else host.state.oldest(entity_no)
     if found is None:
@@ -107,7 +107,7 @@ async def oldest_age_ms(
         async with reading or nullcontext():
             try:
                 rows = await host.read_rows([row_key])
-            except StoreUnavailable:  # the partition tells its trouble itself
+            except StoreUnavailable:  # the partition reports this itself
                 return None
         if not rows:
             return None
@@ -116,7 +116,7 @@ async def oldest_age_ms(
 
 
 async def oldest_age_of(hosts: Iterable[Host], entity_no: int) -> int | None:
-    """Return the same over all partitions of an entity, of those that answer in time."""
+    """Return the age over all partitions of an entity that answer in time."""
     looks = [asyncio.ensure_future(oldest_age_ms(host, entity_no)) for host in hosts]
     try:
         done, _ = await asyncio.wait(looks, timeout=OLDEST_S)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from enum import StrEnum
 
 SKEW_MS = 1_000
-"""What clocks of machines in good order differ by at most."""
+"""Maximum difference between clocks of correctly configured machines."""
 
 
 class ClockMode(StrEnum):
-    """How entity time goes."""
+    """Modes of entity time."""
 
     WALL = "wall"
     MANUAL = "manual"
@@ -42,26 +42,26 @@ class EntityClock:
         return now_ms
 
     def observe(self, database_ms: int) -> None:
-        """Take a sample of database time; a clock set back only stops ours until it caught up.
+        """Take a sample of database time; if it was set back, ours stops until it catches up.
 
-        A sample may be what a partition persisted last: the one of another partition that follows
-        at once, before anybody asked for the time, does not take that back.
+        A sample may be the time that a partition persisted last. A sample of another partition that
+        follows immediately, before the time was read, does not undo it.
         """
         self._offset_ms = database_ms - self._monotonic_ms()
-        if not self._is_sampled:  # what somebody was shown of the wall does not hold time up
+        if not self._is_sampled:  # earlier readings of the wall clock do not hold time up
             self._is_sampled, self._floor_ms = True, 0
         self.raise_floor(database_ms)
 
     def raise_floor(self, persisted_ms: int) -> None:
-        """Never tell a time before one that was already persisted."""
+        """Never return a time before one that was already persisted."""
         self._floor_ms = max(self._floor_ms, persisted_ms)
 
 
 class ManualClock(EntityClock):
     """Wall time plus an offset that only grows, for tests of applications.
 
-    It goes on with the wall and is never behind it: an SDK settles no lock that its own clock
-    takes for expired. After a restart it goes on where persisted times left off.
+    It advances with the wall clock and is never behind it: an SDK does not settle a lock that is
+    expired by its own clock. After a restart it continues after the persisted times.
     """
 
     mode = ClockMode.MANUAL
@@ -72,18 +72,18 @@ class ManualClock(EntityClock):
 
     @property
     def offset_ms(self) -> int:
-        """How far entity time is ahead of the wall."""
+        """Milliseconds by which entity time is ahead of the wall clock."""
         return self._offset_ms
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass at once; whoever has timers must be told."""
+        """Advance time at once; the caller must notify owners of timers."""
         assert duration_ms >= 0
         self._offset_ms += duration_ms
 
     def observe(self, database_ms: int) -> None:
-        """Go on from a sample that is ahead of us: an earlier life was moved and persisted it.
+        """Continue from a later sample, which an earlier life persisted after it was advanced.
 
-        Rounding and clocks of other machines do not move us.
+        Rounding and clocks of other machines do not advance the clock.
         """
         if database_ms - self() > SKEW_MS:
             self._offset_ms = database_ms - self._monotonic_ms()

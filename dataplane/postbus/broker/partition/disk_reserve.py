@@ -1,6 +1,6 @@
-"""Whether a partition takes new messages: not while its store has no room left.
+"""Disk reserve of a partition: sends are refused while its store is full.
 
-Receivers go on meanwhile, on what the reserve of the partition gave back to the disk.
+Receivers continue meanwhile, in the space that the partition's reserve freed on the disk.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from postbus.store.reserve import fill_reserve, give_up_reserve, look_for_room
 
 logger = logging.getLogger(__name__)
 
-STORE_FULL = Refused(Refusal.STORE_FULL, "the store has no room for messages")
+STORE_FULL = Refused(Refusal.STORE_FULL, "the store is full")
 RESERVE_LOOK_S = 5.0
-"""How often a full store is asked whether it has room again."""
+"""Interval of checks whether a full store has space again."""
 
 
 class DiskReserve:
-    """Of one partition; outlives its reloads. `epoch`: that of the life that asks."""
+    """The reserve of one partition; survives its reloads. `epoch`: that of the calling life."""
 
     def __init__(self, store: Store, partition_id: int) -> None:
         self.is_full = False
-        """Whether senders have to wait."""
+        """Whether sends are refused."""
         self._store = store
         self._partition_id = partition_id
 
     def note_failure(self, error: Exception | None) -> None:
-        """A commit failed; `error` as the store tells it."""
+        """Record a failed commit and its error."""
         if isinstance(error, StoreFull) and not self.is_full:
             self.is_full = True
             logger.warning(
@@ -37,12 +37,12 @@ class DiskReserve:
             )
 
     async def make(self, epoch: int) -> None:
-        """Let receivers have the reserve when it is needed; raises StoreUnavailable."""
+        """Free the reserve for receivers when needed; raises StoreUnavailable."""
         if self.is_full:
             await give_up_reserve(self._store, self._partition_id, epoch)
 
     async def look(self, epoch: int) -> None:
-        """Fill the reserve; senders may go on when it fits. Raises StoreUnavailable."""
+        """Fill the reserve and accept sends when that succeeds. Raises StoreUnavailable."""
         try:
             if self.is_full:
                 await look_for_room(self._store, self._partition_id, epoch)
@@ -53,4 +53,4 @@ class DiskReserve:
             return
         if self.is_full:
             self.is_full = False
-            logger.info("the store has room again", extra={"partition": self._partition_id})
+            logger.info("the store has space again", extra={"partition": self._partition_id})

@@ -1,9 +1,9 @@
 """The host of one partition: order, release after commit, timers, reload.
 
-Every command of a partition passes `submit`; nothing it causes is told to the outside before the
-commit that justifies it, and never before what came earlier. The host does the I/O the state
-machine asks for. On any failure of a commit it drops the partition's memory, claims the partition
-afresh and loads it: there is no rollback. It never looks into a message.
+Every command of a partition passes `submit`; its replies and effects are released only after the
+commit that justifies them, and in order. The host does the I/O that the state machine requests. On
+any failure of a commit it drops the partition's memory, claims the partition again and loads it:
+there is no rollback. It never looks into a message.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Host:
         new_seed: Callable[[], int],
         tasks: asyncio.TaskGroup,
         monotonic_s: Callable[[], float] = boottime_s,
-        troubles: Troubles | None = None,  # one of each store, so that an outage is told once
+        troubles: Troubles | None = None,  # one for each store, so that an outage is logged once
     ) -> None:
         self.partition_id = partition_id
         self.status = HostStatus.UNCLAIMED
@@ -94,7 +94,7 @@ class Host:
         self.traffic: dict[int, Traffic] = {}
         self._load_trouble: str | None = None
         self._troubles = troubles or Troubles(store.where, monotonic_s)
-        self._epoch = 0  # of the life before, or of this one
+        self._epoch = 0  # of the previous life, or of this one
         self._store = store
         self._directory = directory
         self.clock = clock
@@ -141,7 +141,7 @@ class Host:
             self.claim()
 
     def claim(self) -> None:
-        """Start to own the partition unless that is so or under way."""
+        """Start to claim the partition unless it is claimed or being claimed."""
         if self.status is HostStatus.UNCLAIMED:
             self.status = HostStatus.LOADING
             self._tasks.create_task(self._load(), name=f"load-{self.partition_id}")
@@ -157,21 +157,21 @@ class Host:
         return self._state is not None
 
     def ship_with(self, shipper: Shipper) -> None:
-        """Name who takes what leaves the partition; call before the partition is claimed."""
+        """Set the shipper for outgoing messages; call before the partition is claimed."""
         self._shipper = shipper
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something beside the host; what it raises ends the bus."""
+        """Run a task beside the host; an exception ends the bus."""
         return self._tasks.create_task(work)
 
     async def read_rows(self, row_keys: list[int]) -> list[StoredRow]:
-        """Return rows in key order, without those that are gone; raises StoreUnavailable."""
+        """Return the existing rows in key order; raises StoreUnavailable."""
         if self._journal is None:
             raise StoreUnavailable("the partition is loading")
         return await self._journal.read_rows(row_keys)
 
     async def call(self, command: Command) -> Reply:
-        """Apply a command and wait for what came of it."""
+        """Apply a command and wait for its reply."""
         answered: asyncio.Future[Reply] = self._loop.create_future()
 
         def answer(reply: Reply) -> None:
@@ -183,7 +183,7 @@ class Host:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch in which the partition is ours, None while it is not loaded."""
+        """The epoch of our ownership, None while the partition is not loaded."""
         return None if self._state is None else self._epoch
 
     @property
@@ -193,7 +193,7 @@ class Host:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the partition, None when nothing is."""
+        """The current problem of the partition, None when there is none."""
         if self.ownership.held_by is not None:
             return f"waits: {self.ownership.held_by}"
         if self._load_trouble is not None:
@@ -202,7 +202,7 @@ class Host:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes accepted from doors that no commit has covered yet."""
+        """Bytes accepted from listeners and not yet committed."""
         return 0 if self._journal is None else self._journal.queued_bytes
 
     def counts(self, entity_no: int) -> Counts | None:
@@ -211,17 +211,17 @@ class Host:
 
     @property
     def state(self) -> PartitionState | None:
-        """What is loaded, for reading only."""
+        """The loaded state, for reading only."""
         return self._state
 
     @property
     def is_due(self) -> bool:
-        """Whether something waits for a time that has come."""
+        """Whether a deadline has passed."""
         deadline_ms = None if self._state is None else self._state.next_deadline_ms
         return deadline_ms is not None and deadline_ms <= self.clock()
 
     def interrupt(self, duration_s: float) -> None:
-        """Fail as if the store could not be reached for so long: a fault for tests."""
+        """Fail as if the store were unreachable for a duration: a fault for tests."""
         self._recovery.interrupt(duration_s)
         error = StoreUnavailable(INTERRUPTED)
         if self._journal is not None:
@@ -230,7 +230,7 @@ class Host:
             self._early_error = error
 
     async def stop(self) -> None:
-        """Commit what was accepted, journal what is outstanding, release the partition (ADR 19)."""
+        """Commit accepted commands, journal outstanding state, release the partition (ADR 19)."""
         self._stopping = True
         self._stop_asked.set()
         if self._timer is not None:
@@ -269,9 +269,9 @@ class Host:
         try:
             result = state.apply(command, self.clock(), found)
         except Exception:
-            logger.exception("partition state broke", extra={"partition": self.partition_id})
+            logger.exception("partition state failed", extra={"partition": self.partition_id})
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
-            journal.fail(StoreUnavailable("the state broke"))  # tells those whose commit is open
+            journal.fail(StoreUnavailable("the state failed"))  # answers callers
             return
         if type(result) is Needs:
             self._send_order.begin(command)
@@ -288,7 +288,7 @@ class Host:
             self._arm(deadline_ms)
 
     def _release(self, outcome: Outcome, on_reply: OnReply | None) -> None:
-        """Tell what an outcome caused; its commit and all earlier ones are durable."""
+        """Release reply and effects of an outcome; its commit and all earlier ones are durable."""
         for effect in outcome.effects:
             if type(effect) is Deliver:
                 self._sinks.deliver(effect)
@@ -309,14 +309,14 @@ class Host:
         self._reply(on_reply, outcome.reply)
 
     async def _delete_idle(self, entity_no: int) -> None:
-        """Let the catalog decide about an idle entity; a failure is tried with the next `Idle`."""
+        """Ask the catalog to delete an idle entity; a failure is retried with the next `Idle`."""
         try:
             await self._directory.idle(entity_no)
         except Exception as error:  # noqa: BLE001 - logged, and tried again
             self._troubles.log(self.partition_id, "an idle entity could not be deleted", error)
 
     def _committed(self, parked: list[tuple[Outcome, OnReply | None]]) -> None:
-        """Called by the journal in order, once for each commit."""
+        """Handle a commit; called by the journal in order, once for each."""
         self._recovery.commit_count += 1
         if self._state is not None:
             self._state.mark_committed(parked[-1][0].applied_ms)
@@ -329,13 +329,13 @@ class Host:
     def _release_durable(
         self, journal: PartitionJournal, told: Sequence[tuple[Outcome, OnReply | None]]
     ) -> None:
-        """Release in order; what a release itself causes comes after all that was told before."""
+        """Release in order; effects of a release itself follow everything released before."""
         self._unreleased.extend(told)
         if not self._is_releasing:
             self._release_in_order(journal)
 
     def _release_in_order(self, journal: PartitionJournal) -> None:
-        """Release what waits, or hold it until our ownership is confirmed again (ADR 22)."""
+        """Release durable outcomes, or hold them until ownership is confirmed again (ADR 22)."""
         if self._monotonic_s() - journal.confirmed_at > CONFIRMATION_S:
             if self._confirm_timer is None:
                 self._confirm_timer = self._loop.call_later(
@@ -355,7 +355,7 @@ class Host:
             self._release_in_order(journal)
 
     def _refuse_unreleased(self) -> None:
-        """Answer what was held when the partition may not be ours any more; nothing is guessed."""
+        """Answer held commands when the partition may no longer be ours, without guessing."""
         order, self._send_order = self._send_order, SendOrder()
         for _, on_reply in order.drop():
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
@@ -369,7 +369,7 @@ class Host:
     def _failed(
         self, parked: list[tuple[Outcome, OnReply | None, Refusal]], error: Exception
     ) -> None:
-        """Called by the journal once, when it is dead. Nobody is told a guess (ADR 2)."""
+        """Handle the end of the journal; called once. Callers never get a guess (ADR 2)."""
         journal = self._journal
         logger.warning(
             "commit failed, reloading",
@@ -388,7 +388,7 @@ class Host:
     async def _read_and_apply(
         self, command: Command, on_reply: OnReply | None, needs: Needs, order: SendOrder
     ) -> None:
-        """Apply a command with what it needs, then what waited for it."""
+        """Apply a command with the rows it needs, then commands that waited for it."""
         journal, found = self._journal, None
         try:
             found = None if journal is None else await journal.read(needs)
@@ -396,7 +396,7 @@ class Host:
             self._troubles.log(self.partition_id, "rows could not be read", error)
         if found is None:
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the store could not be read"))
-        elif journal is not self._journal:  # what was read belongs to a former life
+        elif journal is not self._journal:  # the rows belong to a former life
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
         else:
             self._apply(command, on_reply, found)
@@ -404,7 +404,7 @@ class Host:
             self.submit(each, on_its_reply)
 
     async def _fetch(self, effect: Fetch) -> None:
-        """Page messages in; repeated until it works, since the sub-queue waits for it."""
+        """Page messages in; retried until it succeeds, since the sub-queue waits for it."""
         backoff = Backoff()
         journal = self._journal
         while journal is not None and journal is self._journal:
@@ -439,12 +439,12 @@ class Host:
         self._apply(Tick(), None, None)
 
     def clock_changed(self) -> None:
-        """Entity time was moved by hand: look at the deadlines again."""
+        """Check the deadlines again after entity time was advanced manually."""
         if self._timer is not None:
             self._arm(self._timer_ms)
 
     async def _keep_up(self, journal: PartitionJournal) -> None:
-        """Sample database time and let the store look after itself while the journal lives."""
+        """Sample database time and run the store's upkeep while the journal is open."""
         is_first = True
         while journal is self._journal:
             is_behind = False
@@ -462,7 +462,7 @@ class Host:
     # --- loading --------------------------------------------------------------------------------
 
     def _reload(self, journal: PartitionJournal, error: Exception | None = None) -> None:
-        """Drop all memory and start again from the tables; `error` is that of a commit."""
+        """Drop all memory and load from the tables; `error` is that of a commit."""
         if journal is not self._journal:
             return
         if self._state is not None:
@@ -487,7 +487,7 @@ class Host:
         self._sinks.reset()
 
     async def _load(self) -> None:
-        """Claim and load the partition, however long it takes."""
+        """Claim and load the partition, retrying without limit."""
         while not self._stop_asked.is_set():
             await self._pause(self._recovery.wait_s)
             if self._stop_asked.is_set():
@@ -502,7 +502,7 @@ class Host:
                 loaded.begin_at(now_ms)
                 await self._disk_reserve.make(journal.epoch)
                 gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
-                if self._early_error is not None:  # it died while nobody knew it
+                if self._early_error is not None:  # it failed before it was registered
                     raise self._early_error
                 state = PartitionState(
                     partition_id=self.partition_id,
@@ -514,7 +514,7 @@ class Host:
                 )
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 if journal is not None:
-                    journal.abandon()  # else its end would be taken for that of the next one
+                    journal.abandon()  # else its end would be taken for the next one's
                 self._not_loaded(error)
                 if isinstance(error, Fenced):
                     await self.ownership.outwait(error, self._pause)
@@ -537,7 +537,7 @@ class Host:
         )
 
     def _enter(self, journal: PartitionJournal, state: PartitionState, news: list[Command]) -> None:
-        """Go to work on what was loaded, then let waiting commands go."""
+        """Start on a loaded state, then apply waiting commands."""
         self._journal, self._state, self._epoch = journal, state, journal.epoch
         self._recovery.loaded()
         self._load_trouble = None
@@ -553,7 +553,7 @@ class Host:
         self._apply(Tick(), None, None)
 
     def _not_loaded(self, error: Exception) -> None:
-        """Tell why, and whoever waits that nothing of theirs was applied."""
+        """Log why, and answer waiting commands that they were not applied."""
         self.ownership.failed(error)
         self._load_trouble = self._troubles.text(error)
         if isinstance(error, Fenced):
@@ -566,7 +566,7 @@ class Host:
         self._refuse_waiting(Refused(Refusal.NOT_APPLIED, detail))
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait so long, or until the host is to stop; say whether to go on."""
+        """Wait, or until the host must stop; return whether to continue."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop_asked.wait()
@@ -575,7 +575,7 @@ class Host:
         return False
 
     def _refuse_waiting(self, reply: Refused) -> None:
-        """Answer whoever waits; consumers stay, they have nobody to repeat them."""
+        """Answer waiting commands; consumers stay, since nobody would repeat them."""
         for command, on_reply in self._take_waiting():
             if isinstance(command, AddConsumer | SetDemand) and not self._stopping:
                 self._waiting.add((command, on_reply))
@@ -589,12 +589,12 @@ class Host:
         return kept
 
     def _reply(self, on_reply: OnReply | None, reply: Reply) -> None:
-        """Tell one who waits; what breaks there may not hurt those who come after (ADR 2)."""
+        """Call a caller's reply; its failure must not affect later callers (ADR 2)."""
         if on_reply is not None:
             try:
                 on_reply(reply)
             except Exception:
                 logger.exception(
-                    "a receiver of a reply broke",
+                    "a callback for a reply failed",
                     extra={"partition": self.partition_id, "reply": type(reply).__name__},
                 )

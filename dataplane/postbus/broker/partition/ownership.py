@@ -1,7 +1,8 @@
-"""Whose a partition is: its life cycle here, and the wait while another broker has it (ADR 12).
+"""Ownership of a partition: its life cycle, and the wait while another broker owns it (ADR 12).
 
-One broker has them all: who waits for partition 0 claims no other one. Else one that takes over and
-one that wakes up could share what both find free, and neither would serve everything.
+One broker owns all partitions: a broker that waits for partition 0 claims no other one. Otherwise a
+broker that takes over and one that wakes up could each claim some of the free partitions, and
+neither would serve everything.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from postbus.store.postgres import Store
 logger = logging.getLogger(__name__)
 
 OWNER_LOOK_S: Final = 0.25
-"""How often a partition that waits looks whether its owner still beats; no statement is sent."""
+"""Interval at which a waiting partition checks the owner's heartbeat; costs no statement."""
 
 UNKNOWN_LOOK_S: Final = 1.0
-"""The same where the owner is of a version that does not beat: each look is a connection and a
-claim. Looks so far apart still prove its silence."""
+"""The same for an owner of a version without heartbeats: each check is a connection and a claim.
+At this interval its silence can still be proven."""
 
 FIRST_LOOK_S: Final = 0.05
 FIRST_S: Final = 2.0
-"""How long a partition waits until it is known whose partition 0 is. Our choice: longer than a
-claim takes; the database of partition 0 may be away while that of this one is not."""
+"""How long a partition waits for the owner of partition 0 to be known. Our choice: longer than a
+claim; the database of partition 0 may be unavailable while that of this partition is not."""
 
 
 class HostStatus(Enum):
-    """Life cycle; UNCLAIMED -> LOADING -> ACTIVE -> LOADING ... -> CLOSED."""
+    """Life cycle of a partition: UNCLAIMED -> LOADING -> ACTIVE -> LOADING ... -> CLOSED."""
 
     UNCLAIMED = "unclaimed"
     LOADING = "loading"
@@ -43,9 +44,9 @@ class HostStatus(Enum):
 
 
 class Ownership:
-    """Of one partition; outlives its reloads.
+    """Ownership of one partition; survives its reloads.
 
-    `held_by` says who has it while we wait, `fence_count` how often it was taken from us.
+    `held_by` is the owner while we wait, `fence_count` how often another broker took it.
     """
 
     def __init__(self, partition_id: int, store: Store) -> None:
@@ -54,25 +55,25 @@ class Ownership:
         self._partition_id = partition_id
         self._store = store
         self._first: Ownership | None = None
-        self._owner: UUID | None = None  # of `held_by`, where it is known
+        self._owner: UUID | None = None  # of `held_by`, if known
         self._is_claimed = False
         self._epoch = 0
-        self._attempts = 0  # to claim it that came to an end
+        self._attempts = 0  # finished attempts to claim it
         self._is_ours = False
 
     @property
     def round_trip_s(self) -> float | None:
-        """How long the last beat to the store took, None when there was none."""
+        """Duration of the last heartbeat to the store, None when there was none."""
         return self._store.beats.round_trip_s
 
     def follow(self, first: Ownership) -> None:
-        """Claim only where partition 0 is not another's; `first` is its ownership."""
+        """Claim only if no other broker owns partition 0; `first` is its ownership."""
         self._first = first
 
     async def wait_for_first(self, pause: Callable[[float], Awaitable[bool]]) -> None:
-        """Return when it may be claimed; raises Fenced while another broker has partition 0.
+        """Wait until it may be claimed; raises Fenced while another broker owns partition 0.
 
-        `pause` waits so many seconds and says whether to go on.
+        `pause` waits a number of seconds and returns whether to continue.
         """
         first, waited_s = self._first, 0.0
         if first is None:
@@ -96,12 +97,12 @@ class Ownership:
             logger.debug("the owner cannot be watched in this database yet", extra=extra)
 
     def claimed(self, epoch: int) -> None:
-        """The partition is ours from here on."""
+        """Record that the partition is ours."""
         self._is_ours = self._is_claimed = True
         self._epoch, self.held_by = epoch, None
 
     def failed(self, error: Exception | None) -> None:
-        """A life or an attempt to begin one ended; say who has the partition, once."""
+        """Record the end of a life or a failed attempt; log the owner once."""
         self._is_claimed = False
         self._attempts += 1
         if not isinstance(error, Fenced):
@@ -119,9 +120,9 @@ class Ownership:
         self.held_by = detail
 
     async def outwait(self, error: Fenced, pause: Callable[[float], Awaitable[bool]]) -> None:
-        """Wait while the owner beats, `LAST_BACKOFF_S` at most: it may have released this one.
+        """Wait while the owner has a heartbeat, at most `LAST_BACKOFF_S`: it may release this one.
 
-        `pause` waits so many seconds and says whether to go on.
+        `pause` waits a number of seconds and returns whether to continue.
         """
         waited_s = 0.0
         look_s = UNKNOWN_LOOK_S if error.owner is None else OWNER_LOOK_S

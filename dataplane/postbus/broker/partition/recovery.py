@@ -1,4 +1,4 @@
-"""How a partition comes back after failures: how long to wait, and whether to commit one by one.
+"""Recovery of a partition after failures: backoff, and whether to commit one by one.
 
 Pure bookkeeping of one host; time is injected.
 """
@@ -11,10 +11,10 @@ from postbus.broker.backoff import Backoff
 from postbus.store.errors import StoreUnavailable
 
 GOOD_S = 10.0
-"""A life that committed something and lasted so long forgets earlier failures. Our choice: twice
-the longest wait, so that what breaks again at once is never tried without a pause."""
+"""A life that committed something and lasted this long resets the failure count. Our choice: twice
+the longest backoff, so that repeated failures are never retried without a pause."""
 REPEATED = 2
-"""Failures of the same kind after which the next life commits one by one."""
+"""Number of equal failures after which the next life commits one by one."""
 
 INTERRUPTED = "the store is away because a test asked for it"
 
@@ -35,25 +35,25 @@ class Recovery:
 
     @property
     def is_one_by_one(self) -> bool:
-        """Whether the same failure came back, so that its cause should fail alone."""
+        """Whether the same failure was repeated, so that its cause should fail alone."""
         return self._repeated >= REPEATED
 
     def loaded(self) -> None:
-        """A life begins."""
+        """Record the begin of a life."""
         self._loaded_at = self._monotonic_s()
         self.commit_count = 0
 
     def failed(self, commit_error: Exception | None) -> None:
-        """A life or an attempt to load ended; `commit_error` when a commit was the reason.
+        """Record the end of a life or attempt to load; `commit_error` if a commit failed.
 
-        An outage says nothing about the work: it neither starts nor ends the one-by-one mode.
+        An outage is no evidence about the work: it neither starts nor ends the one-by-one mode.
         """
         if self._was_good():
             self._backoff.reset()
             self._kind, self._repeated = (), 0
         self._loaded_at = None
         left_s = self._interrupted_until - self._monotonic_s()
-        # an outage made for a test ends when it was said to end
+        # a simulated outage ends at its given time
         self.wait_s = self._backoff.next_s(left_s if left_s > 0 else None)
         if commit_error is None or isinstance(commit_error, StoreUnavailable):
             return
@@ -62,7 +62,7 @@ class Recovery:
         self._kind = kind
 
     def interrupt(self, duration_s: float) -> None:
-        """Let every attempt fail for so long; a longer interruption is not shortened."""
+        """Let every attempt fail for a duration; a longer interruption is not shortened."""
         until = self._monotonic_s() + duration_s
         self._interrupted_until = max(self._interrupted_until, until)
 
@@ -80,6 +80,6 @@ class Recovery:
 
 
 def _kind_of(error: Exception) -> tuple[object, ...]:
-    """Return what two failures of the same work have in common; clients repeat it as new work."""
+    """Return a key that is equal for failures of the same work, even if clients repeat it."""
     names = ("sqlstate", "schema_name", "table_name", "constraint_name")
     return (type(error), *(getattr(error, name, None) for name in names))

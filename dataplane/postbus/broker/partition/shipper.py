@@ -1,10 +1,10 @@
-"""Takes what leaves a partition to where it goes: forwards, dead-letter forwards, send-via.
+"""Delivery of messages that leave a partition: forwards, dead-letter forwards, send-via.
 
-The outbox of the partition hands out messages by target (`Ship`) and keeps them until it is told
-that they arrived or were refused for good (`Shipped`). Here they are sent to the partition that
-stores them, again and again while that one is away: the target remembers the last number of each
-source, so that what is repeated is stored once. Nothing here is durable; a reload of the partition
-drops it, and the outbox begins again.
+The outbox of the partition emits messages by target (`Ship`) and keeps them until they arrived or
+were permanently refused (`Shipped`). The shipper sends them to the partition that stores them and
+retries while that is unavailable: the target remembers the last number of each source, so that a
+repeated message is stored once. Nothing here is durable; a reload of the partition drops it, and
+the outbox starts again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 REPEATABLE: Final = frozenset(
     {Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.BUSY, Refusal.STORE_FULL}
 )
-"""Refusals that say nothing about a message: it is sent again until it arrives."""
+"""Temporary refusals: the message is retried until it arrives."""
 
 TARGET_NOT_FOUND: Final = Refused(Refusal.ENTITY_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An entity that messages go to; a partitioned one has no home."""
+    """An entity that messages are forwarded to; a partitioned one has no home partition."""
 
     entity_no: int
     home_partition: int
@@ -53,7 +53,7 @@ class Target:
 
 
 class Source(Protocol):
-    """The host whose outbox is shipped."""
+    """The host that owns the outbox."""
 
     partition_id: int
 
@@ -65,13 +65,13 @@ class Source(Protocol):
 
 
 class Destination(Protocol):
-    """A host that takes what is shipped to its partition."""
+    """A host that accepts messages for its partition."""
 
     async def call(self, command: Command) -> Reply: ...
 
 
 class Shipper:
-    """Of one partition. Targets do not wait for each other."""
+    """The shipper of one partition. Targets do not wait for each other."""
 
     def __init__(
         self,
@@ -80,26 +80,28 @@ class Shipper:
         find_target: Callable[[str], Target | None],
         find_retained: Callable[[str], Sequence[Target]],
     ) -> None:
-        """Take the hosts of all partitions in order.
+        """`destinations` are the hosts of all partitions, in order.
 
-        `find_target` and `find_retained` know names in any case; the latter finds what had the name
-        until it was deleted, and can come back.
+        `find_target` and `find_retained` take names in any case; the latter finds deleted entities
+        of a name that can be restored.
         """
         self._source = source
         self._destinations = destinations
         self._find_target = find_target
         self._find_retained = find_retained
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: dict[int, set[int]] = {}  # retained entity -> its partitions that took no more
+        self._asked: dict[
+            int, set[int]
+        ] = {}  # retained entity -> partitions that have no more messages of ours
 
     def ship(self, effect: Ship) -> None:
-        """Send these, however long it takes, then tell the outbox."""
+        """Send messages, retrying without limit, then notify the outbox."""
         task = self._source.start(_Shipment(self, effect).run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def drop(self) -> None:
-        """Forget what is under way: the outbox begins again when it is loaded."""
+        """Drop shipments in progress: the outbox starts again when it is loaded."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -114,18 +116,18 @@ class Shipper:
         return self._find_retained(name)
 
     def asked(self, target: Target) -> Collection[int]:
-        """Return the partitions of a retained entity that need not be asked any more."""
+        """Return the partitions of a retained entity that need no further query."""
         return self._asked.get(target.entity_no, ())
 
     def note_asked(self, target: Target, partition_id: int) -> None:
         self._asked.setdefault(target.entity_no, set()).add(partition_id)
 
     def forget_asked(self, target: Target) -> None:
-        """It takes messages again."""
+        """Reset the queries of an entity that accepts messages again."""
         self._asked.pop(target.entity_no, None)
 
     def place(self, target: Target, number: int, envelope: Envelope) -> int:
-        """Choose the partition; a repeat must go where its number may have been stored."""
+        """Return the partition; a repeat must go to where its number may have been stored."""
         if not target.is_partitioned:
             return target.home_partition
         count = len(self._destinations)
@@ -145,7 +147,7 @@ class Shipper:
         return await self._destinations[partition_id].call(command)
 
     async def read(self, row_keys: list[int]) -> dict[int, Envelope]:
-        """Return row key -> message; repeated until the store answers."""
+        """Return row key -> message; retried until the store answers."""
         backoff = Backoff()
         while True:
             try:
@@ -159,28 +161,28 @@ class Shipper:
             await backoff.pause()
 
     async def notify(self, shipped: Shipped) -> None:
-        """Tell the outbox; repeated while it cannot read what it needs, for it waits for this."""
+        """Notify the outbox, which waits for this; retried while it cannot read what it needs."""
         backoff = Backoff()
         while isinstance(await self._source.call(shipped), Refused):
             await backoff.pause()
 
     def log_trouble(self, ship: Ship) -> None:
         logger.exception(
-            "a shipment broke and begins again",
+            "a shipment failed and is restarted",
             extra={"partition": self._source.partition_id, "target": ship.target},
         )
 
 
 class _Shipment:
-    """The messages of one `Ship` on their way.
+    """The messages of one `Ship` in transit.
 
-    In each partition numbers are stored in rising order: behind a refused one nothing more is sent
-    there, for if the source forgot the refusal in a crash, the target would skip that number. What
-    comes behind stays undecided and is offered again once the refusal is durable.
+    In each partition numbers are stored in rising order. After a refused number nothing more is
+    sent there: if the source lost the refusal in a crash, the target would skip that number. Later
+    messages stay undecided and are offered again once the refusal is durable.
 
-    An entity that was deleted and can come back is asked first: it may have taken a message, and
-    the answer was lost, perhaps with a former process. It takes nothing any more, but it knows.
-    Numbers rise: the first one it has not taken is the last it is asked about, in each partition.
+    A deleted entity that can be restored is queried first: it may have stored a message whose
+    answer was lost, perhaps with a former process. It accepts nothing any more, but it knows.
+    Numbers rise, so the first one that it has not stored ends the queries, in each partition.
     """
 
     def __init__(self, shipper: Shipper, ship: Ship) -> None:
@@ -203,7 +205,7 @@ class _Shipment:
         await self._shipper.notify(Shipped(self._ship.target, arrived, self._refused))
 
     async def _load(self) -> dict[int, Envelope]:
-        """Return number -> the copy to send of all that is not decided yet."""
+        """Return number -> copy to send, for all undecided messages."""
         ship = self._ship
         found = dict(zip(ship.numbers, ship.envelopes, strict=True))
         absent = [number for number, envelope in found.items() if envelope is None]
@@ -214,11 +216,11 @@ class _Shipment:
             if number in self._arrived or number in self._refused or number in self._held_back:
                 continue
             if envelope is None:
-                logger.error("a row of the outbox is gone", extra={"row_key": number})
+                logger.error("a row of the outbox is missing", extra={"row_key": number})
                 self._arrived.add(number)
                 continue
-            message = copy.copy(envelope)  # the outbox may have to hand it out again
-            if number not in ship.resent:  # which is no hop, but a beginning
+            message = copy.copy(envelope)  # the outbox may have to emit it again
+            if number not in ship.resent:  # a resend starts anew and is no hop
                 message.hop_count += 1
             if source is not None:
                 message.dead_letter_source = source
@@ -226,7 +228,7 @@ class _Shipment:
         return messages
 
     async def _send_all(self, messages: dict[int, Envelope]) -> None:
-        """Send until every message has arrived or is refused."""
+        """Send until every message has arrived or is permanently refused."""
         backoff = Backoff()
         while messages:
             target, places = self._to_ask(messages)
@@ -247,7 +249,7 @@ class _Shipment:
                 backoff.reset()
 
     def _to_ask(self, messages: dict[int, Envelope]) -> tuple[Target | None, dict[int, list[int]]]:
-        """Return a retained entity that has not said yet what it took, and which parts to ask."""
+        """Return a retained entity that has unanswered queries, and the numbers by partition."""
         for target in self._shipper.find_retained(self._ship.target):
             places = self._places(target, messages)
             for partition_id in self._shipper.asked(target):
@@ -257,7 +259,7 @@ class _Shipment:
         return None, {}
 
     def _places(self, target: Target, messages: dict[int, Envelope]) -> dict[int, list[int]]:
-        """Return partition -> the numbers that belong there, in order."""
+        """Return partition -> its numbers, in order."""
         numbers = list(messages)
         places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
         return {place: [numbers[index] for index in part] for place, part in places.items()}
@@ -265,7 +267,7 @@ class _Shipment:
     async def _send_part(
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
     ) -> bool:
-        """Send what goes to one partition; what is decided leaves `messages`. False: nothing is."""
+        """Send to one partition and remove decided messages. False: none was decided."""
         count, refused, concerned = await self._deliver(partition_id, target, numbers, messages)
         if refused is None:
             return count > 0
@@ -274,7 +276,7 @@ class _Shipment:
         known = self._shipper.find_target(self._ship.target)
         is_gone = known is None or known.entity_no != target.entity_no  # deleted, perhaps retained
         if is_gone or refused.refusal is Refusal.ENTITY_NOT_FOUND:
-            return count > 0  # the catalog knows better: it is looked up again
+            return count > 0  # the catalog has changed: look it up again
         for number in numbers[count : count + concerned]:
             del messages[number]
             self._refused[number] = refused
@@ -286,9 +288,9 @@ class _Shipment:
     async def _ask_part(
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
     ) -> bool:
-        """Learn what one partition of a retained entity took; that leaves `messages`.
+        """Ask one partition of a retained entity what it stored; remove that from `messages`.
 
-        False: it could not say.
+        False: there was no answer.
         """
         _, refused, _ = await self._deliver(partition_id, target, numbers, messages)
         if refused is not None and refused.refusal in REPEATABLE:
@@ -300,16 +302,16 @@ class _Shipment:
     async def _deliver(
         self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
     ) -> tuple[int, Refused | None, int]:
-        """Send, and take what arrived out of `messages`; return how many, and why no more.
+        """Send, and remove arrived messages from `messages`; return their number, and the refusal.
 
-        The last is how many behind those that arrived the refusal is about.
+        The last value is the number of messages after the arrived ones that the refusal concerns.
         """
-        # A copy each time: a target that is to fail writes into what it gets.
+        # A copy each time: a target may modify a message before it fails.
         copies = [copy.copy(messages[number]) for number in numbers]
         resent = self._ship.resent.intersection(numbers)
         reply = await self._shipper.arrive(partition_id, target, numbers, copies, resent)
         if isinstance(reply, Arrived):
-            count, refused, concerned = reply.count, reply.refused, 1  # stopped before that one
+            count, refused, concerned = reply.count, reply.refused, 1  # stopped before this one
         else:
             assert isinstance(reply, Refused)
             count, refused, concerned = 0, reply, len(numbers)  # nothing is stored

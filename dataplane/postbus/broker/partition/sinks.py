@@ -1,6 +1,6 @@
-"""The receivers of one partition, as doors register them, and how they are told.
+"""The sinks of one partition, which link endpoints register for their consumers.
 
-A receiver that breaks hurts nobody else. What reaches none goes back to where it came from.
+A sink that fails affects no other one. Deliveries without a sink return to their queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeliverySink(Protocol):
-    """The receiving end of one consumer, called by the event loop.
+    """The receiving end of one consumer, called on the event loop.
 
     A call may come before the `submit` that caused it returns, on the stack of whoever submits:
     always when nothing has to be committed first, as for the first demand of a receiver. A sink
@@ -35,23 +35,23 @@ class DeliverySink(Protocol):
     """
 
     def deliver(self, deliveries: list[Delivery]) -> None:
-        """Write these to the wire; they are durable as far as they must be."""
+        """Write deliveries to the wire; everything that must be durable is."""
 
     def granted(self, session_id: bytes, locked_until_ms: int) -> None:
-        """The consumer holds this session from now on."""
+        """Handle the grant of a session to the consumer."""
 
     def available(self, count: int) -> None:
-        """So many messages could be had; told once to a consumer that asked for it (ADR 24)."""
+        """Handle a hint of available messages; called once per request for one (ADR 24)."""
 
     def ended(self, refusal: Refusal) -> None:
-        """The broker removed the consumer: entity dropped, disabled, or receiving disabled."""
+        """Handle removal by the broker: entity deleted or disabled, or receiving disabled."""
 
     def reset(self) -> None:
-        """The partition was reloaded: the consumer is gone and every lock with it."""
+        """Handle a reload of the partition: the consumer and all its locks are gone."""
 
 
 class Sinks:
-    """Of one partition. `submit` takes what is to be given back."""
+    """Sinks of one partition. `submit` takes commands that release undeliverable messages."""
 
     def __init__(self, partition_id: int, submit: Callable[[Command], None]) -> None:
         self._partition_id = partition_id
@@ -75,7 +75,7 @@ class Sinks:
             self._log_broken(effect.consumer_id, effect.entity_no)
 
     def grant(self, effect: SessionGranted) -> None:
-        """Tell of a session; one that nobody waits for any more is free at once."""
+        """Grant a session; release it at once when nobody waits for it any more."""
         sink = self._sinks.get(effect.consumer_id)
         if sink is None:
             self._submit(RemoveConsumer(effect.consumer_id))
@@ -102,7 +102,7 @@ class Sinks:
                 self._log_broken(effect.consumer_id)
 
     def reset(self) -> None:
-        """Forget all of them and tell them; what they register meanwhile stays."""
+        """Remove all sinks and reset them; sinks registered meanwhile stay."""
         sinks, self._sinks = self._sinks, {}
         for consumer_id, sink in sinks.items():
             try:
@@ -111,13 +111,13 @@ class Sinks:
                 self._log_broken(consumer_id)
 
     def _give_back(self, effect: Deliver) -> None:
-        """Release what reached no wire; a receive-and-delete delivery is lost by design (S26)."""
+        """Release undelivered messages; a receive-and-delete delivery is lost by design (S26)."""
         tokens = [delivery.lock_token for delivery in effect.deliveries if delivery.lock_token]
         if tokens:
             self._submit(Settle(effect.entity_no, effect.sub_queue, tokens, Disposition.RELEASE))
 
     def _log_broken(self, consumer_id: int, entity_no: int | None = None) -> None:
         logger.exception(
-            "a receiver of deliveries broke",
+            "a sink for deliveries failed",
             extra={"partition": self._partition_id, "entity": entity_no, "consumer": consumer_id},
         )

@@ -1,8 +1,8 @@
-"""How trouble with a store is told, in the log and to people.
+"""Reporting of problems with a store, in the log and to people.
 
-An outage is one event: its first failure is logged whole, what follows is summed up once a minute
-for all partitions of the store. What a human must mend is told when it is new, then once a minute.
-Errors of other kinds are each logged.
+An outage is one event: its first failure is logged in full, later ones are summarised once a minute
+for all partitions of the store. Problems that need an operator are logged when they are new, then
+once a minute. Other errors are all logged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from postbus.store.errors import Fenced, StoreMisconfigured, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 SUMMARY_S: Final = 60.0
-"""How often a lasting outage is told. Our choice: seldom enough to be read."""
+"""Interval of log lines during an outage. Our choice: rare enough to be read."""
 
 
 class Troubles:
-    """The trouble with one store. `where`: its host and port, "" where there is none to tell."""
+    """Problems with one store. `where`: its host and port, "" if it has none."""
 
     def __init__(self, where: str, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._where = where
@@ -30,11 +30,11 @@ class Troubles:
         self._failed_at = float("-inf")
         self._since = 0.0
         self._untold = 0
-        self._known: tuple[str, str] | None = None  # that a human must mend, as told last
+        self._known: tuple[str, str] | None = None  # problem for an operator, as last logged
         self._known_at = 0.0
 
     def text(self, error: Exception) -> str:
-        """Return one line for people; what another broker owns is no outage."""
+        """Return one line for people; a partition of another broker is no outage."""
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         if not isinstance(error, StoreUnavailable):
             return line
@@ -45,7 +45,7 @@ class Troubles:
         return f"the store{where} is away: {line}"
 
     def log(self, partition_id: int, what: str, error: Exception) -> None:
-        """Log an outage as a warning, what a human must mend as an error, a bug with its origin."""
+        """Log an outage as warning, a problem for an operator as error, a bug with traceback."""
         text, now = self.text(error), self._monotonic_s()
         extra: dict[str, object] = {"partition": partition_id, "error": text}
         if isinstance(error, StoreMisconfigured):

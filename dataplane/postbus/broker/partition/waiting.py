@@ -1,4 +1,4 @@
-"""Commands that wait until their partition is loaded: bookkeeping of one host."""
+"""Commands waiting for their partition to load: bookkeeping of one host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from postbus.broker.partition.sends import Waiting
 from postbus.entity.commands import AcceptSession, AddConsumer, SetDemand
 
 WAITING_LIMIT: Final = 10_000
-"""Commands held while a partition loads; more are refused. Our choice: a second of sends."""
+"""Maximum of commands held while a partition loads; more are refused. Our choice: a second of
+sends."""
 
 OF_CONSUMER = (AddConsumer, AcceptSession, SetDemand)
 
 
 class WaitingCommands:
-    """In the order they came. No consumer outlives a reload: its commands go with it."""
+    """Waiting commands in order. No consumer survives a reload: its commands go with it."""
 
     def __init__(self) -> None:
         self._commands: deque[Waiting] = deque()
@@ -29,12 +30,12 @@ class WaitingCommands:
         self._commands.append(waiting)
 
     def forget_consumer(self, consumer_id: int) -> None:
-        """A consumer left while the partition loads."""
+        """Record that a consumer left while the partition loads."""
         if self._commands:
             self._removed.add(consumer_id)
 
     def take(self) -> tuple[list[Waiting], list[Waiting]]:
-        """Return what waits, and what belonged to consumers that left; forget both."""
+        """Return and clear the waiting commands, and those of consumers that left."""
         commands, self._commands = self._commands, deque()
         removed, self._removed = self._removed, set()
         kept: list[Waiting] = []
