@@ -563,7 +563,7 @@ class RuleProperties(Model):
     """A named filter with an optional action.
 
     `filter_type` distinguishes true and false filters, which need no `sql_filter`, from SQL
-    filters. Other values only repeat which filter is set and become None.
+    filters. Other values are accepted for Azure's templates and returned as null.
     """
 
     name: Annotated[str, AfterValidator(check_filter_name)]

@@ -129,7 +129,7 @@ class Moment(BaseModel):
 
 
 class Span(BaseModel):
-    """A duration, a .NET TimeSpan."""
+    """A duration: ISO 8601 in JSON, a .NET TimeSpan over AMQP and ATOM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     ticks: Annotated[

@@ -134,7 +134,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         parameters.append(
             _header(
                 EPOCH_HEADER,
-                "How often the lease of the callers changed hands; must not decrease.",
+                "For callers with leader election: the number of leadership changes"
+                " (leaseTransitions of a Kubernetes Lease). A lower value than before is refused"
+                " with 409. Other callers omit it.",
                 {"type": "integer", "minimum": 0, "maximum": MAX_EPOCH},
             )
         )
