@@ -186,6 +186,15 @@ def test_a_drain_that_the_client_gave_up_is_not_answered() -> None:
     assert demand.drain_due_s is None
 
 
+def test_a_drain_that_the_client_gave_up_does_not_delay_the_next_one() -> None:
+    demand = window()
+    drain(demand, 10, now_s=1.0)
+    assert demand.expire_drain(1.1, is_draining=False, is_held=False) is None
+    assert demand.drain is None
+    drain(demand, 10, now_s=2.0)
+    assert demand.expire_drain(2.1, is_draining=True, is_held=False) is ANSWER_DRAIN
+
+
 def test_a_late_drain_is_answered_at_its_time() -> None:
     demand = window()
     drain(demand, 10, now_s=5.0)
@@ -309,7 +318,7 @@ class LinkModel(RuleBasedStateMachine):
 
     @rule(credit=st.integers(1, 40), is_draining=st.booleans())
     def flow(self, credit: int, is_draining: bool) -> None:
-        self.credit, self.is_draining = credit, is_draining or self.is_draining
+        self.credit, self.is_draining = credit, is_draining
         self.pump()
 
     @rule()
@@ -406,7 +415,7 @@ class LinkModel(RuleBasedStateMachine):
             if result is ANSWER_DRAIN:
                 assert self.is_reading
                 self.answer_drain()
-                self.pump()
+            self.pump()
 
     @rule()
     def outwait_the_entity(self) -> None:

@@ -167,6 +167,21 @@ def test_late_drain_is_answered_and_the_link_goes_on(
     assert raw.is_silent_until(END, frame(END))
 
 
+def test_drain_after_one_that_the_client_gave_up_is_answered_in_time(
+    bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.attach_receiver(queue)
+    partition = HeldBack(bus, monkeypatch)
+    raw.write(raw.flow(3, drain=True))
+    wait_until(bus, lambda: len(partition.held) == 1)
+    raw.write(raw.flow(3))
+    (endpoint,) = receiver_endpoints(bus)
+    wait_until(bus, lambda: endpoint._window.drain_due_s is None)
+    raw.write(raw.flow(3, drain=True))
+    answer = raw.read()
+    assert (answer.code, answer.fields[5], answer.fields[6]) == (FLOW, 3, 0)
+
+
 def test_drain_under_way_waits_for_a_client_that_stops_reading(
     bus: BusThread, raw: RawClient, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

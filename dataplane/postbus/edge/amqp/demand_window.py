@@ -171,17 +171,17 @@ class DemandWindow:
         return self._answer() if is_over and is_draining else None
 
     def expire_drain(self, now_s: float, *, is_draining: bool, is_held: bool) -> AnswerDrain | None:
-        """Answer a drain whose time is over; later deliveries of it return to the entity."""
+        """Answer or forget a drain whose time is over; it holds up no other request afterwards.
+
+        Deliveries that the entity still makes for it return.
+        """
         if self.drain_due_s is None or now_s < self.drain_due_s:
             return None
-        if not is_draining:
-            self.drain_due_s = None
-            return None
-        if is_held:
+        if is_draining and is_held:
             self.drain_due_s = now_s + self._limits.drain_s
             return None
-        self.drain = None
-        return self._answer()
+        self.drain = self.drain_due_s = None
+        return ANSWER_DRAIN if is_draining else None
 
     def _answer(self) -> AnswerDrain:
         self.drain_due_s = None

@@ -287,7 +287,7 @@ class ReceiverEndpoint:
         late = self._window.expire_drain(now_s, is_draining=is_draining, is_held=is_held)
         if late is not None:
             self._answer_drain()
-            connection.pump_soon(self)
+        connection.pump_soon(self)
         self._set_drain_timer(now_s)
 
     def _answer_drain(self) -> None:
