@@ -122,7 +122,7 @@ class ApplyContext:
         known += row_keys
 
     def may_be_uncommitted(self, row_key: int, enqueued_ms: int) -> bool:
-        """Say whether the commit that stores a row may be under way still; too often yes."""
+        """Return whether the commit that stores a row may be in flight; True when in doubt."""
         return row_key >= self.first_key and (
             enqueued_ms >= self.committed_ms or self.backdated_ms >= self.committed_ms
         )

@@ -71,7 +71,7 @@ class Choice(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What was found: in the order asked for, what is refused, and what is left for later.
+    """Result of a search: messages in the order asked for, refusals, and numbers left for later.
 
     `places` were looked at; `rest` them when the messages are taken.
     """
@@ -82,7 +82,7 @@ class Chosen(NamedTuple):
     places: list[SubQueueState]
 
     def rest(self) -> None:
-        """Let go of what was opened for the search."""
+        """Release the sessions that were opened for the search."""
         for place in self.places:
             place.end_search()
 
@@ -93,7 +93,7 @@ def choose(
     numbers: Sequence[int],
     found: Sequence[StoredRow] | None,
 ) -> Chosen | Needs:
-    """Find messages by number, as many as may be read at a time; not scheduled ones."""
+    """Find messages by number, up to the limit of one read; not scheduled ones."""
     sub = entity.sub_queue(kind)
     wanted = list(dict.fromkeys(numbers))
     count = paging.readable(entity, len(wanted)) if wanted else 0
@@ -127,7 +127,7 @@ def choose(
 def _locate(
     place: SubQueueState, by_key: dict[int, int], rows: dict[int, StoredRow]
 ) -> dict[int, Choice | Refused]:
-    """Say of each key that is here where it is. Shape of `by_key`: row key -> number."""
+    """Return the place of each key that is here. Shape of `by_key`: row key -> number."""
     spots: dict[int, Choice | Refused] = {}
 
     def note(spot: Spot, row_key: int, message: QueuedMessage | None) -> None:

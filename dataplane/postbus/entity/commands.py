@@ -1,4 +1,4 @@
-"""What a partition can be told, and what it replies.
+"""Commands to a partition, and its replies.
 
 Commands are imperatives, replies are facts the host releases after the commit. Everything here is
 plain data: edge, host and a peer stream carry it, only `partition_state` interprets it. Commands
@@ -42,7 +42,7 @@ class MessageState(IntEnum):
 
 
 class Disposition(IntEnum):
-    """What the holder of a lock decides."""
+    """Decision of the holder of a lock."""
 
     COMPLETE = 0
     ABANDON = 1
@@ -121,7 +121,7 @@ class CancelScheduled:
 
 
 class Receiver(NamedTuple):
-    """Who receives, as people know him: the name of his link and the address he comes from."""
+    """A receiver, as people know it: the name of its link and its network address."""
 
     link: str
     client: str
@@ -293,7 +293,7 @@ class DeleteBySequence:
 
 @dataclass(frozen=True, slots=True)
 class MessageEdit:
-    """What is changed in messages that are sent again; the rest stays as it is.
+    """Changes to messages that are sent again; everything else is kept.
 
     `body` becomes one data section. `fields`: name as in `message_operations.EDITABLE` -> text, or
     None, which removes it.
@@ -564,7 +564,7 @@ class Enqueued:
 
 @dataclass(slots=True)
 class Settled:
-    """`lost` holds the indexes whose lock was not held any more, None when all were."""
+    """`lost` are the indexes of tokens whose lock was no longer held; None if all were held."""
 
     lost: list[int] | None = None
 
@@ -598,7 +598,7 @@ class MessagesDeleted:
 
 @dataclass(slots=True)
 class MessagesHandled:
-    """What became of messages chosen by number.
+    """Results for messages selected by number.
 
     `done`: number -> the one it has where it went, 0 where it has none yet or no more. `left`: not
     looked at, to be asked for again, because they are large.
@@ -653,7 +653,7 @@ class Frozen:
 
 @dataclass(slots=True)
 class Done:
-    """The command took effect and has nothing to tell."""
+    """The command took effect; there is nothing to return."""
 
 
 Reply: TypeAlias = (

@@ -1,4 +1,4 @@
-"""What is counted of an entity; plain data, made by `partition_state` and told by doors."""
+"""Counts of an entity: plain data, made by `partition_state`, shown by the edge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Counts:
     """Exact counts of one entity; `size_bytes` is an estimate after a load (ADR 37).
 
     `active` includes locked and deferred messages, `transfer` is what waits in the outbox.
-    `accessed_ms`: when somebody sent or received last, 0 when that is not known.
+    `accessed_ms`: time of the last send or receive, 0 when unknown.
     """
 
     active: int
@@ -37,7 +37,7 @@ def count_in(counts: Counts, sub_queue: SubQueue) -> int:
 
 
 def sum_of(parts: Sequence[Counts]) -> Counts:
-    """Return the counts of an entity whose parts lie in several partitions."""
+    """Return the counts of a partitioned entity: the sum of its parts."""
     return Counts(
         sum(each.active for each in parts),
         sum(each.dead_letter for each in parts),

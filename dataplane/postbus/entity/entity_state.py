@@ -1,7 +1,7 @@
-"""What sub-queues, outbox and scheduled messages know of their entity: its size and settings.
+"""The part of an entity that its sub-queues, outbox and scheduled messages use: size and settings.
 
-They know this base and not `QueueState`, which makes them. What only that can answer is abstract
-here.
+They depend on this base and not on `QueueState`, which makes them and implements the abstract
+methods.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class EntityState(ABC):
 
     @abstractmethod
     def keep_state(self, grown_bytes: int) -> bool:
-        """Count what the states of sessions grow or shrink by; False when there is no room."""
+        """Account for session states that grow or shrink; False when there is no room."""
 
     # --- size -------------------------------------------------------------------------------------
 
@@ -102,11 +102,11 @@ class EntityState(ABC):
         return (self.size_bytes if self.message_count else 0) + self.state_bytes
 
     def grow(self, size_bytes: int) -> None:
-        """Add what is stored."""
+        """Add the size of stored messages."""
         self.size_bytes += size_bytes
 
     def shrink(self, size_bytes: int) -> None:
-        """Subtract what left; after a load sizes are estimates and must not fall below zero."""
+        """Subtract the size of messages that left, not below zero: after a load it is estimated."""
         self.size_bytes -= size_bytes
         if self.size_bytes < 0:
             self.size_bytes = 0

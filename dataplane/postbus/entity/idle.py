@@ -1,4 +1,4 @@
-"""Entities that are deleted when nobody uses them: who used one last, and when it is idle (ADR 27).
+"""Deletion of unused entities: their last use, and the time when they are idle (ADR 27).
 
 Use is every command of a client, a receiver with credit for as long as it is there, a pending
 scheduled message, one that waits in the outbox, and forwarding. What is published to a topic uses
@@ -54,7 +54,7 @@ FREEZE_MS: Final = 2_000
 NEVER_MS: Final = 1 << 62
 
 REPEAT_MS: Final = 60_000
-"""How often the catalog is told of an entity that stays idle. Our choice."""
+"""Interval at which the catalog is notified of an entity that stays idle. Our choice."""
 
 GRAINS: Final = 10
 LEAST_GRAIN_MS: Final = 60_000
@@ -117,13 +117,13 @@ class IdleTracker:
             self.watch(self.recorded_ms)
 
     def watch(self, when_ms: int) -> None:
-        """Look at the entity at this time, or earlier if that was asked for."""
+        """Check the entity at this time, or earlier if a check is due before."""
         if self._timer_ms is None or when_ms < self._timer_ms:
             self._timer_ms = when_ms
             self._context.set_timer(when_ms, self.look)
 
     def look(self) -> None:
-        """Tell that the entity is idle, or find the next time to look."""
+        """Report that the entity is idle, or set the time of the next check."""
         context = self._context
         now_ms = context.now_ms
         if self._entities.trackers.get(self._entity_no) is not self:
@@ -216,7 +216,7 @@ class IdleEntities:
         return [command.entity_no]
 
     def is_busy(self, entity_no: int) -> bool:
-        """Say whether an entity is in use without any command."""
+        """Return whether an entity is in use without any command."""
         entity = self._entities[entity_no]
         if len(entity.scheduled) or entity.outbound:
             return True
@@ -259,7 +259,7 @@ class IdleEntities:
         return Frozen(0 if tracker is None else tracker.last_used_ms)
 
     def hold(self, command: Hold) -> Reply:
-        """Keep what is frozen so until its deletion is told, or that there is none.
+        """Keep entities frozen until their deletion is confirmed or cancelled.
 
         A topic goes on: what it gave an empty subscription since then keeps that.
         """
@@ -285,7 +285,7 @@ class IdleEntities:
         self._emptied.discard(entity_no)
 
     def refusal(self, command: Command, used: list[int]) -> Reply | None:
-        """Say that a command has to wait: an entity it uses, or the topic of one, is frozen."""
+        """Return BUSY if the command uses an entity that is frozen, or whose topic is."""
         if not self._frozen or isinstance(command, PutEntity | RemoveConsumer):
             return None
         now_ms = self._context.now_ms
@@ -298,7 +298,7 @@ class IdleEntities:
 
 
 def _not_empty(entity: QueueState) -> Refused | None:
-    """Say how many messages would go with an entity, None when there are none."""
+    """Return a refusal with the number of messages of an entity, None if it is empty."""
     count = entity.message_count
     if isinstance(entity, TopicState):
         count += sum(each.message_count for each in entity.subscriptions.values())

@@ -18,7 +18,7 @@ GROWTH: Final = 4
 
 
 class Numbered(Protocol):
-    """What has numbers of its own: an entity, or the outbox."""
+    """An owner of row keys: an entity, or the outbox."""
 
     @property
     def entity_no(self) -> int: ...
@@ -57,7 +57,7 @@ class Numbering:
         self._offsets: list[int] = []
 
     def add_loaded(self, block: ReserveBlock) -> None:
-        """Learn of a block of an earlier life, in key order; its unused rest stays unused."""
+        """Add a block of an earlier life, in key order; its unused rest stays unused."""
         self._first_keys.append(block.first_key)
         self._offsets.append(block.first_sequence - block.first_key)
 
@@ -88,7 +88,7 @@ class Numbering:
 
     def key_of(self, sequence: int) -> int | None:
         """Return the key in ACTIVE that had or would have this number; whether it is there is
-        another matter: a number beyond a block names a key of somebody else's.
+        another matter: a number beyond a block is a key of another sub-queue.
         """
         keys = self._first_keys
         if not keys or not keys[0] + self._offsets[0] <= sequence < self.next_sequence:

@@ -1,4 +1,4 @@
-"""What a command did: effects for the host, mutations for the journal.
+"""Outcomes of commands: effects for the host, mutations for the journal.
 
 Effects are what the host must do once the mutations are durable; mutations are what the tables
 must become. Plain data; only `partition_state` makes it, host and journal read it. Effects and
@@ -63,7 +63,7 @@ class SessionGranted:
 @final
 @dataclass(slots=True)
 class Available:
-    """A consumer that asked for a hint could get so many messages; told once (ADR 24)."""
+    """Number of messages a consumer could get that asked for a hint; sent once (ADR 24)."""
 
     consumer_id: int
     count: int
@@ -334,17 +334,17 @@ Mutation: TypeAlias = (
 
 @dataclass(slots=True)
 class Outcome:
-    """What one command did.
+    """The outcome of one command.
 
-    `reply` and `effects` may be told only after `inserts`, `deletes` and `mutations` are durable,
-    and after every earlier outcome of the partition was told. `inserts` and `deletes` alone are a
-    plain batch and may overlap another commit (ADR 32); with `mutations`, or when
+    `reply` and `effects` may be released only after `inserts`, `deletes` and `mutations` are
+    durable, and after every earlier outcome of the partition was released. `inserts` and `deletes`
+    alone are a plain batch and may overlap another commit (ADR 32); with `mutations`, or when
     `touches_uncommitted` is set (it deletes a row that an earlier outcome of this life inserted and
     that may not be committed yet), the outcome is a barrier. The rule is conservative: a row of
     this life counts as uncommitted unless it was enqueued before the `applied_ms` that the host
-    handed to `PartitionState.mark_committed` last, and so was the last one that counts as enqueued
-    before it was stored. A settlement never sets it: who holds a lock token got it after the commit
-    of the row. An outcome never moves a row it inserts (`own_rows`).
+    passed to `PartitionState.mark_committed` last, and so was the last one that counts as enqueued
+    before it was stored. A settlement never sets it: the holder of a lock token got it after the
+    commit of the row. An outcome never moves a row it inserts (`own_rows`).
     """
 
     reply: Reply
@@ -459,7 +459,7 @@ class LoadedPartition:
     inbound: list[PutInbound] = field(default_factory=list)
 
     def begin_at(self, now_ms: int) -> None:
-        """Let the life that begins now hand out no key of a former one, also of one forgotten.
+        """Set the first key above those of all former lives, also of forgotten ones.
 
         Outboxes and whoever reads by key compare keys with those of former lives. A database that
         was restored to an earlier moment does not know what it handed out after that; time goes on.

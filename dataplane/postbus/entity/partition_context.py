@@ -1,4 +1,4 @@
-"""What the entities of one partition share: besides the `ApplyContext` its receivers and outbox."""
+"""State shared by the entities of one partition: `ApplyContext`, receivers and outbox."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class PartitionState:
         return self._context.next_deadline_ms
 
     def mark_committed(self, applied_ms: int) -> None:
-        """Learn that every outcome up to one with this `applied_ms` is durable; optional."""
+        """Note that every outcome up to one with this `applied_ms` is durable; optional."""
         if applied_ms > self._context.committed_ms:
             self._context.committed_ms = applied_ms
 
@@ -261,7 +261,7 @@ class PartitionState:
                 assert_never(command)
 
     def _apply_tracked(self, command: Command, found: Sequence[StoredRow] | None) -> Reply | Needs:
-        """Apply while some entity is deleted when nobody uses it, or about to be deleted."""
+        """Apply while some entity has idle deletion or is about to be deleted."""
         idle = self._idle
         used = idle.used_by(command)
         refused = idle.refusal(command, used)

@@ -1,4 +1,4 @@
-"""What went through the entities of a partition, counted for metrics; a reload forgets nothing.
+"""Counters of the entities of a partition, for metrics; a reload keeps them.
 
 The host keeps the counters and lends them to each life of the partition. Nothing decides by them.
 """
@@ -45,7 +45,7 @@ class Traffic:
 
 
 def count_death(deaths: dict[str, int], reason: str, count: int) -> None:
-    """Add to the count of a reason, or of all others when there are so many already."""
+    """Add to the count of a reason, or to that of all others above the maximum of reasons."""
     if reason not in deaths and len(deaths) >= MAX_REASONS:
         reason = OTHER
     deaths[reason] = deaths.get(reason, 0) + count

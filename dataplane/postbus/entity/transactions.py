@@ -67,7 +67,7 @@ class _Sending:
 
 @dataclass(slots=True)
 class _Checked:
-    """What the check pass has found so far."""
+    """Results of the check pass so far."""
 
     steps: list[_Settlement | _Sending] = field(default_factory=list)
     tokens: set[bytes] = field(default_factory=set)
@@ -134,7 +134,7 @@ def _apply(outbox: Outbox, checked: _Checked, found: Sequence[StoredRow] | None)
 def answer(
     entities: Mapping[int, QueueState], command: CheckLocks | ReserveNumbers
 ) -> Settled | Enqueued | Refused:
-    """Say what a transaction must know before it commits: lost locks, or the numbers it may use."""
+    """Return what a transaction needs before it commits: lost locks, or reserved numbers."""
     entity = entities.get(command.entity_no)
     if entity is None:
         return Refused(Refusal.ENTITY_NOT_FOUND)
@@ -180,7 +180,7 @@ def _check_send(
 
 
 def _transfer_refusal(entity: QueueState, command: Enqueue, taken_bytes: int) -> Refused | None:
-    """Say why messages cannot wait in the outbox as those of this entity.
+    """Return a refusal if messages cannot wait in the outbox as those of this entity.
 
     What only the entity they go to can say is found when they arrive there.
     """
@@ -239,7 +239,7 @@ def _is_live(place: SubQueueState, token: bytes) -> bool:
 
 
 def _named(refused: Refused, index: int) -> Refused:
-    """Say which operation was refused; operations are counted from 1."""
+    """Add the refused operation to the detail; operations are counted from 1."""
     where = f"operation {index + 1} of the transaction"
     detail = f"{refused.detail} ({where})" if refused.detail else where
     return Refused(refused.refusal, detail)

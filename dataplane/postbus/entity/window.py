@@ -12,14 +12,14 @@ from typing import Final
 from postbus.message.envelope import SharedBody
 
 MESSAGE_OVERHEAD_BYTES: Final = 512
-"""What a loaded message costs besides its encoded bytes: envelope, slices and queue entry.
+"""Memory of a loaded message besides its encoded bytes: envelope, slices and queue entry.
 Measured with sys.getsizeof on CPython 3.11: 400 to 560 bytes for a typical message."""
 
 WINDOW_MESSAGES: Final = 50_000
 """Most messages a partition holds loaded, whatever their size (ADR 16)."""
 
 RESERVE_SHIFT: Final = 3
-"""Sub-queues nobody receives from leave 1/8 of the budget to those that have receivers, so that
+"""Sub-queues without receivers leave 1/8 of the budget to those that have receivers, so that
 idle backlogs cannot starve them. Our choice."""
 
 

@@ -1,8 +1,8 @@
-"""What an entity asks of its messages, in one sub-queue or divided by session.
+"""The interface of an entity to its messages, in one sub-queue or divided by session.
 
 There are two implementations: `PlainMessages`, also of the dead-letter kinds, and `SessionQueue`
-for the active messages of an entity that requires sessions. Callers do not ask which one it is,
-except by `requires_session` where Service Bus answers otherwise.
+for the active messages of an entity that requires sessions. Callers use `requires_session` only
+where Service Bus answers differently.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class ActiveMessages(MovedTo, Protocol):
         """Remove all receivers of clients with an effect for each; return their ids."""
 
     def has_receivers(self) -> bool:
-        """Say whether a client waits for messages or for a session."""
+        """Return whether a client waits for messages or for a session."""
 
     def forward(self, target: str | None) -> None:
         """Forward all messages to an entity from now on; None ends it."""
 
     def has_backlog(self) -> bool:
-        """Say whether messages are still to be forwarded, which new ones must not overtake."""
+        """Return whether messages wait to be forwarded, which new ones must not overtake."""
 
     # --- settlement -------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class ActiveMessages(MovedTo, Protocol):
     def receive_deferred(
         self, command: ReceiveDeferred, found: Sequence[StoredRow] | None
     ) -> DeferredReceived | Refused | Needs:
-        """Hand out deferred messages by number, all or none."""
+        """Deliver deferred messages by number, all or none."""
 
     def delete_messages(
         self, command: DeleteMessages, found: Sequence[StoredRow] | None

@@ -44,7 +44,7 @@ SCAN_KEYS = 1_000
 """Backlog keys a batch delete looks at beyond what it may delete (ADR 20)."""
 
 PEEK_READ_FACTOR = 4
-"""A peek reads so much more than fits into its reply, in case the first messages are small ones."""
+"""Factor by which a peek reads more than its reply holds, in case the first messages are small."""
 
 row_key_of = attrgetter("row_key")
 
@@ -233,7 +233,7 @@ def _is_in_backlog(sub: SubQueueState, row_key: int) -> bool:
 def receive_deferred(
     sub: SubQueueState, command: ReceiveDeferred, found: Sequence[StoredRow] | None
 ) -> DeferredReceived | Refused | Needs:
-    """Hand out deferred messages by number, all or none. Expired ones expire now."""
+    """Deliver deferred messages by number, all or none. Expired ones expire now."""
     row_keys: list[int] = []
     for sequence in dict.fromkeys(command.sequence_numbers):
         row_key = sub.deferred.get(sequence)

@@ -154,14 +154,14 @@ class SeenIds:
         return Screened(digests, is_new)
 
     def is_seen(self, digest: bytes, found: Sequence[StoredRow] | None) -> bool:
-        """Say whether an id was accepted within the window; `found` answers for the older ones."""
+        """Return whether an id was accepted within the window; `found` has the older ones."""
         seen_ms = self._recent.get(digest)
         if seen_ms is not None:
             return seen_ms > self._context.now_ms - self.window_ms
         return isinstance(found, Found) and (self.entity_no, digest) in found.seen
 
     def refusal(self, count: int) -> Refused | None:
-        """Say why so many new ids have no room, or None."""
+        """Return a refusal if there is no room for this number of new ids, else None."""
         return TOO_MANY if len(self) + count > MAX_IDS else None
 
     def record(self, digests: list[bytes]) -> None:
@@ -221,7 +221,7 @@ class SeenIds:
         self._context.outcome.mutations.append(ForgetIds(self.entity_no, None))
 
     def _watch(self) -> None:
-        """Make sure a Tick comes when ids may have left the window."""
+        """Set a timer for the time when ids may have left the window."""
         if self._timer_ms is None and (self._recent or self._index.count):
             pause_ms = min(max(self.window_ms // 8, LEAST_SWEEP_MS), MOST_SWEEP_MS)
             self._set_timer(self._context.now_ms + pause_ms)

@@ -44,7 +44,7 @@ def effective_ttl_ms(entity: EntityState, own_ttl_ms: int | None) -> int | None:
 
 
 def is_expired(sub: SubQueueState, message: QueuedMessage) -> bool:
-    """Say whether a message of the main queue has passed its time."""
+    """Return whether a message of the main queue has expired."""
     if not sub.is_main:
         return False
     ttl_ms = effective_ttl_ms(sub.entity, message.own_ttl_ms)
@@ -69,7 +69,7 @@ def exhaust(sub: SubQueueState, message: QueuedMessage) -> None:
 
 
 def receiver_of(message: QueuedMessage) -> Receiver | None:
-    """Return who got a message last, None where nobody is known in this life of the partition."""
+    """Return the last receiver of a message, None if unknown in this life of the partition."""
     receiver: Receiver | None = getattr(message, "receiver", None)
     return receiver
 
@@ -82,7 +82,7 @@ def dead_letter(
 ) -> None:
     """Move a message that is in no place of the order to the dead-letter queue.
 
-    `death` None: nobody had it.
+    `death` None: it had no receiver.
 
     A stub waits in `doomed` until its row is read, because the reason is merged into the row's
     application properties; `paging.settle_doomed` then goes on.

@@ -1,7 +1,7 @@
-"""Telling receivers that ask for little that there is more: the hints of ADR 24.
+"""Hints to receivers that more messages are available than they demanded (ADR 24).
 
-A receiver over several partitions demands messages where they are; a partition whose demand is used
-up tells once when it has something. Not in sessions: each of them lies in one partition.
+A receiver over several partitions demands messages where they are. A partition without demand left
+sends one hint when it has messages. Sessions have no hints: each is in one partition.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def arm(sub: SubQueueState, consumer: Consumer, *, is_wanted: bool) -> None:
-    """Let a receiver be told, now or later, or not any more."""
+    """Send a receiver one hint, now or later; withdraw it if it is not wanted."""
     if is_wanted:
         if sub.hinted is None:
             sub.hinted = {}
         sub.hinted[consumer.consumer_id] = consumer
-        tell(sub)
+        send(sub)
     elif sub.hinted:
         sub.hinted.pop(consumer.consumer_id, None)
 
 
-def tell(sub: SubQueueState) -> None:
-    """Tell all who want to know and have no demand left, if nobody waits for what there is."""
+def send(sub: SubQueueState) -> None:
+    """Send hints if messages are available and no receiver with demand waits for them."""
     if sub.waiting or not sub.hinted:
         return
     count = len(sub.returned) + len(sub.ready) + sub.backlog_count + len(sub.tail)

@@ -91,7 +91,7 @@ class Ledger:
             self._entity.shrink(envelope.size_bytes)
 
     def leave_unloaded(self, size_bytes: int) -> None:
-        """Account for a message whose key alone is in memory, which this outcome settles."""
+        """Account for a message that this outcome settles, of which only the key is in memory."""
         self.live -= 1
         self._entity.shrink(size_bytes)
 

@@ -39,7 +39,7 @@ REASON_CHARS: Final = 4_096
 
 
 class SettlePlan(NamedTuple):
-    """What a settlement sets, and the merged application properties of each token."""
+    """Changes of a settlement, and the merged application properties of each token."""
 
     changes: dict[str, object]
     sections: dict[bytes, bytes]
@@ -186,7 +186,7 @@ def _expire_one(sub: SubQueueState, message: QueuedMessage) -> None:
 def _fail(sub: SubQueueState, message: QueuedMessage) -> bool:
     """Count a failed delivery; say whether the message stays in its sub-queue.
 
-    A dead letter keeps the count it died with: there nothing raises it, and nobody is limited.
+    A dead letter keeps its delivery count, and its deliveries are not limited.
     """
     if not sub.is_main:
         return _give_back(sub, message)
@@ -205,7 +205,7 @@ def _give_back(sub: SubQueueState, message: QueuedMessage) -> bool:
 
 
 def put_back(sub: SubQueueState, message: QueuedMessage) -> bool:
-    """Return a message that nobody holds; say whether it stays in its sub-queue."""
+    """Put an unlocked message back; return whether it stays in its sub-queue."""
     if message.is_deferred:
         _park_deferred(sub, message)
     elif expiry.is_expired(sub, message):
@@ -344,7 +344,7 @@ def as_changed(context: PartitionContext, row_key: int, envelope: Envelope) -> E
 
 
 def watch(sub: SubQueueState, until_ms: int) -> None:
-    """Make sure a Tick comes when a lock may expire; a session has one timer for all its locks."""
+    """Set a timer for the time when a lock may expire; a session has one for all its locks."""
     if sub.lock_timer_ms is None or until_ms < sub.lock_timer_ms:
         sub.lock_timer_ms = until_ms
         sub.context.set_timer(until_ms, sub.expire_locks)
@@ -406,7 +406,7 @@ def expire_first(sub: SubQueueState, count: int) -> None:
 
 
 def expire(sub: SubQueueState) -> None:
-    """Take expired locks away, as many as one command may, and look at what remains."""
+    """Remove expired locks, up to the limit of one command; set the timer for the others."""
     context = sub.context
     now_ms = context.now_ms
     if sub.lock_timer_ms is None or sub.lock_timer_ms > now_ms:

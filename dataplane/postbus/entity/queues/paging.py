@@ -1,4 +1,4 @@
-"""What a sub-queue holds loaded and what only as keys: the window under the byte budget (ADR 16).
+"""Paging: messages a sub-queue has loaded, and those it has as keys, within the budget (ADR 16).
 
 Loading is an effect `Fetch`, answered with `SupplyRows`; it is done in the order of commits, so it
 may name rows that are not committed yet. Unloading forgets objects and keeps keys. A sub-queue with
@@ -27,11 +27,11 @@ FETCH_KEYS: Final = 1_000
 """Rows read at a time; measured with Postgres 15: 3 ms, and larger reads gain nothing."""
 
 READ_BYTES: Final = 32 * 1024 * 1024
-"""What is read at a time, about: rows come with their bodies. What does not fit comes with the next
+"""Approximate bytes of one read: rows come with their bodies. What does not fit comes with the next
 read, peek or drain, or is deleted by the next command. Our choice."""
 
 LOW_WATER: Final = 500
-"""Below so many loaded messages more are fetched: a read takes about as long as handing these out.
+"""More messages are fetched below this number: a read takes about as long as delivering these.
 Our choice: half a fetch."""
 
 
@@ -126,7 +126,7 @@ def _unload_locked(sub: SubQueueState) -> None:
 
 
 def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
-    """Make room for receivers that wait here: unload what nobody waits for in this partition."""
+    """Make room for receivers that wait here: unload messages without a receiver."""
     evict_tail(sub)
     for message in sub.locks.values():
         if message.envelope is not None:
@@ -139,7 +139,7 @@ def _relieve(sub: SubQueueState, wanted_bytes: int) -> None:
 
 
 def fetch_if_low(sub: SubQueueState) -> None:
-    """Ask for rows when few messages are loaded and somebody receives."""
+    """Fetch rows when there are receivers and few loaded messages."""
     if sub.fetch_keys is not None or not sub.consumers:
         return
     if sub.stubs or (sub.backlog_head < len(sub.backlog) and len(sub.ready) < sub.low_water):
@@ -188,7 +188,7 @@ def _affordable(sub: SubQueueState, count: int) -> int:
 
 
 def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
-    """Return the keys that must be loaded before the next `wanted` messages can be handed out.
+    """Return the keys that must be loaded before the next `wanted` messages can be delivered.
 
     Not more than may be read at a time.
     """
@@ -203,7 +203,7 @@ def absent_keys(sub: SubQueueState, wanted: int) -> list[int]:
 
 
 def supply(sub: SubQueueState, rows: Iterable[StoredRow]) -> None:
-    """Take the rows of a fetch and hand out as much as receivers want.
+    """Take the rows of a fetch and deliver up to the receivers' demand.
 
     The fetch counts as open until all rows were used, so that no other is asked for meanwhile.
     """
@@ -301,7 +301,7 @@ def from_row(sub: SubQueueState, row: StoredRow, envelope: Envelope) -> QueuedMe
 
 
 def _is_first(sub: SubQueueState, row_key: int) -> bool:
-    """Say whether receivers wait for exactly this message: it is loaded whatever the budget."""
+    """Return whether receivers wait for exactly this message: it is loaded whatever the budget."""
     if not sub.waiting:
         return False
     if sub.returned:

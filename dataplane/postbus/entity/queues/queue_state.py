@@ -38,7 +38,7 @@ QUOTA_EXCEEDED: Final = Refused(Refusal.QUOTA_EXCEEDED, "the entity has reached 
 
 
 def properties_refusal(envelope: Envelope) -> Refused | None:
-    """Say what is wrong with the properties of a message, or None."""
+    """Return a refusal if the properties of a message are invalid, else None."""
     complaint = check_properties(envelope)
     if complaint is None:
         return None
@@ -50,8 +50,8 @@ def properties_refusal(envelope: Envelope) -> Refused | None:
 class QueueState(EntityState):
     """A queue, or a subscription of `topic`.
 
-    `seen` is set where duplicates are detected. `share` divides the size limit of an entity that
-    lies in so many partitions.
+    `seen` is set where duplicates are detected. `share` divides the size limit of a partitioned
+    entity.
     """
 
     __slots__ = (
@@ -192,7 +192,7 @@ class QueueState(EntityState):
     # --- refusals ---------------------------------------------------------------------------------
 
     def receive_refusal(self, kind: SubQueue = SubQueue.ACTIVE) -> Refused | None:
-        """Say why nothing may be received from a sub-queue, or None."""
+        """Return a refusal if a sub-queue must not be received from, else None."""
         status = self.properties.status
         if status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, self.name)
@@ -204,7 +204,7 @@ class QueueState(EntityState):
         return None
 
     def send_refusal(self, *, is_resent: bool = False) -> Refused | None:
-        """Say why nothing may be sent, or None."""
+        """Return a refusal if the entity must not be sent to, else None."""
         status = self.properties.status
         if status is EntityStatus.DISABLED:
             return Refused(Refusal.ENTITY_DISABLED, self.name)
@@ -233,7 +233,7 @@ class QueueState(EntityState):
         return None if self._has_room(pending_bytes + envelope.size_bytes) else QUOTA_EXCEEDED
 
     def _has_room(self, wanted_bytes: int) -> bool:
-        """Say whether the limit allows so much more; that of a subscription is its topic's."""
+        """Return whether the size limit allows this; that of a subscription is its topic's."""
         if self.context.is_checked:
             return True
         if self.topic is not None:
@@ -257,7 +257,7 @@ class QueueState(EntityState):
     def check(
         self, command: Enqueue, pending_bytes: int, found: Sequence[StoredRow] | None
     ) -> Refused | Needs | None:
-        """Say why not all of it could be stored behind `pending_bytes` more; changes nothing."""
+        """Return a refusal if not all can be stored after `pending_bytes` more; change nothing."""
         if self.seen is not None and not command.is_resent:
             screened = self.seen.screen(command.messages, found)
             if isinstance(screened, Needs):

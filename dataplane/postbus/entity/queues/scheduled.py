@@ -152,7 +152,7 @@ class ScheduledMessages:
         return Cancelled()
 
     def activate(self) -> None:
-        """Move what is due behind the active messages, as many as one command may."""
+        """Move due messages behind the active ones, up to the limit of one command."""
         context = self._context
         by_time, due_rows, active = self._by_time, self._due, self._active
         if self._timer_ms is None or self._timer_ms > context.now_ms:
@@ -243,7 +243,7 @@ class ScheduledMessages:
         self._watch()
 
     def _publish_all(self, fetched: list[_Due], rows: dict[int, StoredRow]) -> None:
-        """Publish what was read, as much as one command may; the rest is read again."""
+        """Publish messages that were read, up to the limit of a command; read the others again."""
         assert self._publish is not None
         outcome, entity = self._context.outcome, self._entity
         copies = 0
@@ -262,7 +262,7 @@ class ScheduledMessages:
         self._watch()
 
     def _watch(self) -> None:
-        """Make sure a Tick comes when the next message is due."""
+        """Set a timer for the time when the next message is due."""
         if not self._by_time:
             return
         due_ms = self._by_time[0].due_ms

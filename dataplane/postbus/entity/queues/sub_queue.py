@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from postbus.entity.partition_context import PartitionContext
 
 FAIR_CHUNK: Final = 32
-"""Most messages one receiver gets before the next has its turn. Our choice: small against usual
-credits (100 to 1,000), large enough for one frame burst."""
+"""Maximum number of messages for one receiver before the next is served. Our choice: small against
+usual credits (100 to 1,000), large enough for one frame burst."""
 
 _new = tuple.__new__
 
@@ -282,7 +282,7 @@ class SubQueueState:
             self.hinted.pop(consumer_id, None)
 
     def end_consumers(self, refusal: Refusal) -> list[int]:
-        """Remove all receivers and tell them; return their ids."""
+        """Remove all receivers, with an effect for each; return their ids."""
         ended = [each.consumer_id for each in self.consumers.values() if not each.is_forwarder]
         effects = self.context.outcome.effects
         for consumer_id in ended:
@@ -300,7 +300,7 @@ class SubQueueState:
         is_drain: bool,
         found: Sequence[StoredRow] | None,
     ) -> Needs | None:
-        """Hand out up to `limit`; with `is_drain` the limit then falls to what was delivered.
+        """Deliver up to `limit`; with `is_drain` the limit then falls to what was delivered.
 
         A drain looks into the backlog first: "nothing there" must be true.
         """
@@ -329,7 +329,7 @@ class SubQueueState:
     # --- handing out ------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Hand available messages to waiting receivers, in turn and in small equal chunks.
+        """Deliver available messages to waiting receivers, in turn and in small equal chunks.
 
         Expired messages met on the way are removed; they count into the limit of one command, and
         what is left over goes on in the next Tick.
@@ -337,7 +337,7 @@ class SubQueueState:
         waiting = self.waiting
         if not waiting:
             if self.hinted:
-                hints.tell(self)
+                hints.send(self)
             return
         available = len(self.ready) + len(self.returned)
         if available:
@@ -361,7 +361,7 @@ class SubQueueState:
                 self.context.resumed[self.pump] = None
         paging.fetch_if_low(self)
         if self.hinted:
-            hints.tell(self)
+            hints.send(self)
         if self.context.window.is_over:
             paging.shed(self)
 
@@ -507,10 +507,10 @@ class SubQueueState:
         paging.shed(self)
 
     def end_search(self) -> None:
-        """Let go of what was opened to look for messages."""
+        """Release what was opened to search for messages."""
 
     def make_room(self, wanted_bytes: int) -> None:
-        """Unload what no receiver waits for, unless there is so much room already."""
+        """Unload messages without a waiting receiver, unless there is enough room."""
         if (
             not self.waiting
             and (self.ready or self.tail)
@@ -533,7 +533,7 @@ class SubQueueState:
             self.tail.clear()
 
     def clear(self) -> None:
-        """Drop all memory of a sub-queue whose entity is dropped."""
+        """Drop all memory: the entity is dropped."""
         loaded = [message for _, message in self.returned]
         loaded += [*self.ready, *self.tail, *self.locks.values(), *self.doomed.values()]
         for message in loaded:

@@ -271,7 +271,7 @@ class MessagesBySession(SubQueueState):
             self._spare.append(session)
 
     def _reduce(self, session: SessionMessages) -> None:
-        """Keep only the keys of a session that nobody holds."""
+        """Keep only the keys of a session without a holder."""
         assert session.holder is None
         assert not session.locks
         self.dormant[session.session_id] = session.unload_all()

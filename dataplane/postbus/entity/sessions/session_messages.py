@@ -71,7 +71,7 @@ class SessionMessages(SubQueueState):
 
     @property
     def is_available(self) -> bool:
-        """Whether there is something to hand out."""
+        """Whether there are messages to deliver."""
         return bool(self.ready or self.returned) or self.backlog_head < len(self.backlog)
 
     @property
@@ -169,7 +169,7 @@ class SessionMessages(SubQueueState):
             self.queue.put_away(self)
 
     def unload_all(self) -> array[int]:
-        """Forget the objects of all messages that can be handed out; return their keys in order."""
+        """Forget the objects of all available messages; return their keys in order."""
         context = self.context
         keys = array("q")
         for row_key, message in sorted(self.returned, key=lambda pair: pair[0]):

@@ -158,7 +158,7 @@ class SessionQueue(MessagesBySession):
         return DONE
 
     def _next_available(self) -> SessionMessages | None:
-        """Take the first session that nobody holds and that has something to hand out."""
+        """Take the first session that has available messages and no holder."""
         available = self.available
         while available:
             session_id = available.popleft()
@@ -268,7 +268,7 @@ class SessionQueue(MessagesBySession):
         self.release(session, is_failed=True)
 
     def expire_locks(self) -> None:
-        """Take sessions whose lock has run out until the allowance of the command is used."""
+        """Expire session locks, up to the limit of one command."""
         context = self.context
         now_ms = context.now_ms
         if self.lock_timer_ms is None or self.lock_timer_ms > now_ms:
@@ -316,7 +316,7 @@ class SessionQueue(MessagesBySession):
         """Do nothing: each session is in one partition, so its receivers need no hints."""
 
     def has_receivers(self) -> bool:
-        """Say whether a client waits for messages or for a session."""
+        """Return whether a client waits for messages or for a session."""
         return bool(self.waiters) or any(session.waiting for session in self.held)
 
     def forward(self, target: str | None) -> None:

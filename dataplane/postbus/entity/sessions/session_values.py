@@ -1,4 +1,4 @@
-"""What applications keep with their sessions: bytes of their own, durable, of a limited size.
+"""Session states: bytes that applications store with a session, durable, of limited size.
 
 A value set in this life stays in memory until its row is committed, and longer while there is room
 for it; others are read when asked for. The times of the last changes and the sizes are always in
@@ -27,7 +27,7 @@ KEPT_VALUES: Final = 10_000
 """Most committed values of an entity, whatever their size; one that was removed counts as well."""
 
 ROW_BYTES: Final = 100
-"""What a value counts beside itself and the session's id. Our choice."""
+"""Size counted for a value besides its bytes and the session's id. Our choice."""
 
 
 class SessionValues:
@@ -97,7 +97,7 @@ class SessionValues:
         return DONE
 
     def trim(self, most_bytes: int) -> None:
-        """Forget committed values, the oldest first, until so much is left."""
+        """Forget committed values, the oldest first, down to `most_bytes`."""
         committed_ms = self._context.committed_ms
         while self._held:
             session_id, (set_ms, state) = next(iter(self._held.items()))

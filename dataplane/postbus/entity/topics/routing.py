@@ -45,7 +45,7 @@ from postbus.rules.steps import (
 
 
 class Copies(NamedTuple):
-    """What one subscription gets of one message; no envelopes only when there is an error."""
+    """Copies of one message for one subscription; without envelopes only on an error."""
 
     subscription_no: int
     envelopes: list[Envelope]
@@ -251,7 +251,7 @@ class _Subscription:
         return Copies(self.number, envelopes, None) if envelopes else None
 
     def _passes(self, fields: MessageFields, hits: Sequence[int] | None) -> bool:
-        """Say whether any rule without an action fits."""
+        """Return whether any rule without an action matches."""
         indexed = self.indexed
         if hits is None:
             for rule in indexed.values():
@@ -285,7 +285,7 @@ class _Subscription:
 
 
 def _is_indexed(criteria: Criteria, groups: set[frozenset[Place]]) -> bool:
-    """Say whether there is room in the index for a filter of a subscription that has `groups`."""
+    """Return whether the index has room for a filter of a subscription that has `groups`."""
     if len(criteria) > INDEXED_PLACES:
         return False
     places = frozenset(criteria)

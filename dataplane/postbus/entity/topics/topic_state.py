@@ -71,7 +71,7 @@ NO_SESSION: Final[dict[str, object]] = {
 
 
 class _Load(NamedTuple):
-    """What a publish makes: copies, their bytes, and those with a body in common counted once."""
+    """Size of a publish: copies, their bytes, and the same with bodies in common counted once."""
 
     copies: int
     size_bytes: int
@@ -156,11 +156,11 @@ class TopicState(QueueState):
     # --- checks -----------------------------------------------------------------------------------
 
     def _complaint(self, envelope: Envelope) -> Refused | None:
-        """Say what is wrong with a message as such, or None."""
+        """Return a refusal if the message itself is invalid, else None."""
         return self._size_refusal(envelope) or properties_refusal(envelope)
 
     def has_room(self, wanted_bytes: int) -> bool:
-        """Say whether the limit allows so much more; sizes are summed up now and then only."""
+        """Return whether the size limit allows this; sizes are summed up only now and then."""
         if self.context.is_checked:
             return True
         if wanted_bytes > self._room_bytes or self._room_checks <= 0:
@@ -176,7 +176,7 @@ class TopicState(QueueState):
     def check(
         self, command: Enqueue, pending_bytes: int, found: Sequence[StoredRow] | None
     ) -> Refused | Needs | None:
-        """Say why not all of it could be published behind `pending_bytes` more."""
+        """Return a refusal if not all can be published after `pending_bytes` more."""
         refused = self.send_refusal()
         if refused is not None:
             return refused
@@ -358,7 +358,7 @@ class TopicState(QueueState):
     # --- copies -----------------------------------------------------------------------------------
 
     def _publish_due(self, envelope: Envelope, due_ms: int) -> int:
-        """Publish a scheduled message whose time has come; return how many copies it has."""
+        """Publish a scheduled message that is due; return the number of copies."""
         route = self._routing.route(envelope, self.context.now_ms)
         load = _load_of(envelope, route)
         self._room_bytes -= load.size_bytes
@@ -463,7 +463,7 @@ class TopicState(QueueState):
 
 
 class _Judged:
-    """What becomes of the messages of one command.
+    """Decisions about the messages of one command.
 
     `is_plain`: all are published, `routes[i]` belongs to message i. Else `by_index` has the routes
     of what is published; what is in none of the places is a duplicate. `digests` are to be

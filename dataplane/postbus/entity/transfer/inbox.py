@@ -1,4 +1,4 @@
-"""What arrives in a partition from the outboxes of others."""
+"""Messages that arrive in a partition from the outboxes of others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_FORWARD_HOPS: Final = 4
 auto-forwarding (an older one says 3)."""
 
 ARRIVAL_ROWS: Final = 50_000
-"""When messages that arrive have made so many rows, the others come again (ADR 20)."""
+"""Rows made by the messages of one arrival, after which the others must come again (ADR 20)."""
 
 
 class Inbox:
-    """What arrives from outboxes: each number once, the first refusal stops (I17)."""
+    """Stores arriving messages: each number once, up to the first refusal (I17)."""
 
     __slots__ = ("_context", "_entities", "_last_numbers")
 

@@ -1,10 +1,11 @@
-"""What leaves a partition: forwarded messages, forwarded dead letters, what is sent via an entity.
+"""The outbox: forwarded messages, forwarded dead letters and messages sent via an entity.
 
-Each moves into the outbox in the commit that takes it from its entity, under a number that rises
-(its row key). For each target at most one `Ship` is open, and what it names stays until `Shipped`
-tells its fate, so that a hop happens exactly once: after a reload everything is offered again in
-the same order, and the target skips what it has. What the target refuses for good goes to the
-transfer dead-letter queue of its source. A target is bound by name, whatever its case.
+Each moves into the outbox in the commit that takes it from its entity, with an increasing number
+(its row key). At most one `Ship` is open for each target, and its messages are kept until `Shipped`
+reports their fate, so that a hop happens exactly once: after a reload everything is offered again
+in the same order, and the target skips known numbers. Messages that the target refuses permanently
+go to the transfer dead-letter queue of their source. A target is identified by name, whatever its
+case.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHIP_BYTES: Final = 1 << 20
 
 LOADED_MESSAGES: Final = 256
 LOADED_BYTES: Final = 1 << 20
-"""What a partition keeps of messages not offered yet, on top of the window; other rows are read by
+"""Messages not offered yet that a partition keeps, on top of the window; other rows are read by
 the shipper."""
 
 DEAD: Final = 1
@@ -200,7 +201,7 @@ class Outbox:
         self.unoffered: dict[_TargetQueue, None] = {}
 
     def load(self, rows: Sequence[PutOutbound]) -> array[int]:
-        """Take over the rows of an earlier life; return those whose source is gone."""
+        """Take over the rows of an earlier life; return those without a source."""
         orphans = array("q")
         for row in rows:
             entity = self._entities.get(row.source_no)
@@ -280,7 +281,7 @@ class Outbox:
     def take_due(
         self, entity: EntityState, row_key: int, sequence: int, due_ms: int, size_bytes: int
     ) -> None:
-        """Take a scheduled message whose time has come; the entity accounts for it already."""
+        """Take a scheduled message that is due; the entity accounts for it already."""
         assert entity.forward_to is not None
         new_key = self._move_row(row_key, sequence, 0, due_ms, None)
         put = PutOutbound(new_key, entity.entity_no, entity.forward_to, sequence, False)
@@ -422,7 +423,7 @@ class Outbox:
         return None
 
     def _needs_row(self, queue: _TargetQueue, index: int, command: Shipped) -> bool:
-        """Say whether the reason must be merged into the properties of a message."""
+        """Return whether the reason must be merged into the properties of a message."""
         refused = command.refused.get(queue.numbers[index])
         return (
             refused is not None
