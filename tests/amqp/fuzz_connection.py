@@ -69,7 +69,7 @@ def split_frames(data: bytes) -> list[bytes]:
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Change a few octets; what the change means is left to chance."""
+    """Change a few octets at random."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
         at = rng.randrange(len(changed)) if changed else 0
@@ -120,7 +120,7 @@ def mutate_frames(frames: list[bytes], others: list[bytes], rng: random.Random) 
 
 
 class Owner:
-    """Does with an engine what an edge may do, at random."""
+    """Uses an engine as the edge may use it, at random."""
 
     def __init__(self, engine: Connection, rng: random.Random) -> None:
         self.engine = engine

@@ -42,7 +42,7 @@ STATES: list[DeliveryState] = [
 
 @dataclass
 class Route:
-    """One link: what its sending side sent, what its receiving side got."""
+    """One link: the deliveries of its sending side and of its receiving side."""
 
     client: Link
     broker: Link | None = None
@@ -67,7 +67,7 @@ class Route:
 
 
 class Pair:
-    """A client and a broker with their streams and what the two have told."""
+    """A client and a broker with their streams and the outcomes on both sides."""
 
     def __init__(self, client_limits: Limits, broker_limits: Limits) -> None:
         self.broker = Connection(container_id="broker", limits=broker_limits)
@@ -81,8 +81,8 @@ class Pair:
         self.draining: list[OutgoingLink] = []
         self.drained: list[IncomingLink] = []
         self.closed: list[ConnectionClosed] = []
-        self.outcomes: dict[bytes, DeliveryState] = {}  # tag -> what the receiving side said
-        self.told: dict[bytes, DeliveryState | None] = {}  # tag -> what the sending side heard
+        self.outcomes: dict[bytes, DeliveryState] = {}  # tag -> outcome of the receiving side
+        self.told: dict[bytes, DeliveryState | None] = {}  # tag -> outcome at the sending side
         self.answered: list[int] = []
         self.client.start()
 
@@ -108,7 +108,7 @@ class Pair:
         return bool(piece)
 
     def pump(self) -> None:
-        """Carry everything, with the broker doing what it owes, until both are silent."""
+        """Carry everything, with the broker giving due answers, until both are silent."""
         is_moving = True
         while is_moving:
             is_moving = self.carry_to_broker(1 << 20) | self.carry_to_client(1 << 20)

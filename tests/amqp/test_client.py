@@ -1,4 +1,4 @@
-"""The client role: what it writes, what it makes of a broker's answers, and when it gives up."""
+"""The client role: its frames, its reading of a broker's answers, and its errors."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_template_of_transfer_reads_back(
 
 
 def outcome(parse: Callable[[], Any]) -> Any:
-    """Return what a parser gives, or the kind of its refusal."""
+    """Return the result of a parser, or the kind of its refusal."""
     try:
         return parse()
     except (DecodeError, AmqpConnectionError, IndexError, struct.error):
@@ -108,7 +108,7 @@ def test_transfers_are_read_as_the_codec_reads_them(
     if len(rest) == 2 and tail:
         fields += [None, state, *tail]
     body = performative(TRANSFER, *fields) + payload
-    # what lies around the frame in the buffer must not matter
+    # bytes around the frame in the buffer must not matter
     data = b"\xff" * 5 + body + b"\x41" * 60
     fast = outcome(lambda: parse_transfer(data, 5, 5 + len(body)))
     assert fast == outcome(lambda: by_codec(data, 5, 5 + len(body)))

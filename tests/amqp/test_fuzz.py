@@ -1,4 +1,4 @@
-"""A short run of the fuzz target, the captures as they are, and what the target once found."""
+"""A short run of the fuzz target, the unchanged captures, and earlier findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends over a long wire: two engines, a heap of what arrives when, and no real time at all."""
+"""Sends over a long wire: two engines, a heap of arrivals, and no real time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LongWire:
         assert self.link.credit >= COUNT
         self.started_ms = self.now_ms
 
-    # --- what a client does ---------------------------------------------------------------------
+    # --- the client -----------------------------------------------------------------------------
 
     def send(self, number: int) -> None:
         self.link.send(number.to_bytes(4, "big"), (BODY,), is_settled=False)
@@ -80,7 +80,7 @@ class LongWire:
             work()
 
     def _write(self) -> None:
-        """Put on the wire what both engines have to say."""
+        """Put the pending bytes of both engines on the wire."""
         if data := b"".join(self.client.data_to_send()):
             self._after(ONE_WAY_MS, lambda: self._at_broker(data))
         if answer := b"".join(self.broker.data_to_send()):

@@ -1,4 +1,4 @@
-"""What one connection may use."""
+"""Limits of one connection."""
 
 from __future__ import annotations
 

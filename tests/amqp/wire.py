@@ -1,4 +1,4 @@
-"""The client's side of byte-level tests: builds frames, reads what the engine answers."""
+"""The client's side of byte-level tests: builds frames, reads the engine's answers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Client:
         return self.feed(frame(channel, performative(code, *fields) + payload))
 
     def header(self) -> bytes:
-        """Take a protocol header off what the engine wrote."""
+        """Remove a protocol header from the engine's output."""
         self.unread += b"".join(self.engine.data_to_send())
         head, self.unread = self.unread[:8], self.unread[8:]
         return head

@@ -1,4 +1,4 @@
-"""A store knows whose it is: a start that would serve somebody else's queues is refused."""
+"""A store records its owner: a start that would serve another bus's queues is refused."""
 
 from __future__ import annotations
 

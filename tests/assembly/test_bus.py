@@ -1,4 +1,4 @@
-"""A whole bus in this process: start, doors, metrics, restart, stop."""
+"""A whole bus in this process: start, listeners, metrics, restart, stop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def run_bus(folder: Path) -> RunBus:
-    """Return what runs a bus on the folder of the test, on free ports."""
+    """Return a function that runs a bus on the folder of the test, on free ports."""
 
     @asynccontextmanager
     async def run(
@@ -291,7 +291,9 @@ async def test_retained_entities_leave_the_store_when_their_time_is_over(
 async def test_remains_of_a_deleted_queue_are_dropped_at_the_start_after_a_crash(
     run_bus: RunBus, postgres_server: EmbeddedPostgres, step: str
 ) -> None:
-    """The partition was not told yet, or its rows were not all gone; nothing else lives there."""
+    """The partition was not notified yet, or not all of its rows were deleted; nothing else lives
+    there.
+    """
     make_database(postgres_server, "bus_dropped")
     dsn = dsn_of(postgres_server, "bus_dropped")
     async with run_bus(stores=dsn) as bus:
@@ -383,7 +385,7 @@ async def test_metrics_count_messages_in_queues(run_bus: RunBus) -> None:
 
 
 def value_of(text: str, name: str, **labels: str) -> float:
-    """Return one number of a scrape, summed over what is not said."""
+    """Return one number of a scrape, summed over labels that are not given."""
     values = [
         float(value)
         for said, value in re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
@@ -480,7 +482,7 @@ with taker as (
 select count(pg_terminate_backend(pid)) from pg_stat_activity
 where application_name = 'postbus writer {home}'
 """
-"""What a claim of another broker does: it is the owner, and who wrote before is ended."""
+"""Statement of another broker's claim: it becomes the owner, and the earlier writer is ended."""
 
 
 async def test_metrics_follow_partitions(run_bus: RunBus, folder: Path) -> None:

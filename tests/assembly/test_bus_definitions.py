@@ -1,4 +1,4 @@
-"""What a bus makes of its manifests: everything in an order in which it can be made."""
+"""Application of manifests by a bus, in an order in which all can be created."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def manifest(kind: str, name: str, spec: str = "", owner: str = "test-bus") -> s
 
 @pytest.fixture
 def run_bus(database: str, tmp_path: Path) -> Iterator[RunBus]:
-    """Return what runs a bus of manifests on the database of the test."""
+    """Return a function that runs a bus of manifests on the database of the test."""
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
 
         @asynccontextmanager

@@ -23,7 +23,7 @@ from tests.conftest import dsn_of, make_database, run_psql
 pytestmark = pytest.mark.slow
 
 HERE, THERE = "invoices", "letters"
-"""Queues whose partitions are in the first and in the second of two databases."""
+"""Queues with partitions in the first and in the second of two databases."""
 
 HOUR_S = 3_600
 LOCK_S = 60
@@ -41,7 +41,7 @@ def dsns(postgres_server: EmbeddedPostgres) -> Iterator[list[str]]:
 
 
 async def set_clock(dsn: str, by_s: int) -> None:
-    """Let a database tell another time, as a server whose clock is wrong does."""
+    """Shift the time of a database, like that of a server with a wrong clock."""
     connection = await asyncpg.connect(dsn)
     name = await connection.fetchval("select current_database()")
     await connection.execute(f"""
@@ -61,7 +61,7 @@ def bus_of(data: DataDirectory, dsns: list[str], mode: ClockMode | None = None) 
 
 
 async def ahead_s(bus: Bus, queue: str) -> tuple[float, float]:
-    """Send and lock a message; return how far ahead its two times are of what they should be."""
+    """Send and lock a message; return how far its two times are ahead."""
     await send(bus, queue, "body")
     async with client_of(bus) as client, client.get_queue_receiver(queue) as receiver:
         (message,) = await receiver.receive_messages(1, max_wait_time=20)

@@ -1,4 +1,4 @@
-"""What a start looks for before the first client comes, and what stands in its way."""
+"""Loading of partitions before the first client connects, and obstacles to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.store.driving import connected, make_partition, wait_until
 
 
 class Asked:
-    """Stands where the host of a partition is: remembers what it is asked."""
+    """Takes the place of a partition's host: records the commands it is asked for."""
 
     partition_id = 0
 

@@ -64,12 +64,12 @@ class Process(Broker):
         return self.process.wait(LIMIT_S)
 
     def said(self) -> str:
-        """Return all of its log, also what is no JSON."""
+        """Return all of its log, including lines that are not JSON."""
         return self._log.read_text(errors="replace")
 
     @property
     def life(self) -> str:
-        """What others call it, its start left open."""
+        """Return its name in other processes' messages, without its start time."""
         start = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
         return rf"process {self.process.pid} on host {socket.gethostname()}, there since {start}"
 
@@ -89,7 +89,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 
 @pytest.fixture
 def start(postgres_server: EmbeddedPostgres, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Return what makes a process, in a folder of its own, and starts it with some options."""
+    """Return a function that starts a process in a folder of its own with some options."""
     sealing_key = tmp_path / "sealing.key"
     sealing_key.write_text(base64.b64encode(bytes(32)).decode())
     sealing_key.chmod(0o600)
@@ -212,7 +212,7 @@ def test_take_over_of_a_paused_process_waits_for_its_silence(
     second = start("second", "--take-over")
     second.wait_ready()
     first.process.send_signal(signal.SIGCONT)
-    assert first.ends_with() == REPLACED  # it hears the request when it wakes up
+    assert first.ends_with() == REPLACED  # it gets the request when it wakes up
     assert second.is_ready
 
 
@@ -223,7 +223,7 @@ def test_no_wait_ends_at_once_while_another_lives(start: Callable[..., Process])
     assert second.ends_with() == STORE
     text = second.said().splitlines()[-1]
     assert re.search(rf"postbus: broker-0, {first.life}, has this store", text), text
-    first.kill()  # what a killed process leaves does not count for a life
+    first.kill()  # the rest of a killed process does not count as a living broker
     second.start("--no-wait")
     second.wait_ready()
 

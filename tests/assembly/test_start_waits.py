@@ -1,4 +1,4 @@
-"""A start waits for a store that does not answer, and says so; what a human must mend ends it."""
+"""A start waits for a store that does not answer, and reports it; permanent errors end it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.slow
 
 NUMBERS = itertools.count(1)
 HERE, THERE = "invoices", "letters"
-"""Queues whose partitions are in the first and in the second of two databases."""
+"""Queues with partitions in the first and in the second of two databases."""
 
 SPREAD = "spread"
 """One that is partitioned over both."""
@@ -91,7 +91,7 @@ def bus_of(data: DataDirectory, *dsns: str, queues: tuple[str, ...] = (HERE, THE
 
 
 class Starting:
-    """A bus and its start: what it was told to wait for, and the task."""
+    """A bus and its start: the reported reasons for waiting, and the task."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -319,7 +319,7 @@ async def test_a_start_with_one_database_away_serves_the_rest_and_takes_it_in_la
 ) -> None:
     await started(folder, *dsns)
     await asyncio.to_thread(servers[1].stop)
-    # What is defined only now is there all the same.
+    # Entities defined only now exist all the same.
     async with starting(folder, *dsns, queues=(HERE, THERE, SPREAD)) as start:
         await start.is_ready()
         assert await peek(start.bus, HERE) == [f"in {HERE}"]
@@ -439,7 +439,7 @@ async def test_another_database_in_the_place_of_one_that_was_away_is_not_used(
             assert await peek(start.bus, HERE) == [f"in {HERE}"]
 
 
-# --- what a human must mend ---------------------------------------------------------------------
+# --- permanent errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("which", [0, 1])

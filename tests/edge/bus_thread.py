@@ -133,7 +133,7 @@ class BusThread:
     def __init__(
         self, dsn: str, limits: NamespaceLimits = LIMITS[Sku.STANDARD], tls: Path | None = None
     ) -> None:
-        """`tls`: a folder for certificates, when the bus shall have a second door."""
+        """`tls`: a folder for certificates, when the bus shall have a second listener."""
         self.limits = limits
         self._tls = tls
         self.log = KeptLog()
@@ -310,7 +310,8 @@ class BusThread:
         self._directory.catalog.on_read.append(self.authorization_rules.load)
         self._directory.on_deletion(lambda _: self.authorization_rules.refresh())
 
-    # --- what a test does to it -----------------------------------------------------------------
+    # --- actions of tests
+    # ---------------------------------------------------------------------------
 
     def real_time_s(self) -> float:
         """Tell the time of tokens, which a test may move forward."""
@@ -373,7 +374,7 @@ class BusThread:
         assert self.run(self._directory.delete(name))
 
     def advance(self, duration_ms: int) -> None:
-        """Move entity time forward; what is due by then is done when this returns."""
+        """Move entity time forward; due events have happened when this returns."""
         assert self.run(self._controls.advance(duration_ms)) == []
 
     def now(self) -> datetime:
@@ -426,7 +427,7 @@ class BusThread:
         self.run(drop())
 
     def drop(self, name: str) -> None:
-        """Do what `reload` does, from the loop of the bus."""
+        """Reload from the loop of the bus."""
         entry = self._directory.find(name.lower())
         assert entry is not None
         host = self._hosts[entry.home_partition]

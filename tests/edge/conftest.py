@@ -28,7 +28,7 @@ def running_bus(
 
 @pytest.fixture(scope="session")
 def premium_bus(postgres_server: EmbeddedPostgres) -> Iterator[BusThread]:
-    """A bus whose messages may have 100 MB."""
+    """A bus with messages of up to 100 MB."""
     make_database(postgres_server, "edge_premium", template=TEMPLATE)
     bus = BusThread(dsn_of(postgres_server, "edge_premium"), LIMITS[Sku.PREMIUM])
     bus.start()

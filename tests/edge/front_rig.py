@@ -1,4 +1,4 @@
-"""The doors without a bus, for what does not get as far as the router; on both event loops."""
+"""The listeners without a bus, for requests that do not reach the router; on both event loops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def front(
     runtime: HttpHandler | None = None,
     admission_control: AdmissionControl | None = None,
 ) -> AsyncIterator[PortMultiplexer]:
-    """The doors without a bus: nothing here gets as far as the router."""
+    """The listeners without a bus: nothing here reaches the router."""
     async with asyncio.TaskGroup() as tasks:
         rules = cast(SubscriptionRules, None)
         router = cast(Router, None)
@@ -50,7 +50,7 @@ async def front(
 
 
 async def wait_a_moment() -> None:
-    """Let what was written arrive on its own."""
+    """Let written bytes arrive separately."""
     await asyncio.sleep(0.01)
 
 
@@ -61,7 +61,7 @@ async def wait_until(is_so: Callable[[], object]) -> None:
 
 
 async def answers_amqp(port: int, tls: ssl.SSLContext | None = None, *, step: int = 8) -> bool:
-    """Say hello in pieces of a size and tell whether the broker says hello too."""
+    """Send a protocol header in pieces of a size; return whether the broker answers it."""
     reader, writer = await asyncio.open_connection(HOST, port, ssl=tls)
     for start in range(0, 8, step):
         writer.write(AMQP_HEADER[start : start + step])

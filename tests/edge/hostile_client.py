@@ -23,7 +23,7 @@ from tests.edge.raw_client import (
 )
 
 RETRYABLE = {"com.microsoft:server-busy", "com.microsoft:timeout", "amqp:internal-error"}
-"""What a client that asks the same wrong thing again would be told to repeat."""
+"""Conditions on which a client would repeat the same wrong request."""
 
 WITNESS, ANSWERS, REQUESTS = 0, 100, 200
 """Handles of links; those of requests are followed by one for each node."""
@@ -97,7 +97,7 @@ class HostileClient(TransactionClient):
                 return payload
 
     def send_bytes(self, payload: bytes, handle: int) -> str | None:
-        """Send a message; return what it was refused with, None when it was accepted."""
+        """Send a message; return the condition of its refusal, None when it was accepted."""
         delivery_id = self.next_id()
         self.write_in_frames(delivery_id, payload, handle)
         state = self.state_of(delivery_id)

@@ -20,7 +20,7 @@ BATCH_TYPE = "application/vnd.microsoft.servicebus.json"
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; `broker` is the JSON of BrokerProperties."""
+    """An HTTP answer; `broker` is the JSON of BrokerProperties."""
 
     status: int
     headers: Mapping[str, str]
@@ -32,7 +32,7 @@ class Answer:
 
     @property
     def detail(self) -> str:
-        """The text of an error, whose code must be the status."""
+        """The text of an error, with the status as its code."""
         found = re.fullmatch(
             rb"<Error><Code>(\d+)</Code><Detail>(.*)</Detail></Error>", self.body, re.DOTALL
         )
@@ -100,5 +100,5 @@ class HttpClient:
         return await self.call("DELETE", f"/{quote(entity)}/messages/head?timeout={timeout_s}")
 
     def waiting_count(self) -> int:
-        """How many receives are under way."""
+        """Return the number of waiting receives."""
         return sum(self.bus.receives._waiting.values())

@@ -1,7 +1,8 @@
-"""What a client has sent when it hangs up, without a key: one function for each state of each door.
+"""States in which an unauthenticated client disconnects: one function for each state of each
+protocol.
 
-Shape of a state: (port) -> what it sends, in one piece or in several. Between them is awaited what
-tells that the broker took a handshake or a link. At the end the broker hangs up too.
+Shape of a state: (port) -> the bytes to send, in one piece or in several. Between them the test
+awaits that the broker took a handshake or a link. At the end the broker disconnects too.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ def transfer(handle: int, *, more: bool) -> bytes:
 
 
 def half_a_transfer(port: int) -> tuple[bytes, bytes]:
-    """Messages of several frames whose last one never comes."""
+    """Messages of several frames without the last one."""
     handles = range(2)
     links = opened(port) + b"".join(map(attach, handles))
     return links, b"".join(transfer(handle, more=True) for handle in handles)
 
 
 def refused_tokens(port: int) -> tuple[bytes, bytes]:
-    """Wrong tokens, whose answers are late."""
+    """Wrong tokens with delayed answers."""
     said = {"operation": "put-token", "name": f"amqp://localhost:{port}/q"}
     body = [
         described(0x73, "id"),
@@ -80,7 +81,7 @@ def refused_tokens(port: int) -> tuple[bytes, bytes]:
 
 
 def half_a_frame(port: int) -> bytes:
-    """A transfer whose end is missing."""
+    """A transfer without its end."""
     return opened(port) + attach(0) + transfer(0, more=True)[:-100]
 
 
@@ -92,13 +93,13 @@ def nested_lists(count: int) -> bytes:
 
 
 def nested_properties(port: int) -> bytes:
-    """Links whose properties hold many values."""
+    """Links with properties of many values."""
     links = [attach(handle, properties=nested_lists(500)) for handle in range(4)]
     return opened(port) + b"".join(links)
 
 
 def too_many_values(port: int) -> bytes:
-    """A link whose properties hold more values than any client needs."""
+    """A link with properties of more values than any client needs."""
     return opened(port) + attach(0, properties=nested_lists(61_000))
 
 
@@ -114,12 +115,12 @@ def heads(port: int) -> bytes:
 
 
 def no_head(port: int) -> bytes:
-    """What begins like HTTP and is not."""
+    """Bytes that begin like HTTP and are not."""
     return half_a_head(port) + b"\0" * 10_000 + b"\r\n\r\n"
 
 
 def half_a_body(port: int) -> bytes:
-    """A message with a wrong token whose end is missing."""
+    """A message with a wrong token and without its end."""
     lines = f"POST /q/messages HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Length: 100000\r\n\r\n"
     return lines.encode() + b"b" * 50_000
 
@@ -130,7 +131,7 @@ def mid_upgrade(port: int) -> bytes:
 
 
 def early_frame(port: int) -> bytes:
-    """What a client sends before it was allowed to speak WebSocket."""
+    """Bytes that a client sends before the answer to its WebSocket handshake."""
     return request(port) + masked(BINARY, half_a_frame(port))
 
 
@@ -156,7 +157,7 @@ STATES: Final[dict[str, State]] = {
 
 
 def end_stream(client: socket.socket) -> None:
-    """Say that nothing more will come; the broker may have hung up meanwhile."""
+    """End the stream; the broker may have disconnected meanwhile."""
     try:
         client.shutdown(socket.SHUT_WR)
     except OSError as error:
@@ -169,7 +170,7 @@ def hang_up(port: int, sent: Sent) -> None:
     first, *more = (sent,) if isinstance(sent, bytes) else sent
     with (
         socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client,
-        suppress(ConnectionError),  # a broker may hang up before it has read all
+        suppress(ConnectionError),  # a broker may disconnect before it has read everything
     ):
         client.sendall(first)
         answer = b""

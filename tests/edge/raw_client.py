@@ -64,7 +64,7 @@ class RawClient:
         tls: ssl.SSLContext | None = None,
         stream: Any = None,
     ) -> None:
-        """`stream`: what is like a connected socket, instead of one."""
+        """`stream`: an object like a connected socket, used instead of one."""
         self.socket = stream or socket.create_connection((host, port), timeout=WAIT_S)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname=host)

@@ -1,4 +1,4 @@
-"""A bus on two databases, one of which is away: what clients read, send, receive and change."""
+"""A bus on two databases, one of which is away: clients read, send, receive and change."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def reads_as_available(clients: Clients, queue: str, count: int) -> None:
 
 def reads_as_limited(clients: Clients, queue: str, topic: str) -> None:
     administration = clients.administration
-    for _ in range(10):  # nobody waits for what is known to be away
+    for _ in range(10):  # no request waits for a database that is known to be away
         assert clients.counted(queue) == (len(HERE), "Limited", list(THERE))
     assert administration.get_queue(queue).availability_status == "Limited"
     counted = administration.get_queue_runtime_properties(queue)

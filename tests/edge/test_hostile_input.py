@@ -104,7 +104,7 @@ TRUE: dict[str, Value] = {"sql-filter": {"expression": "1=1"}}
 
 
 class RuleTarget:
-    """A subscription whose rules are attacked."""
+    """A subscription under attack by its rules."""
 
     def __init__(self, bus: BusThread, hostile: HostileClient) -> None:
         self.topic = bus.topic()
@@ -119,7 +119,7 @@ class RuleTarget:
         return self._hostile.ask(self.path, "add-rule", body)
 
     def check(self, rules: int = 1) -> None:
-        """Show that there are so many rules and that publishing works."""
+        """Check the number of rules and that publishing works."""
         _, _, found = self._hostile.ask(self.path, "enumerate-rules", {"top": 100, "skip": 0})
         assert len(found["rules"]) == rules
         assert self._hostile.send_bytes(message(b"m"), 50) is None
@@ -184,7 +184,7 @@ def test_rule_names_that_are_none(target: RuleTarget) -> None:
 
 
 def test_huge_correlation_filters(target: RuleTarget) -> None:
-    """There is no limit of its own; what is taken works, what is not is refused shortly."""
+    """There is no limit of its own; accepted ones work, others are refused quickly."""
     taken = 1
     for number, properties in enumerate(
         (
@@ -246,7 +246,7 @@ BROKEN = {
     "no map": encode_value("text"),
     "a list": encode_value([1, 2]),
 }
-"""Sections that cannot be told from what follows, or that are no maps: no message at all."""
+"""Sections with unclear ends, or that are not maps: not a message at all."""
 
 ROTTEN = {
     "count too low": map32(2, KEY + ONE + KEY + ONE),
@@ -260,7 +260,7 @@ ROTTEN = {
     "deep": map32(2, KEY + NESTED),
     "described for ever": map32(2, KEY + b"\0" * 5_000),
 }
-"""Maps whose inside is wrong."""
+"""Maps with invalid contents."""
 
 DUBIOUS = {
     "nested map": map32(2, KEY + encode_value({"a": 1})),

@@ -1,4 +1,4 @@
-"""What a connection held is gone when it is gone, whatever it was in the middle of."""
+"""Memory and resources of a connection are released at its end, whatever its state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELD = (
     AmqpConnection, AmqpTransport, Arrival, Connection, HttpConnection, Link, Session, Admission,
     WebSocketTransport,
 )  # fmt: skip
-"""What connections are made of."""
+"""The types of objects that form connections."""
 
 CONNECTIONS = 500
 WARM_UP = 50
@@ -46,7 +46,7 @@ class NeverAnswers:
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """Nothing but references decides what is freed; what other tests left is not looked at."""
+    """Disable the garbage collector and ignore remains of other tests."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -55,7 +55,7 @@ def without_collector() -> Iterator[None]:
 
 
 def alive() -> Counter[str]:
-    """Count what connections are made of."""
+    """Count the objects that form connections."""
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, HELD))
 
 
@@ -71,7 +71,7 @@ def test_nothing_of_a_connection_waits_for_the_collector(
             for _ in range(3):
                 await asyncio.to_thread(hang_up, port, sent)
             await wait_until(lambda: listeners.connection_count == 0)
-            with suppress(TimeoutError):  # what was cancelled takes a round to end
+            with suppress(TimeoutError):  # cancelled tasks take an iteration to end
                 async with asyncio.timeout(1):
                     await wait_until(lambda: not alive())
             return alive()

@@ -1,4 +1,4 @@
-"""One port for every protocol: who is told apart, who has to leave."""
+"""One port for every protocol: detection of protocols, and refused connections."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_clients_without_first_bytes_are_disconnected(
 
 
 class BrokenContext(ssl.SSLContext):
-    """Raises what no client should be able to make it raise."""
+    """Raises an error that no client should be able to cause."""
 
     def wrap_bio(self, *_: object, **__: object) -> ssl.SSLObject:
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The door with TLS."""
+"""The TLS listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process lays open is told at its start, or refused."""
+"""Exposed settings of a process are reported at its start, or refused."""
 
 from __future__ import annotations
 

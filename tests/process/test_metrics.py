@@ -1,4 +1,4 @@
-"""Metrics: what is told of a sample, and that guide and alerts name what is there."""
+"""Metrics: values of a sample; guide and alerts name existing ones."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Connection:
 
     @property
     def tick_interval_ms(self) -> int:
-        """How often `tick` should be called."""
+        """Interval at which `tick` should be called."""
         intervals = [each for each in (self.limits.idle_timeout_ms, self._remote_idle_ms) if each]
         return max(min(intervals, default=60_000) // 4, 100)
 

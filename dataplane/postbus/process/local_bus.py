@@ -1,4 +1,4 @@
-"""How the command line finds a bus on this machine.
+"""Announcements by which the command line finds a bus on this machine.
 
 A bus that listens writes an `Announcement` to a file and removes it when it stops. Commands look in
 three places, by what they know of the bus:

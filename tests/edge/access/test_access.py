@@ -1,4 +1,6 @@
-"""The table of docs/guides/security.md, each cell tried at the door; and that no secret is told."""
+"""The table of docs/guides/security.md, each cell tried by a client; and secrets are never
+disclosed.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ DEFINITION = BusDefinition(
 
 
 class Shown(NamedTuple):
-    """What a client shows: a token for the queue and below, or the password of a rule."""
+    """Credentials of a client: a token for the queue and below, or the password of a rule."""
 
     token: str
     rule: str
@@ -87,7 +89,7 @@ class Shown(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One attempt of the table and what the guide says comes of it."""
+    """One attempt of the table and its result according to the guide."""
 
     listener: str
     attempt: str
@@ -139,7 +141,7 @@ def bus(postgres_server: EmbeddedPostgres, server_folder: Path) -> Iterator[Cont
 def unbothered_bus(
     postgres_server: EmbeddedPostgres, server_folder: Path
 ) -> Iterator[ControlledBus]:
-    """A bus whose log does not sum up what it refused to others."""
+    """A bus with a log that does not summarize refusals of other tests."""
     with bus_called("unbothered", postgres_server, server_folder) as made:
         yield made
 
@@ -225,7 +227,7 @@ def by_password(bus: ControlledBus, shown: Shown, attempt: str) -> str:
 
 
 def by_request(bus: ControlledBus, shown: Shown, attempt: str) -> str:
-    """Send a management request without what it needs: who may not is told so, others what."""
+    """Send a management request without its fields: the right is checked before them."""
     _, port = address_of(bus, "amqp")
     with RawClient(port, shown.rule, shown.key) as client:
         if client.outcome:
@@ -377,21 +379,21 @@ def send_over_http(bus: ControlledBus, token: str) -> str:
 
 
 def put_token(bus: ControlledBus, token: str) -> str:
-    """Return what `$cbs` says of a token for the queue."""
+    """Return the answer of `$cbs` to a token for the queue."""
     _, port = address_of(bus, "amqp")
     with RawClient(port, "Send", "send-secret-key") as client:
         return put_token_on(client, token)
 
 
 def put_token_on(client: RawClient, token: str, resource: str = f"sb://localhost/{QUEUE}") -> str:
-    """Return what `$cbs` says of a token."""
+    """Return the answer of `$cbs` to a token."""
     said = {"operation": "put-token", "type": "x", "name": resource}
     told = response_parts(request(client, "$cbs", "id", said, token))[1]
     return f"{int(told['status-code'])} {told['status-description'].partition(':')[0]}"
 
 
 def requests_of(bus: ControlledBus, names: set[str]) -> str:
-    """Send requests without what they need to a dead-letter queue, with a token for it alone."""
+    """Send requests without their fields to a dead-letter queue, with a token for it alone."""
     _, port = address_of(bus, "amqp")
     resource = f"sb://localhost{DEAD_LETTERS}"
     told = set()

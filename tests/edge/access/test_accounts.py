@@ -1,4 +1,4 @@
-"""Two keys on one bus: what one of them uses up, the other still has."""
+"""Two keys on one bus: the use of one does not reduce the share of the other."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def post_head(bus: BusThread, queue: str, rule: KeyRule, size_bytes: int) -> byt
 def poster(
     bus: BusThread, client: socket.socket, queue: str, size_bytes: int
 ) -> Callable[[], None]:
-    """Return what posts a message and waits until it is stored."""
+    """Return a function that posts a message and waits until it is stored."""
     request = post_head(bus, queue, ROOT, size_bytes) + bytes(size_bytes)
 
     def send() -> None:
@@ -175,7 +175,7 @@ def test_links_of_one_key_leave_budget_for_others(
                 break
         error = tenant.expect(DETACH).fields[2].value
         assert error[0] == conditions.RESOURCE_LIMIT_EXCEEDED
-        assert 50 < handle < 100  # half of what there is, 2 KiB each and their attach
+        assert 50 < handle < 100  # half of the limit, 2 KiB each and their attach
         again = clients.enter_context(connect(bus, TENANT))
         again.attach_sender(queue)
         assert again.expect(DETACH).fields[2].value[0] == conditions.RESOURCE_LIMIT_EXCEEDED
@@ -382,7 +382,7 @@ def test_a_batch_has_as_many_messages_as_one_over_http(bus: BusThread, queue: st
 
 
 def test_quota_counts_a_hundred_bytes_of_each_message(bus: BusThread) -> None:
-    """Also after a load, of what is read again."""
+    """Also after a load, for messages read again."""
     queue = bus.queue()
     with connect(bus, ROOT) as client:
         client.attach_sender(queue)
@@ -399,7 +399,7 @@ def test_quota_counts_a_hundred_bytes_of_each_message(bus: BusThread) -> None:
 
 
 class HeldEndpoint:
-    """What waits for room, and counts how often it was told of some."""
+    """Waits for budget, and counts its notifications."""
 
     granted = 0
 

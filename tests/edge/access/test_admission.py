@@ -1,4 +1,6 @@
-"""Connections without a key are bounded and give way; those with one stay, through every door."""
+"""Unauthenticated connections are limited and evicted; authenticated ones stay, over every
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -233,11 +235,11 @@ def test_connection_that_is_handed_over_stays_unauthenticated(
     assert len(admission_control) == 0
 
 
-# --- the doors ----------------------------------------------------------------------------------
+# --- the listeners ------------------------------------------------------------------------------
 
 
 def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
-    """Whatever door they are at: nobody knows yet, AMQP, HTTP."""
+    """Before the protocol is known, and over AMQP and HTTP."""
     clock = Clock()
 
     async def run() -> None:
@@ -269,7 +271,7 @@ def test_silent_clients_give_way(runner: asyncio.Runner) -> None:
 
 @pytest.fixture
 def crowded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Return what lets strangers take all the room of the bus."""
+    """Return a function that fills the bus with unauthenticated connections."""
     clock = Clock()
     monkeypatch.setattr(bus.front.admission_control, "now_s", clock)
     kept: list[socket.socket] = []

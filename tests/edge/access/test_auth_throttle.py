@@ -107,7 +107,7 @@ def test_first_refusal_and_each_power_of_ten_are_logged(caplog: pytest.LogCaptur
     assert [getattr(record, "refused", 1) for record in caplog.records] == [1, 10, 100, 1_000]
 
 
-# --- the doors ----------------------------------------------------------------------------------
+# --- the listeners ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def guarded(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> BusThread:
 
 
 class Timers:
-    """What is due later, as an event loop has it; time passes when a test says so."""
+    """Timers like those of an event loop; time passes when a test moves it."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -141,7 +141,7 @@ class Timers:
 
 
 class Guesser:
-    """Somebody who tries keys at an address and counts what becomes of them."""
+    """A client that tries keys at an address and counts the results."""
 
     def __init__(self, doubts: AuthThrottle, address: str = "192.0.2.1") -> None:
         self._doubts = doubts
@@ -317,7 +317,7 @@ async def passed(timers: Timers, duration_s: float) -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, of: object, name: str) -> Callable[[], int]:
-    """Return what tells how often a method was called."""
+    """Return a function that returns how often a method was called."""
     calls = itertools.count()
     method = getattr(of, name)
     seen = [0]
@@ -413,7 +413,7 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
 
 
 def test_keys_that_are_sent_away_are_forgotten(doubts: AuthThrottle) -> None:
-    """With what asks for them, which may be a megabyte."""
+    """With their requests, which may be a megabyte."""
     late = LateCalls()
     connection = cast(AmqpConnection, SimpleNamespace(address="192.0.2.1"))
     guesser = Guesser(doubts)

@@ -1,4 +1,4 @@
-"""Shares of the event loop: who takes long turns pauses, while others are there."""
+"""Shares of the event loop: accounts with long turns pause while others are present."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 class Machine:
-    """A loop whose turns take what a test says."""
+    """A loop with turns of given durations."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -232,13 +232,14 @@ def test_frames_that_do_nothing_leave_half_of_the_loop(bus: BusThread, queue: st
             wait_until(bus, lambda: bus.listener.loop_time.is_costly(TENANT.name))
             assert p99_s(send) < 0.5  # many seconds without, on a busy machine
         finally:
-            for each in pumping:  # and what was sent already is dropped
+            for each in pumping:  # and bytes sent before are dropped
                 each.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
                 each.socket.shutdown(socket.SHUT_RD)
                 each.socket.close()
             for thread in threads:
                 thread.join()
-            for _ in range(3):  # who pauses does not see at once that its client is gone
+            # a paused connection does not notice at once that its client is gone
+            for _ in range(3):
                 with suppress(TimeoutError):
                     wait_until(bus, lambda: not bus.front.admission_control.of_keys.of(TENANT.name))
                     break

@@ -1,4 +1,4 @@
-"""What keys share: nobody gets it all, and whoever comes later finds room."""
+"""Shares of keys: no key gets everything, and later keys find room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCOUNTS = st.sampled_from("abcdef")
 
 
 def fill(shares: Shares, account: str, size: int = 1) -> int:
-    """Take as often as there is room; return how much the account has."""
+    """Take as long as the share allows; return the amount of the account."""
     while shares.take(account, size):
         pass
     return shares.of(account)
@@ -87,7 +87,7 @@ def test_any_history_keeps_the_whole_and_the_floors(
 
 @given(st.integers(1, 6), SIZES)
 def test_greedy_accounts_leave_enough_for_another(greedy: int, size: int) -> None:
-    """However many filled up before: half of what they left, the floor aside."""
+    """Whatever number filled up before: half of the rest, the floor aside."""
     shares = Shares(Limit(TOTAL))
     for number in range(greedy):
         fill(shares, str(number), size)

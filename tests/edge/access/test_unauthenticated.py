@@ -1,4 +1,4 @@
-"""What a client may cost before it has shown a key: time, requests, and heap that is counted."""
+"""Cost limits of unauthenticated clients: time, requests, and heap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENTS = 20
 
 
 class Slow:
-    """Answers when it is told to, and counts who asked."""
+    """Answers on request, and counts requests."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -66,7 +66,7 @@ def test_http_client_without_a_key_has_one_request_at_a_time(runner: asyncio.Run
 def test_http_client_without_a_key_has_twenty_seconds(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while it asks again and again for what needs none; what is under way is answered."""
+    """Also while it repeats requests that need no key; a request in flight is answered."""
     assert http_server.UNAUTHENTICATED_S == 20.0
     monkeypatch.setattr(http_server, "UNAUTHENTICATED_S", 0.2)
 
@@ -109,7 +109,7 @@ def long_partial(_port: int) -> tuple[bytes, bytes]:
 
 
 async def settled_bytes() -> int:
-    """Return what is allocated when it does not change any more."""
+    """Return the allocated memory when it does not change any more."""
     held, before = tracemalloc.get_traced_memory()[0], -1
     while abs(held - before) > 1_000:
         before = held

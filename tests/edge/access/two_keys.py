@@ -1,4 +1,4 @@
-"""What shows that a client goes on while another one is refused."""
+"""Checks that a client continues while another one is refused."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def p99_s(send: Callable[[], None]) -> float:
 
 
 def goes_on(send: Callable[[], None], undisturbed_s: float) -> bool:
-    """Say whether sends take no longer than without the tenant."""
+    """Return whether sends take no longer than without the tenant."""
     return p99_s(send) < max(2 * undisturbed_s, UNNOTICED_S)
 
 
 def sender_of(client: RawClient, queue: str, body: bytes = b"x") -> Callable[[], None]:
-    """Return what sends a message in frames and waits until it is accepted."""
+    """Return a function that sends a message in frames and waits until it is accepted."""
     ids = iter(range(1_000_000))
     client.attach_sender(queue)
     payload = message(body)

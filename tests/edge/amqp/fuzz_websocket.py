@@ -1,7 +1,7 @@
-"""Throws frames at the WebSocket reader: `python -m tests.edge.amqp.fuzz_websocket SECONDS [SEED]`.
+"""Fuzzes the WebSocket reader: `python -m tests.edge.amqp.fuzz_websocket SECONDS [SEED]`.
 
 A case is a random conversation of a client: fragments, control frames between them, all lengths of
-head. It is cut into random reads. What was written must come out, whatever the cuts; a mutated
+head. It is cut into random reads. The written stream must come out for all cuts; a mutated
 conversation is read or refused with a close code, and nothing is kept but an unfinished head.
 """
 

@@ -194,7 +194,7 @@ def test_a_connection_that_breaks_keeps_no_other_in_its_rights(
 
 
 def is_ended(client: socket.socket, wait_s: float) -> bool:
-    """Read what comes until the broker hangs up, or says nothing for a time."""
+    """Read until the broker disconnects, or sends nothing for a time."""
     client.settimeout(wait_s)
     try:
         while client.recv(4_096):

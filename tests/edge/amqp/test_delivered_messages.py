@@ -1,4 +1,4 @@
-"""What the broker adds to a message on its way out, at the socket and with azure-servicebus."""
+"""Additions of the broker to delivered messages, at the socket and with azure-servicebus."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_received_message_with_a_partition_key_can_be_sent_again(
 
 
 def times_of(received: ServiceBusReceivedMessage) -> tuple[datetime | None, datetime | None]:
-    """Return the creation and the expiry that are told."""
+    """Return the creation and expiry times of a message."""
     properties = received.raw_amqp_message.properties
     assert properties is not None
     told = properties.creation_time, properties.absolute_expiry_time

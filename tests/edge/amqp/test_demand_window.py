@@ -281,7 +281,7 @@ class LinkModel(RuleBasedStateMachine):
     def fill(self, messages: int) -> None:
         self.messages = messages
 
-    # --- what the endpoint does -----------------------------------------------------------------
+    # --- steps of the endpoint ------------------------------------------------------------------
 
     def pump(self) -> None:
         demand = self.demand
@@ -314,7 +314,7 @@ class LinkModel(RuleBasedStateMachine):
         self.is_draining = False
         self.credit = 0
 
-    # --- what the client does -------------------------------------------------------------------
+    # --- steps of the client --------------------------------------------------------------------
 
     @rule(credit=st.integers(1, 40), is_draining=st.booleans())
     def flow(self, credit: int, is_draining: bool) -> None:
@@ -342,7 +342,7 @@ class LinkModel(RuleBasedStateMachine):
         self.is_reading = True
         self.pump()
 
-    # --- what the entity does -------------------------------------------------------------------
+    # --- steps of the entity --------------------------------------------------------------------
 
     @rule(count=st.integers(1, 10))
     def enqueue(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Clients that are gone: their links are taken down in rounds, and all of them are."""
+"""Links of disconnected clients are taken down over several iterations of the event loop."""
 
 from __future__ import annotations
 

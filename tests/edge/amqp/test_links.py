@@ -91,7 +91,7 @@ def is_drain(command: Command) -> bool:
 
 
 class HeldBack:
-    """Keeps drains, or what else it is told, back as a partition does that is busy."""
+    """Holds back drains, or other commands, like a busy partition."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ def test_late_drain_is_answered_and_the_link_goes_on(
     raw.write(raw.flow(2, count=3))
     for _ in range(2):
         assert raw.read().code == TRANSFER
-    bus.run(partition.let_go())  # what it hands out now has no credit and goes back
+    bus.run(partition.let_go())  # messages delivered now have no credit and are returned
     raw.write(raw.flow(3, count=5))
     for _ in range(3):
         assert raw.read().code == TRANSFER
@@ -279,7 +279,7 @@ def test_links_that_ended_are_not_watched(bus: BusThread, queue: str) -> None:
 
 
 def scheduling(raw: RawClient, queue: str, count: int) -> list[bytes]:
-    """Open links to the management node and return so many requests to schedule a message."""
+    """Open links to the management node and return requests to schedule a message."""
     node = f"{queue}/$management"
     raw.attach_receiver(node, 21)
     raw.attach_sender(node, 20)
@@ -357,7 +357,7 @@ def test_schedules_are_refused_when_too_many_bytes_are_in_flight(
 
 @pytest.fixture
 def few(bus: BusThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[RawClient]:
-    """Yield a client whose links have ten unsettled deliveries at most."""
+    """Yield a client with links of at most ten unsettled deliveries."""
     monkeypatch.setattr(bus.listener, "demand_limits", DemandLimits(max_unsettled=10))
     with RawClient(bus.port, ROOT.name, ROOT.keys.primary) as client:
         yield client

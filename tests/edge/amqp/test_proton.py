@@ -248,7 +248,7 @@ def test_proton_commits_and_aborts_transactions(
     mover = Mover(bus, queue, aborts=aborts)
     Container(mover).run()
     assert mover.ended == ["aborted" if aborts else "committed"]
-    bus.advance(61_000)  # what an aborted transaction held is locked until then
+    bus.advance(61_000)  # messages of an aborted transaction stay locked until then
     receiver = receiver_of(connection, queue, 3)
     bodies = [receiver.receive(LONG_S).body for _ in range(3)]
     assert bodies == ([0, 1, 2] if aborts else [f"answer to {number}" for number in range(3)])

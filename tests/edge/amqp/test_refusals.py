@@ -47,7 +47,7 @@ def test_every_text_can_be_found_in_the_log(
 
 
 class Timers:
-    """Calls what is due when a test lets a minute pass."""
+    """Makes due calls when a test lets a minute pass."""
 
     def __init__(self) -> None:
         self._due: list[Callable[[], None]] = []
@@ -80,7 +80,7 @@ def test_outage_is_logged_at_once_and_then_summed_up_each_minute(
     assert sums.is_logged(away, "orders")
     assert not any(sums.is_logged(away, "orders") for _ in range(500))
     assert not any(sums.is_logged(away, "bills") for _ in range(20))
-    assert sums.is_logged(Refusal.STORE_FULL, "orders")  # another reason is told at once
+    assert sums.is_logged(Refusal.STORE_FULL, "orders")  # another reason is logged at once
     assert summaries(caplog) == []
     timers.pass_a_minute()
     assert summaries(caplog) == [
@@ -89,7 +89,7 @@ def test_outage_is_logged_at_once_and_then_summed_up_each_minute(
     assert not sums.is_logged(away, "bills")
     timers.pass_a_minute()
     assert summaries(caplog) == [{"reason": "not-applied", "refused": 1, "entities": "bills 1"}]
-    timers.pass_a_minute()  # a quiet minute: the next outage is told at once
+    timers.pass_a_minute()  # a quiet minute: the next outage is logged at once
     assert summaries(caplog) == []
     assert sums.is_logged(away, "orders")
 

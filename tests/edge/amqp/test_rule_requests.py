@@ -1,4 +1,4 @@
-"""Requests to management nodes whose values are legal AMQP and still need care."""
+"""Requests to management nodes with values that are legal AMQP and still need care."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_completions_of_a_partition_that_was_reloaded_are_lost(
 def test_a_completion_comes_before_the_detach_behind_it(
     bus: BusThread, raw: RawClient, held: tuple[str, dict[bytes, int], dict[bytes, int]]
 ) -> None:
-    """What the client completed and then let go with the session is completed."""
+    """Messages completed before the session was released are completed."""
     queue, first, second = held
     raw.write(
         settlement(first[b"a"]),

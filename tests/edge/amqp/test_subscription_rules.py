@@ -1,4 +1,4 @@
-"""Rules of subscriptions by callback: what changes, what is refused and what the audit says."""
+"""Rules of subscriptions by callback: changes, refusals and audit lines."""
 
 from __future__ import annotations
 

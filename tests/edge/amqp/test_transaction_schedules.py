@@ -209,7 +209,7 @@ def test_another_entity_is_refused_and_fails_the_transaction(
 def test_a_settlement_of_another_partition_does_not_join_it(
     bus: BusThread, robot: ScheduleClient, queue: str
 ) -> None:
-    """The numbers that were told hold in the partition they were taken in."""
+    """The returned numbers are valid in the partition they were taken in."""
     partitioned = bus.queue(enable_partitioning=True)
     robot.attach_sender(partitioned)
     robot.write(robot.transfer(robot.next_id(), scheduled("x", None, "a")))

@@ -123,7 +123,7 @@ def client(bus: BusThread) -> TransactionClient:
 
 
 def accepts(state: Described, transaction_id: bytes) -> bool:
-    """Say whether an answer is "accepted" within a transaction."""
+    """Return whether an answer is "accepted" within a transaction."""
     return (
         int(state.descriptor) == TRANSACTIONAL
         and state.value[0] == transaction_id
@@ -550,7 +550,7 @@ ROBOT = KeyRule("robot", frozenset({Right.SEND, Right.LISTEN}), Keys("robot's ke
 
 @pytest.fixture
 def robot(bus: BusThread) -> Iterator[TransactionClient]:
-    """A client whose rule is not that of the other tests."""
+    """A client with another rule than the other tests."""
     bus.set_rules(*RULES, ROBOT)
     with TransactionClient(bus, "robot", "robot's key") as opened:
         yield opened
@@ -576,7 +576,7 @@ def test_a_lost_right_ends_waiting_operations(
     answer = robot.discharge(transaction)
     assert condition(answer) == "amqp:transaction:rollback"
     assert "'Send' claim(s) are required" in answer.value[0].value[1]
-    bus.set_rules(*RULES, ROBOT)  # what was forgotten does not come back
+    bus.set_rules(*RULES, ROBOT)  # forgotten operations do not come back
     assert bus.counts(queue).active == 0
 
 
@@ -596,7 +596,7 @@ def test_settlements_wait_no_longer_than_the_right_to_listen(
 
 
 def test_discharge_asks_again_whether_a_token_is_still_good(bus: BusThread) -> None:
-    """Nobody has looked since it ended; what is on its way to a target needs a right there too."""
+    """The right was not checked since it ended; forwarding to a target needs a right there too."""
     scoped, other = bus.queue("scoped"), bus.queue()
     expires_s = int(bus.real_time_s()) + 3_600
     resource = f"sb://localhost/{other}"

@@ -112,7 +112,7 @@ def test_garbage_closes_the_connection(bus: BusThread) -> None:
         told = b""
         while data := plain.recv(4_096):
             told += data
-    assert told in (b"", b"AMQP\x03\x01\x00\x00")  # what we speak, or nothing
+    assert told in (b"", b"AMQP\x03\x01\x00\x00")  # our protocol header, or nothing
 
 
 # --- sending ------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ class WebSocketClient:
         return opcode, payload
 
     def close_code(self) -> int:
-        """Return what the broker closes with, skipping the stream; it hangs up behind it."""
+        """Return the close code of the broker, skipping the stream; it disconnects afterwards."""
         while True:
             opcode, payload = self.read()
             if opcode == CLOSE:

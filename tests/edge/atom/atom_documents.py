@@ -1,4 +1,4 @@
-"""Entities and documents for tests of the administration door's XML."""
+"""Entities and documents for tests of the XML of administration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Fuzzes the administration door's XML: `python -m tests.edge.atom.fuzz_atom SECONDS [SEED]`.
+"""Fuzzes the XML of administration: `python -m tests.edge.atom.fuzz_atom SECONDS [SEED]`.
 
-Damages bodies as clients send them, by bytes and by elements. Whatever the body is, only
-`BadDocument` may come out of reading it, nothing may take long, and what was read is written as a
-document that reads as the same.
+Damages bodies of clients, by bytes and by elements. For any body, reading may only raise
+`BadDocument`, nothing may take long, and a result is written as a document that reads back
+unchanged.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def mutated(source: random.Random) -> bytes:
 
 
 def try_body(body: bytes) -> EntityProperties | RuleProperties | None:
-    """Read a body and what is written of it; None when it was refused."""
+    """Read a body and its written form; None when it was refused."""
     try:
         name, description = description_of(read_document(body))
         if name not in DESCRIPTIONS:

@@ -1,4 +1,4 @@
-"""Administration by plain HTTP: what bodies, headers and paths mean, and what is refused."""
+"""Administration by plain HTTP: bodies, headers, paths, and refusals."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_pages_are_as_large_as_asked_but_no_larger_than_a_hundred(
         assert has_next is (count > 0)
 
 
-# --- who may --------------------------------------------------------------------------------------
+# --- rights ---------------------------------------------------------------------------------------
 
 
 async def test_requests_without_a_good_token_are_refused(
@@ -258,7 +258,7 @@ async def test_forwarding_needs_a_token_for_the_target(http: HttpClient, bus: Bu
 async def test_a_token_for_one_queue_is_not_enough_to_forward_from_it(
     http: HttpClient, bus: BusThread, queue: str
 ) -> None:
-    """The rule is that of the namespace, what it signed is not."""
+    """The rule is that of the namespace, the signed scope is not."""
     target, key, soon = bus.queue(), RULES[0].keys.primary, int(time.time() + 300)
     own = sas_token(f"{url_of(bus)}/{queue}", RULES[0].name, key, soon)
     headers = {"Authorization": own, "If-Match": "*"}
@@ -275,8 +275,8 @@ async def test_a_token_for_one_queue_is_not_enough_to_forward_from_it(
 async def test_a_token_for_the_bare_host_is_enough_to_forward_unless_an_entity_has_that_name(
     http: HttpClient, bus: BusThread
 ) -> None:
-    """So @azure/service-bus signs it. What the bus is called counts, not what the client dialled:
-    whoever has a token for some path could say that this is the host.
+    """@azure/service-bus signs it like this. The names of the bus count, not the dialled name: the
+    holder of a token for a path could otherwise present it as the host.
     """
     queue, target, named = bus.queue("team-a/escape"), bus.queue(), bus.queue("localhost/below")
     key, soon = RULES[0].keys.primary, int(time.time() + 300)

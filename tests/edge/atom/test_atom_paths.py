@@ -1,4 +1,4 @@
-"""Paths of the administration door and the table of its errors."""
+"""Paths of administration and the table of its errors."""
 
 from __future__ import annotations
 

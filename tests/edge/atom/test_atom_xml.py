@@ -1,4 +1,4 @@
-"""Descriptions of entities and rules: what is written is what is read, whoever wrote it."""
+"""Descriptions of entities and rules: written documents read back unchanged, for all clients."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_mistake_names_its_element(inside: str, message: str) -> None:
 
 
 def test_a_size_of_all_parts_is_known_by_its_part() -> None:
-    """What is no size at all is refused as it was said."""
+    """A size that is not valid at all is refused with the value sent."""
 
     def sized(size_mb: int) -> str:
         size = f"<MaxSizeInMegabytes>{size_mb}</MaxSizeInMegabytes>"
@@ -429,7 +429,7 @@ def test_sql_filters_are_written_in_the_order_of_service_bus() -> None:
 def test_times_and_durations_are_compared_with(
     kind: str, text: str, value: RuleValue, again: str | None
 ) -> None:
-    """`again` is how it is told; None: as it was."""
+    """`again` is the written form; None: unchanged."""
     rule = rule_of(PAIR.format(kind=f"d:{kind}", text=text) + "<Name>r</Name>")
     assert rule.correlation_filter is not None
     assert rule.correlation_filter.properties == {"k": value}

@@ -28,7 +28,7 @@ EXCLUDED = ("listChanges", "interruptStore")
 """One may wait a minute, the other makes every answer 503; their own tests try both."""
 
 UNTRUE = "positive_data_acceptance"
-"""A document cannot say which names exist, which filters are SQL, and what a tier allows."""
+"""A document cannot express which names exist, which filters are SQL, and what a tier allows."""
 
 CASES = re.compile(r"^ *(\d+) generated", re.MULTILINE)
 
@@ -52,7 +52,7 @@ EXISTING = {
 
 
 def fuzz(bus: ControlledBus, folder: Path, *how_long: str) -> str:
-    """Return what was found, nothing when all is well."""
+    """Return the findings, nothing when all is well."""
     make_existing(bus)
     (folder / "openapi.json").write_text(json.dumps(document()), encoding="utf-8")
     (folder / "fuzz_hooks.py").write_text(HOOKS, encoding="utf-8")
@@ -83,7 +83,7 @@ def fuzz(bus: ControlledBus, folder: Path, *how_long: str) -> str:
 
 
 def make_existing(bus: ControlledBus) -> None:
-    """Make what the names of the document find."""
+    """Create the entities that the document names."""
     api = bus.caller
     api.put(path_of("queues", QUEUE), {})
     api.put(path_of("topics", TOPIC), {})

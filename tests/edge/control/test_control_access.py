@@ -1,4 +1,4 @@
-"""Who may use the control API, what keeps old callers and strangers out, and what is never told."""
+"""Access to the control API: authorization, protection from old callers, and secrets."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def api(running: ControlledBus) -> Caller:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let wrong tokens wait no longer than right ones, where waiting is not what is tested."""
+    """Let wrong tokens wait no longer than right ones, for tests of other behaviours."""
     monkeypatch.setattr("postbus.edge.access.auth_throttle.MAX_DELAY_S", 0.0)
 
 
@@ -195,7 +195,7 @@ SCOPED = {
 def scoped(
     postgres_server: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlledBus]:
-    """A bus whose tokens have names and scopes."""
+    """A bus with named tokens that have scopes."""
     make_database(postgres_server, "control_scopes", template=TEMPLATE)
     store, folder = dsn_of(postgres_server, "control_scopes"), tmp_path_factory.mktemp("scoped")
     lines = [f"{name} {scopes} {token_named(name)}\n" for name, scopes in SCOPED.values()]
@@ -568,7 +568,7 @@ def test_wrong_rules_are_refused_without_repeating_keys(api: Caller, body: objec
 def test_no_secret_is_answered_or_logged(
     running: ControlledBus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every operation, right and wrong; what comes back and what is logged names no secret."""
+    """Every operation, right and wrong: no secret is in an answer or in the log."""
     api = running.caller
     api.texts.clear()
     secret = "key-which-must-not-be-seen-anywhere"

@@ -56,7 +56,7 @@ def definition(**properties: object) -> BusDefinition:
 
 @pytest.fixture
 def run_bus(tmp_path: Path, database: str) -> RunBus:
-    """Return what runs a development bus on the database of the test, on free ports."""
+    """Return a function that runs a development bus on the database of the test, on free ports."""
 
     @asynccontextmanager
     async def run(
@@ -132,7 +132,7 @@ async def sample_of(bus: Bus, name: str = QUEUE) -> dict[str, int]:
 
 @pytest.fixture
 def no_own_timers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let hosts do nothing by themselves: what happens is what `advance` did."""
+    """Disable the timers of hosts: only `advance` makes things happen."""
     monkeypatch.setattr(Host, "_tick", lambda _: None)
 
 
@@ -198,7 +198,7 @@ async def test_work_undone_by_a_failed_commit_is_done_again(
         submit(host, command, *rest)
         if isinstance(command, Tick) and host.partition_id == home_of(QUEUE, 16):
             monkeypatch.setattr(Host, "submit", submit)
-            asyncio.get_running_loop().call_soon(host.interrupt, 0.1)  # under way by then
+            asyncio.get_running_loop().call_soon(host.interrupt, 0.1)  # in flight by then
 
     monkeypatch.setattr(Host, "submit", submit_and_interrupt)
     await advance(bus, "P1D")
@@ -400,7 +400,7 @@ async def test_outage_ends_by_itself(bus: Bus, client: ServiceBusClient) -> None
     assert (await sample_of(bus))["active"] == 1
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------
 
 ADVANCE, LOSE, OUTAGE = "/v1/clock/advance", "/v1/faults/lose-locks", "/v1/faults/store-outage"
 REFUSED_BODIES: list[tuple[str, object, int, str]] = [

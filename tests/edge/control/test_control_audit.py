@@ -1,4 +1,4 @@
-"""Who changed what by hand: a line for each change at every way in, and none that holds a key."""
+"""Audit of manual changes: a line for each change over every API, and none that contains a key."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, k
     assert told.body["appliedHash"] == changed.body["appliedHash"]
     back = api.put(path, told.body["properties"])
     assert (back.status, back.body["version"]) == (200, changed.body["version"])
-    whole = api.put(path, {})  # a whole definition: what is not said has its default
+    whole = api.put(path, {})  # a whole definition: omitted properties have their defaults
     assert api.get(path).body["properties"]["defaultMessageTimeToLive"].startswith("P10675199D")
     assert whole.body["appliedHash"] not in {
         created.body["appliedHash"],

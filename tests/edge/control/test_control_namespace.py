@@ -20,12 +20,12 @@ pytestmark = pytest.mark.slow
 
 
 def declared_as(said: Mapping[str, object]) -> BusDefinition:
-    """Return the definition of a bus whose Namespace manifest says this."""
+    """Return the definition of a bus with this Namespace manifest."""
     return replace(DEFINITION, properties=NamespaceProperties.model_validate(said))
 
 
 def lets_in(bus: ControlledBus, version: ssl.TLSVersion) -> bool:
-    """Say whether a client that speaks no newer TLS gets through the handshake."""
+    """Return whether a client with this TLS version gets through the handshake."""
     context = ssl.create_default_context(cafile=str(bus.bus.authority_file))
     context.maximum_version = version
     with socket.create_connection(bus.bus.listeners()[Listener.TLS], timeout=60) as plain:

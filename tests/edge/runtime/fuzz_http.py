@@ -1,8 +1,8 @@
 """Fuzzes messages over HTTP: `python -m tests.edge.runtime.fuzz_http SECONDS [SEED]`.
 
-Damages addresses, headers, BrokerProperties, batches and messages of AMQP clients. Whatever comes
-in, only a refusal with a text may come out; what is accepted is a message that can be shown and
-sent again as it is; and no message makes a header that breaks an answer.
+Damages addresses, headers, BrokerProperties, batches and messages of AMQP clients. For any input,
+only a refusal with a text may come out; an accepted message can be shown and sent again unchanged;
+and no message makes a header that breaks an answer.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_address(source: random.Random) -> bool:
 
 
 def check_message(source: random.Random) -> bool:
-    """Send a message, show it and send again what is shown."""
+    """Send a message, show it and send the shown message again."""
     headers = [("BrokerProperties", mutated(BROKER, source))]
     if source.random() < 0.3:
         headers.append(("Postbus-Properties", mutated(MORE, source)))
@@ -147,7 +147,7 @@ def check_batch(source: random.Random) -> bool:
 
 
 def check_foreign(source: random.Random) -> bool:
-    """Show what an AMQP client sent."""
+    """Show a message sent over AMQP."""
     try:
         envelope = slice_message(fuzz_message.mutated(FOREIGN, source))
     except DecodeError:

@@ -122,7 +122,7 @@ async def test_a_receive_waits_for_a_message(http: HttpClient, queue: str) -> No
 
 
 async def wait_for_receives(http: HttpClient, count: int) -> None:
-    """Return when so many receives wait."""
+    """Return when a number of receives wait."""
     async with asyncio.timeout(10):
         while http.waiting_count() != count:
             await asyncio.sleep(0.005)
@@ -230,7 +230,7 @@ async def test_a_deletion_that_failed_gives_the_message_back(
     assert (await http.take(queue)).body == b"still there"
 
 
-# --- what the store says --------------------------------------------------------------------------
+# --- results of the store -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ async def test_a_post_is_answered_after_its_message_is_stored(
     for stored in (1, 2):
         await wait_for_count(replies, stored)
         assert (len(held), bus.counts(queue).active) == (stored, stored)
-        with pytest.raises(TimeoutError):  # stored, but not told: not answered, and none follows
+        with pytest.raises(TimeoutError):  # stored but not released: not answered, and none follows
             await asyncio.wait_for(reader.readexactly(1), 0.05)
         bus.run(tell(held[stored - 1], replies[stored - 1]))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201 ")
@@ -338,7 +338,7 @@ async def test_a_send_without_an_answer_in_time_has_an_unknown_result(
     answer = await http.call("POST", f"/{queue}/messages?timeout=0.02", "maybe")
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
-    assert http.bus.listener.inflight.unanswered.used == len("maybe")  # it is under way still
+    assert http.bus.listener.inflight.unanswered.used == len("maybe")  # it is still in flight
     http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
 
 
@@ -531,7 +531,7 @@ async def test_a_partitioned_queue_is_drained(http: HttpClient) -> None:
 async def test_a_kept_connection_remembers_which_partitions_have_messages(
     http: HttpClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partitions are asked once what they have, not with each receive."""
+    """Partitions are asked once for their messages, not with each receive."""
     bus = http.bus
     queue = bus.queue(enablePartitioning=True)
     await http.send_batch(queue, [{"Body": str(n)} for n in range(8)])

@@ -1,4 +1,4 @@
-"""The consumer of an HTTP receive, and a partition whose answers come late or at a bad moment."""
+"""The consumer of an HTTP receive, and a partition with answers at a late or bad moment."""
 
 from __future__ import annotations
 

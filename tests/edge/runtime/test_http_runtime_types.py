@@ -1,4 +1,4 @@
-"""What HTTP sends AMQP reads with the right types, and the other way round; by the official SDK."""
+"""Types of properties between HTTP and AMQP, both ways; by the official SDK."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_bodies_of_other_kinds(http: HttpClient, queue: str) -> None:
 async def test_a_message_received_over_one_protocol_is_settled_over_the_other(
     http: HttpClient, queue: str
 ) -> None:
-    """Locks, counts and dead letters are the entity's, whatever door a message goes by."""
+    """Locks, counts and dead letters are the entity's, whatever the protocol of a message."""
     await http.send(queue, "shared")
     with http.bus.client() as client, client.get_queue_receiver(queue) as receiver:
         (message,) = receiver.receive_messages(max_wait_time=5)
@@ -475,7 +475,7 @@ def test_curl_sends_receives_and_settles(bus: BusThread, queue: str, tmp_path: P
 
 
 def test_curl_is_asked_to_go_on(bus: BusThread, queue: str, tmp_path: Path) -> None:
-    """A client that waits for `100 Continue` does not wait in vain, nor send what is too large."""
+    """A client that waits for `100 Continue` gets it, and sends nothing that is too large."""
     at = f"{url_of(bus)}/{queue}/messages"
     body, larger = tmp_path / "body", tmp_path / "larger"
     body.write_bytes(b"x" * 200_000)

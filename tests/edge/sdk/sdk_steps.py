@@ -1,6 +1,6 @@
-"""What tests with the unmodified SDK do again and again; `path` is a queue's, or a subscription's.
+"""Common steps of tests with the unmodified SDK; `path` is a queue's, or a subscription's.
 
-A path such as `topic/Subscriptions/name` is good for the SDK's queue methods too.
+A path such as `topic/Subscriptions/name` can be used in the SDK's queue methods too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def send(client: ServiceBusClient, path: str, *bodies: str, **said: object) -> N
 def send_each(
     client: ServiceBusClient, path: str, said: Mapping[str, Mapping[str, object]]
 ) -> None:
-    """Send messages one after the other over one link: body -> what else it says."""
+    """Send messages one after the other over one link: body -> its further properties."""
     with client.get_queue_sender(path) as sender:
         for body, properties in said.items():
             sender.send_messages(ServiceBusMessage(body, **properties))
@@ -65,7 +65,7 @@ def send_together(
 
 
 def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
-    """Receive so many messages and leave them locked."""
+    """Receive a number of messages and leave them locked."""
     taken: list[ServiceBusReceivedMessage] = []
     while len(taken) < count:
         more = receiver.receive_messages(count - len(taken), max_wait_time=LONG_S)
@@ -77,7 +77,7 @@ def receive(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceived
 def take(
     client: ServiceBusClient, path: str, count: int, **said: object
 ) -> list[ServiceBusReceivedMessage]:
-    """Receive and complete so many messages."""
+    """Receive and complete a number of messages."""
     with client.get_queue_receiver(path, **said) as receiver:
         taken = receive(receiver, count)
         for message in taken:
@@ -109,7 +109,7 @@ def dead_letter(
     reason: str | None = None,
     text: str | None = None,
 ) -> None:
-    """Receive so many messages and dead-letter them."""
+    """Receive a number of messages and dead-letter them."""
     with client.get_queue_receiver(path) as receiver:
         for message in receive(receiver, count):
             receiver.dead_letter_message(message, reason=reason, error_description=text)
@@ -130,7 +130,7 @@ STEMS = itertools.count(1)
 
 
 def named(bus: BusThread, partition_id: int) -> str:
-    """Return a new name whose home is a partition."""
+    """Return a new name whose home is a given partition."""
     count = len(bus._hosts)
     names = (f"home-{number}" for number in STEMS)
     return next(name for name in names if home_of(name, count) == partition_id % count)
@@ -141,12 +141,14 @@ def exists(bus: BusThread, path: str) -> bool:
 
 
 def total(bus: BusThread, path: str) -> RuntimeInformation:
-    """Return what an entity holds: the sum over its partitions."""
+    """Return the counts of an entity: the sum over its partitions."""
     return bus.run(bus.administration.runtime(path))
 
 
 def is_empty(bus: BusThread, path: str, sub_queue: ServiceBusSubQueue | None = None) -> bool:
-    """Say whether nothing lies there, locked or not; without `sub_queue` nothing scheduled too."""
+    """Return whether nothing is stored there, locked or not; without `sub_queue` nothing scheduled
+    too.
+    """
     counts = total(bus, path)
     if sub_queue is None:
         return counts.active + counts.scheduled == 0
@@ -163,7 +165,7 @@ def reload_all(bus: BusThread) -> None:
 
 
 def start_wide(server: EmbeddedPostgres, name: str, count: int, sku: Sku) -> BusThread:
-    """Start a bus of so many partitions, all of a tier."""
+    """Start a bus with a number of partitions, all of a tier."""
     make_database(server, name, template=TEMPLATE)
     limits = replace(LIMITS[sku], partition_count=count)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
-"""Deletion of what is not used, seen by clients of the unmodified SDK; time is moved, not waited.
+"""Deletion of idle entities, seen by clients of the unmodified SDK; time is moved, not waited.
 
-A canary made together with the entity under test is never used: when it is gone, whatever the
-broker had to decide at that moment has been decided.
+A canary created together with the entity under test is never used: when it is gone, the broker has
+made all decisions due at that moment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def temporary(bus: BusThread, **properties: object) -> str:
 
 
 def wait_for_late_decisions(bus: BusThread) -> None:
-    """Give what was decided together with the canary time to be committed."""
+    """Wait until decisions made together with the canary's are committed."""
     bus.run(asyncio.sleep(0.05))
 
 
@@ -61,7 +61,7 @@ def decide(bus: BusThread, duration_ms: int) -> None:
     bus.counts(canary)
     bus.advance(duration_ms)
     eventually(bus, lambda: not exists(bus, canary))
-    wait_for_late_decisions(bus)  # what was decided a moment later
+    wait_for_late_decisions(bus)  # decisions made a moment later
 
 
 def is_used_by(bus: BusThread, path: str, use: Callable[[], object]) -> bool:
@@ -89,7 +89,7 @@ def poll(client: ServiceBusClient, path: str, **said: object) -> list[object]:
 
 
 def not_found(bus: BusThread, client: ServiceBusClient, path: str) -> list[str]:
-    """Return what clients that send and receive there are told."""
+    """Return the errors of clients that send and receive there."""
     told = []
     with RawClient(bus.port, RULES[0].name, RULES[0].keys.primary) as raw:
         for attach in (raw.attach_sender, raw.attach_receiver):

@@ -122,7 +122,7 @@ def walk(do: Steps, prefix: str) -> None:
 
 
 def methods_of(client: type) -> set[str]:
-    """Return what the client can do, besides being made and closed."""
+    """Return the methods of the client, without its creation and close."""
     return {
         name
         for name, _ in inspect.getmembers(client, callable)
@@ -766,7 +766,7 @@ def test_definitions_change_under_traffic_without_a_loss(
                     sender.send_messages(
                         [ServiceBusMessage(str(batch * count + n)) for n in range(count)]
                     )
-        except Exception as error:  # noqa: BLE001  # the test's own thread tells it
+        except Exception as error:  # noqa: BLE001  # reported by the test's own thread
             failures.append(error)
 
     sending = threading.Thread(target=send)

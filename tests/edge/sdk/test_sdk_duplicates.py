@@ -51,7 +51,7 @@ def count(bus: BusThread, queue: str) -> int:
 
 
 def with_id(message_id: object, body: bytes = b"m") -> bytes:
-    """Encode a message whose id has an AMQP type of its own."""
+    """Encode a message with an id of an unusual AMQP type."""
     return encode_value(described(0x73, message_id)) + encode_value(Described(Ulong(0x75), body))
 
 
@@ -239,7 +239,7 @@ def test_a_scheduled_message_is_no_duplicate_of_itself_when_it_is_due(
     assert count(bus, queue) == 1
 
 
-# --- what is an id --------------------------------------------------------------------------------
+# --- message ids ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Forwarding with the unmodified SDK: chains, dead letters, and what cannot be forwarded."""
+"""Forwarding with the unmodified SDK: chains, dead letters, and failures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def forwarding(bus: BusThread, request: pytest.FixtureRequest) -> tuple[str, str
     return pair(bus, request.param)
 
 
-# --- what arrives ---------------------------------------------------------------------------------
+# --- arrival --------------------------------------------------------------------------------------
 
 
 @pytest.mark.behaviour("S203")
@@ -399,7 +399,7 @@ def test_a_disabled_queue_does_not_forward_refused_messages(
 
 
 def shrink(bus: BusThread, name: str) -> None:
-    """Leave a partitioned entity no room in any part that is loaded."""
+    """Reduce the quota of a partitioned entity so that no loaded part has room."""
     entry = bus.administration.find(name)
     assert entry is not None
 

@@ -1,4 +1,4 @@
-"""Partitioned queues and topics with the unmodified SDK: nobody can tell, but for the numbers."""
+"""Partitioned queues and topics with the unmodified SDK: only their numbers differ."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_browsing_sees_every_message_once(
 
 
 def script(client: ServiceBusClient, path: str) -> list[object]:
-    """Do what a program may do with a queue and write down all it could notice."""
+    """Use a queue as a program may and record everything it could notice."""
     seen: list[object] = []
     names = [f"m{number}" for number in range(8)]
     send(client, path, *names)
@@ -610,7 +610,7 @@ def transactional(bus: BusThread) -> Iterator[TransactionClient]:
 def attempt(
     client: TransactionClient, *messages: bytes, handle: int = 0
 ) -> tuple[list[str], str | None]:
-    """Send messages in a transaction; return the conditions of what was refused, and its end."""
+    """Send messages in a transaction; return the conditions of refusals, and its end."""
     transaction = client.declare()
     refused = []
     for each in messages:
@@ -716,7 +716,7 @@ def test_sessions_in_transactions(
 
 
 def assert_invalid_or_refused(found: tuple[list[str], str | None]) -> None:
-    """Nothing was committed, and the client was told at the send or at the discharge."""
+    """Nothing was committed, and the client got an error at the send or at the discharge."""
     assert found[1] == ROLLED_BACK
 
 

@@ -1,4 +1,4 @@
-"""Partitioned queues with the SDK: what keys messages have, and what receivers share."""
+"""Partitioned queues with the SDK: keys of messages, and sharing between receivers."""
 
 from __future__ import annotations
 

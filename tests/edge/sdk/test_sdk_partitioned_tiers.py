@@ -1,4 +1,4 @@
-"""Partitioned entities of other tiers: what a premium namespace takes, and sixteen partitions."""
+"""Partitioned entities of other tiers: limits of a premium namespace, and sixteen partitions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_messages_and_batches_of_a_partitioned_premium_namespace(wide_premium: B
 
 
 def takes(raw: RawClient, delivery_id: int) -> bool:
-    """Say whether the broker accepts a delivery; it may also end the link."""
+    """Return whether the broker accepts a delivery; it may also end the link."""
     while True:
         found = raw.read()
         if found.code == 0x15 and found.fields[1] == delivery_id:

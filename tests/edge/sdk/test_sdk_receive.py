@@ -186,7 +186,7 @@ def test_renewal_with_an_unknown_token_is_refused(
 
 
 def test_auto_renewer_keeps_a_lock(premium_bus: BusThread) -> None:
-    """On a bus whose time nobody moves: the renewer looks at the clock of this machine."""
+    """On a bus with unmoved time: the renewer uses the clock of this machine."""
     queue = premium_bus.queue(lock_duration_ms=5_000)
     lost: list[object] = []
     renewed = threading.Event()

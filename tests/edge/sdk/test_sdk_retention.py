@@ -1,6 +1,6 @@
-"""A queue that keeps what was settled, with the unmodified azure-servicebus SDK (ADR 18).
+"""A queue with a history of settled messages, with the unmodified azure-servicebus SDK (ADR 18).
 
-Clients notice nothing; the tables hold the messages until their time has passed.
+Clients see no difference; the tables hold the messages until their time has passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONG_S = 10
 
 
 def use(client: ServiceBusClient, queue: str) -> list[object]:
-    """Let messages leave in every way, and return what a client sees of it."""
+    """Let messages leave in every way; return the client's view."""
     seen: list[object] = []
     with client.get_queue_sender(queue) as sender:
         sender.send_messages([ServiceBusMessage(f"m{number}") for number in range(6)])
@@ -103,6 +103,6 @@ async def test_clients_notice_nothing_and_rows_go_in_time(
         [left] = receiver.receive_messages(1, max_wait_time=LONG_S)
         assert b"".join(left.body) == bytes(20_000)
         receiver.complete_message(left)
-    bus.change(queue)  # without a history what is kept goes at once
+    bus.change(queue)  # without a history settled messages are deleted at once
 
     await wait_until(is_empty)

@@ -1,4 +1,4 @@
-"""Sessions with the unmodified azure-servicebus SDK, and what only a raw client can show."""
+"""Sessions with the unmodified azure-servicebus SDK; a raw client where the SDK has no API."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_an_expired_message_of_a_session_is_not_delivered(
         assert bodies(take(receiver, 1)) == ["long"]
 
 
-# --- what no SDK lets a test say ------------------------------------------------------------------
+# --- without an API in the SDKs -------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def publish(client: ServiceBusClient, topic: str, *bodies: str, **said: object) 
 def take(
     client: ServiceBusClient, topic: str, name: str, count: int, **said: object
 ) -> list[ServiceBusReceivedMessage]:
-    """Receive and complete so many messages."""
+    """Receive and complete a number of messages."""
     with client.get_subscription_receiver(topic, name, **said) as receiver:
         taken: list[ServiceBusReceivedMessage] = []
         while len(taken) < count:

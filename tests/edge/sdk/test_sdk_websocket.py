@@ -35,7 +35,7 @@ LONG_S = 10
 
 
 def plain(bus: BusThread) -> dict[str, object]:
-    """Return what to say to the SDK; without `custom_endpoint_address` it forgets the port."""
+    """Return options for the SDK; without `custom_endpoint_address` it drops the port."""
     return {"conn_str": bus.connection_string(), "custom_endpoint_address": address("http", bus)}
 
 

@@ -53,7 +53,7 @@ async def served(
 
 
 class Sink(asyncio.Protocol):
-    """Collects what comes once a connection was detached."""
+    """Collects bytes after a connection was detached."""
 
     def __init__(self, early: bytes) -> None:
         self.data = early

@@ -124,7 +124,7 @@ def test_a_foreign_transaction_does_not_settle(
 
 
 def test_very_many_transactions_are_open(hostile: HostileClient) -> None:
-    """A client may forget to discharge: it is told at some point, or all of them work."""
+    """A client may forget to discharge: it gets an error at some point, or all of them work."""
     opened: list[bytes] = []
     for _ in range(2_000):
         state = hostile.request(DECLARE, None)

@@ -1,4 +1,4 @@
-"""HTTP of the data ports: who answers, what is refused and how that looks."""
+"""HTTP of the data ports: dispatch, refusals and their form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOW_S = 1_800_000_000
 
 
 class Named:
-    """Answers with its name; does what the query asks for."""
+    """Answers with its name; acts on the query."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class Named:
 
 
 class Rig:
-    """The door on a port, in the loop of the test."""
+    """The server on a port, in the loop of the test."""
 
     is_healthy = True
 
@@ -66,7 +66,7 @@ class Rig:
             return answer.status, await answer.text()
 
     async def raw(self, data: bytes) -> bytes:
-        """Send bytes and return all that comes until the broker hangs up."""
+        """Send bytes and return everything until the broker disconnects."""
         reader, writer = await asyncio.open_connection(HOST, self.port)
         writer.write(data)
         async with asyncio.timeout(10):
@@ -221,7 +221,7 @@ async def test_headers_are_limited_together(rig: Rig) -> None:
 
 
 async def begin(rig: Rig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect and ask for the health, so that the front door bounds nothing any more."""
+    """Connect and request the health, so that the multiplexer's time limits have ended."""
     reader, writer = await asyncio.open_connection(HOST, rig.port)
     writer.write(GET_HEALTH)
     async with asyncio.timeout(10):
@@ -315,7 +315,7 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"
     ],
 )
 async def test_ambiguous_requests_end_the_connection(rig: Rig, request_bytes: bytes) -> None:
-    """Nothing that was smuggled in a body is answered; nor is told what this is made of."""
+    """Nothing smuggled in a body is answered; nor are components disclosed."""
     found = await rig.raw(request_bytes + GET_HEALTH)
     assert len(re.findall(rb"HTTP/[01]\.[019] (?:400|501) ", found)) == 1
     assert b"healthy" not in found

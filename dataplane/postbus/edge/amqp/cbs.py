@@ -22,7 +22,7 @@ from postbus.message.codec import DecodeError, Int
 
 
 class TokenContext(Protocol):
-    """What the node uses of its connection."""
+    """The connection as the node sees it."""
 
     router: Router
     error_mapper: ErrorMapper

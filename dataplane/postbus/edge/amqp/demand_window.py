@@ -1,4 +1,5 @@
-"""How many deliveries a receiver link requests from its entity, and when its drain is answered.
+"""Number of deliveries that a receiver link requests from its entity, and the time of its answer to
+a drain.
 
 A pure state machine for `receiver_links`: credit, deliveries, settlements, replies and the time go
 in, `SetDemand` and `AnswerDrain` come out. The link's credit belongs to the AMQP engine, order and

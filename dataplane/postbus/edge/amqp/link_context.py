@@ -17,13 +17,13 @@ from postbus.edge.refusals import ErrorMapper
 
 
 class LinkContext(Protocol):
-    """What every endpoint uses of its connection."""
+    """The connection as every endpoint sees it."""
 
     router: Router
     error_mapper: ErrorMapper
     inflight: InflightBudget
     unanswered_count: int
-    """Commands in flight whose answers the client waits for."""
+    """Commands in flight that the client waits for."""
 
     @property
     def account(self) -> str:

@@ -125,7 +125,7 @@ DISPOSITIONS: Final = {
 
 
 class ManagementContext(RuleContext, TransactionContext, Protocol):
-    """What the node uses of its connection."""
+    """The connection as the node sees it."""
 
     limits: NamespaceLimits
     sessions: HeldSessions

@@ -67,7 +67,7 @@ CORRELATION_FIELDS: Final = {
 
 
 class RuleContext(Protocol):
-    """What these requests use of their connection."""
+    """The connection as these requests see it."""
 
     subscription_rules: SubscriptionRules
 

@@ -1,10 +1,9 @@
-"""What a client completes on links of sessions, gathered: one command for all that came at once.
+"""Completions on links of sessions, gathered into one command.
 
-A receiver of many sessions has a link for each and completes a message here, a message there. One
-command and one answer for each of them would cost more than everything else that is done for them.
-
-Import circle with `session_links`: an endpoint adds its completions here, and the answer to a group
-goes back to each of its endpoints.
+A receiver of many sessions has a link for each and completes single messages on each of them. One
+command and one answer for each message would cost more than the rest of their processing. Import
+circle with `session_links`: an endpoint adds its completions here, and the answer to a group goes
+back to each of its endpoints.
 """
 
 from __future__ import annotations
