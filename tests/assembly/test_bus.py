@@ -223,7 +223,7 @@ async def test_partitions_live_in_several_databases(
     async with run_bus(*queues, stores=stores) as bus:
         for queue in queues:
             assert await receive(bus, queue, 1) == [queue]
-    with pytest.raises(BusError, match=r"database 1 of 2.*was made as database 2 of 2"):
+    with pytest.raises(BusError, match=r"database 1 of 2.*was created as database 2 of 2"):
         async with run_bus(*queues, stores=" ".join(reversed(stores.split()))):
             pass
     for name in names:

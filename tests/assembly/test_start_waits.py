@@ -431,7 +431,7 @@ async def test_another_database_in_the_place_of_one_that_was_away_is_not_used(
             await connection.execute("update postbus.store set bus_identity = gen_random_uuid()")
             relay.is_silent = False
             await until(lambda: "cannot be used" in start.bus.readiness.troubles()[0])
-            assert "name the databases of that bus" in start.bus.readiness.troubles()[0]
+            assert "list all databases of that bus" in start.bus.readiness.troubles()[0]
             home = home_of(THERE, partition_count=16)
             assert not start.bus._hosts[home].is_loaded
             assert await connection.fetchval(f"select is_released from partition_{home}.owner")

@@ -54,7 +54,7 @@ async def test_the_same_list_opens_again(dsns: list[str]) -> None:
 @pytest.mark.parametrize("order", [(0,), (0, 1), (1, 0, 2), (1,), (2, 1, 0)])
 async def test_another_list_is_refused(dsns: list[str], order: tuple[int, ...]) -> None:
     await open_stores(*dsns)
-    with pytest.raises(StoreMisconfigured, match=r"was made as database \d of 3 of a bus"):
+    with pytest.raises(StoreMisconfigured, match=r"was created as database \d of 3 of a bus"):
         await open_stores(*(dsns[index] for index in order))
     await open_stores(*dsns)
 

@@ -1,5 +1,5 @@
-"""Durability: the group-commit journal, and the SQL behind it.
+"""Durability: the group-commit journal and its SQL.
 
-`postgres` opens the database, `claim` makes one process the writer of a partition, `load` reads
-what it remembers, `journal` commits outcomes in order, `reads` pages rows back.
+`postgres` opens the database, `claim` makes one process the writer of a partition, `load` reads its
+state, `journal` commits outcomes in order, `reads` pages rows back.
 """

@@ -1,6 +1,6 @@
-"""Who changed what by hand: one row for each change, written before it and completed after it.
+"""Audit of manual changes: one row for each, written before the change and completed after it.
 
-A row that was not completed is a change of which nobody knows whether it was made. Called by
+For a row that was not completed it is unknown whether the change was made. Called by
 `broker/audit.py` only.
 """
 
@@ -16,7 +16,7 @@ from postbus.store.postgres import Store
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """Who does what to what. `entity` "" is the namespace; `detail` is JSON."""
+    """A change and its caller. `entity` "" is the namespace; `detail` is JSON."""
 
     caller: str
     address: str
@@ -27,9 +27,9 @@ class AuditEntry:
 
 
 class AuditLine(NamedTuple):
-    """An entry as it is stored. Times are real ones in milliseconds.
+    """A stored entry. Times are real times in milliseconds.
 
-    `ended_ms` and `outcome` None: under way, or nobody knows. `calls`: how many are in one line.
+    `ended_ms` and `outcome` None: in progress, or unknown. `calls`: number of calls in the entry.
     """
 
     number: int
@@ -41,7 +41,7 @@ class AuditLine(NamedTuple):
 
 
 class AuditEnd(NamedTuple):
-    """How a change ended; `outcome` None: it changed nothing, and its row goes."""
+    """The end of a change; `outcome` None: it changed nothing, and its row is deleted."""
 
     number: int
     ended_ms: int
@@ -56,7 +56,7 @@ class AuditStore:
         self._store = store
 
     async def begin(self, begun_ms: int, entries: Sequence[AuditEntry]) -> list[int]:
-        """Write entries; return their numbers, which grow, durable."""
+        """Write entries durably; return their numbers, which rise."""
         await self._store.open()
         columns = [
             [storable(each.caller) for each in entries],
@@ -71,7 +71,7 @@ class AuditStore:
         return sorted(int(row["audit_no"]) for row in rows)
 
     async def resume(self, number: int) -> None:
-        """Say that one more call of a change is under way."""
+        """Record that one more call of a change is in progress."""
         await self._store.open()
         async with self._store.aside() as connection:
             await connection.execute(RESUME, number)
@@ -96,7 +96,7 @@ class AuditStore:
     async def page(
         self, before: int, top: int, entity: str | None = None, caller: str | None = None
     ) -> list[AuditLine]:
-        """Return lines below a number, the newest first; of an entity or a caller if said."""
+        """Return entries below a number, newest first; of an entity or a caller if given."""
         await self._store.open()
         async with self._store.aside() as connection:
             said = [None if each is None else storable(each) for each in (entity, caller)]
@@ -121,9 +121,9 @@ class AuditStore:
         ]
 
     async def forget(self, most: int, before_ms: int) -> int:
-        """Forget what is old, and all but the last `most`; return how many went.
+        """Delete old entries, and all but the last `most`; return the number of deleted ones.
 
-        A call takes a bounded number of them; the rest goes with the next one.
+        A call deletes a bounded number; the next call continues.
         """
         await self._store.open()
         async with self._store.aside() as connection:
@@ -131,7 +131,7 @@ class AuditStore:
 
 
 def storable(text: str) -> str:
-    """Return text that Postgres takes: names that are refused may hold anything."""
+    """Return text that Postgres accepts: refused names may contain anything."""
     if text.isprintable():
         return text[:MOST_CHARS]
     written = text[:MOST_CHARS].encode("utf-8", "backslashreplace").decode()
@@ -139,7 +139,7 @@ def storable(text: str) -> str:
 
 
 def storable_json(value: Any) -> Any:
-    """Return JSON whose texts Postgres takes."""
+    """Return JSON whose texts Postgres accepts."""
     match value:
         case str():
             return storable(value)
@@ -151,7 +151,7 @@ def storable_json(value: Any) -> Any:
 
 
 MOST_CHARS: Final = 2_048
-"""What is kept of a text; filters are half as long."""
+"""Maximum stored length of a text; filters are half as long."""
 
 FORGOTTEN_AT_ONCE: Final = 10_000
 BEGIN: Final = """

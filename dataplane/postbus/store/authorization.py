@@ -1,7 +1,7 @@
-"""Authorization rules made at run time: names, rights and sealed keys, beside the catalog (ADR 31).
+"""Authorization rules created at run time: names, rights and sealed keys (ADR 31).
 
-A change is one commit that raises the catalog's version, so that whoever follows it learns of it.
-Called by `broker/access/authorization_rules.py` only.
+A change is one commit that raises the catalog's version, so that followers of the catalog notice
+it. Called by `broker/access/authorization_rules.py` only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from postbus.store.catalog_change import CatalogFence, changing
 from postbus.store.postgres import Store
 
 NAMESPACE_NO: Final = 0
-"""Stands for the namespace where rules name their entity; entities count from 1."""
+"""Entity number of the namespace's rules; entities count from 1."""
 
 
 class SealedRule(NamedTuple):
-    """A rule as it is stored. `entity_no` may be `NAMESPACE_NO`; times in database milliseconds."""
+    """A stored rule. `entity_no` may be `NAMESPACE_NO`; times in database milliseconds."""
 
     entity_no: int
     name: str
@@ -38,7 +38,7 @@ class AuthorizationStore:
         self._store = store
 
     async def load(self) -> list[SealedRule]:
-        """Return all rules; those of entities that never come back go with their tombstones."""
+        """Return all rules; rules of deleted entities are deleted with their tombstones."""
         await self._store.open()
         async with self._store.aside() as connection:
             rows = await connection.fetch(LOAD)
@@ -51,10 +51,9 @@ class AuthorizationStore:
         kept: Sequence[str],
         fence: CatalogFence,
     ) -> tuple[int, list[SealedRule]]:
-        """Give an entity, or the namespace, these rules and those of `kept` names, no others.
+        """Replace the rules of an entity, or of the namespace, except those of `kept` names.
 
-        Return the catalog's version and all of them; a rule that was there keeps the time it was
-        created.
+        Return the catalog's version and all its rules; an existing rule keeps its creation time.
         """
         async with changing(self._store, fence) as change:
             connection = change.connection

@@ -1,7 +1,7 @@
-"""Whose a store is: the bus of one name, with one sealing key. The first database remembers it.
+"""The bus that a store belongs to: its name and sealing key, recorded in the first database.
 
-A start with another name would serve somebody else's queues, one with another sealing key would
-write rules that nobody else can open. Called by `assembly` before anything is written.
+A start with another name would serve another bus's queues; one with another sealing key would write
+rules that no other broker can decrypt. Called by `assembly` before anything is written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from postbus.store.postgres import Store
 async def record_belonging(
     store: Store, namespace: str, sealing_check: bytes, *, is_embedded: bool
 ) -> None:
-    """Remember whose a new store is, compare that of another.
+    """Record the owner of a new store, or compare that of an existing one.
 
-    `is_embedded`: the store lies beside the keys of its bus, so that it may get another name, and
-    another key while nothing is sealed. Raises StoreUnavailable, and StoreMisconfigured telling
-    what to do.
+    `is_embedded`: the store is next to the keys of its bus, so its name may change, and its key
+    while nothing is sealed. Raises StoreUnavailable, and StoreMisconfigured with instructions.
     """
     await store.open()
     async with store.aside() as connection, connection.transaction():
@@ -31,9 +30,10 @@ async def record_belonging(
         may_seal_anew = is_embedded and not row["has_sealed"]
         if check not in (None, sealing_check) and not may_seal_anew:
             raise StoreMisconfigured(
-                f"the bus {name or namespace} seals its keys with another sealing key: give this"
-                " broker that one (POSTBUS_SEALING_KEY_FILE, sealing.key of the other's data"
-                " directory or its backup); where it is lost, make the rules anew after: delete"
+                f"the bus {name or namespace} seals its keys with another sealing key: set"
+                " POSTBUS_SEALING_KEY_FILE of this broker to it (sealing.key in the data"
+                " directory of the other broker, or a backup of it); if it is lost, create the"
+                " rules again after running: delete"
                 " from postbus.authorization_rule; update postbus.store set sealing_check = null"
             )
         if (name, check) != (namespace, sealing_check):
@@ -49,9 +49,9 @@ async def refuse_another_bus(store: Store, namespace: str) -> None:
 def _refuse_another(name: str | None, namespace: str) -> None:
     if name not in (None, namespace):
         raise StoreMisconfigured(
-            f"it belongs to the bus {name}, and this start is one of {namespace}: start with"
-            f" the manifests of {name}, or name another database; to rename the bus, stop it"
-            " everywhere and run: update postbus.store set namespace = null"
+            f"it belongs to the bus {name}, but this bus is {namespace}: start with the"
+            f" manifests of {name}, or use another database; to rename the bus, stop all its"
+            " brokers and run: update postbus.store set namespace = null"
         )
 
 

@@ -1,6 +1,6 @@
-"""The highest epoch that a caller of the control API has shown, beside the catalog.
+"""The highest epoch of callers of the control API.
 
-Called by `broker/access/caller_fence.py` only. It never goes back but by `forget`.
+Called by `broker/access/caller_fence.py` only. Only `forget` resets it.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from postbus.store.postgres import Store
 class CallerEpochStore:
     """Reads and writes one row. Every method may raise StoreUnavailable.
 
-    `epoch` of a write is that of partition 0, whose owner alone writes; else it raises Fenced.
+    `epoch` of a write is that of partition 0; raises Fenced unless we are its owner.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def load(self) -> int:
-        """Return the highest epoch, 0 when none was shown."""
+        """Return the highest epoch, 0 if there was none."""
         await self._store.open()
         async with self._store.aside() as connection:
             return int(await connection.fetchval(LOAD) or 0)
 
     async def raise_to(self, caller_epoch: int, epoch: int) -> int:
-        """Record a caller's epoch that is higher; return the highest, durable."""
+        """Record a caller's epoch if it is higher; return the highest one, which is durable."""
         await self._store.open()
         async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:
             return int(await connection.fetchval(RAISE, caller_epoch))
 
     async def forget(self, epoch: int) -> None:
-        """Let callers begin again with any epoch."""
+        """Accept any epoch again."""
         await self._store.open()
         async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:
             await connection.execute(FORGET)

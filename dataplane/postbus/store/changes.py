@@ -1,7 +1,7 @@
 """Mutations of one batch sorted by kind, as the columns of a statement's arguments.
 
-A later mutation of the same row replaces or completes an earlier one; what belongs to an entity
-that the batch drops is left out. Called by the writer.
+A later mutation of the same row replaces or completes an earlier one; mutations of an entity that
+the batch drops are left out. Called by the writer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from postbus.store.batch import SideRows
 from postbus.store.mutation_traits import EntityChange
 
 SEEN_SPAN_MS: Final = 10
-"""Ids seen within so many milliseconds lie in one row, which counts as seen at the last of them.
-Our choice: nothing against the shortest window of 20 s, and more than a commit lasts."""
+"""Ids seen within this number of milliseconds share a row, which counts as seen at the last of
+them. Our choice: negligible compared with the shortest window of 20 s, and longer than a commit."""
 ALL_TIME_MS: Final = (1 << 63) - 1
 
 
 class Changes:
-    """What the mutations of a batch ask for."""
+    """The mutations of a batch, sorted by kind."""
 
     def __init__(self, mutations: Iterable[Mutation]) -> None:
         self.shares: list[ShareBody] = []
@@ -149,7 +149,7 @@ class Changes:
             del self._inbound[source]
 
     def note_sides(self, sides: SideRows) -> None:
-        """Remember which rows get side rows, as far as their block does not tell."""
+        """Record which rows get side rows, unless their block implies it."""
         sides.keys.update(self._patches)
         sides.keys.update(self._dues)
         for move in self._moves:
@@ -191,9 +191,9 @@ class Changes:
         }
 
     def settled_columns(self) -> dict[str, object]:
-        """Return the columns of settled rows: their keys, and which of them each line is for.
+        """Return the columns of settled rows: keys, and the range of keys for each line.
 
-        Keys count from one, both bounds are meant.
+        Keys count from one, both bounds are inclusive.
         """
         firsts: list[int] = []
         lasts: list[int] = []
@@ -212,7 +212,7 @@ class Changes:
         }
 
     def copy_columns(self) -> dict[str, object]:
-        """Return the keys of moved rows that go and of those that stay."""
+        """Return the keys of moved rows that are deleted and of those that stay."""
         return {
             "lifted_keys": [row.row_key for row in self._moves if not row.keeps_source],
             "copied_keys": [row.row_key for row in self._moves if row.keeps_source],
@@ -293,7 +293,7 @@ class Changes:
 
 
 class _SeenRow:
-    """A row of `seen` in the making."""
+    """A row of `seen` under construction."""
 
     __slots__ = ("digests", "entity_no", "first_ms", "last_ms")
 
@@ -303,7 +303,7 @@ class _SeenRow:
         self.digests = [change.digests]
 
     def admits(self, change: RecordIds) -> bool:
-        """Whether these ids were seen at about the same time."""
+        """Return whether these ids were seen at about the same time."""
         return (
             change.entity_no == self.entity_no
             and 0 <= change.seen_ms - self.first_ms <= SEEN_SPAN_MS

@@ -1,8 +1,8 @@
-"""How connections to a database are opened, lent to one user at a time, and given up.
+"""Connections to a database: opening, lending to one user at a time, dropping.
 
-Each notices that the other side is gone, on both sides: TCP asks an idle peer after 3 s and gives
-up after 6 s, a statement has a time by which the server and the driver give it up, and the server
-ends a transaction whose client falls silent in it. Called by `postgres.py`.
+Both sides detect a lost peer: TCP probes an idle peer after 3 s and gives up after 6 s, statements
+have a timeout on the server and in the driver, and the server ends a transaction whose client is
+silent. Called by `postgres.py`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from postbus.store.errors import CONNECTION_ERRORS, Connection, translated
 
 CONNECT_S: Final = 5.0
 IDLE_IN_TRANSACTION_MS: Final = 5_000
-"""A transaction whose client is paused or cut off holds locks no longer than this."""
+"""Maximum time that a transaction of a paused or disconnected client holds locks."""
 KEEPALIVE_IDLE_S: Final = 3
 KEEPALIVE_INTERVAL_S: Final = 1
 KEEPALIVE_COUNT: Final = 3
 UNACKNOWLEDGED_MS: Final = 6_000
-"""Bytes that the other machine does not acknowledge for so long end the connection. Our choice, as
-the three above: the same six seconds, whether the connection was idle or not."""
+"""Time without acknowledgement of sent bytes after which the connection ends. Our choice, as the
+three above: the same six seconds, whether the connection was idle or not."""
 SERVER_SETTINGS: Final = {
     "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS),
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
@@ -45,12 +45,12 @@ else:
 
 
 class _Connection(DriverConnection):
-    """The driver's, which has no other way to its socket."""
+    """The driver's connection, subclassed for access to its socket."""
 
     __slots__ = ()
 
     def keep_alive(self) -> None:
-        """Notice a peer that is gone without a word, also while it is waited for."""
+        """Enable detection of a silently lost peer, also during a statement."""
         found = self._transport.get_extra_info("socket")
         if found is None or found.family == socket.AF_UNIX:
             return
@@ -73,10 +73,10 @@ async def connect(
     statement_s: float | None = None,
     caches_statements: bool = False,
 ) -> Connection:
-    """Open a connection; `purpose` is what the server shows it as.
+    """Open a connection; `purpose` is its application name on the server.
 
-    The server gives a statement up after `statement_s`, the driver half a second later, when the
-    server says nothing either. Raises what the driver raises.
+    The server cancels a statement after `statement_s`, the driver half a second later if the server
+    is silent. Raises the driver's exceptions.
     """
     limits = {} if statement_s is None else {"statement_timeout": str(int(statement_s * 1_000))}
     made: _Connection = await asyncpg.connect(
@@ -92,10 +92,10 @@ async def connect(
 
 
 def _is_in_transaction(connection: Connection) -> bool:
-    """Whether the server or the driver is in one, although none of our blocks is open.
+    """Return whether the server or driver has a transaction open that none of our blocks owns.
 
-    A BEGIN that was cancelled or failed leaves one behind in the driver, and perhaps in the server:
-    each transaction after it would be a savepoint of that one, and never be committed.
+    A BEGIN that was cancelled or failed leaves one in the driver, and perhaps in the server: each
+    later transaction would be a savepoint of it, and never be committed.
     """
     assert isinstance(connection, _Connection)
     if connection.is_closed():
@@ -128,7 +128,7 @@ class SharedConnection:
                         connection.terminate()
 
     def drop(self) -> None:
-        """End the connection, also in the middle of something: its server does not answer."""
+        """End the connection, even during a statement: its server does not answer."""
         if self._connection is not None:
             self._connection.terminate()
 

@@ -1,4 +1,4 @@
-"""What the commits and reads of one partition cost, counted for metrics over all its journals."""
+"""Counters of a partition's commits and reads for metrics, over all its journals."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import bisect_left
 from typing import Final
 
 COMMIT_BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets of commit times. A usual commit takes 2 to 10 ms; after 5 s it is
-called unknown (ADR 2)."""
+"""Upper bounds of the buckets of commit times. A commit usually takes 2 to 10 ms; after 5 s its
+result is reported as unknown (ADR 2)."""
 
 
 class StoreCounters:

@@ -1,7 +1,7 @@
-"""What can go wrong with a store, and what the driver's exceptions mean.
+"""Errors of a store, and the translation of the driver's exceptions.
 
-One translation for the whole room: callers see `StoreUnavailable` (try again), its kinds, or
-`StoreMisconfigured` (a human must act); what is neither is a bug and passes as it is.
+One translation for the whole package: callers see `StoreUnavailable` (retry), its subclasses, or
+`StoreMisconfigured` (an operator must act); any other exception is a bug and passes unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from postbus.entity.commands import Refusal
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 COMMIT_MS: Final = 4_500
-"""Statement timeout of writers, below the 5 s after which a commit is called unknown (ADR 2): a
-statement the server gave up on is known to be rolled back."""
+"""Statement timeout of writers, below the 5 s after which a commit is reported as unknown (ADR 2):
+a statement that the server cancelled is known to be rolled back."""
 
 
 class StoreError(Exception):
@@ -31,28 +31,28 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached or cannot answer now; try again."""
+    """The database is unreachable or cannot answer now; retry."""
 
 
 class Fenced(StoreUnavailable):
     """Another broker owns the partition."""
 
     def __init__(self, detail: str = "", owner: UUID | None = None) -> None:
-        """`owner` is its incarnation, None when that is not known."""
+        """`owner` is its incarnation, None if unknown."""
         self.owner = owner
         super().__init__(detail)
 
 
 class StoreFull(StoreUnavailable):
-    """The database has no room left."""
+    """The database is full."""
 
 
 class StoreMisconfigured(StoreError):
-    """The database is not set up as Postbus needs it; a human must act."""
+    """The database is not configured as Postbus needs it; an operator must act."""
 
 
 class SchemaTooNew(StoreMisconfigured):
-    """The tables were made by a newer Postbus; run that version."""
+    """The tables belong to a newer Postbus; run that version."""
 
 
 UNAVAILABLE_CLASSES: Final = frozenset({"08", "40", "57", "58"})
@@ -62,8 +62,8 @@ UNAVAILABLE_STATES: Final = frozenset({"25006", "53000", "53300", "53400", "55P0
 FULL_STATES: Final = frozenset({"53100", "53200"})
 """Disk full, out of memory."""
 MISCONFIGURED_STATES: Final = frozenset({"28000", "28P01", "3D000", "42501"})
-"""Role or `pg_hba.conf`, password, no such database, a right that is missing: waiting does not mend
-them. Source: PostgreSQL manual, appendix A; docs/guides/troubleshooting.md lists them."""
+"""Role or `pg_hba.conf`, password, missing database, missing privilege: waiting does not help.
+Source: PostgreSQL manual, appendix A; docs/guides/troubleshooting.md lists them."""
 MISCONFIGURED_ERRORS: Final = (
     ssl.SSLCertVerificationError,
     asyncpg.exceptions.ClientConfigurationError,
@@ -71,19 +71,19 @@ MISCONFIGURED_ERRORS: Final = (
     asyncpg.UnsupportedServerFeatureError,
 )
 REFUSED_TLS: Final = "rejected SSL upgrade"
-"""How the driver says that a server has no TLS, by an error without a class of its own."""
+"""Text of the driver's error, which has no class of its own, for a server without TLS."""
 
 
 CONNECTION_ERRORS: Final = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection whose end is half digested
+    asyncpg.InternalClientError,  # a connection whose end was not fully processed
 )
 
 
 def as_store_error(error: Exception) -> StoreError | None:
-    """Return what a driver's exception means to callers, None when it is a bug of ours."""
+    """Return the store error for a driver's exception, None when it is a bug of ours."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, asyncpg.PostgresError):
@@ -103,9 +103,9 @@ def as_store_error(error: Exception) -> StoreError | None:
 
 
 def meaning_of(error: BaseException, connection: Connection) -> StoreError | None:
-    """Return what an exception means that came while this connection was used.
+    """Return the store error for an exception during the use of a connection.
 
-    A connection that ends between two steps of the driver makes it use what is not there any more.
+    When a connection ends between two steps of the driver, the driver uses objects that are gone.
     """
     if isinstance(error, AttributeError) and connection.is_closed():
         return StoreUnavailable("the connection was ended")
@@ -113,14 +113,14 @@ def meaning_of(error: BaseException, connection: Connection) -> StoreError | Non
 
 
 def _described(error: Exception) -> str:
-    """Return the kind and the text of an error; a limit of time that ran out has no text."""
+    """Return the class and text of an error; a timeout has no text of its own."""
     text = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
     return f"{type(error).__name__}: {text}"
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise a StoreError for what the driver raises; bugs pass as they are."""
+    """Translate the driver's exceptions to StoreError; bugs pass unchanged."""
     try:
         yield
     except Exception as error:
@@ -131,10 +131,10 @@ def translated() -> Iterator[None]:
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Return what a failed commit means to those who wait for it (ADR 2).
+    """Return the refusal for callers waiting for a failed commit (ADR 2).
 
-    An error the server reports is a rollback; one that ends the session may have come after the
-    commit. What the driver refuses to encode was never sent. Whatever else is unknown.
+    An error that the server reports is a rollback; one that ends the session may have come after
+    the commit. Arguments that the driver cannot encode were never sent. Anything else is unknown.
     """
     if isinstance(error, asyncpg.PostgresError):
         severity = getattr(error, "severity_en", None) or getattr(error, "severity", None)

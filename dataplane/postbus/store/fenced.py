@@ -1,8 +1,8 @@
-"""Transactions of a partition's owner beside its journal, fenced as its commits are (ADR 22).
+"""Transactions of a partition's owner outside its journal, fenced like its commits (ADR 22).
 
 Each holds the partition's staging lock until it ends, so that a claim ends it or waits for it, and
-begins only in the epoch it was meant for. What a former owner is in the middle of, also one that is
-paused, can neither commit after a claim nor hold one up.
+begins only in its intended epoch. Unfinished transactions of a former owner, even a paused one, can
+neither commit after a claim nor hold one up.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from postbus.store.migrate import schema_of
 from postbus.store.postgres import Store
 
 LOCK_MS: Final = 4_500
-"""How long such a transaction waits for another one, or for a claim."""
+"""How long a transaction waits for another one, or for a claim."""
 
 
 @asynccontextmanager
 async def fenced(store: Store, partition_id: int, epoch: int) -> AsyncIterator[Connection]:
     """Lend the side connection in a transaction of a partition's owner, in the partition's schema.
 
-    Raises StoreUnavailable, and its kind Fenced when the partition has another epoch.
+    Raises StoreUnavailable, and its subclass Fenced when the partition has another epoch.
     """
     async with store.aside() as connection, connection.transaction():
         await connection.execute(f"set local search_path = {schema_of(partition_id)}")

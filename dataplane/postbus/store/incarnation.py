@@ -1,7 +1,7 @@
-"""Which process a broker is, and whether a former one of its name is provably gone (ADR 12).
+"""Identity of a broker's process, and proof that a former one has ended (ADR 12).
 
-A name proves nothing: two processes may have it, and one that was cut off may still deliver. Gone
-is only what this machine itself says is gone.
+A name proves nothing: two processes may have it, and a disconnected one may still deliver. Only
+this machine itself can prove that a process has ended.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime_s() -> float:
-    """Return seconds since some moment; unlike monotonic time they pass in a suspended machine."""
+    """Return seconds since some moment, including suspend, unlike monotonic time."""
     return time.clock_gettime(BOOT_CLOCK)
 
 
 class Process(NamedTuple):
-    """A process as its machine knows it.
+    """A process as identified by its machine.
 
-    `boot_id` and `pid_namespace` are empty where the system does not tell, and nothing is provable
-    then. `started_ticks`: when it began, in the kernel's ticks since the boot, since ids of
-    processes are used again. `data_lock`: device and inode of the locked file of its data
-    directory, empty for one without.
+    `boot_id` and `pid_namespace` are empty where the system does not provide them; then nothing can
+    be proven. `started_ticks`: start time in kernel ticks since boot, since process ids are reused.
+    `data_lock`: device and inode of the lock file in its data directory, empty without one.
     """
 
     host: str
@@ -44,7 +43,7 @@ class Process(NamedTuple):
 
 
 class Broker(NamedTuple):
-    """Who claims partitions: a name, and the process that has it."""
+    """A broker: a name and its process."""
 
     name: str
     process: Process
@@ -54,7 +53,7 @@ class Broker(NamedTuple):
 
 
 def this_process(data_lock: str = "") -> Process:
-    """Return this one; `data_lock`: see `Process`."""
+    """Return the identity of this process; `data_lock`: see `Process`."""
     pid = os.getpid()
     try:
         boot_id = (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -69,10 +68,10 @@ def this_process(data_lock: str = "") -> Process:
 def is_provably_gone(
     former: Process, identity: UUID, ours: Process, living: Container[UUID]
 ) -> bool:
-    """Say whether the process of a former incarnation `identity` has certainly ended.
+    """Return whether the process of a former incarnation `identity` has certainly ended.
 
-    `living`: the incarnations of our own process. True only on the machine, and in the boot, that
-    it ran on: its process is not there any more, or we hold the lock that it held.
+    `living`: the incarnations of our own process. True only on the same machine and in the same
+    boot: the process no longer exists, or we hold the lock that it held.
     """
     if not former.boot_id or former.boot_id != ours.boot_id:
         return False
@@ -86,15 +85,15 @@ def is_provably_gone(
 
 
 def runs_here(other: Process, ours: Process) -> bool:
-    """Say whether a process runs on this machine as far as we see, so that it holds its ports."""
+    """Return whether a process appears to run on this machine, and so holds its ports."""
     is_here = (other.boot_id, other.pid_namespace) == (ours.boot_id, ours.pid_namespace)
     return is_here and bool(other.boot_id) and not _has_ended(other.pid, other.started_ticks)
 
 
 def _has_ended(pid: int, started_ticks: int) -> bool:
-    """Say whether a process that began then has certainly ended.
+    """Return whether a process with this start time has certainly ended.
 
-    /proc does not show those of other users everywhere, and shows the dead whom nobody waited for.
+    /proc may hide processes of other users, and shows zombies.
     """
     fields = _stat_of(pid)
     if fields is not None:
@@ -109,15 +108,15 @@ def _has_ended(pid: int, started_ticks: int) -> bool:
 
 
 def _started_ticks(pid: int) -> int | None:
-    """Return when a process began, None when that cannot be read."""
+    """Return the start time of a process, None if it cannot be read."""
     fields = _stat_of(pid)
     return None if fields is None else int(fields[19])
 
 
 def _stat_of(pid: int) -> list[str] | None:
-    """Return what /proc tells of a process from its state on, None when it tells nothing."""
+    """Return the fields of /proc/PID/stat from the state on, None if it cannot be read."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()  # the name before it may hold anything
+    return stat.rpartition(")")[2].split()  # the name before it may contain anything

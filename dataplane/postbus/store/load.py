@@ -1,8 +1,8 @@
-"""Reads what a partition remembers, after its claim and before its first commit.
+"""Loading of a partition, after its claim and before its first commit.
 
-Row keys come by index-only scans in large pages; no message is read. What a crash left is removed
-on the way (blocks nothing lies in), on the connection that holds the partition's lock, or found
-(bodies nobody refers to). Called by the journal.
+Row keys are read by index-only scans in large pages; no message is read. Remains of a crash are
+removed on the way (empty blocks), on the connection that holds the partition's lock, or found
+(unreferenced bodies). Called by the journal.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LOAD_MS: Final = 60_000
 """Statement timeout while loading: a page without visibility map reads 100 MB of heap."""
 SET_TIMEOUT: Final = "select set_config('statement_timeout', $1, false)"
 SAMPLE_ROWS: Final = 1_000
-"""Rows whose size stands for an entity without a checkpoint."""
+"""Number of rows sampled for the size of an entity without a checkpoint."""
 
 
 async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPartition, SideRows]:
-    """Return the partition as the tables have it, and which rows have side rows."""
+    """Return the partition as stored, and the rows that have side rows."""
     with translated():
         loaded = LoadedPartition(
             epoch=claim.epoch, catalog_version=claim.catalog_version, next_row_key=1
@@ -56,7 +56,7 @@ async def load_partition(connection: Connection, claim: Claim) -> tuple[LoadedPa
 
 
 async def _read_keys(connection: Connection, sql: str) -> array[int]:
-    """Return the keys of all live rows in order; a page is one value of 8 bytes a key."""
+    """Return the keys of all live rows in order; a page is one value with 8 bytes per key."""
     keys: array[int] = array("q")
     last_key = -1
     while True:
@@ -94,13 +94,13 @@ PATCHED: Final = """
 select row_key from patch p where not exists (select from settled s where s.row_key = p.row_key)
 """
 FORGET_STAGED: Final = "delete from staged"
-"""What was written for a commit that never came is found with the bodies nobody refers to."""
+"""Bodies of a commit that never came are found with the unreferenced bodies."""
 
 
 async def _load_blocks(
     connection: Connection, keys: array[int], loaded: LoadedPartition, existing: set[int]
 ) -> None:
-    """Sort the keys into sub-queues; forget blocks that hold nothing and bound no number."""
+    """Sort the keys into sub-queues; delete blocks that are empty and bound no number."""
     rows = await connection.fetch(BLOCKS)
     newest = {
         (row["entity_no"], row["sub_queue"]): row["first_key"]
@@ -220,7 +220,7 @@ from entity order by entity_no
 async def _estimate_size(
     connection: Connection, loaded: LoadedPartition, entity_no: int, live: int
 ) -> int:
-    """Weigh some of the rows when there is no checkpoint to scale."""
+    """Estimate the size from a sample of rows when there is no checkpoint to scale."""
     if not live:
         return 0
     sample: list[int] = []

@@ -1,7 +1,7 @@
-"""Reads what a partition remembers of sessions, seen ids, outbox, arrivals and shared bodies.
+"""Loading of sessions, seen ids, outbox, arrivals and shared bodies of a partition.
 
-Part of the load; rows of entities that are gone are removed on the way. Bodies that no row refers
-to are found and go later (`sweep.py`): they may be many, and large. Called by `load.py`.
+Part of the load; rows of deleted entities are removed on the way. Unreferenced bodies are found and
+removed later (`sweep.py`), since they may be many and large. Called by `load.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from postbus.store.batch import SideRows
 from postbus.store.errors import Connection
 
 PAGE_ROWS: Final = 2_000
-"""Rows of one page: about 10 ms during which nothing else of the process runs."""
+"""Rows per page: about 10 ms during which nothing else in the process runs."""
 SEEN_ROWS: Final = 200
 
 
 async def load_messaging(connection: Connection, loaded: LoadedPartition) -> None:
-    """Fill in what came with topics, sessions and forwarding; `keys` and `entities` are there."""
+    """Load the rows of topics, sessions and forwarding; `keys` and `entities` are loaded."""
     await connection.execute(REMOVE_STATES)
     await connection.execute(REMOVE_SEEN)
     await connection.execute(REMOVE_INBOUND)
@@ -60,7 +60,7 @@ INBOUND: Final = "select source_partition, entity_no, last_number from inbound o
 
 
 async def _load_sessions(connection: Connection, loaded: LoadedPartition) -> None:
-    """Sort the keys in ACTIVE of session entities by the session their envelope names."""
+    """Sort the keys in ACTIVE of session entities by the session in their envelope."""
     for entity in loaded.entities:
         if not getattr(entity.properties, "requires_session", False):
             continue
@@ -90,9 +90,9 @@ async def load_bodies(
     *,
     has_settled: bool,
 ) -> None:
-    """Count who refers to each shared body, find those without; note which live rows have one.
+    """Count references to shared bodies, find unreferenced ones, record live rows with a body.
 
-    `all_keys`: those of live rows; settled ones refer to bodies too.
+    `all_keys`: those of live rows; settled rows refer to bodies too.
     """
     carried = await connection.fetch(CARRIED)
     carriers = {

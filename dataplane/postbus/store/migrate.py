@@ -1,12 +1,11 @@
-"""Makes tables and brings older ones up to date.
+"""Creation and migration of tables.
 
-`schema.sql` and `partition.sql` are what a new database gets; `migrations/` holds the steps an old
-one takes, append-only, numbered through both scopes: `NNNN_{pre,post}_what.sql`, first line
-`-- scope: store` or `-- scope: partition`. All run under one lock, each scope in one transaction.
-
-A `pre` step leaves brokers of the version before working: it runs at once, and a broker that does
-not know it works beside it. A `post` step needs them gone: it waits while a broker beats that does
-not know it, and who does not know it does not touch the tables any more (ADR 29).
+`schema.sql` and `partition.sql` create a new database; `migrations/` has the steps for an existing
+one, append-only, numbered across both scopes: `NNNN_{pre,post}_what.sql`, first line `-- scope:
+store` or `-- scope: partition`. All run under one lock, each scope in one transaction. A `pre` step
+keeps brokers of the previous version working: it runs at once, and a broker that does not know it
+can run beside it. A `post` step needs them gone: it waits while a broker that does not know it has
+a heartbeat, and such a broker does not touch the tables afterwards (ADR 29).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MIGRATION_LOCK: Final = 0x506F_7374_6275_73  # "Postbus"; session locks of partitions have two keys
 LOCK_MS: Final = 10_000
-"""How long making tables waits for others that do; one that is paused is ended by the server."""
+"""How long a migration waits for another one; the server ends one that is paused."""
 STEP_NAME: Final = re.compile(r"(\d{4})_(pre|post)_(\w+)\.sql")
 
 
@@ -41,7 +40,7 @@ class Migration(NamedTuple):
 
 
 def is_post(name: str) -> bool:
-    """Say whether a step, perhaps of a newer version, needs brokers gone that do not know it."""
+    """Return whether a step, perhaps of a newer version, needs older brokers gone."""
     match = STEP_NAME.fullmatch(name)
     return match is None or match[2] == "post"
 
@@ -66,7 +65,7 @@ def steps_after(number: int, scope: str) -> list[Migration]:
 
 
 def newest(scope: str) -> int:
-    """Return the version of a scope's tables that this code works with."""
+    """Return the version of a scope's tables that this code uses."""
     return max(step.number for step in all_migrations() if step.scope == scope)
 
 
@@ -94,7 +93,7 @@ async def prepare_store(connection: Connection) -> None:
 
 
 async def _take_lock(connection: Connection) -> None:
-    """Let nobody else make tables until this transaction ends."""
+    """Lock out other migrations until this transaction ends."""
     await connection.execute(f"set local lock_timeout = {LOCK_MS}")
     await connection.execute("select pg_advisory_xact_lock($1)", MIGRATION_LOCK)
 
@@ -113,7 +112,7 @@ RECORD_STEP: Final = "insert into postbus.migration (number, name) values ($1, $
 
 
 async def prepare_partition(connection: Connection, partition_id: int) -> None:
-    """Create the tables of a partition that has none; leaves search_path as it was."""
+    """Create the tables of a partition that has none; leaves search_path unchanged."""
     schema = schema_of(partition_id)
     if await connection.fetchval(HAS_TABLE, schema, "owner"):
         return
@@ -129,7 +128,7 @@ async def prepare_partition(connection: Connection, partition_id: int) -> None:
 
 
 async def partition_holds_anything(connection: Connection, partition_id: int) -> bool:
-    """Say whether an entity lives in a partition, or left rows behind."""
+    """Return whether a partition has entities or rows that they left."""
     schema = schema_of(partition_id)
     if not await connection.fetchval(HAS_TABLE, schema, "owner"):
         return False
@@ -141,13 +140,13 @@ select exists (select from {0}.entity) or exists (select from {0}.message)
     or exists (select from {0}.session) or exists (select from {0}.seen)
     or exists (select from {0}.body) or exists (select from {0}.staged)
 """
-"""Bodies go after the rows that refer to them; what a crash left of them goes in a next life."""
+"""Bodies are removed after the rows that refer to them; remains of a crash by a later load."""
 
 
 async def migrate_partition(connection: Connection, version: int) -> None:
-    """Bring the partition in `search_path` up to date; only its owner calls this.
+    """Migrate the partition in `search_path`; only its owner calls this.
 
-    `version` is the newest `post` step it has taken; of later ones the owner's row knows which.
+    `version` is the newest `post` step it has taken; the owner's row lists later steps.
     """
     taken = set(await connection.fetchval(TAKEN))
     steps = [step for step in steps_after(version, "partition") if step.number not in taken]
@@ -179,12 +178,12 @@ set schema_version = excluded.schema_version, taken_steps = excluded.taken_steps
 
 
 async def _run(connection: Connection, steps: list[Migration]) -> list[Migration]:
-    """Take steps in order, `post` ones up to the first that a living broker does not know."""
+    """Run steps in order, `post` ones up to the first that a live broker does not know."""
     oldest = await _oldest_known(connection) if any(step.is_post for step in steps) else None
     done = []
     for step in steps:
         if step.is_post and oldest is not None and oldest < step.number:
-            logger.info("a step waits for older brokers to go", extra={"step": step.name})
+            logger.info("a step waits for older brokers to stop", extra={"step": step.name})
             continue
         await connection.execute(step.sql)
         done.append(step)
@@ -192,7 +191,7 @@ async def _run(connection: Connection, steps: list[Migration]) -> list[Migration
 
 
 async def _oldest_known(connection: Connection) -> int | None:
-    """Return the newest step that every living broker knows; None: there is none of them."""
+    """Return the newest step that every live broker knows; None if there is no live broker."""
     if not await connection.fetchval(HAS_TABLE, "postbus", "broker"):
         return None
     oldest: int | None = await connection.fetchval(OLDEST_KNOWN)

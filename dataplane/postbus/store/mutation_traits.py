@@ -1,4 +1,4 @@
-"""Each mutation's place in a commit: which statement stores it and whether commits may overlap.
+"""Traits of mutations: the statement that stores each, and whether commits may overlap.
 
 The batch and the writer read `TRAITS`; `tests/store/test_mutation_traits.py` keeps it complete. The
 aliases group mutations by the rows they write.
@@ -32,7 +32,7 @@ from postbus.entity.outcomes import (
 
 
 class Tier(IntEnum):
-    """Smallest statement that stores a mutation; a greater one stores what the lesser ones do.
+    """The smallest statement that stores a mutation; larger ones include the smaller ones.
 
     A batch with `SettleRows` uses `KEEP`, `KEEP_PUBLISH` and `RETAIN` instead of the others.
     """
@@ -50,7 +50,7 @@ class Tier(IntEnum):
 
 
 class Traits(NamedTuple):
-    """`overlaps`: it only adds rows that nothing else touches, as plain inserts do (ADR 32)."""
+    """`overlaps`: it only adds rows that nothing else touches, like plain inserts (ADR 32)."""
 
     tier: Tier
     overlaps: bool = False

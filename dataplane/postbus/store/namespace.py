@@ -1,7 +1,7 @@
-"""What the namespace itself was told to be while it ran, beside the catalog.
+"""The definition of the namespace set at run time.
 
-A change is one commit that raises the version of the catalog. Only `broker/catalog/namespace.py`
-calls it.
+A change is one commit that raises the version of the catalog. Called by
+`broker/catalog/namespace.py` only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class NamespaceStore:
         self._store = store
 
     async def load(self) -> NamespaceDefinition | None:
-        """Return what was put last; None: nothing was."""
+        """Return the stored definition, None if there is none."""
         await self._store.open()
         async with self._store.aside() as connection:
             text = await connection.fetchval(LOAD)
         return None if text is None else NamespaceDefinition.model_validate(json.loads(text))
 
     async def put(self, definition: NamespaceDefinition, fence: CatalogFence) -> int:
-        """Store a definition in place of the one before; return the catalog's version."""
+        """Replace the definition; return the catalog's version."""
         text = definition.model_dump_json(by_alias=True)
         async with changing(self._store, fence) as change:
             await change.connection.execute(PUT, text)

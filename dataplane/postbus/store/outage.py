@@ -1,6 +1,6 @@
-"""Since when a database is away, and why: told at once in the log, then once a minute.
+"""Outages of a database: begin and cause, logged at once, then once a minute.
 
-The store tells it what became of opening it and of each beat. Metrics and `/readyz` ask it.
+The store reports the result of opening it and of each heartbeat. Metrics and `/readyz` read it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from postbus.store.errors import StoreMisconfigured, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 SUMMARY_S: Final = 60.0
-"""How often a lasting outage is told. Our choice: seldom enough to be read."""
+"""Interval of log lines during an outage. Our choice: rare enough to be read."""
 
 
 class Outage:
-    """Of one store. `where`: its host and port, "" where there is none to tell."""
+    """The outage of one store. `where`: its host and port, "" if it has none."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Outage:
 
     @property
     def text(self) -> str | None:
-        """What is wrong, in one line for people; None when nothing is."""
+        """The problem in one line for people; None when there is none."""
         return None if self._error is None else self._describe(f" since {self._shown_since}")
 
     def failed(self, error: Exception) -> None:
-        """The store was needed and failed; the same error may be told twice."""
+        """Record a failure of the store; the same error may be reported twice."""
         if error is self._error:
             return
         is_new, now_s = self._error is None, self._monotonic_s()
@@ -68,7 +68,7 @@ class Outage:
         logger.log(logging.WARNING if is_known else logging.ERROR, "the store fails", extra=extra)
 
     def ended(self) -> None:
-        """The store did what it was needed for."""
+        """Record a success of the store."""
         if self._error is not None:
             extra = {"store": self._at.removeprefix(" at "), "away_s": self.lasts_s}
             self._error = None

@@ -1,9 +1,9 @@
-"""The database of a store: settings it must have, connections shared by its partitions.
+"""The database of a store: required settings, and connections shared by its partitions.
 
-One connection for reads, one for short work aside and one for VACUUM serve all partitions of a
-store, opened at first use; each partition opens its own writers (`connect_writer`) and is claimed
-on one of them, so that nothing else of the store holds a claim up. Connections are direct: a
-transaction pooler would break the fence (ADR 22). Nothing here knows what a row means.
+One connection for reads, one for short side work and one for VACUUM serve all partitions of a
+store, opened at first use. Each partition opens its own writers (`connect_writer`) and is claimed
+on one of them, so that nothing else in the store holds up a claim. Connections are direct: a
+transaction pooler would break the fence (ADR 22). Nothing here knows the meaning of a row.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ logger = logging.getLogger(__name__)
 
 MIN_SERVER_VERSION: Final = 150_000
 READ_S: Final = 10.0
-"""A read of 1000 rows takes milliseconds; whoever waits longer is better told to try again."""
+"""Timeout of reads: 1000 rows take milliseconds; after more a retry is better."""
 SIDE_S: Final = 10.0
-"""The same for work aside: what is more than that comes in pieces."""
+"""The same for side work: longer work is split into parts."""
 SETUP_S: Final = 60.0
-"""The same for making and changing the tables of the store."""
+"""The same for creating and migrating the tables of the store."""
 PLAN_SETTINGS: Final = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
-"""When VACUUM has seen a nearly empty table, a cached plan may filter all rows instead of using the
-key: 50 times slower. Source: measured with Postgres 15; tests/store/test_upkeep.py."""
+"""After VACUUM of a nearly empty table, a cached plan may filter all rows instead of using the key:
+50 times slower. Source: measured with Postgres 15; tests/store/test_upkeep.py."""
 
 
 class Store:
-    """One Postgres database, home of one or more partitions.
+    """One Postgres database with one or more partitions.
 
-    `unsafe` accepts servers that may lose what they confirmed (fsync off and the like); `broker` is
-    who claims partitions. `check` is awaited on a connection before anything of a store is used.
+    `unsafe` accepts servers that may lose confirmed commits (fsync off and the like); `broker`
+    claims partitions. `check` is awaited on a connection before the store is used.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Store:
         self.is_open = False
         self.upkeep_limits = upkeep_limits or UpkeepLimits()
         self.outage = Outage(self.where)
-        self.commits_under_way = 0  # of all partitions; their journals count
+        self.commits_under_way = 0  # of all partitions, counted by their journals
         self._synchronous_commit = "on"
         self._read = SharedConnection(self._connect_read)
         self._side = SharedConnection(self._connect_side)
@@ -113,10 +113,10 @@ class Store:
             return ""
 
     async def open(self) -> None:
-        """Check the server's settings and bring the tables up to date; cheap when done before.
+        """Check the server's settings and migrate the tables; cheap when done before.
 
-        Who comes while somebody tries has the same answer. Raises StoreUnavailable,
-        StoreMisconfigured, SchemaTooNew.
+        Concurrent callers share one attempt. Raises StoreUnavailable, StoreMisconfigured,
+        SchemaTooNew.
         """
         if self.is_open:
             return
@@ -148,7 +148,7 @@ class Store:
             await shared.close()
 
     async def holds_anything(self, partition_id: int) -> bool:
-        """Say whether a partition has tables, and rows of an entity in one of them."""
+        """Return whether a partition has tables, and rows of an entity in one of them."""
         await self.open()
         async with self._side.use() as connection:
             return await partition_holds_anything(connection, partition_id)
@@ -160,7 +160,7 @@ class Store:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
-        """Lend the read connection; its failures come out as StoreUnavailable."""
+        """Lend the read connection; its failures are raised as StoreUnavailable."""
         async with self._read.use() as connection:
             yield connection
 
@@ -187,13 +187,13 @@ class Store:
             return await connect(self._dsn, f"postbus writer {partition_id}", settings)
 
     async def close(self) -> None:
-        """End our life in the store, close what is shared; a later use opens it again."""
+        """End our life in the store and close shared connections; a later use opens them again."""
         await self.beats.stop()
         for shared in (self._read, self._side, self._vacuum):
             await shared.close()
 
     def _drop_shared(self) -> None:
-        """Let nobody wait for a database that is gone."""
+        """Drop the shared connections, so that nothing waits for a database that is gone."""
         for shared in (self._read, self._side, self._vacuum):
             shared.drop()
 
@@ -229,7 +229,7 @@ class Store:
         if risky and not self._unsafe:
             raise StoreMisconfigured(
                 f"the server runs with {', '.join(f'{name}=off' for name in risky)} and may lose "
-                "confirmed messages; switch it on, or start with --unsafe to accept that"
+                "confirmed messages; switch it on, or accept the risk with --unsafe"
             )
         if risky:
             logger.warning("the store may lose confirmed messages", extra={"off": risky})

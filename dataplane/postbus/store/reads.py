@@ -1,7 +1,7 @@
-"""Reading messages back: pages of rows on the store's read connection.
+"""Reads of messages: pages of rows on the store's read connection.
 
-Each call is one or two short statements, so that no snapshot holds VACUUM up. Rows carry what the
-side tables say. Called through the journal by the host's read connections.
+Each call is one or two short statements, so that no snapshot holds VACUUM up. Rows carry the
+columns of side tables. Called through the journal by the host's read connections.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Reader:
     async def read_named(
         self, entity_no: int, sub_queue: SubQueue, numbers: list[int]
     ) -> list[StoredRow]:
-        """Return the rows of these kept numbers, in their order; what is gone is left out."""
+        """Return the existing rows of these kept numbers, in order."""
         rows: list[StoredRow] = []
         async with self._store.reading() as connection:
             for start in range(0, len(numbers), PAGE_ROWS):
@@ -134,7 +134,7 @@ class Reader:
                 None if row["died_ms"] is None else _death(row),
             )
             for row in found
-            if row["body_id"] is None or row["body_id"] in bodies  # else it is gone by now
+            if row["body_id"] is None or row["body_id"] in bodies  # else it was deleted meanwhile
         ]
 
     async def _read_bodies(
@@ -202,7 +202,7 @@ select w.digest, s.digests
 from {schema}.seen s join unnest($5::bytea[]) as w (digest) on position(w.digest in s.digests) > 0
 where s.entity_no = $1 and s.first_ms between $2 and $3 and s.last_ms >= $4
 """
-"""`position` may find what two neighbours make together; the caller looks again."""
+"""`position` may match across two neighbours; the caller checks again."""
 
 
 def _death(row: asyncpg.Record) -> Death:
@@ -212,7 +212,7 @@ def _death(row: asyncpg.Record) -> Death:
 
 
 def _is_member(digest: bytes, digests: bytes) -> bool:
-    """Return whether a digest is one of those put together, and not across two of them."""
+    """Return whether a digest is one of the concatenated ones, not a match across two."""
     at = digests.find(digest)
     while at % DIGEST_BYTES:  # -1 % 16 is not 0 either
         if at < 0:
@@ -222,5 +222,5 @@ def _is_member(digest: bytes, digests: bytes) -> bool:
 
 
 def _qualified(sql: str, partition_id: int) -> str:
-    """Name the partition's schema; the read connection serves all of them."""
+    """Insert the partition's schema; the read connection serves all partitions."""
     return sql.replace("{schema}", schema_of(partition_id))

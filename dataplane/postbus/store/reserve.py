@@ -1,8 +1,8 @@
-"""Room on the disk that belongs to receivers: filler in each partition, not part of its schema.
+"""Disk space reserved for receivers: filler in each partition, not part of its schema.
 
-A full disk must not stop completions and redeliveries, whose side rows need a little room. While
-the reserve is in place senders may use the rest; when the disk is full it is given up, and senders
-wait until it can be filled again. Called by `broker/partition/disk_reserve.py`.
+A full disk must not stop completions and redeliveries, whose side rows need a little space. While
+the reserve exists, senders may use the rest; when the disk is full the reserve is dropped, and
+sends are refused until it can be filled again. Called by `broker/partition/disk_reserve.py`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from postbus.store.postgres import Store
 
 RESERVE_ROWS: Final = 128
 ROW_BYTES: Final = 8_000
-"""One row fills a page, so the reserve is 1 MiB: counts of some 50,000 redeliveries."""
+"""One row fills a page, so the reserve is 1 MiB: the counts of some 50,000 redeliveries."""
 
 
 PROBE_ROWS: Final = 4 * RESERVE_ROWS
-"""Room that must be there before senders may go on: more than the reserve itself gave back."""
+"""Free space needed before sends are accepted again: more than the reserve itself freed."""
 
 
 async def fill_reserve(store: Store, partition_id: int, epoch: int) -> None:
-    """Make the reserve unless it is there; raises StoreFull where it does not fit, Fenced."""
+    """Create the reserve if it is missing; raises StoreFull when it does not fit, Fenced."""
     async with fenced(store, partition_id, epoch) as connection:
         if await connection.fetchval("select to_regclass('reserve') is null"):
             await _make_filler(connection, "reserve", RESERVE_ROWS)
 
 
 async def look_for_room(store: Store, partition_id: int, epoch: int) -> None:
-    """Try whether there is room for more than the reserve; raises StoreFull where there is not."""
+    """Check for more free space than the reserve; raises StoreFull when there is not enough."""
     async with fenced(store, partition_id, epoch) as connection:
         probe = connection.transaction()
         await probe.start()
@@ -50,9 +50,9 @@ async def _make_filler(connection: Connection, table: str, rows: int) -> None:
 
 
 async def give_up_reserve(store: Store, partition_id: int, epoch: int) -> None:
-    """Give the reserve's room back to the disk.
+    """Free the reserve's disk space.
 
-    A table is dropped, not emptied: that alone writes nothing new into the catalog.
+    The table is dropped, not truncated: only that writes nothing new into the catalog.
     """
     async with fenced(store, partition_id, epoch) as connection:
         await connection.execute("drop table if exists reserve")

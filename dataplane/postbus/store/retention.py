@@ -1,8 +1,8 @@
-"""What is kept of settled messages, and when it goes (ADR 18).
+"""Retention of settled messages (ADR 18).
 
-A settled row stays in `message`; `settled` says that it is not live, why and since when. Which
-entities have such rows is known from the load on, so that nobody else pays for a look. Rows go in
-chunks beside the journal, so that no commit waits for them. Called by `upkeep.py`.
+A settled row stays in `message`; `settled` says that it is not live, why and since when. The load
+finds the entities with such rows, so that others cost nothing. Rows are deleted in chunks outside
+the journal, so that no commit waits for them. Called by `upkeep.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from postbus.store.shared import BodyCounts
 
 
 class SettledRows:
-    """The settled rows of one partition: whose there are, and how long they stay."""
+    """The settled rows of one partition: their entities and retention."""
 
     def __init__(self, store: Store, partition_id: int, epoch: int, bodies: BodyCounts) -> None:
         self._store = store
@@ -37,14 +37,14 @@ class SettledRows:
         self._entities: set[int] = set()
 
     async def load(self, loaded: LoadedPartition, connection: Connection) -> int:
-        """Find out whose rows there are; return about how many."""
+        """Find the entities with settled rows; return their approximate number."""
         for entity in loaded.entities:
             self._define(entity.entity_no, entity.properties)
         self._entities = {row["entity_no"] for row in await connection.fetch(ENTITIES)}
         return await connection.fetchval(ABOUT_ROWS) if self._entities else 0
 
     def note(self, change: Mutation) -> None:
-        """Take note of a mutation that is durable."""
+        """Record a durable mutation."""
         if type(change) is SettleRows:
             self._entities.add(change.entity_no)
         elif type(change) is PutDefinition:
@@ -60,7 +60,7 @@ class SettledRows:
             self._retentions[entity_no] = retention_ms
 
     async def reap(self, now_ms: int) -> tuple[int, bool]:
-        """Delete what was settled long enough ago, and all of entities without a history.
+        """Delete expired settled rows, and all settled rows of entities without a history.
 
         Returns the number of rows and whether some are left: it stops after `reap_s`. Raises
         StoreUnavailable, Fenced.
@@ -71,7 +71,7 @@ class SettledRows:
             is_left = is_full = True
             has_later = False
             had_history = entity_no in self._retentions
-            self._entities.discard(entity_no)  # what is settled from here on names it again
+            self._entities.discard(entity_no)  # rows settled from now on add it again
             try:
                 while is_full:
                     if time.monotonic() > until:
@@ -85,9 +85,9 @@ class SettledRows:
         return reaped, False
 
     async def _reap_chunk(self, entity_no: int, now_ms: int) -> tuple[int, bool, bool]:
-        """Delete some rows; return how many, whether more may be due, and whether any stay.
+        """Delete a chunk; return its size, whether more may be due, and whether any rows stay.
 
-        Those settled after `now_ms` stay: a history may begin meanwhile.
+        Rows settled after `now_ms` stay, since a history may begin meanwhile.
         """
         async with fenced(self._store, self._partition_id, self._epoch) as connection:
             await connection.execute(BY_INDEX)
@@ -118,7 +118,7 @@ ABOUT_ROWS: Final = """
 select greatest(reltuples, 0)::bigint from pg_class where oid = 'settled'::regclass
 """
 BY_INDEX: Final = "set local enable_seqscan = off; set local enable_bitmapscan = off"
-"""Else the planner, which knows little of these tables, sorts all old rows for each chunk."""
+"""Else the planner, without good statistics of these tables, sorts all old rows per chunk."""
 REAP: Final = """
 with old as materialized (
     select row_key from settled

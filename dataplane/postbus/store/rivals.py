@@ -1,8 +1,8 @@
-"""Other processes of a broker's name in a store: which live, and asking them to end (ADR 12).
+"""Other processes with a broker's name in a store: detection, and requests to end (ADR 12).
 
-A row alone is no life, since a process that is killed leaves its own: alive is whose beat moves.
-Nothing is claimed here and nobody loses anything by force: who does not hear a request goes on,
-or falls silent, and the claims decide as ever. Called before a bus is assembled.
+A row alone is no proof, since a killed process leaves its row: a process is alive if its heartbeat
+changes. Nothing is claimed or taken by force here: a process that does not see the request
+continues, or becomes silent, and claims decide as usual. Called before a bus is assembled.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from postbus.store.incarnation import Broker, boottime_s, is_provably_gone, runs
 from postbus.store.postgres import Store
 
 LOOK_S: Final = 0.2
-"""How often we look. Our choice: a fifth of the time between two beats."""
+"""Interval of looks. Our choice: a fifth of the time between two heartbeats."""
 
 
 class Rivals:
-    """Those of one name in one store, as `ours` sees them, who has not entered it yet."""
+    """Processes with one name in one store, as seen by `ours`, which has no row there yet."""
 
     def __init__(self, store: Store, ours: Broker, clock: Callable[[], float] = boottime_s) -> None:
         self._store = store
         self._ours = ours
         self._clock = clock
         self._seen: dict[UUID, tuple[Incarnation, float]] = {}
-        """Whom we saw, and since when it has the beat it has."""
+        """Observed incarnations, and since when their heartbeat has not changed."""
         self._moved: set[UUID] = set()
 
     async def living(self) -> list[Incarnation]:
-        """Return those whose beat moves; who is silent for 3 s is none. Raises StoreError."""
+        """Return those whose heartbeat changes, not those silent for 3 s. Raises StoreError."""
         while True:
             rivals = await self._look()
             moved = [rival for rival in rivals if rival.identity in self._moved]
@@ -41,7 +41,7 @@ class Rivals:
             await asyncio.sleep(LOOK_S)
 
     async def ask_to_end(self) -> list[Incarnation]:
-        """Ask all to end whose process has not provably ended; return them. Raises StoreError."""
+        """Ask all processes to end that have not provably ended; return them. Raises StoreError."""
         rivals = await self._look()
         async with self._store.aside() as connection:
             asked = [rival.identity for rival in rivals]
@@ -49,10 +49,10 @@ class Rivals:
         return rivals
 
     async def outwait(self, asked: list[Incarnation], limit_s: float) -> list[Incarnation]:
-        """Wait for the end of those who were asked; return who goes on after `limit_s`.
+        """Wait for the asked processes to end; return those still running after `limit_s`.
 
-        One that is silent for 3 s is not waited for. One of this machine has ended when its process
-        has, which holds a data directory and ports until then. Raises StoreError.
+        A process that is silent for 3 s is not waited for. On this machine one has ended when its
+        process has, which holds a data directory and ports until then. Raises StoreError.
         """
         started = self._clock()
         while True:
@@ -67,7 +67,7 @@ class Rivals:
         return not is_there and runs_here(rival.process, self._ours.process)
 
     async def _look(self) -> list[Incarnation]:
-        """Return those that may live."""
+        """Return those that may be alive."""
         async with self._store.aside() as connection:
             rows = await connection.fetch(READ, self._ours.name)
         now, before = self._clock(), self._seen

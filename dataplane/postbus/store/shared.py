@@ -1,10 +1,10 @@
-"""How many rows refer to each shared body, and which bodies none refers to any more (ADR 7).
+"""Reference counts of shared bodies, and unreferenced bodies (ADR 7).
 
-Counts lie in arrays beside the blocks of row keys, four bytes a key, because a body's id is the key
-of its first row; those of an earlier life in two sorted arrays, twelve bytes a body. A reference is
-given back when the delete is durable, so that commits in flight never lose a body: what is counted
-down to none is removed later, by a commit if it is small, else beside the commits (`sweep.py`).
-Pure memory; called by the writer and the load.
+Counts are in arrays parallel to the blocks of row keys, four bytes per key, because a body's id is
+the key of its first row; those of an earlier life are in two sorted arrays, twelve bytes per body.
+A reference is released when the delete is durable, so that commits in flight never lose a body. A
+body without references is removed later, by a commit if it is small, else outside the commits
+(`sweep.py`). Pure memory; called by the writer and the load.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterable
 from typing import Final
 
 REMOVED_AT_ONCE: Final = 1_000
-"""Small bodies that one commit removes at most; more than it can make dead itself."""
+"""Maximum number of small bodies that a commit removes; more than it can release itself."""
 LARGE: Final = 1 << 31
-"""Beside the count of a body: it is larger than a commit may remove."""
+"""Flag in the count of a body that is too large for a commit to remove."""
 COUNT: Final = LARGE - 1
 
 
 class BodyCounts:
     """References to shared bodies.
 
-    `dead`: ids of small bodies nobody refers to; `large_dead`: those of large ones, of those whose
-    size is not known, and of bodies that were never shared.
+    `dead`: ids of small unreferenced bodies; `large_dead`: those of large ones, of ones of unknown
+    size, and of bodies that were never shared.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class BodyCounts:
         self._live: dict[int, int] = {}
 
     def load(self, body_id: int, count: int) -> None:
-        """Take over a body of an earlier life; ids come in order, those in use at least."""
+        """Add a body of an earlier life; ids come in order, at least those in use."""
         if not count:
             self.large_dead.append(body_id)
             return
@@ -49,7 +49,7 @@ class BodyCounts:
     def add(
         self, body_id: int, count: int, first_key: int, size: int, *, is_large: bool = False
     ) -> None:
-        """Take note of a new body whose id lies in the block [first_key, first_key + size)."""
+        """Add a new body with an id in the block [first_key, first_key + size)."""
         counts = self._blocks.get(first_key)
         if counts is None:
             counts = self._blocks[first_key] = array("I", bytes(4 * size))
@@ -59,7 +59,7 @@ class BodyCounts:
         self._live[first_key] += 1
 
     def release(self, packed: bytes) -> None:
-        """Give back one reference for each id; they are packed in eight bytes, big-endian."""
+        """Release one reference for each id; ids are packed in eight bytes, big-endian."""
         first_keys, blocks = self._first_keys, self._blocks
         for body_id in _unpacked(packed):
             index = bisect_left(first_keys, body_id + 1) - 1
@@ -79,7 +79,7 @@ class BodyCounts:
             self._release_old(body_id)
 
     def retain(self, packed: bytes) -> None:
-        """Count one more reference for each id; a body that one row had alone has two then."""
+        """Add one reference for each id; a body with a single row then has two."""
         first_keys, blocks = self._first_keys, self._blocks
         for body_id in _unpacked(packed):
             index = bisect_left(first_keys, body_id + 1) - 1
@@ -101,11 +101,11 @@ class BodyCounts:
             counts.insert(index, 2)
 
     def orphan(self, packed: bytes) -> None:
-        """Take note of bodies whose only row is gone, packed as for `release`."""
+        """Add bodies whose only row was deleted, packed as for `release`."""
         self.large_dead.extend(_unpacked(packed))
 
     def take_dead(self) -> list[int]:
-        """Return small bodies to be removed by the commit that is being made."""
+        """Return small bodies for the current commit to remove."""
         dead = self.dead
         if len(dead) <= REMOVED_AT_ONCE:
             self.dead = []

@@ -1,6 +1,6 @@
-"""Writes large bodies ahead of the commit that refers to them, on the side connection (ADR 17).
+"""Staging of large bodies before the commit that refers to them, on the side connection (ADR 17).
 
-What a crash leaves is found at the next load, as any body nobody refers to. Called by the journal.
+The next load finds the remains of a crash, like any unreferenced body. Called by the journal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def stage_bodies(
 
 
 def bodies_to_stage(outcome: Outcome) -> list[tuple[int, bytes]]:
-    """Return body id and body of what an outcome inserts; what its copies share comes once."""
+    """Return ids and bodies that an outcome inserts; a body shared by copies occurs once."""
     copies = {
         key
         for change in outcome.mutations

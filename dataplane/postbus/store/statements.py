@@ -1,4 +1,4 @@
-"""The SQL of commits: one data-modifying statement each, the smallest that does it.
+"""The SQL of commits: one data-modifying statement each, the smallest that suffices.
 
 `INSERT` to `MIXED` carry the hot path of queues, `CHANGES` adds blocks and acquisitions, `PUBLISH`
 bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all that
@@ -64,7 +64,7 @@ with gone as (
 )
 select string_agg(int8send(body_id), ''::bytea) as released from gone where body_id is not null
 """
-"""Arguments: row keys, small shared bodies nobody refers to any more. Like all below it returns the
+"""Arguments: row keys, small unreferenced shared bodies. Like all statements below it returns the
 ids of shared bodies of deleted rows, eight bytes each, big-endian; or null."""
 
 SWEEP: Final = """
@@ -231,7 +231,7 @@ moved as (
     order by move.new_row_key
 )
 """
-"""Of `taken`: what became of the rows that are moved."""
+"""Uses `taken`, the rows that are moved."""
 MOVING: Final = """
 taken as (
     delete from message where row_key = any ({move_keys}::bigint[])
@@ -306,8 +306,8 @@ RELEASED: Final = """
     select string_agg(int8send(body_id), ''::bytea) from left_behind where not is_shared
 ) as orphaned
 """
-"""The second column has the bodies of deleted rows that shared theirs with none. No commit waits
-for their removal: how large they are is not known (`sweep.py`)."""
+"""The second column has the unshared bodies of deleted rows. No commit waits for their removal,
+since their size is unknown (`sweep.py`)."""
 SHARED_GONE: Final = f"select {RELEASED}"
 
 OTHER_PARTS: Final = (
@@ -394,8 +394,8 @@ stating as (
     delete from inbound where entity_no = any ({drops}::int[])
 )
 """
-"""Of ids a commit forgets some, up to 6 KB a row; the rest, and the session states of a dropped
-entity, go beside the commits (`upkeep.py`)."""
+"""A commit deletes a limited number of rows of ids, up to 6 KB each; the rest, and the session
+states of a dropped entity, are deleted outside the commits (`upkeep.py`)."""
 FULL: Final = _named(*GENERAL_PARTS, DEFINED, REMEMBERING, INSERTED, SHARED_GONE)
 
 COPYING: Final = """
@@ -423,8 +423,8 @@ lifted as (
     select body_id, ''::bytea from copied where body_id is not null and not is_shared
 )
 """
-"""A copy refers to the body of its row. What was the row's own is shared from then on, by two rows
-that `embodied` names."""
+"""A copy refers to the body of its row. The row's own body is shared from then on, by two rows in
+`embodied`."""
 SHARED_GONE_AND_COPIED: Final = f"""
 select {RELEASED}, (
     select string_agg(int8send(body_id), ''::bytea) from copied where body_id is not null

@@ -1,8 +1,8 @@
-"""The databases of a bus: which partition lives where, and that the list is what it always was.
+"""The databases of a bus: location of partitions, and a check that the list is unchanged.
 
-Partition `n` lives in database `n % count` of the list; the first one has the catalog too. Each
-database remembers its place, since under another list partitions would be looked for where they
-are not. One that is away at the start shows its place when it is back, before it is used.
+Partition `n` is in database `n % count` of the list; the first one also has the catalog. Each
+database records its position, since with another list partitions would be looked for in the wrong
+database. A database that is unavailable at the start is checked before its first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from postbus.store.postgres import Store
 
 
 class Stores:
-    """All databases of one bus, in the order they were named."""
+    """All databases of one bus, in configured order."""
 
     def __init__(
         self, dsns: Sequence[str], *, unsafe: bool = False, broker: Broker | None = None
@@ -40,15 +40,15 @@ class Stores:
         return self.all[partition_id % len(self.all)]
 
     def when_asked_to_end(self, on_asked: Callable[[str], None]) -> None:
-        """Tell `on_asked` by whom, once for each database, when we are asked to end."""
+        """Call `on_asked` with the caller, once for each database, when we are asked to end."""
         for store in self.all:
             store.beats.on_asked = on_asked
 
     async def open(self) -> None:
-        """Check and migrate every database that answers, and their places in the list.
+        """Check and migrate every database that answers, and check their positions in the list.
 
-        Raises StoreUnavailable when the first is away, without which nothing is known; of any of
-        them StoreMisconfigured, SchemaTooNew. A note says which database.
+        Raises StoreUnavailable when the first is unavailable, without which nothing works; for any
+        of them StoreMisconfigured, SchemaTooNew. A note on the exception names the database.
         """
         await self._open(0)
         results = await asyncio.gather(
@@ -70,13 +70,13 @@ class Stores:
             raise
 
     async def _check(self, ordinal: int, connection: Connection) -> None:
-        """Compare a database with the others and with the place it remembers."""
+        """Compare a database with the others and with its recorded position."""
         identity = await connection.fetchval("select identity from postbus.store")
         assert isinstance(identity, UUID)
         for other, known in self._identities.items():
             if known == identity and other != ordinal:
                 raise StoreMisconfigured(
-                    f"it is the same as database {other + 1}; name each database once"
+                    f"it is the same as database {other + 1}; list each database once"
                 )
         self._identities[ordinal] = identity
         await _record_place(connection, self._identities[0], ordinal, len(self.all))
@@ -86,7 +86,7 @@ class Stores:
 
 
 async def _record_place(connection: Connection, bus: UUID, ordinal: int, count: int) -> None:
-    """Remember the place of a new database, compare that of another."""
+    """Record the position of a new database, or compare that of an existing one."""
     async with connection.transaction():
         row = await connection.fetchrow(READ_PLACE)
         assert row is not None
@@ -94,9 +94,9 @@ async def _record_place(connection: Connection, bus: UUID, ordinal: int, count: 
             await connection.execute(WRITE_PLACE, bus, ordinal, count)
         elif tuple(row) != (bus, ordinal, count):
             raise StoreMisconfigured(
-                f"it was made as database {row['ordinal'] + 1} of {row['database_count']} of "
-                f"a bus, and is named as {ordinal + 1} of {count}; name the databases of that bus, "
-                "all of them in their first order, or move the messages to a new bus"
+                f"it was created as database {row['ordinal'] + 1} of {row['database_count']} of "
+                f"a bus, but is listed as {ordinal + 1} of {count}; list all databases of that "
+                "bus in their original order, or move the messages to a new bus"
             )
 
 

@@ -1,8 +1,8 @@
-"""Removes bodies nobody refers to, beside the commits and some bytes at a time (ADR 20).
+"""Removal of unreferenced bodies, outside the commits and a limited number of bytes at a time.
 
-How long a delete takes goes by the bytes: a body of 1 MiB lies in five hundred pieces, each of
-which is marked, and after a checkpoint each of its pages goes into the log as a whole. Commits must
-not wait for that. Called by `upkeep.py` and the journal.
+The duration of a delete depends on the bytes (ADR 20): a body of 1 MiB has five hundred pieces,
+each of which is marked, and after a checkpoint each of its pages is written to the log as a whole.
+Commits must not wait for that. Called by `upkeep.py` and the journal.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from postbus.store.postgres import Store
 from postbus.store.shared import BodyCounts
 
 SWEEP_BYTES: Final = 8 << 20
-"""Bytes of bodies that one transaction removes; one chunk may be more. Source: measured,
-docs/benchmarks.md: 20 to 80 ms, which those who share the connection have to wait."""
+"""Maximum bytes of bodies that a transaction removes; one chunk may be more. Source: measured,
+docs/benchmarks.md: 20 to 80 ms, which other users of the connection have to wait."""
 SWEEP_BODIES: Final = 1_000
-"""Most bodies that it looks at."""
+"""Maximum number of bodies that it examines."""
 SWEEP_AT: Final = 64
-"""So many bodies are removed at once, fewer when upkeep comes by. Our choice: a transaction costs a
-millisecond, so that each body pays little of it."""
+"""Number of bodies from which removal starts; regular upkeep removes fewer. Our choice: a
+transaction costs a millisecond, which is little for each body."""
 
 
 async def sweep_some(store: Store, partition_id: int, epoch: int, bodies: BodyCounts) -> int:
-    """Remove some of the bodies in `large_dead`; return how many. Raises StoreUnavailable, Fenced.
+    """Remove bodies in `large_dead`; return their number. Raises StoreUnavailable, Fenced.
 
-    They leave the list when that is durable; else the next load finds them again.
+    They leave the list when the removal is durable; otherwise the next load finds them again.
     """
     body_ids = bodies.large_dead[:SWEEP_BODIES]
     async with fenced(store, partition_id, epoch) as connection:
@@ -56,5 +56,5 @@ with piece as materialized (
 )
 select array_agg(distinct body_id) from placed where bytes_before >= $2
 """
-"""The first chunk of a body goes last: by it a load finds what is left of one. Returns the bodies
-of which something is left."""
+"""The first chunk of a body is removed last, since a load finds the rest of a body by it. Returns
+the bodies that are not removed completely."""

@@ -1,7 +1,7 @@
-"""What is known of entities that are gone: which, how, when, and until when they can come back.
+"""Tombstones of deleted entities: reason, time, and until when they can be restored.
 
-A tombstone is the row of the entity in the catalog. It is forgotten after a time, so that names
-that come and go do not pile up; how far back the list is complete is remembered. Called by
+A tombstone is the row of the entity in the catalog. It is removed after a time, so that short-lived
+names do not accumulate; the store records how far back the list is complete. Called by
 `broker/administration.py` and `broker/catalog/change_feed.py`.
 """
 
@@ -17,9 +17,9 @@ from postbus.store.postgres import Store
 
 
 class Tombstone(NamedTuple):
-    """A deleted entity. `version`: the catalog's when it was deleted, or could not come back.
+    """A deleted entity. `version`: the catalog's when it was deleted or ceased to be restorable.
 
-    `deleted_ms` is database time, `restorable_until_ms` entity time; None: its messages are gone.
+    `deleted_ms` is database time, `restorable_until_ms` entity time; None: no messages are kept.
     """
 
     entity_no: int
@@ -38,9 +38,9 @@ class TombstoneStore:
         self._store = store
 
     async def after(self, version: int, top: int) -> tuple[int, list[Tombstone]]:
-        """Return the version up to which some are forgotten, and those after a version in order.
+        """Return the version up to which some were removed, and the tombstones after a version.
 
-        They are `top`, or a few more: what one change deleted is not torn apart.
+        They are in order, `top` or a few more: the deletions of one change are not split.
         """
         await self._store.open()
         async with self._store.aside() as connection:
@@ -60,10 +60,10 @@ class TombstoneStore:
         ]
 
     async def forget(self, before_ms: int, epoch: int) -> int:
-        """Forget those of entities that were deleted before a time and cannot come back.
+        """Remove tombstones from before a time of entities that cannot be restored.
 
-        Their authorization rules go with them. Return how many went; the rest goes with the next
-        call. `epoch` is that of partition 0; raises Fenced when it has another one.
+        Their authorization rules are removed too. Return the number; the next call continues.
+        `epoch` is that of partition 0; raises Fenced when it has another one.
         """
         await self._store.open()
         async with fenced(self._store, CATALOG_PARTITION, epoch) as connection:

@@ -1,7 +1,7 @@
-"""Keeps the tables of a partition small: VACUUM (ADR 30), folding of acquisitions (ADR 19).
+"""Upkeep of a partition's tables: VACUUM (ADR 30), folding of acquisitions (ADR 19).
 
 Autovacuum is off for wide rows, because it comes too late; the broker knows exactly how much was
-deleted. VACUUM runs on a connection of its own and harms nobody, even run by a former owner;
+deleted. VACUUM runs on a separate connection and is harmless, even when run by a former owner;
 folding changes what a load reads, so it is a commit of the journal.
 """
 
@@ -30,7 +30,7 @@ P = TypeVar("P")
 
 
 class Upkeep:
-    """Counts what was written to one partition and acts when it is time."""
+    """Counts writes to one partition and runs upkeep when it is due."""
 
     def __init__(self, store: Store, partition_id: int, epoch: int, sides: SideRows) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class Upkeep:
         self._forgotten: dict[int, int] = {}
 
     async def note_load(self, loaded: LoadedPartition, connection: Connection) -> None:
-        """Take the counts of a fresh load; what was written before it is not known."""
+        """Set the counts of a fresh load; earlier writes are unknown."""
         self._rows = sum(map(len, loaded.keys.values()))
         self._rows += await self._settled.load(loaded, connection)
         self._acquired_rows = await connection.fetchval("select count(*) from acquired")
@@ -81,7 +81,7 @@ class Upkeep:
 
     @property
     def is_fold_due(self) -> bool:
-        """Whether enough acquisitions piled up to fold some into `patch`."""
+        """Return whether there are enough acquisitions to fold some into `patch`."""
         return self._acquired_rows > self._limits.fold_rows
 
     @property
@@ -90,7 +90,7 @@ class Upkeep:
         return self._inserts >= threshold or self._deletes >= threshold or self._is_freeze_due
 
     async def vacuum_if_due(self) -> None:
-        """Run VACUUM where it is due; raises StoreUnavailable."""
+        """Run VACUUM on the tables where it is due; raises StoreUnavailable."""
         if self._is_vacuuming:
             return
         self._is_vacuuming = True
@@ -114,11 +114,11 @@ class Upkeep:
             self._is_vacuuming = False
 
     async def reap(self, now_ms: int) -> bool:
-        """Delete settled rows that are too old, what a drop left of an entity, and dead bodies.
+        """Delete expired settled rows, remains of dropped entities, and unreferenced bodies.
 
-        The commits of drops and forgotten ids remove only so many rows. Numbers of entities are
-        never used again, so that this harms nobody. `now_ms` is the time of the entities. Returns
-        whether settled rows are left that are too old. Raises StoreUnavailable, Fenced.
+        Commits that drop entities or ids delete only a limited number of rows. Entity numbers are
+        never reused, so this is safe. `now_ms` is entity time. Returns whether expired settled rows
+        are left. Raises StoreUnavailable, Fenced.
         """
         reaped, is_left = await self._settled.reap(now_ms)
         self._deletes += reaped
@@ -138,7 +138,7 @@ class Upkeep:
         return is_left
 
     async def _delete_all(self, sql: str, *arguments: int) -> None:
-        """Delete some rows, again and again until there is none."""
+        """Delete rows in chunks until there are none."""
         tag = ""
         while tag != "DELETE 0":
             async with fenced(self._store, self._partition_id, self._epoch) as connection:
@@ -146,12 +146,12 @@ class Upkeep:
 
     @property
     def is_sweep_due(self) -> bool:
-        """Whether enough bodies died to be removed at once; after a failure upkeep tries again."""
+        """Return whether removal of bodies should start; after a failure regular upkeep retries."""
         is_free = not (self._is_sweeping or self._has_swept_in_vain)
         return is_free and len(self._sides.bodies.large_dead) >= SWEEP_AT
 
     async def sweep(self, least: int = SWEEP_AT) -> None:
-        """Remove the bodies that no commit may remove while there are so many.
+        """Remove bodies that no commit may remove, while there are at least `least`.
 
         Raises StoreUnavailable, Fenced.
         """
@@ -170,7 +170,7 @@ class Upkeep:
             self._is_sweeping = False
 
     async def look_at_age(self) -> None:
-        """Look now and then how near transaction ids are to wrapping around."""
+        """Check from time to time how close transaction ids are to wraparound."""
         now = time.monotonic()
         if now - self._aged_at < self._limits.age_check_s:
             return
@@ -180,7 +180,7 @@ class Upkeep:
         self._is_freeze_due = age > self._limits.freeze_age
 
     async def tidy(self, connection: Connection) -> None:
-        """Fold acquisitions when that is due, remove small bodies nobody refers to."""
+        """Fold acquisitions when due, and remove small unreferenced bodies."""
         dead = self._sides.bodies.take_dead()
         if dead:
             await connection.execute(SWEEP, dead)
@@ -264,5 +264,5 @@ left join (
     where not exists (select from settled s where s.row_key = f.row_key)
 ) as f on true
 """
-"""Returns the rows that have counts in `patch` now and are live, in each line how many records
-went; at least one line."""
+"""Returns the live rows that now have counts in `patch`, each with the number of folded records; at
+least one line."""

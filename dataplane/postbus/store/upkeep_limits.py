@@ -1,4 +1,4 @@
-"""How much piles up in a partition before upkeep acts, and how much it does at once."""
+"""Thresholds of a partition's upkeep, and limits of its steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class UpkeepLimits:
 
     fold_rows: int = 1_000
     fold_keys: int = 20_000
-    """Records of acquisitions that may pile up and how many one commit folds, until they name so
-    many rows: a record has as many as were delivered within 50 ms."""
+    """Records of acquisitions before folding, the number that a commit folds, and the limit of
+    their rows: a record has the rows delivered within 50 ms."""
 
     reap_ids: int = 5_000
     """Rows of ids, up to 6 KB each, that one statement deletes: 32 MB of log."""
 
     reap_states: int = 1_000
     reap_state_bytes: int = 8 << 20
-    """Most session states that one statement deletes, and their bytes; one may be more."""
+    """Maximum number of session states that a statement deletes, and bytes; one may be larger."""
 
     reap_rows: int = 1_000
     """Settled rows that one statement deletes."""
@@ -36,7 +36,7 @@ class UpkeepLimits:
     """Time limit of one run of reaping, after which other upkeep runs: half of the usual pause."""
 
     age_check_s: float = 600.0
-    """Time between two looks at the age of transaction ids."""
+    """Time between two checks of the age of transaction ids."""
 
     freeze_age: int = 100_000_000
-    """Half of autovacuum_freeze_max_age: we come first, at a calm pace."""
+    """Half of autovacuum_freeze_max_age, so that we freeze first, without haste."""

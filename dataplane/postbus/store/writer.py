@@ -1,6 +1,6 @@
-"""One writer connection: prepared statements, and the making of their arguments from a batch.
+"""A writer connection: prepared statements, and their arguments from a batch.
 
-Each commit is one statement of `statements.py`, the smallest that does it. Called by the journal.
+Each commit is one statement of `statements.py`, the smallest that suffices. Called by the journal.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ class Writer:
         await self.connection.execute("select 1")
 
     async def _prepare(self, sql: str) -> Statement:
-        """Prepare a statement for good: without a name the driver sends its text each time."""
+        """Prepare a named statement: without a name the driver sends its text each time."""
         name = f"postbus_{len(self._statements)}"
         statement = self._statements[sql] = await self.connection.prepare(sql, name=name)
         return statement
 
     async def commit(self, batch: Batch[P]) -> None:
-        """Make a batch durable; raises what the driver raises."""
+        """Make a batch durable; raises the driver's exceptions."""
         if not (batch.inserts or batch.deletes or batch.mutations):
             return
         sql, arguments = self._translate(batch)
         statement = self._statements.get(sql)
         if statement is None:
             statement = await self._prepare(sql)
-        batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing leaves
+        batch.is_sent = not self.connection.is_closed()  # else the driver refuses, nothing is sent
         answer = await statement.fetch(*arguments)
         if answer:
             self._count_bodies(answer[0])
@@ -87,7 +87,7 @@ class Writer:
                     self._sides.forget(change.row_keys)
 
     def _count_bodies(self, answer: asyncpg.Record) -> None:
-        """Take note of what the commit says of bodies of rows that it copied and deleted."""
+        """Update the counts of bodies of copied and deleted rows from a commit's result."""
         bodies = self._sides.bodies
         if (retained := answer.get("retained")) is not None:
             bodies.retain(retained)
@@ -97,7 +97,7 @@ class Writer:
             bodies.orphan(orphaned)
 
     def _translate(self, batch: Batch[P]) -> tuple[str, tuple[object, ...]]:
-        """Choose the smallest statement that does it, and its arguments."""
+        """Return the smallest sufficient statement and its arguments."""
         inserts, deletes, mutations = batch.inserts, batch.deletes, batch.mutations
         sides = self._sides
         for change in mutations:
@@ -119,7 +119,7 @@ class Writer:
         return MIXED, (*columns, deletes)
 
     def _translate_changes(self, batch: Batch[P], kind: int) -> tuple[str, tuple[object, ...]]:
-        """Do the same for a batch that is more than plain rows."""
+        """Return the statement and arguments for a batch with more than plain rows."""
         inserts, deletes, sides = batch.inserts, batch.deletes, self._sides
         kinds = set(map(type, batch.mutations))
         tier = max((TRAITS[each].tier for each in kinds), default=Tier.LIGHT)
@@ -153,7 +153,7 @@ class Writer:
     def _translate_settled(
         self, batch: Batch[P], changes: Changes, kind: int, tier: Tier
     ) -> tuple[str, tuple[object, ...]]:
-        """Do the same where rows are settled that stay; `tier`: that of all mutations."""
+        """Return statement and arguments for settled rows that stay; `tier`: of all mutations."""
         sides = self._sides
         arguments = changes.light_columns() | changes.settled_columns()
         arguments["deletes"] = batch.deletes
@@ -179,7 +179,7 @@ def _filled(statement: Named, arguments: dict[str, object]) -> tuple[str, tuple[
 
 
 def _refuse_own_rows(row_keys: list[int], deletes: list[int]) -> None:
-    """Fail rather than leave a row behind: a statement cannot delete what it inserts itself."""
+    """Check that a batch does not delete its own rows, which one statement cannot do."""
     if max(deletes) >= min(row_keys):
         assert set(row_keys).isdisjoint(deletes), "touches_uncommitted is not set"
 
@@ -199,7 +199,7 @@ def _insert_columns(
 
 
 class _Bodies:
-    """The inserts of a batch whose bodies do not all lie in their rows; `sides` hears of them."""
+    """Inserts of a batch whose bodies are not all in their rows; `sides` is updated."""
 
     def __init__(self, batch: Batch[P], shares: list[ShareBody], sides: SideRows) -> None:
         self.staged: list[int] = []
@@ -223,7 +223,7 @@ class _Bodies:
                     sides.keys.add(self._keys[index])
 
     def _share(self, share: ShareBody, index_of: dict[int, int], sides: SideRows) -> None:
-        """Store the body of these rows once, but for those that were received at once."""
+        """Store the body of these rows once, except for rows that were received immediately."""
         keys = [key for key in share.row_keys if key in index_of]
         if not keys:
             return
@@ -247,7 +247,7 @@ class _Bodies:
             self.staged.append(body_id)
 
     def columns(self) -> dict[str, object]:
-        """Return the columns of rows and bodies. Copies that are one envelope are packed once."""
+        """Return the columns of rows and bodies. Copies with one envelope are packed once."""
         envelopes = [insert[2] for insert in self._inserts]
         if self._has_shares:
             packed = {id(envelope): envelope for envelope in envelopes}
