@@ -82,7 +82,9 @@ class Pair:
         self.drained: list[IncomingLink] = []
         self.closed: list[ConnectionClosed] = []
         self.outcomes: dict[bytes, DeliveryState] = {}  # tag -> outcome of the receiving side
-        self.told: dict[bytes, DeliveryState | None] = {}  # tag -> outcome at the sending side
+        self.outcome_by_tag: dict[
+            bytes, DeliveryState | None
+        ] = {}  # tag -> outcome at the sending side
         self.answered: list[int] = []
         self.client.start()
 
@@ -125,7 +127,7 @@ class Pair:
             case LinkFlowed(link) if link.is_draining:
                 self.draining.append(link)
             case DeliveriesUpdated(link, ids, tags, state, is_settled):
-                self.told.update(dict.fromkeys(tags, state))
+                self.outcome_by_tag.update(dict.fromkeys(tags, state))
                 if not is_settled and state is not None:
                     assert ids == sorted(ids)
                     for each in ids:
@@ -155,7 +157,7 @@ class Pair:
         match event:
             case DeliveriesUpdated(_, _, tags, state, is_settled):
                 assert is_settled
-                self.told.update(dict.fromkeys(tags, state))
+                self.outcome_by_tag.update(dict.fromkeys(tags, state))
             case DeliveriesAnswered(_, first, last, state, is_settled):
                 assert is_settled
                 assert first == last

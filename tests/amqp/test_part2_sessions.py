@@ -436,8 +436,8 @@ def test_ranges_are_those_of_a_simple_model(settled: list[bool], first: int, siz
     known = {number for number, is_settled in enumerate(settled) if not is_settled}
     wanted = set(range(first, first + size + 1))
     assert updated(client) == sorted(known & wanted)
-    told = {each for low, high in unknown(client) for each in range(low, high + 1)}
-    assert told == wanted - known
+    reported = {each for low, high in unknown(client) for each in range(low, high + 1)}
+    assert reported == wanted - known
 
 
 def test_ids_wrap_at_two_to_the_32() -> None:

@@ -175,18 +175,18 @@ async def test_a_bus_without_its_store_is_alive_and_not_ready(run_bus: RunBus) -
 
         await wait_until(is_away)
 
-        async def is_told_why() -> bool:
+        async def is_reason_given() -> bool:
             text = await (await session.get(f"{metrics}/readyz")).text()
             return text.startswith("not ready\nthe store") and "\npartition " in text
 
-        await wait_until(is_told_why)
+        await wait_until(is_reason_given)
         control = dict(bus.summary())["control"]
         token = Path(dict(bus.summary())["token"]).read_text(encoding="ascii").split()[0]
         headers = {"Authorization": f"Bearer {token}"}
         async with session.get(f"{control}/v1/status", headers=headers) as answer:
-            told = await answer.json()
-        assert not told["isReady"]
-        assert {text.split()[0] for text in told["troubles"]} == {"the", "partition"}
+            health = await answer.json()
+        assert not health["isReady"]
+        assert {text.split()[0] for text in health["troubles"]} == {"the", "partition"}
         await asyncio.to_thread(bus._postgres.start)
 
         async def is_back() -> bool:
@@ -287,7 +287,7 @@ async def test_retained_entities_leave_the_store_when_their_time_is_over(
     run_psql(postgres_server, "drop database bus_retained with (force)")
 
 
-@pytest.mark.parametrize("step", ["untold", "half-way"])
+@pytest.mark.parametrize("step", ["unnotified", "half-way"])
 async def test_remains_of_a_deleted_queue_are_dropped_at_the_start_after_a_crash(
     run_bus: RunBus, postgres_server: EmbeddedPostgres, step: str
 ) -> None:
@@ -318,7 +318,7 @@ async def test_remains_of_a_deleted_queue_are_dropped_at_the_start_after_a_crash
         return await counts() == [0, 0]
 
     try:
-        assert await counts() == [1 if step == "untold" else 0, 2]
+        assert await counts() == [1 if step == "unnotified" else 0, 2]
         async with run_bus(stores=dsn):
             await wait_until(are_empty)
         assert sorted(await partitions_in(dsn)) == [0, home]  # no other was made for the question
@@ -513,11 +513,11 @@ async def test_metrics_follow_partitions(run_bus: RunBus, folder: Path) -> None:
         finally:
             await other.close()
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return "owned by taker" in "".join(bus.readiness.troubles())
 
         # The client takes about as long to give up as we do to take our place again.
-        waiting = asyncio.create_task(wait_until(is_told))
+        waiting = asyncio.create_task(wait_until(is_reported))
         with suppress(ServiceBusError):  # refused, as another broker has taken it
             await send(bus, "orders", "three")
         await waiting

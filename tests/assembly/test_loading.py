@@ -49,10 +49,10 @@ async def test_a_partition_that_cannot_be_asked_is_asked_again(
                 load_partitions([cast(Host, host)], stores, set(), tasks), name="start"
             )
 
-            async def is_told() -> bool:
+            async def is_reported() -> bool:
                 return "it is not known whether" in caplog.text
 
-            await wait_until(is_told)
+            await wait_until(is_reported)
             assert not host.commands
             await look.execute("alter table unseen rename to seen")
             await loading

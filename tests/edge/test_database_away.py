@@ -47,13 +47,13 @@ class Clients(NamedTuple):
 
     def counted(self, queue: str) -> tuple[int, str, list[int]]:
         """Return messages, availability and the partitions that are not counted."""
-        told = self.control.get(path_of("queues", queue, "runtime")).body
-        return told["messageCount"], told["availability"], told["unavailablePartitions"]
+        answer = self.control.get(path_of("queues", queue, "runtime")).body
+        return answer["messageCount"], answer["availability"], answer["unavailablePartitions"]
 
     def troubled(self) -> list[int]:
         """Return the partitions that do not work."""
-        told = self.control.get("/v1/status").body["partitions"]
-        return [each["partition"] for each in told if each["trouble"] is not None]
+        answer = self.control.get("/v1/status").body["partitions"]
+        return [each["partition"] for each in answer if each["trouble"] is not None]
 
     def begin_outage(self, queue: str) -> None:
         """Return when the partitions in the second database are known to be away.

@@ -134,12 +134,12 @@ def target(bus: BusThread, hostile: HostileClient) -> RuleTarget:
 
 def test_bad_filters_are_explained(target: RuleTarget) -> None:
     for text in BAD_SQL:
-        status, name, told = target.add({"sql-filter": {"expression": text}})
-        assert status == 400, (text, status, told)
+        status, name, text_of_error = target.add({"sql-filter": {"expression": text}})
+        assert status == 400, (text, status, text_of_error)
         assert name not in RETRYABLE
-        assert "line" in told, (text, told)
-        assert "column" in told, (text, told)
-    assert "line 3" in told
+        assert "line" in text_of_error, (text, text_of_error)
+        assert "column" in text_of_error, (text, text_of_error)
+    assert "line 3" in text_of_error
     target.check()
 
 
@@ -158,8 +158,8 @@ def test_filters_at_the_edge_of_the_grammar_harm_nobody(target: RuleTarget) -> N
         "1 = 1e999",
         "a = '" + "\u00e4" * 1_000 + "'",
     ):
-        status, _, told = target.add({"sql-filter": {"expression": text}})
-        assert status in {200, 400}, (text, told)
+        status, _, text_of_error = target.add({"sql-filter": {"expression": text}})
+        assert status in {200, 400}, (text, text_of_error)
         target.check(2 if status == 200 else 1)
         if status == 200:
             status, _, _ = target._hostile.ask(target.path, "remove-rule", {"rule-name": "hostile"})
@@ -168,16 +168,16 @@ def test_filters_at_the_edge_of_the_grammar_harm_nobody(target: RuleTarget) -> N
 
 @pytest.mark.parametrize("description", BAD_DESCRIPTIONS, ids=lambda each: repr(each)[:70])
 def test_descriptions_that_are_none(target: RuleTarget, description: Value) -> None:
-    status, name, told = target.add(description)
-    assert status == 400, told
+    status, name, text_of_error = target.add(description)
+    assert status == 400, text_of_error
     assert name not in RETRYABLE
     target.check()
 
 
 def test_rule_names_that_are_none(target: RuleTarget) -> None:
     for name in (None, "", 7, [], {}, "a/b", "x" * 51, "a\0b", "\ud7ff", "a b", "$Other"):
-        status, _, told = target.add(TRUE, name)
-        assert status == 400, (name, told)
+        status, _, text_of_error = target.add(TRUE, name)
+        assert status == 400, (name, text_of_error)
     assert target.add(TRUE, "$Default")[0] == 409
     assert target.add(TRUE, "x" * 50)[0] == 200
     target.check(rules=2)
@@ -194,11 +194,11 @@ def test_huge_correlation_filters(target: RuleTarget) -> None:
         )
     ):
         description = {"correlation-filter": {"properties": properties}}
-        status, name, told = target.add(description, f"huge{number}")
+        status, name, text_of_error = target.add(description, f"huge{number}")
         assert status in {200, 400, 403}, (number, status)
         assert name not in RETRYABLE
         taken += status == 200
-        assert status == 200 or len(told) < 10_000
+        assert status == 200 or len(text_of_error) < 10_000
     target.check(taken)
 
 
@@ -211,10 +211,14 @@ def test_a_request_that_is_too_large_ends_its_link_at_most(
     piece = b"\0\x53\x77\xb1" + struct.pack(">I", 40_000_000) + b"x" * 60_000
     for number in range(600):
         hostile.write(hostile.transfer(delivery_id, piece, handle=60, more=number < 599))
-    told = hostile.read()
-    while told.code == FLOW:
-        told = hostile.read()
-    error = told.fields[4].value[0] if told.code == DISPOSITION else told.fields[2]
+    text_of_error = hostile.read()
+    while text_of_error.code == FLOW:
+        text_of_error = hostile.read()
+    error = (
+        text_of_error.fields[4].value[0]
+        if text_of_error.code == DISPOSITION
+        else text_of_error.fields[2]
+    )
     assert str(error.value[0]) == "amqp:link:message-size-exceeded"
     target.check()
 
@@ -323,13 +327,13 @@ def test_odd_property_maps_are_refused_or_harm_nobody(
     (taken,) = hostile.receive(queue, 1, handle=51)
     assert payload in taken.payload
     token = uuid.UUID(bytes_le=bytes(taken.fields[2]))
-    told = settle(
+    text_of_error = settle(
         hostile, queue, token, **{"disposition-status": "suspended", "deadletter-reason": "why"}
     )
-    assert told[0] in {200, 400}
+    assert text_of_error[0] in {200, 400}
     counts = total(bus, queue)
     assert counts.active + counts.dead_letter == 1
-    if told[0] == 200:
+    if text_of_error[0] == 200:
         assert counts.dead_letter == 1
         hostile.receive(f"{queue}/$DeadLetterQueue", 1, handle=52)
     bus.reload(queue)
@@ -402,10 +406,14 @@ def test_300_mb_of_properties_in_many_frames(
     for _ in range(size // len(piece)):
         hostile.write(hostile.transfer(delivery_id, piece, handle=50, more=True))
     hostile.write(hostile.transfer(delivery_id, piece, handle=50))
-    told = hostile.read()
-    while told.code == FLOW:
-        told = hostile.read()
-    error = told.fields[4].value[0] if told.code == DISPOSITION else told.fields[2]
+    text_of_error = hostile.read()
+    while text_of_error.code == FLOW:
+        text_of_error = hostile.read()
+    error = (
+        text_of_error.fields[4].value[0]
+        if text_of_error.code == DISPOSITION
+        else text_of_error.fields[2]
+    )
     assert str(error.value[0]) == "amqp:link:message-size-exceeded"
     assert peak_bytes() - before < 32 << 20
     assert total(bus, queue).active == 0

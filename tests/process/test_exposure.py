@@ -45,7 +45,7 @@ def test_missing_file_is_for_whoever_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stores", "told"),
+    ("stores", "remarked"),
     [
         (ELSEWHERE, "database on db.internal is"),
         (f"{ELSEWHERE}?sslmode=require", "database on db.internal is"),
@@ -62,10 +62,12 @@ def test_missing_file_is_for_whoever_reads_it(tmp_path: Path) -> None:
         (f"{ELSEWHERE} postgresql://localhost/bus", "database 1 on db.internal is"),
     ],
 )
-def test_postgres_elsewhere_without_verified_tls_is_remarked(stores: str, told: str) -> None:
+def test_postgres_elsewhere_without_verified_tls_is_remarked(stores: str, remarked: str) -> None:
     settings = Settings.model_validate({"stores": stores})
     remarks = exposures(settings)
-    assert [remark.partition(" reached")[0] for remark in remarks] == ([told] if told else [])
+    assert [remark.partition(" reached")[0] for remark in remarks] == (
+        [remarked] if remarked else []
+    )
     assert not any("secret" in remark for remark in remarks)
     assert not exposures(settings, default_ssl_mode="verify-full") or "sslmode" in stores
 

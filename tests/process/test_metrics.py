@@ -69,18 +69,18 @@ def full_sample() -> BusSample:
     )
 
 
-def told(sample: BusSample) -> str:
+def exported(sample: BusSample) -> str:
     return generate_latest(make_registry(lambda: sample)).decode()
 
 
-def names_told() -> set[str]:
+def names_exported() -> set[str]:
     """Return the names of all series but those of the process."""
-    lines = told(full_sample()).splitlines()
+    lines = exported(full_sample()).splitlines()
     return {re.split(r"[ {]", line)[0] for line in lines if line.startswith("postbus_")}
 
 
 def test_every_number_of_a_sample_is_exported() -> None:
-    lines = set(told(full_sample()).splitlines())
+    lines = set(exported(full_sample()).splitlines())
     entity = 'entity="orders",kind="queue"'
     for line in (
         'postbus_build_info{version="1.2.3"} 1.0',
@@ -127,7 +127,7 @@ def test_every_number_of_a_sample_is_exported() -> None:
 
 def test_no_age_is_exported_for_an_empty_entity() -> None:
     sample = BusSample("1", entities=[EntitySample("queue", "orders", {"active": 0})])
-    assert "age_seconds{" not in told(sample)
+    assert "age_seconds{" not in exported(sample)
 
 
 def test_entities_beyond_the_bound_are_summed_by_kind() -> None:
@@ -276,7 +276,7 @@ def test_guide_names_every_metric() -> None:
     guide = (ROOT / "docs/guides/metrics.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `(postbus_\w+)`", guide, re.MULTILINE))
     parts = re.compile(r"(postbus_commit_seconds)_(bucket|sum|count)")
-    assert listed == {parts.sub(r"\1", name) for name in names_told()}
+    assert listed == {parts.sub(r"\1", name) for name in names_exported()}
 
 
 def rules() -> list[dict[str, object]]:
@@ -285,7 +285,7 @@ def rules() -> list[dict[str, object]]:
 
 
 def test_alerts_use_metrics_that_exist() -> None:
-    known = names_told() | {"up"}
+    known = names_exported() | {"up"}
     for rule in rules():
         expression = str(rule["expr"])
         promql_parser.parse(expression)

@@ -388,15 +388,15 @@ def put_token(bus: ControlledBus, token: str) -> str:
 def put_token_on(client: RawClient, token: str, resource: str = f"sb://localhost/{QUEUE}") -> str:
     """Return the answer of `$cbs` to a token."""
     said = {"operation": "put-token", "type": "x", "name": resource}
-    told = response_parts(request(client, "$cbs", "id", said, token))[1]
-    return f"{int(told['status-code'])} {told['status-description'].partition(':')[0]}"
+    answered = response_parts(request(client, "$cbs", "id", said, token))[1]
+    return f"{int(answered['status-code'])} {answered['status-description'].partition(':')[0]}"
 
 
 def requests_of(bus: ControlledBus, names: set[str]) -> str:
     """Send requests without their fields to a dead-letter queue, with a token for it alone."""
     _, port = address_of(bus, "amqp")
     resource = f"sb://localhost{DEAD_LETTERS}"
-    told = set()
+    answered = set()
     for name in names:
         with RawClient(port, "near", "near-secret-key") as client:
             assert put_token_on(client, signed(resource), resource) == "202 Accepted"
@@ -405,8 +405,8 @@ def requests_of(bus: ControlledBus, names: set[str]) -> str:
                 client.expect(DETACH)
             node = f"{DEAD_LETTERS[1:]}/$management"
             answer = request(client, node, "id", {"operation": name}, {})
-            told.add(str(int(response_parts(answer)[1]["statusCode"])))
-    return " ".join(sorted(told))
+            answered.add(str(int(response_parts(answer)[1]["statusCode"])))
+    return " ".join(sorted(answered))
 
 
 def commit_after_a_change(bus: ControlledBus) -> str:
@@ -580,8 +580,8 @@ def test_no_secret_is_logged(
     caplog.set_level("DEBUG", logger="postbus")
     shown = shown_as("Manage", "sb://localhost/")
     wrong = shown_as("wrong key", "sb://localhost/")
-    told = [by_sdk(bus, each, "send") for each in (shown, wrong)]
-    told += [by_password(bus, each, "send") for each in (shown, wrong)]
+    answered = [by_sdk(bus, each, "send") for each in (shown, wrong)]
+    answered += [by_password(bus, each, "send") for each in (shown, wrong)]
     for title, path, token in (
         ("http", f"/{QUEUE}", wrong.token),
         ("http", f"/{QUEUE}?token={quote(shown.token)}", ""),
@@ -590,8 +590,8 @@ def test_no_secret_is_logged(
         ("control", "/v1/authorization-rules", f"Bearer {wrong.token}"),
         ("metrics", "/metrics", ""),
     ):
-        told.append(text_of(bus, title, path, token))
-    told.append("\n".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records))
+        answered.append(text_of(bus, title, path, token))
+    answered.append("\n".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records))
     assert len(caplog.records) > 3
     for secret in (
         *(rule.keys.primary for rule in DEFINITION.rules if rule.keys is not None),
@@ -600,7 +600,7 @@ def test_no_secret_is_logged(
         re.findall(r"sig=([^&]+)", shown.token)[0],
         re.findall(r"sig=([^&]+)", wrong.token)[0],
     ):
-        for text in told:
+        for text in answered:
             assert secret not in text
 
 

@@ -345,9 +345,9 @@ def test_refusals_of_one_key_do_not_fill_the_log(
         for start in range(0, 2_000, 500):
             tenant.write(*[tenant.transfer(start + n, b"\x00\x53\x75\xa0") for n in range(500)])
             assert set(tenant.dispositions(500).values()) == {REJECTED}
-        told = [record.getMessage() for record in bus.log.records]
-        assert told.count("refused") == LOGGED_REFUSALS_A_SECOND // 2
-        assert told.count("many requests with one key refused") == 4
+        logged = [record.getMessage() for record in bus.log.records]
+        assert logged.count("refused") == LOGGED_REFUSALS_A_SECOND // 2
+        assert logged.count("many requests with one key refused") == 4
         assert goes_on(send, undisturbed_s)
         other.write(other.transfer(1_000, b"\x00\x53\x75\xa0"))
         assert set(other.dispositions(1)) == {1_000}

@@ -172,9 +172,9 @@ def test_refusals_of_unauthenticated_clients_are_summed_up(
     admission_control: AdmissionControl, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     (admission,) = admit(admission_control)
-    told = [admission.is_refusal_logged() for _ in range(1_000)]
-    assert told.count(True) == LOGGED_REFUSALS
-    assert all(told[:LOGGED_REFUSALS])
+    logged = [admission.is_refusal_logged() for _ in range(1_000)]
+    assert logged.count(True) == LOGGED_REFUSALS
+    assert all(logged[:LOGGED_REFUSALS])
     assert [vars(record)["refused"] for record in caplog.records] == [100, 1_000]
     assert admit(admission_control, OTHER)[0].is_refusal_logged()
     clock.now_s += QUIET_S
@@ -342,7 +342,7 @@ def test_unauthenticated_clients_cannot_fill_memory(bus: BusThread, kind: str) -
             AMQP_HEADER
             + frame(SASL_INIT, Symbol("ANONYMOUS"), b"", kind=1)
             + b"AMQP\x00\x01\x00\x00"
-            + frame(OPEN, "stranger", "here")
+            + frame(OPEN, "client", "here")
             + frame(BEGIN, None, Uint(0), Uint(5_000), Uint(5_000))
         )
         with suppress(ConnectionError):

@@ -78,9 +78,9 @@ def test_delivery_annotations_of_the_sender_are_handed_on(
     bus: BusThread, raw: RawClient, queue: str, is_behind: bool
 ) -> None:
     own = {Symbol("x-mine"): "text", Symbol("n"): None}
-    told = section(DELIVERY, {**own, LOCK_TOKEN: "a stranger's"})
+    foreign = section(DELIVERY, {**own, LOCK_TOKEN: "a foreign token"})
     body = message(b"x")
-    send(raw, queue, body + told if is_behind else told + body)
+    send(raw, queue, body + foreign if is_behind else foreign + body)
     bus.reload(queue)  # they are stored
     tag, sections = receive(raw, queue)
     assert sections[DELIVERY] == {LOCK_TOKEN: uuid.UUID(bytes_le=tag), **own}
@@ -141,8 +141,8 @@ def times_of(received: ServiceBusReceivedMessage) -> tuple[datetime | None, date
     """Return the creation and expiry times of a message."""
     properties = received.raw_amqp_message.properties
     assert properties is not None
-    told = properties.creation_time, properties.absolute_expiry_time
-    return tuple(each and datetime.fromtimestamp(each / 1_000, UTC) for each in told)
+    times = properties.creation_time, properties.absolute_expiry_time
+    return tuple(each and datetime.fromtimestamp(each / 1_000, UTC) for each in times)
 
 
 HOUR = timedelta(hours=1)

@@ -119,5 +119,5 @@ def test_unauthenticated_clients_are_closed_in_time(
     monkeypatch.setattr(listener, "UNAUTHENTICATED_MS", 2_500)
     with socket.create_connection(("127.0.0.1", bus.port), timeout=8) as client:
         client.sendall(b"AMQP\x03\x01\x00\x00")
-        told = b"".join(iter(lambda: client.recv(65_536), b""))
-    assert told.startswith(b"AMQP\x03")  # and then the end of the stream, within the timeout
+        received = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert received.startswith(b"AMQP\x03")  # and then the end of the stream, within the timeout

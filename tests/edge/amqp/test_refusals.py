@@ -105,10 +105,10 @@ def test_sum_names_the_entities_refused_most_and_is_bounded(
         for number in range(1, 8):
             sums.is_logged(Refusal.BUSY, f"q{number}" + "x" * 1_000)
     timers.pass_a_minute()
-    [told] = summaries(caplog)
-    named = str(told["entities"]).split(", ")
+    [logged] = summaries(caplog)
+    named = str(logged["entities"]).split(", ")
     assert [each.split()[1] for each in named] == ["7", "7", "7", "7", "7", "1057"]
-    assert told["refused"] == MAX_ENTITIES + 50 + 42
+    assert logged["refused"] == MAX_ENTITIES + 50 + 42
     assert max(map(len, named)) < 110
 
 
@@ -124,10 +124,10 @@ def test_summed_up_refusals_are_logged_individually_at_level_debug(
     with caplog.at_level(logging.DEBUG, logger="postbus"):
         for refusal in (Refusal.NOT_APPLIED, Refusal.LOCK_LOST, Refusal.NOT_APPLIED) * 3:
             error_mapper.refused(Refused(refusal), "q")
-    told = [(each.levelname, vars(each)["condition"]) for each in caplog.records]
+    logged = [(each.levelname, vars(each)["condition"]) for each in caplog.records]
     busy, lost = conditions.SERVER_BUSY, conditions.MESSAGE_LOCK_LOST
     again = ("DEBUG", busy)
-    assert told == [("INFO", busy), *[("INFO", lost), again, again] * 2, ("INFO", lost), again]
+    assert logged == [("INFO", busy), *[("INFO", lost), again, again] * 2, ("INFO", lost), again]
     assert len({vars(each)["tracking_id"] for each in caplog.records}) == 9
 
 

@@ -42,7 +42,7 @@ def listed(raw: HostileClient, path: str) -> dict[str, Value]:
     """Return name -> fields of the filter."""
     _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
     rules = [each["rule-description"].value for each in found["rules"]]
-    return {name: chosen.value for chosen, _, name, _ in rules}
+    return {name: filter_.value for filter_, _, name, _ in rules}
 
 
 def test_values_that_the_store_cannot_hold_are_refused(raw: HostileClient, path: str) -> None:
@@ -88,8 +88,8 @@ def test_true_and_false_filters_differ_from_equal_sql_filters(
         assert raw.ask(path, "add-rule", body)[0] == 200
         _, _, found = raw.ask(path, "enumerate-rules", {"top": 100, "skip": 0})
         described = {each["rule-description"].value[2]: each for each in found["rules"]}
-        chosen = described["new"]["rule-description"].value[0]
-        assert chosen.descriptor == 0x0000_0013_7000_0000 + code
+        rule = described["new"]["rule-description"].value[0]
+        assert rule.descriptor == 0x0000_0013_7000_0000 + code
         assert raw.ask(path, "remove-rule", {"rule-name": "new"})[0] == 200
 
 

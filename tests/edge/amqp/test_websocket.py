@@ -64,7 +64,7 @@ def test_key_is_answered_as_the_standard_shows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "chosen"),
+    ("offered", "selected"),
     [
         ("AMQPWSB10", "AMQPWSB10"),
         ("amqp", "amqp"),
@@ -72,9 +72,9 @@ def test_key_is_answered_as_the_standard_shows() -> None:
         ("amqpwsb10", "AMQPWSB10"),
     ],
 )
-def test_one_subprotocol_is_selected(bus: BusThread, offered: str, chosen: str) -> None:
+def test_one_subprotocol_is_selected(bus: BusThread, offered: str, selected: str) -> None:
     client = WebSocketClient(bus.port, subprotocol=offered)
-    assert f"Sec-WebSocket-Protocol: {chosen}" in client.head.split("\r\n")
+    assert f"Sec-WebSocket-Protocol: {selected}" in client.head.split("\r\n")
     client.sendall(AMQP_HEADER)
     assert client.recv(8).startswith(AMQP_HEADER)
     client.close()

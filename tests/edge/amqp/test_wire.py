@@ -109,10 +109,10 @@ def test_pipelined_set_up_is_understood(bus: BusThread, queue: str) -> None:
 def test_garbage_closes_the_connection(bus: BusThread) -> None:
     with socket.create_connection(("127.0.0.1", bus.port), timeout=10) as plain:
         plain.sendall(b"hello broker\r\n\r\n")
-        told = b""
+        received = b""
         while data := plain.recv(4_096):
-            told += data
-    assert told in (b"", b"AMQP\x03\x01\x00\x00")  # our protocol header, or nothing
+            received += data
+    assert received in (b"", b"AMQP\x03\x01\x00\x00")  # our protocol header, or nothing
 
 
 # --- sending ------------------------------------------------------------------------------------

@@ -119,8 +119,8 @@ def try_body(body: bytes) -> EntityProperties | RuleProperties | None:
         found = read_description(DESCRIPTIONS[name], description, None, LIMITS[Sku.STANDARD])
     except BadDocument:
         return None
-    told = description_of(read_document(entry_of(found.properties)))[1]
-    same = read_description(DESCRIPTIONS[name], told, None, LIMITS[Sku.STANDARD])
+    element = description_of(read_document(entry_of(found.properties)))[1]
+    same = read_description(DESCRIPTIONS[name], element, None, LIMITS[Sku.STANDARD])
     assert same.properties == found.properties, (same, found)
     return found.properties
 

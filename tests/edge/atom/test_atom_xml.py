@@ -189,13 +189,13 @@ def test_targets_are_named_or_given_as_urls(text: str, name: str | None) -> None
 def test_a_target_is_written_as_a_url_of_this_host_unless_another_was_sent() -> None:
     queue = described(QueueProperties(forward_to="a/b"))
     here = "<ForwardTo>sb://bus.example:5300/a/b</ForwardTo>"
-    for sent, told in {
+    for sent, written in {
         "": here,
         "https://Bus.example/a/B": "<ForwardTo>https://Bus.example/a/B</ForwardTo>",
         "https://bus.example/earlier": here,
     }.items():
         shown = replace(queue, forwards_as_sent={"forward_to": sent} if sent else {})
-        assert told in Feeds(PLACE, "bus").entity(Shown(shown, COUNTS, PLACE))
+        assert written in Feeds(PLACE, "bus").entity(Shown(shown, COUNTS, PLACE))
 
 
 def test_urls_of_targets_are_kept_and_names_need_not_be() -> None:
@@ -247,8 +247,8 @@ def test_a_size_of_all_parts_is_known_by_its_part() -> None:
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    told = refusal_of("<Status>Off</Status><MaxSizeInMegabytes>5</MaxSizeInMegabytes>")
-    assert re.search("Status: .*; MaxSizeInMegabytes: |MaxSizeInMegabytes: .*; Status: ", told)
+    written = refusal_of("<Status>Off</Status><MaxSizeInMegabytes>5</MaxSizeInMegabytes>")
+    assert re.search("Status: .*; MaxSizeInMegabytes: |MaxSizeInMegabytes: .*; Status: ", written)
 
 
 def test_counts_have_the_prefix_that_javascript_looks_for() -> None:
@@ -319,8 +319,8 @@ def test_an_id_names_the_entity_in_the_case_javascript_splits_at() -> None:
     )
     assert entry.findtext(f"{{{ATOM}}}title") == "s"
     rule = RuleDescription(RuleProperties(name="r", sql_filter=SqlFilter(sql_expression="1=1")), 5)
-    told = Feeds(PLACE, "bus").rule(described(SubscriptionProperties(), name), rule)
-    assert "/a/b/Subscriptions/s/Rules/r?" in told
+    written = Feeds(PLACE, "bus").rule(described(SubscriptionProperties(), name), rule)
+    assert "/a/b/Subscriptions/s/Rules/r?" in written
 
 
 @pytest.mark.parametrize("following", [None, "$skip=100&$top=100"])
@@ -336,8 +336,8 @@ def test_a_page_has_exactly_the_links_python_counts(following: str | None) -> No
 def test_every_text_makes_a_well_formed_answer(text: str) -> None:
     rule = RuleProperties(name="r", correlation_filter=CorrelationFilter(label=text, to="x"))
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
-    told = Feeds(PLACE, text).rule(subscription, RuleDescription(rule, 5))
-    read_document(told.encode())
+    written = Feeds(PLACE, text).rule(subscription, RuleDescription(rule, 5))
+    read_document(written.encode())
 
 
 @pytest.mark.parametrize(
@@ -350,13 +350,13 @@ def test_every_text_makes_a_well_formed_answer(text: str) -> None:
     ],
 )
 def test_a_namespace_has_its_tier(sku: SkuProperties, units: str) -> None:
-    told = Feeds(PLACE, "bus").namespace(NamespaceProperties(sku=sku), 1_700_000_000_000)
+    written = Feeds(PLACE, "bus").namespace(NamespaceProperties(sku=sku), 1_700_000_000_000)
     assert (
         "<CreatedTime>2023-11-14T22:13:20.000Z</CreatedTime>"
         f"<MessagingSKU>{sku.name.value}</MessagingSKU>{units}"
         "<ModifiedTime>2023-11-14T22:13:20.000Z</ModifiedTime><Name>bus</Name>"
         "<NamespaceType>Messaging</NamespaceType></NamespaceInfo>"
-    ) in told
+    ) in written
 
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -364,8 +364,8 @@ def test_a_namespace_has_its_tier(sku: SkuProperties, units: str) -> None:
 
 def rule_back(rule: RuleProperties) -> RuleProperties:
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
-    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
-    _, description = description_of(read_document(told.encode()))
+    written = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    _, description = description_of(read_document(written.encode()))
     return read_rule(description)
 
 
@@ -379,14 +379,14 @@ def test_written_rules_read_back_unchanged(rule: RuleProperties) -> None:
 def test_true_and_false_come_back_with_their_own_types(text: str, kind: str) -> None:
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
     rule = RuleProperties.model_validate({"name": "r", "filterType": kind})
-    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
-    assert f'<Filter i:type="{kind}"><SqlExpression>{text}</SqlExpression>' in told
-    assert '<Action i:type="EmptyRuleAction"/>' in told
+    written = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    assert f'<Filter i:type="{kind}"><SqlExpression>{text}</SqlExpression>' in written
+    assert '<Action i:type="EmptyRuleAction"/>' in written
     assert rule_back(rule) == rule
     as_sql = RuleProperties(name="r", sql_filter=SqlFilter(sql_expression=text))
     assert as_sql != rule
-    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(as_sql, 5))
-    assert f'<Filter i:type="SqlFilter"><SqlExpression>{text}</SqlExpression>' in told
+    written = Feeds(PLACE, "bus").rule(subscription, RuleDescription(as_sql, 5))
+    assert f'<Filter i:type="SqlFilter"><SqlExpression>{text}</SqlExpression>' in written
 
 
 def test_sql_filters_are_written_in_the_order_of_service_bus() -> None:
@@ -396,9 +396,9 @@ def test_sql_filters_are_written_in_the_order_of_service_bus() -> None:
         action=SqlAction(sql_expression="SET b = 2"),
     )
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
-    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    written = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
     for tag, kind in (("Filter", "SqlFilter"), ("Action", "SqlRuleAction")):
-        inside = re.search(rf'<{tag} i:type="{kind}">(.*)</{tag}>', told)
+        inside = re.search(rf'<{tag} i:type="{kind}">(.*)</{tag}>', written)
         assert inside is not None
         assert re.findall(r"<(\w+)", inside[1]) == [
             "SqlExpression",
@@ -434,8 +434,8 @@ def test_times_and_durations_are_compared_with(
     assert rule.correlation_filter is not None
     assert rule.correlation_filter.properties == {"k": value}
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
-    told = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
-    assert f'i:type="d6p1:{kind}">{again or text}</Value>' in told
+    written = Feeds(PLACE, "bus").rule(subscription, RuleDescription(rule, 5))
+    assert f'i:type="d6p1:{kind}">{again or text}</Value>' in written
 
 
 def rule_of(inside: str) -> RuleProperties:

@@ -30,7 +30,7 @@ DEFINITION = BusDefinition(
 )
 
 
-class AuditResult(NamedTuple):
+class ControlResponse(NamedTuple):
     """An answer; `body` is read as JSON."""
 
     status: int
@@ -59,7 +59,7 @@ class Caller:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         token: str | None = None,
-    ) -> AuditResult:
+    ) -> ControlResponse:
         """Return the answer. `token` empty sends none; `data` is sent instead of JSON."""
         url = urlsplit(self.address)
         connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=WAIT_S)
@@ -78,22 +78,22 @@ class Caller:
         kind = response.headers.get_content_type()
         wanted = "application/json" if response.status < 400 else "application/problem+json"
         assert kind == wanted, (response.status, text)
-        told = json.loads(text)
+        answer = json.loads(text)
         if response.status >= 400:
-            assert told["status"] == response.status
-            assert told["detail"]
-        return AuditResult(response.status, told, response.headers)
+            assert answer["status"] == response.status
+            assert answer["detail"]
+        return ControlResponse(response.status, answer, response.headers)
 
-    def get(self, path: str, **said: Any) -> AuditResult:
+    def get(self, path: str, **said: Any) -> ControlResponse:
         return self.call("GET", path, **said)
 
-    def put(self, path: str, body: object, **said: Any) -> AuditResult:
+    def put(self, path: str, body: object, **said: Any) -> ControlResponse:
         return self.call("PUT", path, body, **said)
 
-    def post(self, path: str, body: object = None, **said: Any) -> AuditResult:
+    def post(self, path: str, body: object = None, **said: Any) -> ControlResponse:
         return self.call("POST", path, body, **said)
 
-    def delete(self, path: str, **said: Any) -> AuditResult:
+    def delete(self, path: str, **said: Any) -> ControlResponse:
         return self.call("DELETE", path, **said)
 
 

@@ -106,9 +106,9 @@ def test_every_operation_asks_for_a_token(api: Caller, route: Route) -> None:
         return
     before = api.get("/v1/status").body["version"]
     for token in ("", WRONG, api.token[:-1], api.token + "x", api.token.swapcase()):
-        told = api.call(method, path, body, token=token)
-        assert (told.status, told.kind) == (401, "unauthorized")
-        assert told.headers["WWW-Authenticate"].startswith("Bearer")
+        response = api.call(method, path, body, token=token)
+        assert (response.status, response.kind) == (401, "unauthorized")
+        assert response.headers["WWW-Authenticate"].startswith("Bearer")
     assert api.get("/v1/status").body["version"] == before
     assert api.call(method, path, body).status not in {401, 403, 500}
 
@@ -126,8 +126,8 @@ def test_unknown_paths_are_not_disclosed_without_a_token(api: Caller) -> None:
         assert api.get(path, token="").status == 401
         assert api.get(path).status == 404
     assert api.call("PATCH", "/v1/queues/declared", {}, token="").status == 401
-    told = api.call("PATCH", "/v1/queues/declared", {})
-    assert (told.status, "GET" in told.headers["Allow"]) == (405, True)
+    response = api.call("PATCH", "/v1/queues/declared", {})
+    assert (response.status, "GET" in response.headers["Allow"]) == (405, True)
 
 
 def test_wrong_tokens_wait_and_right_ones_do_not(
@@ -149,8 +149,8 @@ def test_many_wrong_tokens_at_once_are_sent_away(
     api: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("postbus.edge.control.authorization.MOST_DELAYED", 0)
-    told = api.get("/v1/status", token=WRONG)
-    assert (told.status, told.headers["Retry-After"]) == (429, "60")
+    response = api.get("/v1/status", token=WRONG)
+    assert (response.status, response.headers["Retry-After"]) == (429, "60")
     assert api.get("/v1/status").status == 200
 
 
@@ -212,14 +212,14 @@ def token_named(name: str) -> str:
 def test_every_operation_asks_for_its_scope(scoped: ControlledBus, route: Route) -> None:
     method, path, body = asked(route)
     for held, (name, scopes) in SCOPED.items():
-        told = scoped.caller.call(method, path, body, token=token_named(name))
+        response = scoped.caller.call(method, path, body, token=token_named(name))
         may = route.is_open or route.scope.value in {"read", *scopes.split(",")} or held == "all"
         if may:
-            assert told.status not in {401, 403, 500}
+            assert response.status not in {401, 403, 500}
         else:
-            assert (told.status, told.kind) == (403, "unauthorized")
-            assert f"scope {route.scope.value}; that of token {name} has" in told.body["detail"]
-            assert token_named(name) not in told.body["detail"]
+            assert (response.status, response.kind) == (403, "unauthorized")
+            assert f"scope {route.scope.value}; that of token {name} has" in response.body["detail"]
+            assert token_named(name) not in response.body["detail"]
 
 
 def test_scopes_of_operations_match_the_guide() -> None:
@@ -386,8 +386,8 @@ def test_api_can_be_switched_off(database: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["attacker.example", "10.0.0.1:9465", "[::", ""])
 def test_rebound_names_are_kept_out(api: Caller, host: str) -> None:
-    told = api.get("/v1/status", headers={"Host": host})
-    assert (told.status, "localhost" in told.body["detail"]) == (403, True)
+    response = api.get("/v1/status", headers={"Host": host})
+    assert (response.status, "localhost" in response.body["detail"]) == (403, True)
 
 
 # --- epochs -------------------------------------------------------------------------------------
@@ -403,8 +403,8 @@ def test_older_callers_are_refused_after_a_restart_too(database: str, tmp_path: 
         assert [put(api, epoch) for epoch in (3, 3, 5, 4, 5, 3, None)] == [
             201, 200, 200, 409, 200, 409, 200,
         ]  # fmt: skip
-        told = api.delete(path_of("queues", "fenced"), headers={EPOCH_HEADER: "4"})
-        assert (told.status, told.kind) == (409, "caller-too-old")
+        response = api.delete(path_of("queues", "fenced"), headers={EPOCH_HEADER: "4"})
+        assert (response.status, response.kind) == (409, "caller-too-old")
         assert api.get("/v1/status").body["highestCallerEpoch"] == 5
         reading = api.get(path_of("queues", "fenced"), headers={EPOCH_HEADER: "1"})
         assert reading.status == 200
@@ -445,9 +445,9 @@ HOSTILE_BODIES = [
 
 @pytest.mark.parametrize("body", HOSTILE_BODIES, ids=range(len(HOSTILE_BODIES)))
 def test_hostile_bodies_change_nothing(api: Caller, body: bytes) -> None:
-    told = api.call("PUT", "/v1/queues/hostile", data=body)
-    assert (told.status, told.kind) == (400, "invalid")
-    assert 1 <= len(told.body["problems"]) <= 20
+    response = api.call("PUT", "/v1/queues/hostile", data=body)
+    assert (response.status, response.kind) == (400, "invalid")
+    assert 1 <= len(response.body["problems"]) <= 20
     assert api.get("/v1/queues/hostile").status == 404
 
 
@@ -472,15 +472,15 @@ def test_body_that_is_too_long_is_not_read_to_its_end(api: Caller) -> None:
     ["", ".", "..", "%00", "%ff", "a%20b", "$management", "a%2F%2Fb", "x" * 261, "%F0%9F%90%87"],
 )
 def test_hostile_names(api: Caller, name: str) -> None:
-    told = api.put(f"/v1/queues/{name}", {})
-    assert told.status in {400, 404, 405}
+    response = api.put(f"/v1/queues/{name}", {})
+    assert response.status in {400, 404, 405}
     assert api.get(f"/v1/queues/{name}").status in {200 if name in {"", "."} else 404, 404}
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_bodies_are_declared_as_json(api: Caller, kind: str) -> None:
-    told = api.call("PUT", "/v1/queues/hostile", data=b"{}", headers={"Content-Type": kind})
-    assert told.status == 415
+    response = api.call("PUT", "/v1/queues/hostile", data=b"{}", headers={"Content-Type": kind})
+    assert response.status == 415
     assert api.get("/v1/queues/hostile").status == 404
 
 
@@ -512,9 +512,9 @@ def test_keys_are_included_only_on_request(api: Caller) -> None:
     assert put.body["primaryKey"] is None
     for path in (rules, f"{rules}/reader", f"{rules}?keys=false"):
         assert secret not in str(api.get(path).body)
-    told = api.get(f"{rules}/reader?keys=true").body
-    assert told["primaryKey"] == secret
-    made = told["secondaryKey"]
+    response = api.get(f"{rules}/reader?keys=true").body
+    assert response["primaryKey"] == secret
+    made = response["secondaryKey"]
     assert len(made) >= 40
     api.put(f"{rules}/reader", {"rights": ["Send", "Listen"]})
     again = api.get(f"{rules}/reader?keys=true").body
@@ -560,9 +560,9 @@ def test_entities_have_rules_of_their_own(api: Caller, kind: str) -> None:
     ],
 )
 def test_wrong_rules_are_refused_without_repeating_keys(api: Caller, body: object) -> None:
-    told = api.put("/v1/authorization-rules/wrong", body)
-    assert told.status == 400
-    assert "hidden" not in str(told.body)
+    response = api.put("/v1/authorization-rules/wrong", body)
+    assert response.status == 400
+    assert "hidden" not in str(response.body)
 
 
 def test_no_secret_is_answered_or_logged(
@@ -581,13 +581,15 @@ def test_no_secret_is_answered_or_logged(
             api.call(method, path, body, token=WRONG)
             if body is not None:
                 api.call(method, path, {**body, secret: secret, "rights": secret})
-    told = "\n".join(api.texts)
+    response = "\n".join(api.texts)
     logged = "\n".join(f"{record.getMessage()} {record.__dict__}" for record in caplog.records)
     for text in (KEYS.primary, KEYS.secondary, api.token, WRONG):
-        assert text not in told
+        assert text not in response
         assert text not in logged
     assert secret not in logged
-    assert secret not in told.replace(f'"{secret}","problem"', "").replace(f"{secret}: extra", "")
+    assert secret not in response.replace(f'"{secret}","problem"', "").replace(
+        f"{secret}: extra", ""
+    )
 
 
 def test_request_that_is_no_http_is_not_logged(

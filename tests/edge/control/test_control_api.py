@@ -97,21 +97,21 @@ async def call(
     bus: Bus, method: str, path: str, body: object = None, **said: Any
 ) -> tuple[int, Any]:
     """Return status and body of an answer; `body` None sends none."""
-    told = dict(bus.summary())
-    token = Path(told["token"]).read_text(encoding="ascii").strip()
+    response = dict(bus.summary())
+    token = Path(response["token"]).read_text(encoding="ascii").strip()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
         more = {"json": body, **said} if body is not None else said
-        async with session.request(method, told["control"] + path, **more) as answer:
+        async with session.request(method, response["control"] + path, **more) as answer:
             kind = "json" if answer.ok else "problem+json"
             assert answer.content_type == f"application/{kind}"
             return answer.status, await answer.json()
 
 
 async def advance(bus: Bus, duration: str) -> dict[str, Any]:
-    status, told = await call(bus, "POST", "/v1/clock/advance", {"duration": duration})
-    assert status == 200, told
-    assert isinstance(told, dict)
-    return told
+    status, response = await call(bus, "POST", "/v1/clock/advance", {"duration": duration})
+    assert status == 200, response
+    assert isinstance(response, dict)
+    return response
 
 
 async def send(client: ServiceBusClient, body: str, queue: str = QUEUE, **said: Any) -> None:
@@ -242,8 +242,8 @@ async def test_a_jump_over_years_is_no_busy_loop(
         submit(host, command, *rest)
 
     monkeypatch.setattr(Host, "submit", count)
-    told = await advance(bus, "P3650D")
-    assert told["offsetMs"] == 3_650 * 86_400_000
+    response = await advance(bus, "P3650D")
+    assert response["offsetMs"] == 3_650 * 86_400_000
     assert len(ticks) <= 4  # two partitions are in use
 
 
@@ -251,24 +251,24 @@ async def test_a_jump_over_years_is_no_busy_loop(
 
 
 async def test_clock_shows_its_offset_and_follows_real_time(bus: Bus) -> None:
-    status, told = await call(bus, "GET", "/v1/clock")
-    assert (status, told["mode"], told["offsetMs"]) == (200, "manual", 0)
-    before = datetime.fromisoformat(told["now"])
-    assert await advance(bus, "PT90S") != told
+    status, response = await call(bus, "GET", "/v1/clock")
+    assert (status, response["mode"], response["offsetMs"]) == (200, "manual", 0)
+    before = datetime.fromisoformat(response["now"])
+    assert await advance(bus, "PT90S") != response
     assert (await advance(bus, "PT0.5S"))["offsetMs"] == 90_500
-    _, told = await call(bus, "GET", "/v1/clock")
-    now = datetime.fromisoformat(told["now"])
+    _, response = await call(bus, "GET", "/v1/clock")
+    now = datetime.fromisoformat(response["now"])
     assert timedelta(seconds=90.5) <= now - before < timedelta(seconds=100.5)
     assert now.timestamp() - time.time() == pytest.approx(90.5, abs=5)
 
 
 async def test_time_of_the_wall_is_not_moved(run_bus: RunBus) -> None:
     async with run_bus(ClockMode.WALL) as bus:
-        status, told = await call(bus, "POST", "/v1/clock/advance", {"duration": "PT5M"})
-        assert (status, told["title"]) == (409, "Conflict")
-        assert "postbus dev --clock manual" in told["detail"]
-        _, told = await call(bus, "GET", "/v1/clock")
-    assert (told["mode"], told["offsetMs"]) == ("wall", 0)
+        status, response = await call(bus, "POST", "/v1/clock/advance", {"duration": "PT5M"})
+        assert (status, response["title"]) == (409, "Conflict")
+        assert "postbus dev --clock manual" in response["detail"]
+        _, response = await call(bus, "GET", "/v1/clock")
+    assert (response["mode"], response["offsetMs"]) == ("wall", 0)
 
 
 async def test_bus_that_is_not_for_development_has_no_clock_and_no_faults(
@@ -283,9 +283,9 @@ async def test_bus_that_is_not_for_development_has_no_clock_and_no_faults(
             ("POST", OUTAGE, {"duration": "PT1S"}),
         )
         for method, path, body in asked:
-            status, told = await call(bus, method, path, body)
-            assert (status, told["type"]) == (404, "urn:postbus:problem:not-here")
-            assert "postbus dev" in told["detail"]
+            status, response = await call(bus, method, path, body)
+            assert (status, response["type"]) == (404, "urn:postbus:problem:not-here")
+            assert "postbus dev" in response["detail"]
 
 
 async def test_time_goes_on_after_a_restart_where_messages_left_it(
@@ -296,8 +296,8 @@ async def test_time_goes_on_after_a_restart_where_messages_left_it(
         async with client_of(bus) as client:
             await send(client, "one", time_to_live=2 * 60 * MINUTE)
     async with run_bus() as bus:
-        _, told = await call(bus, "GET", "/v1/clock")
-        assert 3_590_000 <= told["offsetMs"] <= 3_600_000
+        _, response = await call(bus, "GET", "/v1/clock")
+        assert 3_590_000 <= response["offsetMs"] <= 3_600_000
         await advance(bus, "PT1H")
         async with client_of(bus) as client, client.get_queue_receiver(QUEUE) as receiver:
             assert [str(each) for each in await receiver.receive_messages(1, SOON_S)] == ["one"]
@@ -316,8 +316,8 @@ async def test_lost_locks_settle_nothing_and_the_message_comes_again(
     await send(client, "one")
     async with client.get_queue_receiver(QUEUE) as receiver:
         message = await receive_one(receiver)
-        told = await call(bus, "POST", "/v1/faults/lose-locks", {"entity": "ORDERS"})
-        assert told == (200, {"entity": "orders"})
+        response = await call(bus, "POST", "/v1/faults/lose-locks", {"entity": "ORDERS"})
+        assert response == (200, {"entity": "orders"})
         with pytest.raises(MessageLockLostError):
             await receiver.complete_message(message)
         again = await receive_one(receiver)
@@ -332,8 +332,8 @@ async def test_store_that_is_away_comes_back_without_a_restart(
     partition = home_of(QUEUE, 16)
     assert partition != home_of(OTHER, 16)
     body = {"duration": "PT1H", "partition": partition}
-    told = await call(bus, "POST", "/v1/faults/store-outage", body)
-    assert told == (200, {"duration": "PT1H", "partitions": [partition]})
+    response = await call(bus, "POST", "/v1/faults/store-outage", body)
+    assert response == (200, {"duration": "PT1H", "partitions": [partition]})
     with pytest.raises(ServiceBusError):
         await send(client, "refused")
     await send(client, "elsewhere", OTHER)
@@ -383,13 +383,13 @@ async def posted(bus: Bus, queue: str) -> int:
 async def test_outage_of_all_partitions_delays_due_events(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, told = await call(bus, "POST", "/v1/faults/store-outage", {"duration": "PT1M"})
-    assert (status, told["partitions"]) == (200, list(range(16)))
+    status, response = await call(bus, "POST", "/v1/faults/store-outage", {"duration": "PT1M"})
+    assert (status, response["partitions"]) == (200, list(range(16)))
     monkeypatch.setattr(controls, "CATCH_UP_S", 0.2)
-    status, told = await call(bus, "POST", "/v1/clock/advance", {"duration": "PT1M"})
+    status, response = await call(bus, "POST", "/v1/clock/advance", {"duration": "PT1M"})
     assert status == 503
     homes = sorted({0, home_of(QUEUE, 16), home_of(OTHER, 16)})  # 0 is always loaded
-    assert f"partitions {', '.join(map(str, homes))}" in told["detail"]
+    assert f"partitions {', '.join(map(str, homes))}" in response["detail"]
     assert (await call(bus, "GET", "/v1/clock"))[1]["offsetMs"] == 60_000
 
 
@@ -424,24 +424,26 @@ REFUSED_BODIES: list[tuple[str, object, int, str]] = [
 
 async def test_bad_bodies_are_refused_with_instructions(bus: Bus) -> None:
     for path, body, status, words in REFUSED_BODIES:
-        told = await call(bus, "POST", path, body)
-        assert (told[0], words.lower() in told[1]["detail"].lower()) == (status, True), told
+        response = await call(bus, "POST", path, body)
+        assert (response[0], words.lower() in response[1]["detail"].lower()) == (status, True), (
+            response
+        )
     for data in (b"", b"{", b"\xff", b"[" * 1_000, b'{"duration": NaN}'):
         headers = {"Content-Type": "application/json"}
-        status, told = await call(bus, "POST", ADVANCE, data=data, headers=headers)
-        assert (status, told["detail"].partition(":")[0]) in {(400, "body"), (400, "duration")}
+        status, response = await call(bus, "POST", ADVANCE, data=data, headers=headers)
+        assert (status, response["detail"].partition(":")[0]) in {(400, "body"), (400, "duration")}
     assert (await call(bus, "GET", "/v1/clock"))[1]["offsetMs"] == 0
 
 
 async def test_unknown_paths_and_wrong_methods(bus: Bus) -> None:
-    status, told = await call(bus, "GET", "/v1/clocks")
-    assert (status, "/openapi.json" in told["detail"]) == (404, True)
-    status, told = await call(bus, "GET", ADVANCE)
-    assert (status, told["detail"]) == (405, "GET is not supported here, only POST")
-    status, told = await call(bus, "OPTIONS", ADVANCE)
+    status, response = await call(bus, "GET", "/v1/clocks")
+    assert (status, "/openapi.json" in response["detail"]) == (404, True)
+    status, response = await call(bus, "GET", ADVANCE)
+    assert (status, response["detail"]) == (405, "GET is not supported here, only POST")
+    status, response = await call(bus, "OPTIONS", ADVANCE)
     assert status == 405
-    status, told = await call(bus, "DELETE", "/v1/clock")
-    assert (status, told["detail"]) == (405, "DELETE is not supported here, only GET")
+    status, response = await call(bus, "DELETE", "/v1/clock")
+    assert (status, response["detail"]) == (405, "DELETE is not supported here, only GET")
 
 
 @pytest.mark.parametrize(
@@ -451,8 +453,8 @@ async def test_unknown_paths_and_wrong_methods(bus: Bus) -> None:
 async def test_browser_whose_dns_was_rebound_is_kept_out(bus: Bus, host: str) -> None:
     for method, path in (("GET", "/v1/clock"), ("POST", ADVANCE), ("GET", "/nowhere")):
         body = {"duration": "PT5M"} if method == "POST" else None
-        status, told = await call(bus, method, path, body, headers={"Host": host})
-        assert (status, "localhost" in told["detail"]) == (403, True)
+        status, response = await call(bus, method, path, body, headers={"Host": host})
+        assert (status, "localhost" in response["detail"]) == (403, True)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:9465"])
@@ -465,6 +467,8 @@ async def test_names_of_loopback_are_let_in(bus: Bus, host: str) -> None:
 async def test_forms_of_a_foreign_page_are_kept_out(bus: Bus, kind: str) -> None:
     for path in (ADVANCE, LOSE, OUTAGE):
         headers = {"Content-Type": kind}
-        status, told = await call(bus, "POST", path, data=b'{"duration": "PT5M"}', headers=headers)
-        assert (status, "Content-Type" in told["detail"]) == (415, True)
+        status, response = await call(
+            bus, "POST", path, data=b'{"duration": "PT5M"}', headers=headers
+        )
+        assert (status, "Content-Type" in response["detail"]) == (415, True)
     assert (await call(bus, "GET", "/v1/clock"))[1]["offsetMs"] == 0

@@ -43,10 +43,10 @@ def lines(running: ControlledBus, **said: object) -> list[dict[str, Any]]:
     query = "&".join(f"{name}={value}" for name, value in {"top": 1_000, **said}.items())
     deadline_s = time.monotonic() + WAIT_S
     while True:
-        told = running.caller.get(f"/v1/audit?{query}", token=AUDITOR)
-        assert told.status == 200
-        if all(each["outcome"] for each in told.body["items"]):
-            return list(told.body["items"])
+        response = running.caller.get(f"/v1/audit?{query}", token=AUDITOR)
+        assert response.status == 200
+        if all(each["outcome"] for each in response.body["items"]):
+            return list(response.body["items"])
         assert time.monotonic() < deadline_s
 
 

@@ -67,12 +67,12 @@ def test_put_creates_then_changes_then_changes_nothing(api: Caller, name: str, k
     assert changed.body["entityId"] == created.body["entityId"]
     assert changed.body["version"] > created.body["version"]
     assert changed.body["appliedHash"] != created.body["appliedHash"]
-    told = api.get(path)
-    assert told.status == 200
-    assert told.headers["ETag"] == f'"{changed.body["version"]}"'
-    assert told.body["properties"]["defaultMessageTimeToLive"] == "PT2H"
-    assert told.body["appliedHash"] == changed.body["appliedHash"]
-    back = api.put(path, told.body["properties"])
+    response = api.get(path)
+    assert response.status == 200
+    assert response.headers["ETag"] == f'"{changed.body["version"]}"'
+    assert response.body["properties"]["defaultMessageTimeToLive"] == "PT2H"
+    assert response.body["appliedHash"] == changed.body["appliedHash"]
+    back = api.put(path, response.body["properties"])
     assert (back.status, back.body["version"]) == (200, changed.body["version"])
     whole = api.put(path, {})  # a whole definition: omitted properties have their defaults
     assert api.get(path).body["properties"]["defaultMessageTimeToLive"].startswith("P10675199D")
@@ -140,9 +140,9 @@ def test_a_queue_is_no_topic(api: Caller, name: str) -> None:
 
 def test_immutable_properties_are_kept(api: Caller, name: str) -> None:
     api.put(path_of("queues", name), {"requiresSession": True})
-    told = api.put(path_of("queues", name), {"requiresSession": False})
-    assert (told.status, told.kind) == (409, "immutable")
-    assert "requiresSession" in told.body["detail"]
+    response = api.put(path_of("queues", name), {"requiresSession": False})
+    assert (response.status, response.kind) == (409, "immutable")
+    assert "requiresSession" in response.body["detail"]
     assert api.get(path_of("queues", name)).body["properties"]["requiresSession"] is True
 
 
@@ -179,9 +179,9 @@ def test_lists_are_paged_by_name(api: Caller) -> None:
     ],
 )
 def test_wrong_pages_are_refused(api: Caller, query: str, field: str) -> None:
-    told = api.get(f"/v1/queues?{query}")
-    assert (told.status, told.kind) == (400, "invalid")
-    assert {each["field"] for each in told.body["problems"]} == {field}
+    response = api.get(f"/v1/queues?{query}")
+    assert (response.status, response.kind) == (400, "invalid")
+    assert {each["field"] for each in response.body["problems"]} == {field}
 
 
 # --- subscriptions and rules --------------------------------------------------------------------
@@ -191,17 +191,21 @@ def test_subscription_is_put_with_its_rules(api: Caller, name: str) -> None:
     api.put(path_of("topics", name), {})
     path = path_of("topics", name, "subscriptions", "all")
     assert api.put(path, {}).status == 201
-    told = api.get(path).body
-    assert (told["name"], told["topic"], told["path"]) == ("all", name, f"{name}/Subscriptions/all")
-    assert [rule["name"] for rule in told["properties"]["rules"]] == ["$Default"]
+    response = api.get(path).body
+    assert (response["name"], response["topic"], response["path"]) == (
+        "all",
+        name,
+        f"{name}/Subscriptions/all",
+    )
+    assert [rule["name"] for rule in response["properties"]["rules"]] == ["$Default"]
     put = api.put(path, {"maxDeliveryCount": 2, "rules": [SQL_RULE, RED_RULE]})
     assert put.status == 200
-    told = api.get(path).body
-    assert {rule["name"] for rule in told["properties"]["rules"]} == {"big", "red"}
-    assert told["properties"]["maxDeliveryCount"] == 2
+    response = api.get(path).body
+    assert {rule["name"] for rule in response["properties"]["rules"]} == {"big", "red"}
+    assert response["properties"]["maxDeliveryCount"] == 2
     again = api.put(path, {"maxDeliveryCount": 2, "rules": [RED_RULE, SQL_RULE]})
     assert again.body["appliedHash"] == put.body["appliedHash"]
-    back = api.put(path, told["properties"])
+    back = api.put(path, response["properties"])
     assert back.body["appliedHash"] == put.body["appliedHash"]
     kept = api.put(path, {"maxDeliveryCount": 3})
     assert kept.status == 200
@@ -226,8 +230,8 @@ def test_rules_are_put_and_deleted_one_by_one(api: Caller, name: str) -> None:
     )
     assert (changed.status, changed.body["created"]) == (200, False)
     assert changed.body["appliedHash"] != created.body["appliedHash"]
-    told = api.get(f"{path}/rules/big").body
-    assert told["properties"]["sqlFilter"]["sqlExpression"] == "size > 11"
+    response = api.get(f"{path}/rules/big").body
+    assert response["properties"]["sqlFilter"]["sqlExpression"] == "size > 11"
     gone = api.delete(f"{path}/rules/big")
     assert (gone.status, gone.body["created"]) == (200, False)
     assert api.get(f"{path}/rules/big").status == 404
@@ -249,8 +253,8 @@ def test_wrong_rules_are_refused(api: Caller, name: str, rule: object, words: st
     api.put(path_of("topics", name), {})
     path = path_of("topics", name, "subscriptions", "some")
     api.put(path, {})
-    told = api.put(f"{path}/rules/bad", rule)
-    assert (told.status, words in told.body["detail"]) == (400, True)
+    response = api.put(f"{path}/rules/bad", rule)
+    assert (response.status, words in response.body["detail"]) == (400, True)
     assert [each["name"] for each in api.get(f"{path}/rules").body["items"]] == ["$Default"]
 
 
@@ -261,8 +265,8 @@ def test_rules_of_a_subscription_are_limited_together(api: Caller, name: str) ->
     rules = [
         {"name": f"r{number}", "correlationFilter": {"label": "x" * 65_000}} for number in range(17)
     ]
-    told = api.put(path, {"rules": rules})
-    assert (told.status, "1048576 are allowed" in told.body["detail"]) == (403, True)
+    response = api.put(path, {"rules": rules})
+    assert (response.status, "1048576 are allowed" in response.body["detail"]) == (403, True)
     assert api.put(path, {"rules": rules[:16]}).status == 201
     one = {"name": "r16", "correlationFilter": {"label": "x" * 10_000}}
     assert api.put(f"{path}/rules/r16", one).status == 403
@@ -305,8 +309,8 @@ def test_if_match_keeps_two_editors_apart(api: Caller, name: str) -> None:
 def test_if_none_match_creates_only(api: Caller, name: str) -> None:
     path, new = path_of("queues", name), {"If-None-Match": "*"}
     assert api.put(path, {}, headers=new).status == 201
-    told = api.put(path, {"maxDeliveryCount": 5}, headers=new)
-    assert (told.status, told.kind) == (412, "already-exists")
+    response = api.put(path, {"maxDeliveryCount": 5}, headers=new)
+    assert (response.status, response.kind) == (412, "already-exists")
     assert api.get(path).body["properties"]["maxDeliveryCount"] == 10
 
 
@@ -324,8 +328,8 @@ def test_if_none_match_creates_only(api: Caller, name: str) -> None:
     ],
 )
 def test_conditions_that_say_nothing(api: Caller, name: str, headers: dict[str, str]) -> None:
-    told = api.put(path_of("queues", name), {}, headers=headers)
-    assert (told.status, told.kind) == (400, "invalid")
+    response = api.put(path_of("queues", name), {}, headers=headers)
+    assert (response.status, response.kind) == (400, "invalid")
     assert api.get(path_of("queues", name)).status == 404
 
 
@@ -347,18 +351,18 @@ def test_counts_are_exact_at_rest(running: ControlledBus, name: str) -> None:
             sender.schedule_messages(ServiceBusMessage("later"), later)
         with client.get_queue_receiver(f"{name}-q") as receiver:
             receiver.dead_letter_message(receiver.receive_messages(1, max_wait_time=10)[0])
-    told = api.get(f"{path_of('queues', f'{name}-q')}/runtime").body
-    assert told["countDetails"] == {
+    response = api.get(f"{path_of('queues', f'{name}-q')}/runtime").body
+    assert response["countDetails"] == {
         "activeMessageCount": 2,
         "deadLetterMessageCount": 1,
         "scheduledMessageCount": 1,
         "transferMessageCount": 0,
         "transferDeadLetterMessageCount": 0,
     }
-    assert (told["messageCount"], told["availability"]) == (4, "Available")
-    assert 0 <= told["oldestMessageAgeSeconds"] < 600
-    assert told["rates"]["incoming"] > told["rates"]["completed"] == 0
-    assert told["sizeInBytes"] > 0
+    assert (response["messageCount"], response["availability"]) == (4, "Available")
+    assert 0 <= response["oldestMessageAgeSeconds"] < 600
+    assert response["rates"]["incoming"] > response["rates"]["completed"] == 0
+    assert response["sizeInBytes"] > 0
     assert api.get(f"{subscription}/runtime").body["messageCount"] == 2
     topic = api.get(f"{path_of('topics', name)}/runtime").body
     assert topic["subscriptionCount"] == 1
@@ -377,10 +381,12 @@ def test_of_puts_at_once_just_one_created_it(api: Caller, name: str, kind: str) 
         api.put(path, {})
         path, body = f"{path}/authorization-rules/mine", {"rights": ["Send"], **KEYS}
     with ThreadPoolExecutor(8) as pool:
-        told = list(pool.map(lambda _: api.put(path, body), range(8)))
-    assert sorted(each.status for each in told) == [200] * 7 + [201]
+        response = list(pool.map(lambda _: api.put(path, body), range(8)))
+    assert sorted(each.status for each in response) == [200] * 7 + [201]
     if kind != "authorization-rules":
-        assert [each.body["created"] for each in told] == [each.status == 201 for each in told]
+        assert [each.body["created"] for each in response] == [
+            each.status == 201 for each in response
+        ]
 
 
 SQL = {"sqlExpression": "1 = 1"}
@@ -391,23 +397,23 @@ KEYS = {"primaryKey": "first" * 4, "secondaryKey": "second" * 4}
 
 
 def test_namespace_is_read_and_replaced(api: Caller) -> None:
-    told = api.get("/v1/namespace")
-    assert (told.body["name"], told.body["partitionCount"]) == ("test-bus", 16)
-    same = api.put("/v1/namespace", told.body["properties"])
-    assert (same.status, same.body["appliedHash"]) == (200, told.body["appliedHash"])
-    assert same.body["version"] == told.body["version"]
-    wanted = {**told.body["properties"], "tags": {"team": "shop"}}
+    response = api.get("/v1/namespace")
+    assert (response.body["name"], response.body["partitionCount"]) == ("test-bus", 16)
+    same = api.put("/v1/namespace", response.body["properties"])
+    assert (same.status, same.body["appliedHash"]) == (200, response.body["appliedHash"])
+    assert same.body["version"] == response.body["version"]
+    wanted = {**response.body["properties"], "tags": {"team": "shop"}}
     changed = api.put("/v1/namespace", wanted)
     assert (changed.status, changed.body["entityId"], changed.body["created"]) == (200, 0, False)
     version = changed.body["version"]
-    assert version > told.body["version"]
+    assert version > response.body["version"]
     assert changed.body["acknowledged"] == {str(each): version for each in range(16)}
     again = api.get("/v1/namespace")
     assert again.body["properties"] == wanted
-    assert again.body["appliedHash"] == changed.body["appliedHash"] != told.body["appliedHash"]
+    assert again.body["appliedHash"] == changed.body["appliedHash"] != response.body["appliedHash"]
     assert again.headers["ETag"] == changed.headers["ETag"] == f'"{version}"'
     assert api.put("/v1/namespace", wanted).body["version"] == version
-    assert api.put("/v1/namespace", {}).body["appliedHash"] == told.body["appliedHash"]
+    assert api.put("/v1/namespace", {}).body["appliedHash"] == response.body["appliedHash"]
 
 
 @pytest.mark.behaviour("S149")
@@ -436,11 +442,19 @@ def test_changes_of_immutable_properties_of_the_namespace_are_refused_by_name(ap
 
 
 def test_status_names_the_broker_and_its_partitions(api: Caller) -> None:
-    told = api.get("/v1/status").body
-    assert (told["program"], told["protocol"], told["namespace"]) == ("postbus", 1, "test-bus")
-    assert (told["isReady"], told["isDevelopment"], told["troubles"]) == (True, True, [])
-    assert [each["partition"] for each in told["partitions"]] == list(range(16))
-    assert {each["trouble"] for each in told["partitions"]} == {None}
+    response = api.get("/v1/status").body
+    assert (response["program"], response["protocol"], response["namespace"]) == (
+        "postbus",
+        1,
+        "test-bus",
+    )
+    assert (response["isReady"], response["isDevelopment"], response["troubles"]) == (
+        True,
+        True,
+        [],
+    )
+    assert [each["partition"] for each in response["partitions"]] == list(range(16))
+    assert {each["trouble"] for each in response["partitions"]} == {None}
 
 
 def test_partition_in_trouble_is_named(running: ControlledBus, name: str) -> None:
@@ -453,9 +467,9 @@ def test_partition_in_trouble_is_named(running: ControlledBus, name: str) -> Non
     deadline = time.monotonic() + WAIT_S
     seen: set[str] = set()
     while time.monotonic() < deadline:
-        told = api.get("/v1/status").body
-        trouble = told["partitions"][home]["trouble"]
-        assert told["troubles"] == ([] if trouble is None else [f"partition {home}: {trouble}"])
+        response = api.get("/v1/status").body
+        trouble = response["partitions"][home]["trouble"]
+        assert response["troubles"] == ([] if trouble is None else [f"partition {home}: {trouble}"])
         seen |= {trouble} if trouble else set()
         if seen and trouble is None:
             break

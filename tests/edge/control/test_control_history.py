@@ -16,9 +16,9 @@ from postbus.process.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, dsn_of, make_database
 from tests.edge.control.control_bus import (
     WAIT_S,
-    AuditResult,
     Caller,
     ControlledBus,
+    ControlResponse,
     controlled_bus,
     path_of,
 )
@@ -102,8 +102,8 @@ def test_delete_if_empty(running: ControlledBus, name: str) -> None:
 @pytest.mark.parametrize("policy", ["delete", "Keep", "", "Delete&policy=Retain"])
 def test_unknown_policies_delete_nothing(api: Caller, name: str, policy: str) -> None:
     api.put(path_of("queues", name), {})
-    told = api.delete(f"{path_of('queues', name)}?policy={policy}")
-    assert (told.status, told.body["problems"][0]["field"]) == (400, "policy")
+    response = api.delete(f"{path_of('queues', name)}?policy={policy}")
+    assert (response.status, response.body["problems"][0]["field"]) == (400, "policy")
     assert api.get(path_of("queues", name)).status == 200
 
 
@@ -132,8 +132,8 @@ def test_recreated_entities_block_a_restore(running: ControlledBus, name: str) -
     number = api.delete(f"{path}?policy=Retain").body["entityId"]
     assert api.put(path, {}).status == 201
     assert count_of(api, name) == 0
-    told = api.post(f"/v1/deleted/{number}/restore")
-    assert (told.status, told.kind) == (409, "already-exists")
+    response = api.post(f"/v1/deleted/{number}/restore")
+    assert (response.status, response.kind) == (409, "already-exists")
     assert api.delete(path).status == 200
     assert api.post(f"/v1/deleted/{number}/restore").status == 200
     assert received(running, name, 1) == ["old"]
@@ -203,10 +203,10 @@ def test_tombstones_are_asked_from_a_version(api: Caller, name: str) -> None:
     before = api.get("/v1/tombstones").body["version"]
     api.put(path_of("queues", name), {})
     number = api.delete(path_of("queues", name)).body["entityId"]
-    told = api.get(f"/v1/tombstones?since={before}").body
-    assert [each["entityId"] for each in told["items"]] == [number]
-    assert told["items"][0]["restorableUntil"] is None
-    assert api.get(f"/v1/tombstones?since={told['version']}").body["items"] == []
+    response = api.get(f"/v1/tombstones?since={before}").body
+    assert [each["entityId"] for each in response["items"]] == [number]
+    assert response["items"][0]["restorableUntil"] is None
+    assert api.get(f"/v1/tombstones?since={response['version']}").body["items"] == []
 
 
 def test_idle_deletion_leaves_a_tombstone(api: Caller, name: str) -> None:
@@ -228,20 +228,20 @@ def test_changes_are_listed_since_a_version(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
     assert api.get(f"/v1/changes?since={since}").body == {"version": since, "items": []}
     number = api.put(path_of("queues", name), {}).body["entityId"]
-    told = api.get(f"/v1/changes?since={since}").body
-    (change,) = told["items"]
+    response = api.get(f"/v1/changes?since={since}").body
+    (change,) = response["items"]
     assert (change["entityId"], change["name"], change["kind"]) == (number, name, "queue")
-    assert (change["change"], change["version"]) == ("put", told["version"])
+    assert (change["change"], change["version"]) == ("put", response["version"])
     api.delete(path_of("queues", name))
-    (change,) = api.get(f"/v1/changes?since={told['version']}").body["items"]
+    (change,) = api.get(f"/v1/changes?since={response['version']}").body["items"]
     assert (change["entityId"], change["change"]) == (number, "deleted")
 
 
 def test_a_request_waits_for_a_change(api: Caller, name: str) -> None:
     since = api.get("/v1/changes").body["version"]
-    told: list[AuditResult] = []
+    response: list[ControlResponse] = []
     asking = threading.Thread(
-        target=lambda: told.append(api.get(f"/v1/changes?since={since}&wait=60"))
+        target=lambda: response.append(api.get(f"/v1/changes?since={since}&wait=60"))
     )
     asking.start()
     asking.join(0.3)
@@ -250,19 +250,19 @@ def test_a_request_waits_for_a_change(api: Caller, name: str) -> None:
     api.put(path_of("queues", name), {})
     asking.join(WAIT_S)
     assert time.monotonic() - begun < 10
-    assert [each["name"] for each in told[0].body["items"]] == [name]
+    assert [each["name"] for each in response[0].body["items"]] == [name]
 
 
 def test_a_wait_without_a_change_times_out(api: Caller) -> None:
     since = api.get("/v1/changes").body["version"]
     begun = time.monotonic()
-    told = api.get(f"/v1/changes?since={since}&wait=1")
+    response = api.get(f"/v1/changes?since={since}&wait=1")
     assert time.monotonic() - begun >= 1
-    assert told.body == {"version": since, "items": []}
+    assert response.body == {"version": since, "items": []}
 
 
 def test_versions_from_the_future_are_too_old_as_well(api: Caller) -> None:
     """They come from another store, before a backup was brought back."""
-    told = api.get(f"/v1/changes?since={2**60}")
-    assert (told.status, told.kind) == (410, "too-old")
+    response = api.get(f"/v1/changes?since={2**60}")
+    assert (response.status, response.kind) == (410, "too-old")
     assert api.get(f"/v1/tombstones?since={2**60}").status == 410

@@ -64,8 +64,8 @@ def kill(running: ControlledBus, queue: str, *bodies: str) -> None:
             receiver.dead_letter_message(message, reason="bad", error_description="it is")
 
 
-def bodies(told: Any) -> list[str]:
-    return [base64.b64decode(each["bodyBase64"]).decode() for each in told["messages"]]
+def bodies(response: Any) -> list[str]:
+    return [base64.b64decode(each["bodyBase64"]).decode() for each in response["messages"]]
 
 
 def test_peek_shows_all_messages(running: ControlledBus, queue: str) -> None:
@@ -81,10 +81,10 @@ def test_peek_shows_all_messages(running: ControlledBus, queue: str) -> None:
         application_properties=properties,
     )
     send(running, queue, message, ServiceBusMessage("later", scheduled_enqueue_time_utc=later))
-    told = api.post(PEEK, {"entity": queue, "bodyBytes": 100}).body
-    assert bodies(told) == ["hello", "later"]
-    assert (told["isEnd"], told["lookedAt"], told["away"]) == (True, 2, [])
-    first, second = told["messages"]
+    response = api.post(PEEK, {"entity": queue, "bodyBytes": 100}).body
+    assert bodies(response) == ["hello", "later"]
+    assert (response["isEnd"], response["lookedAt"], response["away"]) == (True, 2, [])
+    first, second = response["messages"]
     assert (first["state"], second["state"]) == ("active", "scheduled")
     assert (first["messageId"], first["subject"], first["timeToLive"]) == (
         "one",
@@ -136,9 +136,9 @@ def test_peek_filters_and_pages(running: ControlledBus, queue: str) -> None:
 
 def test_delete_by_number(running: ControlledBus, queue: str) -> None:
     send(running, queue, *(ServiceBusMessage(str(number)) for number in range(4)))
-    told = running.caller.post(DELETE, {"entity": queue, "numbers": [2, 4, 77]}).body
-    assert told["numbers"] == [2, 4]
-    assert [(each["number"], each["reason"]) for each in told["refused"]] == [
+    response = running.caller.post(DELETE, {"entity": queue, "numbers": [2, 4, 77]}).body
+    assert response["numbers"] == [2, 4]
+    assert [(each["number"], each["reason"]) for each in response["refused"]] == [
         (77, "message-not-found")
     ]
     left = running.caller.post(PEEK, {"entity": queue, "bodyBytes": 9}).body
@@ -172,13 +172,13 @@ def test_dead_letters_are_sent_again_as_they_are_and_edited(
     }
     numbers = [each["sequenceNumber"] for each in shown]
     edit = {"body": "mended", "subject": "now", "messageId": None, "properties": {"by": "hand"}}
-    told = api.post(RESEND, {"entity": queue, "numbers": numbers[:1], "edit": edit}).body
-    assert (told["refused"], told["forwarded"], len(told["resent"])) == ([], [], 1)
+    response = api.post(RESEND, {"entity": queue, "numbers": numbers[:1], "edit": edit}).body
+    assert (response["refused"], response["forwarded"], len(response["resent"])) == ([], [], 1)
     raw = {"bodyBase64": base64.b64encode(b"\xff\x00").decode()}
-    told = api.post(RESEND, {"entity": queue, "numbers": numbers[1:2], "edit": raw}).body
-    assert len(told["resent"]) == 1
-    told = api.post(RESEND, {"entity": queue, "numbers": numbers}).body
-    assert [each["number"] for each in told["refused"]] == numbers[:2]
+    response = api.post(RESEND, {"entity": queue, "numbers": numbers[1:2], "edit": raw}).body
+    assert len(response["resent"]) == 1
+    response = api.post(RESEND, {"entity": queue, "numbers": numbers}).body
+    assert [each["number"] for each in response["refused"]] == numbers[:2]
     client = ServiceBusClient.from_connection_string(running.connection_string)
     with client, client.get_queue_receiver(queue, max_wait_time=10) as receiver:
         found = list(itertools.islice(receiver, 3))
@@ -209,8 +209,8 @@ def test_dead_letters_of_a_subscription_go_to_its_topic_or_elsewhere(
         shown = api.post(PEEK, {"entity": entity, "subQueue": "deadLetter"}).body["messages"]
         first, second = (each["sequenceNumber"] for each in shown)
         assert api.post(RESEND, {"entity": entity, "numbers": [first]}).status == 200
-        told = api.post(RESEND, {"entity": entity, "numbers": [second], "to": queue}).body
-        assert len(told["resent"]) + len(told["forwarded"]) == 1
+        response = api.post(RESEND, {"entity": entity, "numbers": [second], "to": queue}).body
+        assert len(response["resent"]) + len(response["forwarded"]) == 1
         with client.get_subscription_receiver(topic, "all", max_wait_time=10) as receiver:
             assert str(next(receiver)) == "one"
         with client.get_queue_receiver(queue, max_wait_time=10) as receiver:
@@ -251,5 +251,5 @@ REFUSED: list[tuple[str, dict[str, object], int, str]] = [
 def test_wrong_requests(
     api: Caller, path: str, body: dict[str, object], status: int, words: str
 ) -> None:
-    told = api.post(path, body)
-    assert (told.status, words in told.body["detail"]) == (status, True), told.body
+    response = api.post(path, body)
+    assert (response.status, words in response.body["detail"]) == (status, True), response.body

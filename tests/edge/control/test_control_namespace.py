@@ -43,8 +43,8 @@ def test_the_minimum_tls_version_is_put_and_stays(database: str, tmp_path: Path)
         assert not lets_in(bus, ssl.TLSVersion.TLSv1_2)
         assert lets_in(bus, ssl.TLSVersion.TLSv1_3)
     with controlled_bus(database, tmp_path / "bus") as bus:
-        told = bus.caller.get("/v1/namespace").body
-        assert told["properties"]["minimumTlsVersion"] == "1.3"
+        response = bus.caller.get("/v1/namespace").body
+        assert response["properties"]["minimumTlsVersion"] == "1.3"
         assert not lets_in(bus, ssl.TLSVersion.TLSv1_2)
         assert bus.caller.put("/v1/namespace", {}).status == 200
         assert lets_in(bus, ssl.TLSVersion.TLSv1_2)
@@ -57,8 +57,8 @@ def test_manifest_wins_at_a_start(database: str, tmp_path: Path) -> None:
         assert bus.caller.put("/v1/namespace", changed).status == 200
         assert lets_in(bus, ssl.TLSVersion.TLSv1_2)
     with controlled_bus(database, tmp_path / "bus", definition=declared) as bus:
-        told = bus.caller.get("/v1/namespace").body["properties"]
-        assert (told["minimumTlsVersion"], told["tags"]) == ("1.3", {"a": "b"})
+        response = bus.caller.get("/v1/namespace").body["properties"]
+        assert (response["minimumTlsVersion"], response["tags"]) == ("1.3", {"a": "b"})
         assert not lets_in(bus, ssl.TLSVersion.TLSv1_2)
 
 

@@ -297,12 +297,12 @@ async def test_a_post_is_answered_after_its_message_is_stored(
         assert (len(held), bus.counts(queue).active) == (stored, stored)
         with pytest.raises(TimeoutError):  # stored but not released: not answered, and none follows
             await asyncio.wait_for(reader.readexactly(1), 0.05)
-        bus.run(tell(held[stored - 1], replies[stored - 1]))
+        bus.run(release(held[stored - 1], replies[stored - 1]))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 201 ")
     writer.close()
 
 
-async def tell(on_reply: Callable[[Reply], None], reply: Reply) -> None:
+async def release(on_reply: Callable[[Reply], None], reply: Reply) -> None:
     on_reply(reply)
 
 
@@ -339,7 +339,7 @@ async def test_a_send_without_an_answer_in_time_has_an_unknown_result(
     assert (answer.status, "may have been stored" in answer.detail) == (504, True)
     assert "Retry-After" not in answer.headers
     assert http.bus.listener.inflight.unanswered.used == len("maybe")  # it is still in flight
-    http.bus.run(tell(late[0], Refused(Refusal.NOT_APPLIED)))
+    http.bus.run(release(late[0], Refused(Refusal.NOT_APPLIED)))
 
 
 async def test_a_disconnect_during_a_send_releases_no_budget(
@@ -355,7 +355,7 @@ async def test_a_disconnect_during_a_send_releases_no_budget(
         await wait_for_connections(http, 0)
         assert http.bus.listener.inflight.unanswered.used == 5 * count
     for on_reply in late:
-        http.bus.run(tell(on_reply, Refused(Refusal.NOT_APPLIED)))
+        http.bus.run(release(on_reply, Refused(Refusal.NOT_APPLIED)))
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

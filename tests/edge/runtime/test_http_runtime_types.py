@@ -437,8 +437,8 @@ async def test_every_broker_property_comes_back(http: HttpClient) -> None:
         assert until - before < timedelta(seconds=60)
         assert parsedate_to_datetime(broker.pop("EnqueuedTimeUtc")) <= before
         assert locked.headers["Location"].endswith(f"/{queue}/messages/m/{broker.pop('LockToken')}")
-        told = {"DeliveryCount": 1, "SequenceNumber": number, "EnqueuedSequenceNumber": 0}
-        assert broker == {**said, **told, "State": "Active"}
+        counts = {"DeliveryCount": 1, "SequenceNumber": number, "EnqueuedSequenceNumber": 0}
+        assert broker == {**said, **counts, "State": "Active"}
         assert (await http.call("DELETE", locked.path)).status == 200
 
 

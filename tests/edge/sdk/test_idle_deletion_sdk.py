@@ -90,17 +90,17 @@ def poll(client: ServiceBusClient, path: str, **said: object) -> list[object]:
 
 def not_found(bus: BusThread, client: ServiceBusClient, path: str) -> list[str]:
     """Return the errors of clients that send and receive there."""
-    told = []
+    answers = []
     with RawClient(bus.port, RULES[0].name, RULES[0].keys.primary) as raw:
         for attach in (raw.attach_sender, raw.attach_receiver):
             attach(path)
             condition, text, _ = raw.expect(DETACH).fields[2].value
             assert str(condition) == "amqp:not-found"
-            told.append(str(text).split("Reference:")[0].replace(path, "NAME"))
+            answers.append(str(text).split("Reference:")[0].replace(path, "NAME"))
     # Its token is refused already, as on Azure.
     with pytest.raises(ServiceBusAuthenticationError):
         send(client, path, "m")
-    return told
+    return answers
 
 
 # --- the setting ----------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def test_open_links_of_a_deleted_queue_end(bus: BusThread) -> None:
         assert receiver_end.fields[0] == 1
         assert str(receiver_end.fields[2].value[0]) == "amqp:not-found"
         raw.write(raw.transfer(0, message(b"too late")))
-        told = raw.read()
-        error = told.fields[4].value[0] if told.code == DISPOSITION else told.fields[2]
+        answers = raw.read()
+        error = answers.fields[4].value[0] if answers.code == DISPOSITION else answers.fields[2]
         assert str(error.value[0]) == "amqp:not-found"
 
 

@@ -69,8 +69,8 @@ def test_wrong_transaction_ids(bus: BusThread, hostile: HostileClient, queue: st
         foreign = other.declare()
         for wrong in (b"", b"x", b"x" * 32, b"x" * 33, b"x" * 50_000, foreign):
             too_large = len(wrong) > 1_000
-            told = condition(hostile.discharge(wrong))
-            assert told == ("amqp:link:message-size-exceeded" if too_large else unknown)
+            description = condition(hostile.discharge(wrong))
+            assert description == ("amqp:link:message-size-exceeded" if too_large else unknown)
             assert condition(hostile.send_in(wrong, message(b"m"), handle=50)) == unknown
         assert int(other.discharge(foreign).descriptor) == ACCEPTED
     used = hostile.declare()
@@ -179,8 +179,8 @@ def test_tokens_that_are_none(bus: BusThread, hostile: HostileClient) -> None:
     for tokens in (None, "text", 7, {}, ["text"], [7], [None], [b"x" * 16], [[locked.token]]):
         for operation in ("update-disposition", "renew-lock"):
             body = {"disposition-status": "completed", "lock-tokens": tokens}
-            status, name, told = hostile.ask(locked.queue, operation, body)
-            assert status == 400, (tokens, told)
+            status, name, description = hostile.ask(locked.queue, operation, body)
+            assert status == 400, (tokens, description)
             assert name not in RETRYABLE
     for status_text in (None, 7, "", "COMPLETE ", "odd", b"completed", ["completed"]):
         body = {"disposition-status": status_text, "lock-tokens": [locked.token]}
@@ -202,8 +202,8 @@ def test_odd_changes_of_properties_at_a_settlement(
         "lock-tokens": [locked.token],
         "properties-to-modify": changes,
     }
-    status, name, told = hostile.ask(locked.queue, "update-disposition", body)
-    assert status in {400, 403}, told
+    status, name, description = hostile.ask(locked.queue, "update-disposition", body)
+    assert status in {400, 403}, description
     assert name not in RETRYABLE
     assert settle(hostile, locked.queue, locked.token) == (200, "")
     assert total(bus, locked.queue).active == 0
@@ -366,8 +366,8 @@ def test_session_requests_that_are_wrong(bus: BusThread, hostile: HostileClient)
     for wrong in (None, 7, b"s", [], "s" * 129):
         for operation in ("get-session-state", "set-session-state", "renew-session-lock"):
             body: dict[str, Value] = {"session-id": wrong, "session-state": b"x"}
-            status, name, told = hostile.ask(queue, operation, body)
-            assert status in {400, 410}, (operation, wrong, told)
+            status, name, description = hostile.ask(queue, operation, body)
+            assert status in {400, 410}, (operation, wrong, description)
             assert name not in RETRYABLE
     for state in ("text", 7, [], {}):
         body = {"session-id": "s", "session-state": state}
@@ -444,8 +444,8 @@ def test_wrong_requests_are_answered(
 ) -> None:
     hostile.attach_sender(queue, 50)
     assert hostile.send_bytes(message(b"m"), 50) is None
-    status, name, told = hostile.ask(queue, operation, body)
-    assert 400 <= status < 500, told
+    status, name, description = hostile.ask(queue, operation, body)
+    assert 400 <= status < 500, description
     assert name not in RETRYABLE
     assert total(bus, queue).active == 1
 
@@ -466,8 +466,8 @@ def test_messages_to_schedule_share_one_budget_of_values(
         messages: Value = [
             {"message-id": f"{count}-{number}", "message": body} for number in range(count)
         ]
-        status, _, told = hostile.ask(queue, "schedule-message", {"messages": messages})
-        assert status in statuses, told
+        status, _, description = hostile.ask(queue, "schedule-message", {"messages": messages})
+        assert status in statuses, description
 
 
 def test_large_numbers_in_requests(bus: BusThread, hostile: HostileClient, queue: str) -> None:
@@ -524,7 +524,7 @@ def test_odd_termini(hostile: HostileClient, queue: str) -> None:
                 described(0x28, "here"), target, None, None, Uint(0),
             )
         )  # fmt: skip
-        told = hostile.expect(ATTACH)
-        assert told.fields[6] is None
+        description = hostile.expect(ATTACH)
+        assert description.fields[6] is None
         assert str(hostile.expect(DETACH).fields[2].value[0]) not in RETRYABLE
     hostile.check()

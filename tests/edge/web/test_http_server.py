@@ -425,12 +425,12 @@ def test_refused_tokens_say_why() -> None:
     assert "malformed" in refusal("SharedAccessSignature sr=x")
     assert "another resource" in refusal(sas_token("sb://h/other", ROOT.name, key, expiry))
     assert "does not match" in refusal(sas_token("sb://h", ROOT.name, "wrong", expiry))
-    told = "The signature does not match a key of the rule"
-    assert f"{told} nobody." in refusal(sas_token("sb://h", "nobody", key, expiry))
+    why = "The signature does not match a key of the rule"
+    assert f"{why} nobody." in refusal(sas_token("sb://h", "nobody", key, expiry))
     for odd in ("x" * 51, "a\nb", "é", ""):
-        assert f"{told}." in refusal(sas_token("sb://h", odd, key, expiry))
-    told = refusal(sas_token("sb://h", ROOT.name, key, NOW_S))
-    assert told.startswith("ExpiredToken: The token is expired. Expiration time: '")
+        assert f"{why}." in refusal(sas_token("sb://h", odd, key, expiry))
+    why = refusal(sas_token("sb://h", ROOT.name, key, NOW_S))
+    assert why.startswith("ExpiredToken: The token is expired. Expiration time: '")
     token = sas_token("sb://h", "sender", RULES[1].keys.primary, expiry)
     assert "'Manage' claim(s) are required" in refusal(token)
     assert authorize(token, "orders", Right.SEND) == "sender"
