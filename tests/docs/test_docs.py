@@ -50,7 +50,7 @@ from postbus.edge.runtime import receives as http_runtime_receives
 from postbus.edge.runtime import requests as http_runtime_requests
 from postbus.edge.web import authorization as http_authorization
 from postbus.entity.queues import dedup
-from postbus.entity.queues.expiry import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
+from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, EXPIRED, HEADER_TOO_LARGE, REASON
 from postbus.entity.topics import topic_state
 from postbus.entity.transfer import outbox
 from postbus.entity.transfer.inbox import MAX_FORWARD_HOPS

@@ -22,8 +22,10 @@ def check_partition(state: PartitionState) -> None:
     window = state._context.window
     count = used = 0
     shared: Counter[SharedBody | None] = Counter()
-    places = list(state._context.sub_queues)
+    places: list[SubQueueState] = []
     for sub in state._context.sub_queues:
+        assert isinstance(sub, SubQueueState)
+        places.append(sub)
         if isinstance(sub, SessionQueue):
             used += check_sessions(sub)
             places += sub.open_sessions.values()

@@ -8,10 +8,10 @@ entities of a partition share is in `partition_context`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from postbus.contract.entities import NamespaceLimits
 from postbus.entity.commands import Done
@@ -19,6 +19,8 @@ from postbus.entity.outcomes import Outcome, RecordAcquired, SettleRows, Settlin
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
+from postbus.message.envelope import Envelope
+from postbus.message.patch import with_properties
 from postbus.rules.steps import APPLY_STEPS, StepPool
 
 OnTime: TypeAlias = Callable[[], None]
@@ -34,6 +36,16 @@ READING_MS: Final = 10_000
 counts as away."""
 
 DONE: Final = Done()
+
+
+class SubQueueMemory(Protocol):
+    """The memory of a sub-queue, as the others of its partition know it."""
+
+    def make_room(self, wanted_bytes: int) -> None:
+        """Unload messages without a waiting receiver, unless there is enough room."""
+
+    def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:
+        """Yield messages with attempts the tables do not know, and the attempts."""
 
 
 class ApplyContext:
@@ -58,6 +70,7 @@ class ApplyContext:
         "resumed",
         "settled",
         "steps",
+        "sub_queues",
         "timers",
         "token_suffix",
         "window",
@@ -90,6 +103,7 @@ class ApplyContext:
         self.outstanding: deque[tuple[int, list[QueuedMessage]]] = deque()
         self.resumed: dict[OnTime, None] = {}
         self.timers: list[tuple[int, int, OnTime]] = []
+        self.sub_queues: dict[SubQueueMemory, None] = {}
         self.settled: dict[tuple[int, Settling], list[int]] = {}
         self._changed: dict[int, tuple[int, bytes]] = {}
         self._is_watching_changes = False
@@ -155,10 +169,10 @@ class ApplyContext:
             self._is_watching_changes = True
             self.set_timer(self.now_ms + READING_MS + 1, self._look_at_changes)
 
-    def changed_section(self, row_key: int) -> bytes | None:
-        """Return the application properties that a row may not show yet."""
+    def as_changed(self, row_key: int, envelope: Envelope) -> Envelope:
+        """Return a message as read, with changed properties that its row may not show yet."""
         found = self._changed.get(row_key) if self._changed else None
-        return None if found is None else found[1]
+        return envelope if found is None else with_properties(envelope, found[1])
 
     # --- time -----------------------------------------------------------------------------------
 

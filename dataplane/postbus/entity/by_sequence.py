@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity.commands import Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.outcomes import Needs, Settling
-from postbus.entity.queues import locks, paging
+from postbus.entity.queues import paging
+from postbus.message.patch import with_properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +67,8 @@ class Choice(NamedTuple):
             return None
         section = self.place.deferred_sections.get(self.row_key)
         if section is not None:  # the row may not show the patch yet
-            return locks.with_properties(self.row.envelope, section)
-        return locks.as_changed(self.place.context, self.row_key, self.row.envelope)
+            return with_properties(self.row.envelope, section)
+        return self.place.context.as_changed(self.row_key, self.row.envelope)
 
 
 class Chosen(NamedTuple):

@@ -1,7 +1,7 @@
 """The part of an entity that its sub-queues, outbox and scheduled messages use: size and settings.
 
 They depend on this base and not on `QueueState`, which makes them and implements the abstract
-methods.
+methods. Only the outbox is known here as well: messages of each entity go through it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from postbus.entity.commands import SubQueue
     from postbus.entity.numbering import Numbering
     from postbus.entity.traffic import Traffic
+    from postbus.entity.transfer.outbox import Outbox
 
 
 class MovedTo(Protocol):
@@ -52,6 +53,7 @@ class EntityState(ABC):
         "max_delivery_count",
         "name",
         "outbound",
+        "outbox",
         "size_bytes",
         "state_bytes",
         "traffic",
@@ -66,10 +68,13 @@ class EntityState(ABC):
     lock_duration_ms: int
     max_delivery_count: int
 
-    def __init__(self, entity_no: int, name: str, traffic: Traffic, size_bytes: int) -> None:
+    def __init__(
+        self, entity_no: int, name: str, traffic: Traffic, outbox: Outbox, size_bytes: int
+    ) -> None:
         self.entity_no = entity_no
         self.name = name
         self.traffic = traffic
+        self.outbox = outbox
         self.size_bytes = size_bytes
         self.state_bytes = 0
         self.outbound = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from postbus.entity.commands import SubQueue
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Mutation, PutKept, ShareBody
-from postbus.entity.queues import locks
+from postbus.message.patch import with_properties
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import Outcome
@@ -49,7 +49,7 @@ def settle(outcome: Outcome) -> None:
 def _moved(insert: InsertMessage, move: MoveMessage) -> InsertMessage:
     envelope = insert.envelope
     if move.application_properties is not None:
-        envelope = locks.with_properties(envelope, move.application_properties)
+        envelope = with_properties(envelope, move.application_properties)
     enqueued_ms = insert.enqueued_ms if move.enqueued_ms is None else move.enqueued_ms
     return InsertMessage(move.new_row_key, enqueued_ms, envelope)
 

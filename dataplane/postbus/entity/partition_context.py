@@ -11,8 +11,7 @@ from postbus.entity.traffic import Traffic
 from postbus.entity.window import Window
 
 if TYPE_CHECKING:
-    from postbus.entity.queues.consumer import Consumer
-    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.queues.sub_queue import Consumer, SubQueueState
     from postbus.entity.transfer.outbox import Outbox
 
 
@@ -22,7 +21,7 @@ class PartitionContext(ApplyContext):
     `consumers` are receivers of clients, each with the sub-queue or session it receives from.
     """
 
-    __slots__ = ("consumers", "outbox", "sub_queues")
+    __slots__ = ("consumers", "outbox")
 
     outbox: Outbox
 
@@ -45,4 +44,3 @@ class PartitionContext(ApplyContext):
             traffic=traffic,
         )
         self.consumers: dict[int, tuple[SubQueueState, Consumer]] = {}
-        self.sub_queues: dict[SubQueueState, None] = {}

@@ -75,8 +75,8 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.partition_context import PartitionContext
 from postbus.entity.queues.active_messages import SessionCommand
-from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queue_state import QueueState
+from postbus.entity.queues.sub_queue import Consumer
 from postbus.entity.topics.topic_state import TopicState
 from postbus.entity.traffic import Traffic
 from postbus.entity.transfer.inbox import Inbox

@@ -160,3 +160,11 @@ def _entries(section: bytes) -> list[tuple[str | None, bytes, int]]:
     if pos != end:
         raise DecodeError("map is longer than its entries")
     return found
+
+
+def with_properties(envelope: Envelope, section: bytes) -> Envelope:
+    """Copy an envelope with other application properties; its size follows."""
+    fields = {name: getattr(envelope, name) for name in Envelope.__slots__}
+    fields["application_properties"] = section
+    fields["size_bytes"] += len(section) - len(envelope.application_properties)
+    return Envelope(**fields)

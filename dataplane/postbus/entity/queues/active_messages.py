@@ -38,8 +38,7 @@ from postbus.entity.entity_state import MovedTo
 
 if TYPE_CHECKING:
     from postbus.entity.outcomes import LoadedPartition, Needs
-    from postbus.entity.queues.consumer import Consumer
-    from postbus.entity.queues.sub_queue import SubQueueState
+    from postbus.entity.queues.sub_queue import Consumer, SubQueueState
     from postbus.message.envelope import Envelope
 
 FromNumber: TypeAlias = Callable[[int], Iterator[tuple[int, int]]]

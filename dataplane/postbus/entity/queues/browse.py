@@ -32,11 +32,12 @@ from postbus.entity.commands import (
 from postbus.entity.outcomes import Found, Needs, RecordAcquired, Settling
 from postbus.entity.queues import expiry, locks, paging
 from postbus.entity.queues.queued_message import QueuedMessage
+from postbus.message.patch import with_properties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from postbus.entity.partition_context import PartitionContext
+    from postbus.entity.apply_context import ApplyContext
     from postbus.entity.queues.active_messages import FromNumber
     from postbus.entity.queues.sub_queue import SubQueueState
 
@@ -99,7 +100,7 @@ def peeked(
             count = sub.attempts.get(row_key, row.delivery_count)
             if message is not None:
                 count = message.failures
-            envelope = locks.as_changed(sub.context, row_key, row.envelope)
+            envelope = sub.context.as_changed(row_key, row.envelope)
             peeked = PeekedMessage(sequence, row.enqueued_ms, count, state, envelope, row.death)
         total_bytes += peeked.envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
@@ -206,7 +207,7 @@ def _peek_kept(
             is_deferred = message.is_deferred
         if is_deferred and command.state is MessageState.ACTIVE:
             continue
-        envelope = locks.as_changed(sub.context, row.row_key, row.envelope)
+        envelope = sub.context.as_changed(row.row_key, row.envelope)
         total_bytes += envelope.size_bytes
         if messages and total_bytes > command.max_bytes:
             break
@@ -279,10 +280,10 @@ def receive_deferred(
 
 
 def _from_deferred(sub: SubQueueState, sequence: int, row: StoredRow) -> QueuedMessage:
-    envelope = locks.as_changed(sub.context, row.row_key, row.envelope)
+    envelope = sub.context.as_changed(row.row_key, row.envelope)
     section = sub.deferred_sections.get(row.row_key)
     if section is not None:  # the row may not show the patch yet
-        envelope = locks.with_properties(envelope, section)
+        envelope = with_properties(envelope, section)
     message = QueuedMessage(row.row_key, sequence, row.enqueued_ms, envelope)
     message.is_deferred = True
     message.failures = sub.attempts.get(row.row_key, row.delivery_count)
@@ -381,7 +382,7 @@ def delete_messages(
     return MessagesDeleted(deleted)
 
 
-def bound_of(command: DeleteMessages, context: PartitionContext) -> int:
+def bound_of(command: DeleteMessages, context: ApplyContext) -> int:
     """Return when the last message was enqueued that may be deleted."""
     bound_ms = command.enqueued_before_ms
     return context.now_ms if bound_ms is None else bound_ms

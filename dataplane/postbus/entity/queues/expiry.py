@@ -6,33 +6,16 @@ that moment. Its default counts for messages without a time to live of their own
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from postbus.entity.commands import Death, Receiver, SubQueue
 from postbus.entity.outcomes import MoveMessage, Settling
+from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, EXPIRED, REASON, merged
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.message.patch import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, merge_properties
 
 if TYPE_CHECKING:
     from postbus.entity.entity_state import EntityState
-    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.sub_queue import SubQueueState
-
-REASON: Final = DEAD_LETTER_REASON
-DESCRIPTION: Final = DEAD_LETTER_DESCRIPTION
-SYSTEM_PROPERTY_BYTES: Final = 2 * 4_096 * 4 + 256
-"""Room for reason and description on top of what a sender may use: two texts of 4,096 characters
-of at most four bytes, and their names."""
-
-EXPIRED: Final[dict[str, object]] = {
-    REASON: "TTLExpiredException",
-    DESCRIPTION: "The message expired and was dead lettered.",
-}
-HEADER_TOO_LARGE: Final[dict[str, object]] = {
-    REASON: "HeaderSizeExceeded",
-    DESCRIPTION: "The size quota for this stream has been exceeded.",
-}
-"""Source: the table of system reasons in Azure's page on dead-letter queues (S259, S261)."""
 
 
 def effective_ttl_ms(entity: EntityState, own_ttl_ms: int | None) -> int | None:
@@ -99,15 +82,6 @@ def dead_letter(
     move(sub, message, section, death, properties.get(REASON))
 
 
-def merged(context: PartitionContext, section: bytes, properties: dict[str, object]) -> bytes:
-    """Return application properties with what says why a message is a dead letter."""
-    limit_bytes = context.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
-    try:
-        return merge_properties(section, properties, limit_bytes)
-    except ValueError:  # a sender's broken map must not keep its message from leaving
-        return merge_properties(b"", properties, limit_bytes)
-
-
 def move(
     sub: SubQueueState, message: QueuedMessage, section: bytes, death: Death, reason: object
 ) -> None:
@@ -121,7 +95,8 @@ def move(
     if entity.keeps_settled:
         sub.context.settle(entity.entity_no, [message.row_key], Settling.DEAD_LETTERED)
     if entity.forward_dead_letters_to is not None:
-        sub.context.outbox.move(sub, message, entity.forward_dead_letters_to, section)
+        sub.ledger.leave(message)
+        entity.outbox.move(entity, message, entity.forward_dead_letters_to, section)
         return
     target = entity.sub_queue(SubQueue.DEAD_LETTER)
     new_row_key, _ = target.numbering.take_one(sub.context)

@@ -1,4 +1,4 @@
-"""Settlement, renewal and expiry of message locks.
+"""Message locks: acquisition, settlement, renewal and expiry.
 
 `SubQueueState.locks` maps token to message in the order the locks expire: every new or renewed lock
 lasts the same time and goes to the end. Only a shorter lock duration breaks that order; until the
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from postbus.entity.commands import (
     Death,
+    Delivery,
     Disposition,
     LocksRenewed,
+    Receiver,
     Refusal,
     Refused,
     RenewLocks,
@@ -23,19 +25,26 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import Needs, PatchMessage, RecordAcquired, Settling
 from postbus.entity.queues import expiry, paging
+from postbus.entity.queues.dead_letter_reasons import (
+    DESCRIPTION,
+    HEADER_TOO_LARGE,
+    REASON,
+    SYSTEM_PROPERTY_BYTES,
+)
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.codec import DecodeError
-from postbus.message.envelope import Envelope
-from postbus.message.patch import PropertiesTooLarge, merge_properties
+from postbus.message.patch import PropertiesTooLarge, merge_properties, with_properties
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.sub_queue import SubQueueState
 
 REASON_CHARS: Final = 4_096
 """Longest reason or description. Source: Azure's page on dead-letter queues."""
+
+
+_new = tuple.__new__
 
 
 class SettlePlan(NamedTuple):
@@ -43,6 +52,106 @@ class SettlePlan(NamedTuple):
 
     changes: dict[str, object]
     sections: dict[bytes, bytes]
+
+
+# --- acquisition ----------------------------------------------------------------------------------
+
+
+def lock(
+    sub: SubQueueState, batch: list[QueuedMessage], receiver: Receiver | None
+) -> list[Delivery]:
+    """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
+    context, entity, held, is_main = sub.context, sub.entity, sub.locks, sub.is_main
+    now_ms = context.now_ms
+    first_key = context.first_key
+    suffix = context.token_suffix
+    default_ttl_ms = entity.default_ttl_ms if is_main else None
+    until_ms = sub.session_until_ms or now_ms + entity.lock_duration_ms
+    random_bytes = context.random.randbytes(8 * len(batch))
+    position = 0
+    deliveries: list[Delivery] = []
+    row_keys: list[int] = []
+    attempts: list[int] = []
+    for message in batch:
+        envelope = message.envelope
+        assert envelope is not None
+        failures = message.failures
+        ttl_ms = envelope.ttl_ms
+        if ttl_ms is None:
+            ttl_ms = default_ttl_ms
+        if is_main:
+            if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
+                expiry.expire(sub, message)
+                continue
+            if failures or message.row_key < first_key:
+                if failures >= entity.max_delivery_count:
+                    expiry.exhaust(sub, message)
+                    continue
+                message.recorded = failures + 1
+                row_keys.append(message.row_key)
+                attempts.append(failures + 1)
+        token = random_bytes[position : position + 8] + suffix
+        position += 8
+        message.token = token
+        message.receiver = receiver
+        message.locked_until_ms = until_ms
+        held[token] = message
+        deliveries.append(
+            _new(
+                Delivery,
+                (
+                    token,
+                    until_ms,
+                    message.sequence,
+                    message.enqueued_ms,
+                    failures,
+                    ttl_ms,
+                    envelope,
+                ),
+            )
+        )
+    if row_keys:
+        context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
+    if is_main and len(row_keys) < len(deliveries):
+        context.outstanding.append((now_ms, batch))
+    if deliveries:
+        watch(sub, until_ms)
+    return deliveries
+
+
+def receive_and_delete(sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
+    """Take a batch for good: the delete commits before the transfer leaves (S25)."""
+    now_ms = sub.context.now_ms
+    deliveries: list[Delivery] = []
+    for message in batch:
+        envelope = message.envelope
+        assert envelope is not None
+        ttl_ms = envelope.ttl_ms
+        if sub.is_main:
+            ttl_ms = expiry.effective_ttl_ms(sub.entity, ttl_ms)
+            if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
+                expiry.expire(sub, message)
+                continue
+            if message.failures >= sub.entity.max_delivery_count:
+                expiry.exhaust(sub, message)
+                continue
+        sub.remove(message, Settling.RECEIVED)
+        sub.entity.traffic.completed += sub.is_main
+        deliveries.append(
+            Delivery(
+                b"",
+                0,
+                message.sequence,
+                message.enqueued_ms,
+                message.failures,
+                ttl_ms,
+                envelope,
+            )
+        )
+    return deliveries
+
+
+# --- settlement -----------------------------------------------------------------------------------
 
 
 def settle(
@@ -139,12 +248,12 @@ def _settle_one(
     section: bytes | None,
 ) -> None:
     if section is None and changes and disposition is not Disposition.DEAD_LETTER:
-        expiry.dead_letter(sub, message, expiry.HEADER_TOO_LARGE, _death(sub, message))
+        expiry.dead_letter(sub, message, HEADER_TOO_LARGE, _death(sub, message))
     elif disposition is Disposition.DEAD_LETTER:
         assert message.envelope is not None
         old = message.envelope.application_properties
         section = old if section is None else section
-        expiry.move(sub, message, section, _death(sub, message), changes.get(expiry.REASON))
+        expiry.move(sub, message, section, _death(sub, message), changes.get(REASON))
     elif disposition is Disposition.DEFER:
         _defer(sub, message, section)
     else:
@@ -248,8 +357,8 @@ def _changes(command: Settle) -> dict[str, object] | Refused:
         return {} if command.disposition is Disposition.RELEASE else command.properties or {}
     changes = dict(command.properties or {})
     for name, text in (
-        (expiry.REASON, command.reason),
-        (expiry.DESCRIPTION, command.description),
+        (REASON, command.reason),
+        (DESCRIPTION, command.description),
     ):
         if text is not None:
             if len(text) > REASON_CHARS:
@@ -271,7 +380,7 @@ def _merge_all(
     own = command.properties or {}
     texts: dict[str, object] = {}
     if command.disposition is Disposition.DEAD_LETTER:
-        given = {expiry.REASON: command.reason, expiry.DESCRIPTION: command.description}
+        given = {REASON: command.reason, DESCRIPTION: command.description}
         texts = {name: changes[name] for name, text in given.items() if text is not None}
     limit_bytes = sub.context.limits.max_header_bytes
     sections: dict[bytes, bytes] = {}
@@ -284,7 +393,7 @@ def _merge_all(
             if own:
                 section = merge_properties(section, own, limit_bytes)
             if texts:
-                room_bytes = limit_bytes + expiry.SYSTEM_PROPERTY_BYTES
+                room_bytes = limit_bytes + SYSTEM_PROPERTY_BYTES
                 section = merge_properties(section, texts, room_bytes)
             sections[token] = section
         except PropertiesTooLarge as error:
@@ -324,20 +433,6 @@ def _replace_properties(sub: SubQueueState, message: QueuedMessage, section: byt
     message.envelope = with_properties(old, section)
     sub.context.note_change(message.row_key, section)
     sub.ledger.resize(grown_bytes)
-
-
-def with_properties(envelope: Envelope, section: bytes) -> Envelope:
-    """Copy an envelope with other application properties; its size follows."""
-    fields = {name: getattr(envelope, name) for name in Envelope.__slots__}
-    fields["application_properties"] = section
-    fields["size_bytes"] += len(section) - len(envelope.application_properties)
-    return Envelope(**fields)
-
-
-def as_changed(context: PartitionContext, row_key: int, envelope: Envelope) -> Envelope:
-    """Return what was read of a row, with the change of its properties that it may not show."""
-    section = context.changed_section(row_key)
-    return envelope if section is None else with_properties(envelope, section)
 
 
 # --- time -----------------------------------------------------------------------------------------

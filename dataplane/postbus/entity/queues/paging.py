@@ -254,7 +254,7 @@ def _take_rows(sub: SubQueueState, rows: deque[StoredRow]) -> int:
                 load(sub, stub, row)
             else:
                 sub.backlog_head += 1
-                envelope = locks.as_changed(sub.context, row_key, row.envelope)
+                envelope = sub.context.as_changed(row_key, row.envelope)
                 sub.ready.append(from_row(sub, row, envelope))
                 sub.ledger.load(envelope)
         rows.popleft()
@@ -270,7 +270,7 @@ def load(sub: SubQueueState, stub: QueuedMessage, row: StoredRow) -> None:
 def reload(sub: SubQueueState, message: QueuedMessage, envelope: Envelope) -> None:
     """Give a message its envelope back if it was unloaded."""
     if message.envelope is None:
-        message.envelope = envelope = locks.as_changed(sub.context, message.row_key, envelope)
+        message.envelope = envelope = sub.context.as_changed(message.row_key, envelope)
         sub.ledger.load(envelope)
         sub.ledger.correct(envelope.size_bytes - message.size_bytes)
 

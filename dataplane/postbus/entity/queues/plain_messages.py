@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         StoredRow,
     )
     from postbus.entity.outcomes import LoadedPartition, Needs
+    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.active_messages import FromNumber, SessionCommand
-    from postbus.entity.queues.consumer import Consumer
+    from postbus.entity.queues.sub_queue import Consumer
 
 
 class PlainMessages(SubQueueState):
@@ -36,6 +37,7 @@ class PlainMessages(SubQueueState):
 
     __slots__ = ()
 
+    context: PartitionContext
     requires_session: ClassVar[bool] = False
 
     def load(self, loaded: LoadedPartition) -> None:

@@ -81,7 +81,7 @@ class QueueState(EntityState):
         topic: TopicState | None = None,
         share: int = 1,
     ) -> None:
-        super().__init__(entity_no, name, context.traffic_of(entity_no), size_bytes)
+        super().__init__(entity_no, name, context.traffic_of(entity_no), context.outbox, size_bytes)
         self.context = context
         self.topic = topic
         self.share = share
@@ -323,7 +323,7 @@ class QueueState(EntityState):
         """Store messages that passed all checks, or forward them; return their numbers."""
         self.traffic.accepted += len(envelopes)
         if self.forward_to is not None and not self.active.has_backlog():
-            return self.context.outbox.send(self, envelopes, self.forward_to)
+            return self.outbox.send(self, envelopes, self.forward_to)
         return self.active.append(
             envelopes, total_bytes, is_shared=is_shared, enqueued_ms=enqueued_ms
         )

@@ -20,8 +20,8 @@ from postbus.message.envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from postbus.entity.apply_context import ApplyContext
     from postbus.entity.entity_state import EntityState
-    from postbus.entity.partition_context import PartitionContext
     from postbus.entity.queues.active_messages import ActiveMessages
 
 
@@ -63,7 +63,7 @@ class ScheduledMessages:
         self,
         entity: EntityState,
         active: ActiveMessages,
-        context: PartitionContext,
+        context: ApplyContext,
         publish: Callable[[Envelope, int], int] | None = None,
     ) -> None:
         self._entity = entity
@@ -179,7 +179,7 @@ class ScheduledMessages:
             return
         size_bytes = entity.average_bytes if due.size_bytes is None else due.size_bytes
         del self._due[due.sequence]
-        self._context.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
+        entity.outbox.take_due(entity, due.row_key, due.sequence, due.due_ms, size_bytes)
 
     def _move(self, due: _Due) -> int:
         """Give a due message its place among the active ones; return its key there."""

@@ -5,8 +5,8 @@ Messages lie, in key order, in four places: `returned` (had a lock before), `rea
 none of them. Every key of one place is lower than every key of the next, therefore the lowest
 available message is always found at a front.
 
-`locks`, `paging`, `expiry` and `hints` are methods of this class in modules of their own; with the
-outbox, to which `expiry` moves dead letters, they import each other's types.
+`locks`, `paging` and `expiry` are methods of this class in modules of their own: they and this one
+import each other's types, and none is understood without the others.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from postbus.entity.commands import (
 )
 from postbus.entity.numbering import Numbering
 from postbus.entity.outcomes import (
+    Available,
     Deliver,
     EndConsumer,
     Fetch,
     InsertMessage,
     Needs,
-    RecordAcquired,
     Settling,
 )
-from postbus.entity.queues import expiry, hints, locks, paging
-from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues import locks, paging
 from postbus.entity.queues.ledger import Ledger
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
@@ -46,14 +45,36 @@ from postbus.message.envelope import Envelope
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from postbus.entity.apply_context import ApplyContext
     from postbus.entity.entity_state import EntityState
-    from postbus.entity.partition_context import PartitionContext
 
 FAIR_CHUNK: Final = 32
 """Maximum number of messages for one receiver before the next is served. Our choice: small against
 usual credits (100 to 1,000), large enough for one frame burst."""
 
 _new = tuple.__new__
+
+
+class Consumer:
+    """A receiver of one sub-queue. `limit` and `delivered` count since it was added (ADR 24)."""
+
+    __slots__ = ("consumer_id", "delivered", "is_waiting", "limit", "mode", "receiver")
+
+    is_forwarder: ClassVar[bool] = False
+
+    def __init__(
+        self, consumer_id: int, mode: ReceiveMode, receiver: Receiver | None = None
+    ) -> None:
+        self.consumer_id = consumer_id
+        self.mode = mode
+        self.receiver = receiver
+        self.limit = 0
+        self.delivered = 0
+        self.is_waiting = False
+
+    def take(self, sub: SubQueueState, batch: list[QueuedMessage]) -> list[Delivery]:
+        """Take messages for good."""
+        return locks.receive_and_delete(sub, batch)
 
 
 class SubQueueState:
@@ -94,7 +115,7 @@ class SubQueueState:
     low_water: ClassVar[int] = paging.LOW_WATER
 
     def __init__(
-        self, entity: EntityState, kind: SubQueue, context: PartitionContext, next_sequence: int = 0
+        self, entity: EntityState, kind: SubQueue, context: ApplyContext, next_sequence: int = 0
     ) -> None:
         self._make_empty(entity, kind, context)
         self.numbering = Numbering(entity, kind, next_sequence)
@@ -103,7 +124,7 @@ class SubQueueState:
         self.attempts: dict[int, int] = {}
         context.sub_queues[self] = None
 
-    def _make_empty(self, entity: EntityState, kind: SubQueue, context: PartitionContext) -> None:
+    def _make_empty(self, entity: EntityState, kind: SubQueue, context: ApplyContext) -> None:
         """Set what each session of a session entity has for itself as well."""
         self.entity = entity
         self.kind = kind
@@ -271,7 +292,26 @@ class SubQueueState:
         self.consumers[consumer.consumer_id] = consumer
 
     def arm_hint(self, consumer: Consumer, *, is_wanted: bool) -> None:
-        hints.arm(self, consumer, is_wanted=is_wanted)
+        """Send a receiver one hint, now or later; withdraw it if it is not wanted (ADR 24)."""
+        if is_wanted:
+            if self.hinted is None:
+                self.hinted = {}
+            self.hinted[consumer.consumer_id] = consumer
+            self._send_hints()
+        elif self.hinted:
+            self.hinted.pop(consumer.consumer_id, None)
+
+    def _send_hints(self) -> None:
+        """Send hints if messages are available and no receiver with demand waits for them."""
+        if self.waiting or not self.hinted:
+            return
+        count = len(self.returned) + len(self.ready) + self.backlog_count + len(self.tail)
+        if not count:
+            return
+        effects = self.context.outcome.effects
+        for consumer_id in list(self.hinted):
+            effects.append(Available(consumer_id, count))
+        self.hinted.clear()
 
     def remove_consumer(self, consumer_id: int) -> None:
         consumer = self.consumers.pop(consumer_id)
@@ -337,7 +377,7 @@ class SubQueueState:
         waiting = self.waiting
         if not waiting:
             if self.hinted:
-                hints.send(self)
+                self._send_hints()
             return
         available = len(self.ready) + len(self.returned)
         if available:
@@ -353,7 +393,7 @@ class SubQueueState:
                     break
                 left -= len(batch)
                 if consumer.mode is ReceiveMode.PEEK_LOCK:
-                    deliveries = self._lock(batch, consumer.receiver)
+                    deliveries = locks.lock(self, batch, consumer.receiver)
                 else:
                     deliveries = consumer.take(self, batch)
                 self._hand_over(consumer, deliveries, bursts)
@@ -361,7 +401,7 @@ class SubQueueState:
                 self.context.resumed[self.pump] = None
         paging.fetch_if_low(self)
         if self.hinted:
-            hints.send(self)
+            self._send_hints()
         if self.context.window.is_over:
             paging.shed(self)
 
@@ -404,96 +444,6 @@ class SubQueueState:
             take = ready.popleft
             batch += [take() for _ in range(count)]
         return batch
-
-    def _lock(self, batch: list[QueuedMessage], receiver: Receiver | None) -> list[Delivery]:
-        """Lock a batch under new tokens (ADR 23); journal what must precede a transfer (ADR 19)."""
-        context, entity, held, is_main = self.context, self.entity, self.locks, self.is_main
-        now_ms = context.now_ms
-        first_key = context.first_key
-        suffix = context.token_suffix
-        default_ttl_ms = entity.default_ttl_ms if is_main else None
-        until_ms = self.session_until_ms or now_ms + entity.lock_duration_ms
-        random_bytes = context.random.randbytes(8 * len(batch))
-        position = 0
-        deliveries: list[Delivery] = []
-        row_keys: list[int] = []
-        attempts: list[int] = []
-        for message in batch:
-            envelope = message.envelope
-            assert envelope is not None
-            failures = message.failures
-            ttl_ms = envelope.ttl_ms
-            if ttl_ms is None:
-                ttl_ms = default_ttl_ms
-            if is_main:
-                if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
-                    expiry.expire(self, message)
-                    continue
-                if failures or message.row_key < first_key:
-                    if failures >= entity.max_delivery_count:
-                        expiry.exhaust(self, message)
-                        continue
-                    message.recorded = failures + 1
-                    row_keys.append(message.row_key)
-                    attempts.append(failures + 1)
-            token = random_bytes[position : position + 8] + suffix
-            position += 8
-            message.token = token
-            message.receiver = receiver
-            message.locked_until_ms = until_ms
-            held[token] = message
-            deliveries.append(
-                _new(
-                    Delivery,
-                    (
-                        token,
-                        until_ms,
-                        message.sequence,
-                        message.enqueued_ms,
-                        failures,
-                        ttl_ms,
-                        envelope,
-                    ),
-                )
-            )
-        if row_keys:
-            context.outcome.mutations.append(RecordAcquired(row_keys, attempts))
-        if is_main and len(row_keys) < len(deliveries):
-            context.outstanding.append((now_ms, batch))
-        if deliveries:
-            locks.watch(self, until_ms)
-        return deliveries
-
-    def delete(self, batch: list[QueuedMessage]) -> list[Delivery]:
-        """Take a batch for good: the delete commits before the transfer leaves (S25)."""
-        now_ms = self.context.now_ms
-        deliveries: list[Delivery] = []
-        for message in batch:
-            envelope = message.envelope
-            assert envelope is not None
-            ttl_ms = envelope.ttl_ms
-            if self.is_main:
-                ttl_ms = expiry.effective_ttl_ms(self.entity, ttl_ms)
-                if ttl_ms is not None and message.enqueued_ms + ttl_ms <= now_ms:
-                    expiry.expire(self, message)
-                    continue
-                if message.failures >= self.entity.max_delivery_count:
-                    expiry.exhaust(self, message)
-                    continue
-            self.remove(message, Settling.RECEIVED)
-            self.entity.traffic.completed += self.is_main
-            deliveries.append(
-                Delivery(
-                    b"",
-                    0,
-                    message.sequence,
-                    message.enqueued_ms,
-                    message.failures,
-                    ttl_ms,
-                    envelope,
-                )
-            )
-        return deliveries
 
     # --- called back ---------------------------------------------------------------------------
 

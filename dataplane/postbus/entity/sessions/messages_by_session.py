@@ -2,7 +2,8 @@
 
 A session is open (`SessionMessages`) while a receiver holds it or messages of it are loaded.
 Otherwise it is `dormant`: an array of keys. A session without messages and holder is not kept.
-`session_queue` decides which receiver gets an available session.
+`session_queue` decides which receiver gets an available session. An open session reports to this
+module what it wants and when it is free.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from postbus.entity.commands import ReceiveMode, Receiver, SubQueue
 from postbus.entity.outcomes import Deliver
-from postbus.entity.queues import paging
-from postbus.entity.queues.consumer import Consumer
+from postbus.entity.queues import locks, paging
 from postbus.entity.queues.queued_message import QueuedMessage
-from postbus.entity.queues.sub_queue import SubQueueState
+from postbus.entity.queues.sub_queue import Consumer, SubQueueState
 
 if TYPE_CHECKING:
     from postbus.entity.sessions.messages_by_session import MessagesBySession
@@ -127,7 +126,7 @@ class SessionMessages(SubQueueState):
         context, consumer = self.context, self.waiting[0]
         batch = [self.ready.popleft()]
         if consumer.mode is ReceiveMode.PEEK_LOCK:
-            deliveries = self._lock(batch, consumer.receiver)
+            deliveries = locks.lock(self, batch, consumer.receiver)
         else:
             deliveries = consumer.take(self, batch)
         if deliveries:

@@ -36,8 +36,8 @@ from postbus.entity.commands import (
 )
 from postbus.entity.outcomes import EndConsumer, Needs, SessionGranted, Settling
 from postbus.entity.queues import browse, locks, paging
-from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queued_message import QueuedMessage
+from postbus.entity.queues.sub_queue import Consumer
 from postbus.entity.sessions import session_browse
 from postbus.entity.sessions.messages_by_session import MessagesBySession
 from postbus.entity.sessions.session_messages import SessionConsumer, SessionMessages
@@ -65,6 +65,7 @@ class SessionQueue(MessagesBySession):
 
     __slots__ = ("waiters",)
 
+    context: PartitionContext
     requires_session: ClassVar[bool] = True
 
     def __init__(self, entity: EntityState, context: PartitionContext, next_sequence: int) -> None:

@@ -5,6 +5,7 @@ in a transaction; nothing lies in its ACTIVE, which gives it numbers. All
 copies of a publish are one commit. A copy that a subscription cannot take (its filter failed, or it
 has no session id where one is needed) is inserted into the subscription's dead-letter queue. A
 disabled subscription gets no copies; one that is only not received from collects them. Our choice.
+A subscription asks its topic for the limits they have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from postbus.contract.entities import (
 )
 from postbus.entity.commands import Death, Enqueue, Enqueued, Refusal, Refused, StoredRow, SubQueue
 from postbus.entity.outcomes import InsertMessage, Needs, PutKept, ShareBody
-from postbus.entity.queues import expiry
+from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, REASON, merged
 from postbus.entity.queues.queue_state import QUOTA_EXCEEDED, QueueState, properties_refusal
 from postbus.entity.queues.scheduled import ScheduledMessages
 from postbus.entity.topics.routing import Copies, Routing
@@ -62,8 +63,8 @@ NOT_RECEIVED_FROM: Final = Refused(
 )
 
 NO_SESSION: Final[dict[str, object]] = {
-    expiry.REASON: "Session id is null.",
-    expiry.DESCRIPTION: (
+    REASON: "Session id is null.",
+    DESCRIPTION: (
         "Session enabled entity doesn't allow a message whose session identifier is null."
     ),
 }
@@ -523,7 +524,7 @@ def _mark_shared(envelope: Envelope, route: list[Copies]) -> None:
 
 def _reason_of(error: Exception) -> dict[str, object]:
     name = getattr(error, "name", type(error).__name__)
-    return {expiry.REASON: name, expiry.DESCRIPTION: str(error)}
+    return {REASON: name, DESCRIPTION: str(error)}
 
 
 def _with_ttl(
@@ -549,7 +550,7 @@ def _dead_letter(
     """Insert a copy into the dead-letter queue of a subscription."""
     context = subscription.context
     target = subscription.sub_queue(SubQueue.DEAD_LETTER)
-    section = expiry.merged(context, envelope.application_properties, reason)
+    section = merged(context, envelope.application_properties, reason)
     grown_bytes = len(section) - len(envelope.application_properties)
     size_bytes = envelope.size_bytes + grown_bytes
     copy = _copy(envelope, application_properties=section, size_bytes=size_bytes, shared=None)
@@ -567,5 +568,5 @@ def _dead_letter(
         )
     )
     subscription.traffic.accepted += 1
-    subscription.traffic.died(reason[expiry.REASON])
+    subscription.traffic.died(reason[REASON])
     target.append_key(row_key, size_bytes)

@@ -13,8 +13,8 @@ from postbus.entity.commands import (
     ReceiveMode,
 )
 from postbus.entity.queues import expiry
-from postbus.entity.queues.consumer import Consumer
 from postbus.entity.queues.queued_message import QueuedMessage
+from postbus.entity.queues.sub_queue import Consumer
 from postbus.entity.sessions.session_messages import SessionConsumer
 
 if TYPE_CHECKING:
@@ -49,14 +49,15 @@ class Forwarder(Consumer):
 
 
 def _move_all(sub: SubQueueState, batch: list[QueuedMessage], target: str) -> None:
-    outbox = sub.context.outbox
+    entity = sub.entity
     for message in batch:
         if expiry.is_expired(sub, message):
             expiry.expire(sub, message)
         elif sub.is_main and message.failures >= sub.entity.max_delivery_count:
             expiry.exhaust(sub, message)
         else:
-            outbox.move(sub, message, target)
+            sub.ledger.leave(message)
+            entity.outbox.move(entity, message, target, is_dead_letter=not sub.is_main)
 
 
 class SessionForwarder(SessionConsumer):

@@ -18,15 +18,14 @@ from postbus.contract.entities import catalog_key
 from postbus.entity.commands import Death, Refusal, Refused, Shipped, StoredRow, SubQueue
 from postbus.entity.numbering import Numbering
 from postbus.entity.outcomes import InsertMessage, MoveMessage, Needs, PutOutbound, RecordSize, Ship
-from postbus.entity.queues import expiry, locks
+from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, REASON, SYSTEM_PROPERTY_BYTES
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.message.envelope import Envelope
-from postbus.message.patch import merge_properties
+from postbus.message.patch import merge_properties, with_properties
 
 if TYPE_CHECKING:
+    from postbus.entity.apply_context import ApplyContext
     from postbus.entity.entity_state import EntityState
-    from postbus.entity.partition_context import PartitionContext
-    from postbus.entity.queues.sub_queue import SubQueueState
 
 OUTBOX_NO: Final = 0
 """The entity number under which the rows of a partition's outbox lie."""
@@ -191,7 +190,7 @@ class Outbox:
 
     entity_no = OUTBOX_NO
 
-    def __init__(self, context: PartitionContext, entities: Mapping[int, EntityState]) -> None:
+    def __init__(self, context: ApplyContext, entities: Mapping[int, EntityState]) -> None:
         self._context = context
         self._entities = entities
         self._numbering = Numbering(self, SubQueue.OUTBOX, 0)
@@ -252,18 +251,23 @@ class Outbox:
         return numbers
 
     def move(
-        self, sub: SubQueueState, message: QueuedMessage, target: str, section: bytes | None = None
+        self,
+        entity: EntityState,
+        message: QueuedMessage,
+        target: str,
+        section: bytes | None = None,
+        *,
+        is_dead_letter: bool = True,
     ) -> None:
-        """Take a loaded message that is in no place of its sub-queue's order.
+        """Take a loaded message that its sub-queue does not have in its order or accounts any more.
 
         `section` replaces its application properties: it is being dead-lettered, and stays behind
         as well where its entity has a history.
         """
         envelope = message.envelope
         assert envelope is not None
-        entity = sub.entity
         if section is not None:
-            envelope = locks.with_properties(envelope, section)
+            envelope = with_properties(envelope, section)
         row_key = self._move_row(
             message.row_key,
             message.sequence,
@@ -272,9 +276,7 @@ class Outbox:
             section,
             keeps_source=entity.keeps_settled and section is not None,
         )
-        sub.ledger.leave(message)
         entity.grow(envelope.size_bytes)
-        is_dead_letter = section is not None or not sub.is_main
         put = PutOutbound(row_key, entity.entity_no, target, message.sequence, is_dead_letter)
         self._put(entity, put, envelope.size_bytes, envelope)
 
@@ -482,14 +484,14 @@ class Outbox:
         return row_keys
 
 
-def _with_reason(section: bytes, refused: Refused, context: PartitionContext) -> bytes:
+def _with_reason(section: bytes, refused: Refused, context: ApplyContext) -> bytes:
     texts = _TRANSFER_REASONS[refused.refusal]
     assert texts is not None
     reason, description = texts
     if reason == "TransferFailed":
         description = refused.detail or None
-    changes: dict[str, object] = {expiry.REASON: reason, expiry.DESCRIPTION: description}
-    limit_bytes = context.limits.max_header_bytes + expiry.SYSTEM_PROPERTY_BYTES
+    changes: dict[str, object] = {REASON: reason, DESCRIPTION: description}
+    limit_bytes = context.limits.max_header_bytes + SYSTEM_PROPERTY_BYTES
     try:
         return merge_properties(section, changes, limit_bytes)
     except ValueError:  # a broken map must not keep the message in the outbox for ever
