@@ -36,12 +36,12 @@ class DiskReserve:
                 "the store is full, sends are refused", extra={"partition": self._partition_id}
             )
 
-    async def make(self, epoch: int) -> None:
+    async def release_if_full(self, epoch: int) -> None:
         """Free the reserve for receivers when needed; raises StoreUnavailable."""
         if self.is_full:
             await give_up_reserve(self._store, self._partition_id, epoch)
 
-    async def look(self, epoch: int) -> None:
+    async def refill(self, epoch: int) -> None:
         """Fill the reserve and accept sends when that succeeds. Raises StoreUnavailable."""
         try:
             if self.is_full:

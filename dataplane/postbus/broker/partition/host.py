@@ -451,7 +451,7 @@ class Host:
             try:
                 self.clock.observe(await journal.sample_clock_ms())
                 if not is_first or not self._disk_reserve.is_full:  # receivers first
-                    await self._disk_reserve.look(journal.epoch)
+                    await self._disk_reserve.refill(journal.epoch)
                 is_behind = await journal.upkeep(self.clock())
             except Exception as error:  # noqa: BLE001 - logged, and tried again
                 self._troubles.log(self.partition_id, "upkeep failed", error)
@@ -500,7 +500,7 @@ class Host:
                 journal, loaded = await self._open_journal()
                 self.clock.observe(now_ms := await journal.sample_clock_ms())
                 loaded.begin_at(now_ms)
-                await self._disk_reserve.make(journal.epoch)
+                await self._disk_reserve.release_if_full(journal.epoch)
                 gone = await self._directory.read_for(self.partition_id, loaded, self._epoch)
                 if self._early_error is not None:  # it failed before it was registered
                     raise self._early_error
