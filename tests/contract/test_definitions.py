@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postbus.contract.checks import (
-    Described,
+    PlainDefinition,
     change_problems,
     complete,
     doubled_rule,
@@ -190,20 +190,20 @@ class Namespace:
     """Definitions by name, as manifests and the directory offer them."""
 
     def __init__(self, **entities: EntityProperties) -> None:
-        self.all: dict[str, Described] = {}
+        self.all: dict[str, PlainDefinition] = {}
         for name, properties in entities.items():
             if isinstance(properties, SubscriptionProperties):
                 self.add(subscription_path(*name.split("__")), properties)
             else:
                 self.add(name, properties)
 
-    def add(self, name: str, properties: EntityProperties) -> Described:
+    def add(self, name: str, properties: EntityProperties) -> PlainDefinition:
         kind = {
             QueueProperties: EntityKind.QUEUE,
             TopicProperties: EntityKind.TOPIC,
             SubscriptionProperties: EntityKind.SUBSCRIPTION,
         }[type(properties)]
-        self.all[name.lower()] = Described(name, kind, properties)
+        self.all[name.lower()] = PlainDefinition(name, kind, properties)
         return self.all[name.lower()]
 
     def problems(self, name: str) -> dict[str, str]:
@@ -212,7 +212,7 @@ class Namespace:
     def warnings(self, name: str) -> dict[str, str]:
         return forwarding_warnings(self.all[name.lower()], self.all.get, self.subscriptions_of)
 
-    def subscriptions_of(self, name: str) -> list[Described]:
+    def subscriptions_of(self, name: str) -> list[PlainDefinition]:
         return [
             each
             for each in self.all.values()

@@ -24,7 +24,7 @@ from postbus.broker.administration import (
 from postbus.broker.audit import DONE, Audit, AuditEntry, outcome_of
 from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.contract.checks import Described, in_order_of_forwarding
+from postbus.contract.checks import PlainDefinition, in_order_of_forwarding
 from postbus.contract.entities import (
     EntityKind,
     EntityProperties,
@@ -186,7 +186,7 @@ async def _define(wanted: dict[str, WantedEntity], administration: Administratio
     New entities are created first and without forwarding, since a target must exist; then all get
     their definitions, targets before entities that forward to them.
     """
-    described = [Described(name, each.kind, each.properties) for name, each in wanted.items()]
+    described = [PlainDefinition(name, each.kind, each.properties) for name, each in wanted.items()]
     new = [
         replace(each, properties=_forwarding_nowhere(each.properties))
         for name, each in wanted.items()

@@ -45,7 +45,7 @@ class Definition(Protocol):
     def properties(self) -> EntityProperties: ...
 
 
-class Described(NamedTuple):
+class PlainDefinition(NamedTuple):
     """The minimal `Definition`."""
 
     name: str

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from postbus.contract.checks import (
-    Described,
+    PlainDefinition,
     complete,
     doubled_rule,
     forwarding_problems,
@@ -315,8 +315,8 @@ class _BusReader:
         self._key = key
         self._document, self._bus = read.namespaces[key]
         self._limits = self._bus.spec.limits
-        self._entities: dict[str, tuple[Document, Described]] = {}
-        self._subscriptions: dict[str, list[Described]] = {}
+        self._entities: dict[str, tuple[Document, PlainDefinition]] = {}
+        self._subscriptions: dict[str, list[PlainDefinition]] = {}
         self._topic_rules: dict[str, list[RuleProperties]] = {}
 
     def define(self) -> BusDefinition:
@@ -406,7 +406,7 @@ class _BusReader:
             message = f"{first.file} has a {known.kind.value} {name} already"
             self._complain(document, ("spec", "entityName"), message)
             return False
-        self._entities[name.lower()] = (document, Described(name, kind, properties))
+        self._entities[name.lower()] = (document, PlainDefinition(name, kind, properties))
         for where, message in tier_problems(properties, self._limits).items():
             self._complain(document, ("spec", where) if where else ("kind",), message)
         return True
@@ -439,10 +439,10 @@ class _BusReader:
     def _check_forwarding(self) -> Iterator[Problem]:
         """Complain about targets that cannot be; yield what is hardly meant."""
 
-        def find(name: str) -> Described | None:
+        def find(name: str) -> PlainDefinition | None:
             return self._entities[name][1] if name in self._entities else None
 
-        def subscriptions_of(topic: str) -> Sequence[Described]:
+        def subscriptions_of(topic: str) -> Sequence[PlainDefinition]:
             return self._subscriptions.get(topic, ())
 
         for document, described in self._entities.values():

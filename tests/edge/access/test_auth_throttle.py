@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import socket
@@ -46,38 +47,38 @@ class Clock:
         return self.now_s
 
 
-def refuse(doubts: AuthThrottle, count: int, address: str = "192.0.2.1") -> list[float]:
-    return [doubts.note_refused(address, "amqp", "wrong") for _ in range(count)]
+def refuse(throttle: AuthThrottle, count: int, address: str = "192.0.2.1") -> list[float]:
+    return [throttle.note_refused(address, "amqp", "wrong") for _ in range(count)]
 
 
 def test_answers_wait_longer_and_longer() -> None:
-    doubts = AuthThrottle(Clock())
-    assert refuse(doubts, 12) == [0, 0, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
-    assert refuse(doubts, 2_000)[-1] == MAX_DELAY_S
-    assert refuse(doubts, 1, "192.0.2.2") == [0]
+    throttle = AuthThrottle(Clock())
+    assert refuse(throttle, 12) == [0, 0, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    assert refuse(throttle, 2_000)[-1] == MAX_DELAY_S
+    assert refuse(throttle, 1, "192.0.2.2") == [0]
 
 
 def test_burst_is_over_after_a_quiet_minute() -> None:
     clock = Clock()
-    doubts = AuthThrottle(clock)
-    refuse(doubts, 10)
+    throttle = AuthThrottle(clock)
+    refuse(throttle, 10)
     clock.now_s += QUIET_S - 1
-    assert refuse(doubts, 1) == [MAX_DELAY_S]
+    assert refuse(throttle, 1) == [MAX_DELAY_S]
     clock.now_s += QUIET_S
-    assert refuse(doubts, 1) == [0]
+    assert refuse(throttle, 1) == [0]
 
 
 def test_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bursts, "MAX_SOURCES", 100)
-    doubts = AuthThrottle(Clock())
-    refuse(doubts, 10, "192.0.2.1")
+    throttle = AuthThrottle(Clock())
+    refuse(throttle, 10, "192.0.2.1")
     for number in range(99):
-        refuse(doubts, 1, f"198.51.100.{number}")
-    assert refuse(doubts, 1, "192.0.2.1") == [MAX_DELAY_S]  # it was not quiet for longest
+        refuse(throttle, 1, f"198.51.100.{number}")
+    assert refuse(throttle, 1, "192.0.2.1") == [MAX_DELAY_S]  # it was not quiet for longest
     for number in range(100):
-        refuse(doubts, 1, f"203.0.113.{number}")
-    assert len(doubts._refusals) == 100
-    assert refuse(doubts, 1, "192.0.2.1") == [0]
+        refuse(throttle, 1, f"203.0.113.{number}")
+    assert len(throttle._refusals) == 100
+    assert refuse(throttle, 1, "192.0.2.1") == [0]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,8 @@ class Timers:
 class Guesser:
     """A client that tries keys at an address and counts the results."""
 
-    def __init__(self, doubts: AuthThrottle, address: str = "192.0.2.1") -> None:
-        self._doubts = doubts
+    def __init__(self, throttle: AuthThrottle, address: str = "192.0.2.1") -> None:
+        self._doubts = throttle
         self._address = address
         self.checked = self.answered = self.sent_away = 0
 
@@ -168,38 +169,38 @@ def timers() -> Timers:
 
 
 @pytest.fixture
-def doubts(timers: Timers) -> AuthThrottle:
+def throttle(timers: Timers) -> AuthThrottle:
     return AuthThrottle(lambda: timers.now_s, timers.call_later)
 
 
-def test_keys_are_not_looked_at_while_refusals_wait(doubts: AuthThrottle, timers: Timers) -> None:
-    guesser = Guesser(doubts)
+def test_keys_are_not_looked_at_while_refusals_wait(throttle: AuthThrottle, timers: Timers) -> None:
+    guesser = Guesser(throttle)
     for _ in range(100):
         guesser.guess()
     assert guesser.checked == FREE_REFUSALS + MAX_UNANSWERED
     assert guesser.answered == FREE_REFUSALS
     assert guesser.sent_away == 100 - guesser.checked - MAX_QUEUED
-    other = Guesser(doubts, "192.0.2.2")
+    other = Guesser(throttle, "192.0.2.2")
     other.guess()
     assert other.answered == 1
     timers.advance(60)
     assert guesser.answered == guesser.checked == 100 - guesser.sent_away
-    assert (doubts._guessed, doubts.queued.used) == ({}, 0)
+    assert (throttle._guessed, throttle.queued.used) == ({}, 0)
 
 
-def test_keys_that_are_sent_away_are_counted(doubts: AuthThrottle) -> None:
+def test_keys_that_are_sent_away_are_counted(throttle: AuthThrottle) -> None:
     """Whether one address or all together have too many that wait."""
-    guessers = [Guesser(doubts, f"198.51.100.{number}") for number in range(100)]
+    guessers = [Guesser(throttle, f"198.51.100.{number}") for number in range(100)]
     for guesser in guessers:
         for _ in range(30):
             guesser.guess()
     assert guessers[0].sent_away == 30 - guessers[0].checked - MAX_QUEUED
-    assert doubts.sent_away_count == sum(guesser.sent_away for guesser in guessers)
+    assert throttle.sent_away_count == sum(guesser.sent_away for guesser in guessers)
 
 
-def test_two_keys_a_second_at_most_over_a_minute(doubts: AuthThrottle, timers: Timers) -> None:
+def test_two_keys_a_second_at_most_over_a_minute(throttle: AuthThrottle, timers: Timers) -> None:
     """However many try, and whether they wait for answers or not."""
-    guesser = Guesser(doubts)
+    guesser = Guesser(throttle)
     for _ in range(600):
         for _ in range(50):
             guesser.guess()
@@ -208,36 +209,38 @@ def test_two_keys_a_second_at_most_over_a_minute(doubts: AuthThrottle, timers: T
 
 
 def test_good_keys_are_checked_in_their_turn_and_free_their_place(
-    doubts: AuthThrottle, timers: Timers
+    throttle: AuthThrottle, timers: Timers
 ) -> None:
-    guesser = Guesser(doubts)
+    guesser = Guesser(throttle)
     for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
         guesser.guess()
     passed: list[int] = []
     for number in range(5):
-        doubts.admit("192.0.2.1", lambda number=number: passed.append(number))  # type: ignore[misc]
+        throttle.admit("192.0.2.1", functools.partial(passed.append, number))
     assert passed == []
     timers.advance(0.11)
     assert passed == [0, 1, 2, 3, 4]
 
 
-def test_all_addresses_together_queue_within_bounds(doubts: AuthThrottle) -> None:
+def test_all_addresses_together_queue_within_bounds(throttle: AuthThrottle) -> None:
     for number in range(200):
-        guesser = Guesser(doubts, f"198.51.100.{number}")
+        guesser = Guesser(throttle, f"198.51.100.{number}")
         for _ in range(100):
             guesser.guess()
-    assert doubts.queued.used <= ALL_QUEUED
-    assert Guesser(doubts, "192.0.2.1").guess() is None  # which is looked at as ever
+    assert throttle.queued.used <= ALL_QUEUED
+    assert Guesser(throttle, "192.0.2.1").guess() is None  # which is looked at as ever
 
 
-async def test_waiting_is_given_up_with_the_request(doubts: AuthThrottle, timers: Timers) -> None:
-    guesser = Guesser(doubts)
+async def test_waiting_is_given_up_with_the_request(throttle: AuthThrottle, timers: Timers) -> None:
+    guesser = Guesser(throttle)
     for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
         guesser.guess()
     looked: list[str] = []
 
     def judged(name: str, *, is_known: bool = False) -> asyncio.Task[None]:
-        work = doubts.judge("192.0.2.1", "http", lambda: looked.append(name), is_known=is_known)
+        work = throttle.check_key(
+            "192.0.2.1", "http", lambda: looked.append(name), is_known=is_known
+        )
         return asyncio.create_task(work)
 
     gone, stays = judged("gone"), judged("stays")
@@ -412,17 +415,17 @@ def test_client_that_has_shown_its_key_is_not_held_up_and_others_queue(
         assert http.recv(65_536).startswith(b"HTTP/1.1 429 ")
 
 
-def test_keys_that_are_sent_away_are_forgotten(doubts: AuthThrottle) -> None:
+def test_keys_that_are_sent_away_are_forgotten(throttle: AuthThrottle) -> None:
     """With their requests, which may be a megabyte."""
     late = LateCalls()
     connection = cast(AmqpConnection, SimpleNamespace(address="192.0.2.1"))
-    guesser = Guesser(doubts)
+    guesser = Guesser(throttle)
     for _ in range(FREE_REFUSALS + MAX_UNANSWERED):
         guesser.guess()
     sent_away = 0
     for _ in range(100):
         try:
-            late.admit(connection, doubts, guesser.guess)
+            late.admit(connection, throttle, guesser.guess)
         except TooManyChecks:
             sent_away += 1
     assert (sent_away, len(late._waiting)) == (100 - MAX_QUEUED, MAX_QUEUED)

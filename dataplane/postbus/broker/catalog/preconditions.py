@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from postbus.broker.catalog.entries import Entries
 from postbus.contract.checks import (
-    Described,
+    PlainDefinition,
     change_problems,
     complete,
     doubled_rule,
@@ -170,7 +170,7 @@ def plan(
     ):
         return known
     name = known.name if known else name
-    check_definition(entries, limits, Described(name, wanted.kind, properties), known)
+    check_definition(entries, limits, PlainDefinition(name, wanted.kind, properties), known)
     if known is None:
         check_count(entries, limits, wanted.kind, properties, topic)
     if topic is None:
@@ -208,7 +208,7 @@ def check_name(check: Callable[[str], str], name: str) -> None:
 
 
 def check_definition(
-    entries: Entries, limits: NamespaceLimits, wanted: Described, known: CatalogEntry | None
+    entries: Entries, limits: NamespaceLimits, wanted: PlainDefinition, known: CatalogEntry | None
 ) -> None:
     """Refuse what the tier, the past or the rest of the namespace does not allow."""
     if known is not None:
@@ -333,7 +333,7 @@ def check_restore(entries: Entries, limits: NamespaceLimits, entity_no: int) -> 
     check_count(entries, limits, entry.kind, entry.properties, topic)
     for each in (entry, *entries.retained_below(entity_no)):
         if each is entry or each.deleted_with == entity_no:
-            wanted = Described(each.name, each.kind, each.properties)
+            wanted = PlainDefinition(each.name, each.kind, each.properties)
             check_definition(entries, limits, wanted, None)
     if topic is not None:
         check_rules(entries, limits, entry.rules, None, topic)

@@ -24,7 +24,7 @@ from postbus.cli.client.live_namespace import (
 from postbus.cli.failures import InputError, RefusedError
 from postbus.cli.formats.manifest_text import Entity, Manifest, ManifestWriter, difference
 from postbus.cli.formats.output import as_yaml_documents
-from postbus.contract.checks import Described, change_problems, in_order_of_forwarding
+from postbus.contract.checks import PlainDefinition, change_problems, in_order_of_forwarding
 from postbus.contract.entities import (
     EntityKind,
     NamespaceProperties,
@@ -184,7 +184,7 @@ async def plan_of(
         changes[path.lower()] = Change("subscription", path, found, each)
     _check_changes(changes.values())
     described = [
-        Described(name, KINDS[type(each.after)], each.after.properties)
+        PlainDefinition(name, KINDS[type(each.after)], each.after.properties)
         for name, each in changes.items()
     ]
     ordered = tuple(changes[each.name.lower()] for each in in_order_of_forwarding(described))

@@ -83,7 +83,7 @@ class AuthThrottle:
         """Keys that were not checked because too many waited."""
 
     @property
-    def is_alert(self) -> bool:
+    def is_active(self) -> bool:
         """Return whether a refusal waits for its answer, so that keys may have to queue."""
         return bool(self._guessed)
 
@@ -103,7 +103,7 @@ class AuthThrottle:
             self.sent_away_count += 1
             raise TooManyChecks
 
-    async def judge(
+    async def check_key(
         self, address: str | None, protocol: str, check: Callable[[], T], *, is_known: bool = False
     ) -> T:
         """Return the result of `check` when its turn has come; raise its `TokenRefused` after the
@@ -111,17 +111,17 @@ class AuthThrottle:
 
         `is_known`: the connection has presented this key before. Raises `TooManyChecks`.
         """
-        judged: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        checked: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def refused(error: Exception) -> None:
-            if not judged.done():
-                judged.set_exception(error)
+            if not checked.done():
+                checked.set_exception(error)
 
         def look() -> None:
-            if judged.done():  # the client has disconnected
+            if checked.done():  # the client has disconnected
                 return
             try:
-                judged.set_result(check())
+                checked.set_result(check())
             except TokenRefused as error:
                 self.refuse(address, protocol, str(error), partial(refused, error))
             except Exception as error:  # noqa: BLE001 - the awaiting caller handles it
@@ -131,7 +131,7 @@ class AuthThrottle:
             look()
         else:
             self.admit(address, look)
-        return await judged
+        return await checked
 
     def refuse(
         self, address: str | None, protocol: str, why: str, answer: Callable[[], None]

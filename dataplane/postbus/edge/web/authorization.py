@@ -100,10 +100,10 @@ class HttpAuthorizer:
         def check() -> Grant:
             return self._authorizer.check_token(token, quote(path), self._real_time_s(), below)
 
-        doubts = self._throttle
-        is_known = doubts.is_alert and admission is not None and admission.has_signed(token)
+        throttle = self._throttle
+        is_known = throttle.is_active and admission is not None and admission.has_signed(token)
         try:
-            grant = await doubts.judge(request.remote, "http", check, is_known=is_known)
+            grant = await throttle.check_key(request.remote, "http", check, is_known=is_known)
         except TokenRefused as error:
             raise HttpRefused(401, _bad_token(error), CHALLENGE) from None
         except TooManyChecks:
