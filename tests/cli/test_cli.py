@@ -309,7 +309,7 @@ def test_another_sku_than_the_stores(folder: Path, database: str) -> None:
         assert process.wait(LIMIT_S) == 0
     (folder / "bus.yaml").write_text(PREMIUM)
     done = postbus(*arguments, str(folder / "bus.yaml"), POSTBUS_STORES=database)
-    assert_fails(done, 6, "made as Standard with 16 partitions.*use a new database")
+    assert_fails(done, 6, "created as Standard with 16 partitions.*use a new database")
 
 
 @pytest.mark.slow

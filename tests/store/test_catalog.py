@@ -263,7 +263,9 @@ async def test_only_what_has_or_had_a_tombstone_is_gone(catalog: FreeCatalog, st
 async def test_sku_and_partitions_are_recorded_once(catalog: FreeCatalog) -> None:
     await catalog.tables.record_shape("Basic", 16)
     await catalog.tables.record_shape("Standard", 16)  # limits only
-    with pytest.raises(StoreMisconfigured, match=r"Standard with 16 .* Premium with 16; set sku"):
+    with pytest.raises(
+        StoreMisconfigured, match=r"Standard with 16 .* Premium with 16; restore sku"
+    ):
         await catalog.tables.record_shape("Premium", 16)
     with pytest.raises(StoreMisconfigured, match="asks for Standard with 8"):
         await catalog.tables.record_shape("Standard", 8)
@@ -273,7 +275,7 @@ async def test_sku_and_partitions_are_recorded_once(catalog: FreeCatalog) -> Non
 @pytest.mark.behaviour("S149")
 async def test_premium_stays_premium(catalog: FreeCatalog) -> None:
     await catalog.tables.record_shape("Premium", 4)
-    with pytest.raises(StoreMisconfigured, match="made as Premium with 4 partitions"):
+    with pytest.raises(StoreMisconfigured, match="created as Premium with 4 partitions"):
         await catalog.tables.record_shape("Standard", 16)
     with pytest.raises(StoreMisconfigured, match="asks for Premium with 8"):
         await catalog.tables.record_shape("Premium", 8)

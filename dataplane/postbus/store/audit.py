@@ -158,7 +158,7 @@ BEGIN: Final = """
 insert into postbus.audit (begun_ms, caller, address, door, verb, entity, detail)
 select $1, caller, address, door, verb, entity, detail::jsonb
 from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
-    with ordinality as said (caller, address, door, verb, entity, detail, ordinal)
+    with ordinality as entry (caller, address, door, verb, entity, detail, ordinal)
 order by ordinal
 returning audit_no
 """
@@ -168,10 +168,10 @@ update postbus.audit set ended_ms = null, outcome = null, calls = calls + 1 wher
 DROP: Final = "delete from postbus.audit where audit_no = any($1::bigint[])"
 END: Final = """
 update postbus.audit
-set ended_ms = said.ended_ms, outcome = said.outcome, detail = said.detail::jsonb
+set ended_ms = done.ended_ms, outcome = done.outcome, detail = done.detail::jsonb
 from unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[])
-    as said (audit_no, ended_ms, outcome, detail)
-where audit.audit_no = said.audit_no
+    as done (audit_no, ended_ms, outcome, detail)
+where audit.audit_no = done.audit_no
 """
 PAGE: Final = """
 select audit_no, begun_ms, ended_ms, calls, caller, address, door as protocol, verb, entity,

@@ -27,8 +27,8 @@ async def record_belonging(
         name, check = row["namespace"], row["sealing_check"]
         if not is_embedded:
             _refuse_another(name, namespace)
-        may_seal_anew = is_embedded and not row["has_sealed"]
-        if check not in (None, sealing_check) and not may_seal_anew:
+        may_replace_key = is_embedded and not row["has_sealed"]
+        if check not in (None, sealing_check) and not may_replace_key:
             raise StoreMisconfigured(
                 f"the bus {name or namespace} seals its keys with another sealing key: set"
                 " POSTBUS_SEALING_KEY_FILE of this broker to it (sealing.key in the data"

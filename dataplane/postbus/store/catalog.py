@@ -1,4 +1,4 @@
-"""The durable catalog of a namespace: definitions of entities, decided by partition 0 (ADR 27).
+"""The durable catalog of a namespace: definitions of entities, written by partition 0 (ADR 27).
 
 Each change is one commit of partition 0's owner that raises the version (`catalog_change`). Called
 by `broker/catalog/catalog.py` and `broker/catalog/directory.py` only.
@@ -20,14 +20,14 @@ from postbus.store.postgres import Store, StoreMisconfigured
 
 
 class DeletedReason(Enum):
-    """How an entity went; the value is its tombstone's column."""
+    """Reason of a deletion; the value of the tombstone's column."""
 
     REQUESTED = "requested"
     IDLE = "idle"
 
 
 class StoredRule(NamedTuple):
-    """A rule of a subscription. `created_ms` 0: it is new, the store says when."""
+    """A rule of a subscription. `created_ms` 0: a new rule, the store sets the time."""
 
     properties: RuleProperties
     created_ms: int = 0
@@ -37,12 +37,12 @@ NONE_SENT: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class CatalogEntry(NamedTuple):
-    """An entity that exists or can come back. `version`: the catalog's when it was changed last.
+    """An entity that exists or can be restored. `version`: the catalog's at its last change.
 
-    The name of a subscription is its path. `topic_no` and `rules` belong to subscriptions. With
-    `restorable_until_ms` it is deleted, its name is free and its messages are kept until then;
-    `deleted_with`: the topic whose deletion took it along. `forwards_as_sent`: field -> the URL
-    that a client named the target of a forward by, perhaps a former one.
+    The name of a subscription is its path. Only subscriptions have `topic_no` and `rules`. With
+    `restorable_until_ms` the entity is deleted, its name is free and its messages are kept until
+    then; `deleted_with`: the topic that it was deleted with. `forwards_as_sent`: field -> the URL
+    that a client sent as the target of a forward, perhaps of a former bus name.
     """
 
     entity_no: int
@@ -62,15 +62,14 @@ class CatalogEntry(NamedTuple):
 
     @property
     def is_retained(self) -> bool:
-        """Whether it is deleted and can come back."""
+        """Whether it is deleted and can be restored."""
         return self.restorable_until_ms is not None
 
 
 class CatalogPut(NamedTuple):
-    """A definition to store. `known`: the entity as it is, None for a new one.
+    """A definition to store. `known`: the existing entity, None for a new one.
 
-    The fields between are those of `CatalogEntry`; what an entity is and where it lives is for
-    life.
+    The other fields are those of `CatalogEntry`. Kind and home of an entity never change.
     """
 
     known: CatalogEntry | None
@@ -84,7 +83,7 @@ class CatalogPut(NamedTuple):
     forwards_as_sent: Mapping[str, str] = NONE_SENT
 
     def entry(self, entity_no: int, version: int, now_ms: int) -> CatalogEntry:
-        """Return the entity as it is when this is stored; new rules get the time."""
+        """Return the entity that results from this change; new rules get the time `now_ms`."""
         rules = tuple(StoredRule(rule.properties, rule.created_ms or now_ms) for rule in self.rules)
         if self.known is not None:
             return self.known._replace(
@@ -117,9 +116,9 @@ class CatalogStore:
         self._store = store
 
     async def load(self) -> tuple[int, list[CatalogEntry]]:
-        """Return the catalog's version, and what exists or can come back in order of name.
+        """Return the catalog's version, and existing and restorable entities in order of name.
 
-        Waits for a writer that is under way, so that what a lost connection left is known.
+        Waits for a transaction in progress, so that the result of a lost connection is known.
         """
         await self._store.open()
         async with self._store.aside() as connection, connection.transaction():
@@ -129,15 +128,16 @@ class CatalogStore:
         return int(version), [_entry(row) for row in rows]
 
     async def read_version(self) -> int:
-        """Return the version that is durable; waits for nobody."""
+        """Return the durable version; does not wait for writers."""
         async with self._store.reading() as connection:
             return int(await connection.fetchval(READ_VERSION))
 
     async def buried(self, copies: Mapping[int, int]) -> set[int]:
-        """Return which of some entities are gone for good: there is a tombstone, or there was one.
+        """Return the entities of `copies` that are deleted for good, also those without tombstone.
 
-        `copies`: number -> version of the definition that somebody has. What is not here at all was
-        deleted and its tombstone forgotten, or the catalog was restored to an earlier moment.
+        `copies`: number -> version of the definition that a partition has. An entity that is not in
+        the catalog was deleted and its tombstone forgotten, or the catalog was restored to an
+        earlier moment.
         """
         if not copies:
             return set()
@@ -146,10 +146,10 @@ class CatalogStore:
         return {row["entity_no"] for row in rows}
 
     async def record_shape(self, sku: str, partition_count: int) -> None:
-        """Record the SKU and number of partitions; raise StoreMisconfigured where they clash.
+        """Record SKU and number of partitions; raise StoreMisconfigured if the store has others.
 
-        The partition count is for life (ADR 37), so Premium is too; Basic and Standard may change
-        into each other.
+        The partition count never changes (ADR 37), so Premium stays Premium; Basic may become
+        Standard and vice versa.
         """
         await self._store.open()
         async with self._store.aside() as connection, connection.transaction():
@@ -158,29 +158,29 @@ class CatalogStore:
             count = row["partition_count"]
             if count is None and row["in_use"] > partition_count:
                 raise StoreMisconfigured(
-                    f"the store holds queues in {row['in_use']} partitions, the manifest asks for "
-                    f"{partition_count}; give the bus the partitions it was made with"
+                    f"the store has queues in {row['in_use']} partitions, the manifest asks for "
+                    f"{partition_count}; restore the original number of partitions in the manifest"
                 )
             is_premium_changed = row["sku"] is not None and PREMIUM in (row["sku"], sku)
             if count is not None and (
                 count != partition_count or (is_premium_changed and row["sku"] != sku)
             ):
                 raise StoreMisconfigured(
-                    f"the store was made as {row['sku']} with {count} partitions, the manifest "
-                    f"asks for {sku} with {partition_count}; set sku and partitions in the "
-                    "manifest back, or use a new database and move the messages"
+                    f"the store was created as {row['sku']} with {count} partitions, the manifest "
+                    f"asks for {sku} with {partition_count}; restore sku and partitions in the "
+                    "manifest, or use a new database and move the messages"
                 )
             if (row["sku"], count) != (sku, partition_count):
                 await connection.execute(WRITE_SHAPE, sku, partition_count)
 
     async def created_ms(self) -> int:
-        """Return when the store was made, by the database's clock: the age of the namespace."""
+        """Return the creation time of the store and namespace, by the database's clock."""
         await self._store.open()
         async with self._store.aside() as connection:
             return int(await connection.fetchval(READ_AGE))
 
     async def put_all(self, puts: Sequence[CatalogPut], fence: CatalogFence) -> list[CatalogEntry]:
-        """Store definitions in one commit, each with a version of its own, in order."""
+        """Store definitions in one commit; each gets its own version, in order."""
         new_count = sum(put.known is None for put in puts)
         async with changing(self._store, fence, len(puts), new_count) as change:
             number = change.entity_no
@@ -189,20 +189,20 @@ class CatalogStore:
                 entries.append(put.entry(number, version, change.now_ms))
                 number += put.known is None
             for sql, is_new in ((CREATE_ALL, True), (REPLACE_ALL, False)):
-                chosen = [
+                selected = [
                     entry
                     for put, entry in zip(puts, entries, strict=True)
                     if (put.known is None) is is_new
                 ]
-                if chosen:
-                    await change.connection.execute(sql, *_columns_of(chosen))
+                if selected:
+                    await change.connection.execute(sql, *_columns_of(selected))
         return entries
 
     async def delete(self, entity_no: int, reason: DeletedReason, fence: CatalogFence) -> int:
         """Free the name of an entity, and those of a topic's subscriptions, for good.
 
-        Their numbers are never used again. One that was retained cannot come back any more. Return
-        the new version.
+        Their numbers are never reused. A retained entity can no longer be restored. Return the new
+        version.
         """
         async with changing(self._store, fence) as change:
             await change.connection.execute(
@@ -215,13 +215,13 @@ class CatalogStore:
     ) -> list[CatalogEntry]:
         """Free the name of an entity, and those of a topic's subscriptions, until it is restored.
 
-        Return what is retained by this, a topic first, each with a version of its own: a partition
-        that learned of one of them is known to lack the next.
+        Return the retained entities, a topic first, each with its own version: the version of a
+        partition then shows which of them it does not have yet.
         """
         return await self._move(fence, RETAIN, entity_no, until_ms, DeletedReason.REQUESTED.value)
 
     async def restore(self, entity_no: int, fence: CatalogFence) -> list[CatalogEntry]:
-        """Bring back what `retain` retained, as it was; return it, a topic first."""
+        """Restore the entities that `retain` retained; return them, a topic first."""
         return await self._move(fence, RESTORE, entity_no)
 
     async def _move(
@@ -299,29 +299,29 @@ set is_deleted = true, version = $2, restorable_until_ms = null, deleted_with = 
 where (entity_no = $1 or topic_no = $1) and (not is_deleted or restorable_until_ms is not null)
 """
 RETAIN: Final = f"""
-with chosen as (
+with family as (
     select entity_no as number,
            $2::bigint - 1 + row_number() over (order by topic_no nulls first, entity_no) as version
     from postbus.catalog where (entity_no = $1 or topic_no = $1) and not is_deleted
 )
 update postbus.catalog
-set is_deleted = true, version = chosen.version, updated_ms = $3, deleted_reason = $5,
+set is_deleted = true, version = family.version, updated_ms = $3, deleted_reason = $5,
     restorable_until_ms = $4,
     deleted_with = case when entity_no = $1 then null else $1::integer end
-from chosen where entity_no = number
+from family where entity_no = number
 returning {COLUMNS.replace(" version", " catalog.version")}
 """
 RESTORE: Final = f"""
-with chosen as (
+with family as (
     select entity_no as number,
            $2::bigint - 1 + row_number() over (order by topic_no nulls first, entity_no) as version
     from postbus.catalog
     where (entity_no = $1 or deleted_with = $1) and is_deleted and restorable_until_ms is not null
 )
 update postbus.catalog
-set is_deleted = false, version = chosen.version, updated_ms = $3, deleted_reason = null,
+set is_deleted = false, version = family.version, updated_ms = $3, deleted_reason = null,
     restorable_until_ms = null, deleted_with = null
-from chosen where entity_no = number
+from family where entity_no = number
 returning {COLUMNS.replace(" version", " catalog.version")}
 """
 SET_VERSION: Final = "update postbus.catalog_version set version = $1"
@@ -369,7 +369,7 @@ def _columns_of(entries: Sequence[CatalogEntry]) -> list[list[object]]:
 
 
 def _pack_rules(rules: Sequence[StoredRule], now_ms: int) -> str:
-    """Return the column's text, new rules with the time of this change."""
+    """Return the column's text; new rules get the time of this change."""
     return f"[{','.join([_packed(rule, rule.created_ms or now_ms) for rule in rules])}]"
 
 

@@ -1,8 +1,8 @@
-"""The commit of a change of the catalog, or of what lies beside it (ADR 27).
+"""The commit of a change of the catalog or of a table beside it (ADR 27).
 
-Only the owner of partition 0 changes it, in a transaction that is fenced like its commits, and only
-what it decided on: the catalog has the version it knew, and no caller with a higher epoch has been
-here. Whoever writes a table of the catalog comes through `changing`.
+Only the owner of partition 0 changes it, in a transaction that is fenced like its commits. The
+change commits only if the catalog still has the version it was decided on, and no caller with a
+higher epoch came since. Every write to a table of the catalog uses `changing`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from postbus.store.fenced import fenced
 from postbus.store.postgres import Store
 
 CATALOG_PARTITION: Final = 0
-"""Whoever owns it changes the catalog."""
+"""The owner of this partition changes the catalog."""
 
 
 class CatalogMoved(StoreUnavailable):
-    """The catalog has another version than the change was decided on; read it and try again."""
+    """The catalog changed since the change was decided; read it and try again."""
 
 
 class CallerOutdated(StoreError):
-    """A caller with a higher epoch has been here. `highest`: that epoch."""
+    """A caller sent a higher epoch before. `highest`: that epoch."""
 
     def __init__(self, highest: int) -> None:
         self.highest = highest
-        super().__init__(f"a caller with epoch {highest} has been here")
+        super().__init__(f"a caller with epoch {highest} came before")
 
 
 class CatalogFence(NamedTuple):
-    """What must be true when a change commits.
+    """The conditions under which a change commits.
 
-    `epoch` is that of partition 0, `version` the catalog's; `caller_epoch` None: a caller without.
+    `epoch` is that of partition 0, `version` the catalog's; `caller_epoch` None: the caller sent
+    none.
     """
 
     epoch: int
@@ -43,7 +44,7 @@ class CatalogFence(NamedTuple):
 
 
 class CatalogChange(NamedTuple):
-    """A change under way. `version` and `entity_no`: the first of those that were asked for."""
+    """A change in progress. `version` and `entity_no`: the first of the reserved ones."""
 
     connection: Connection
     version: int
@@ -55,7 +56,7 @@ class CatalogChange(NamedTuple):
 async def changing(
     store: Store, fence: CatalogFence, versions: int = 1, numbers: int = 0
 ) -> AsyncIterator[CatalogChange]:
-    """Raise the catalog's version by `versions`, reserve numbers of entities, commit at the end.
+    """Raise the catalog's version by `versions`, reserve entity numbers, commit at the end.
 
     Raises StoreUnavailable, its kinds Fenced and CatalogMoved, and CallerOutdated.
     """

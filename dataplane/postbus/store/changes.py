@@ -80,7 +80,7 @@ class Changes:
                 self._attempted.update(zip(row_keys, attempts, strict=True))
             case MoveMessage():
                 self._moves.append(change)
-                if change.to_sub_queue is not SubQueue.ACTIVE:  # there the key gives the number
+                if change.to_sub_queue is not SubQueue.ACTIVE:  # in ACTIVE the key gives the number
                     self._kept.append(
                         PutKept(
                             change.new_row_key,

@@ -61,7 +61,7 @@ class _Connection(DriverConnection):
             ("TCP_KEEPCNT", KEEPALIVE_COUNT),
             ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
         ):
-            if hasattr(socket, name):  # not every system has all of them
+            if hasattr(socket, name):  # some systems lack some of them
                 found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

@@ -137,7 +137,7 @@ async def load_bodies(
         at = bisect_left(all_keys, body_id)
         if at < key_count and all_keys[at] == body_id:
             sides.keys.add(body_id)
-        elif body_id not in carriers:  # its row went, or its commit never came
+        elif body_id not in carriers:  # its row was deleted, or its commit never happened
             sides.bodies.load(body_id, 0)
 
 

@@ -162,7 +162,7 @@ TAKEN: Final = """
 select array(select jsonb_array_elements_text(to_jsonb(owner) -> 'taken_steps'))::integer[]
 from owner
 """
-"""Also where the column is still missing."""
+"""Works without the column, too."""
 
 
 async def _record_partition(connection: Connection, version: int, taken: set[int]) -> None:
@@ -211,7 +211,7 @@ def refuse_newer(version: int, scope: str) -> None:
 
 
 def newest_post(scope: str) -> int:
-    """Return the last step of a scope that needs older brokers gone, 0 if there is none."""
+    """Return the last `post` step of a scope, 0 if there is none."""
     return max((each.number for each in steps_after(0, scope) if each.is_post), default=0)
 
 

@@ -80,10 +80,10 @@ OVERLAPPING: Final = frozenset(kind for kind, traits in TRAITS.items() if traits
 EntityChange: TypeAlias = PutDefinition | DropDefinition | RecordSize | RecordUse
 """Mutations of the row of an entity: two of one entity never share a statement."""
 EntityRows: TypeAlias = PutSessionState | RecordIds | ForgetIds | PutInbound
-"""Mutations of rows that go when the entity is dropped: none follows that in its statement."""
+"""Mutations of rows that are deleted with their entity: none follows a drop in its statement."""
 OfEntity: TypeAlias = EntityChange | EntityRows
 SideRow: TypeAlias = PatchMessage | PutDue | PutKept | PutOutbound
-"""Mutations that write a row beside that of a message: no delete of it shares their statement."""
+"""Mutations that write a side row of a message: no delete of it shares their statement."""
 OwnRows: TypeAlias = SettleRows | ReserveBlock | RecordAcquired | ShareBody
 """Mutations that may share a statement with any other one."""
 FixedSize: TypeAlias = (

@@ -33,13 +33,13 @@ class Outage:
         self._wall_s = wall_s
         self._error: Exception | None = None
         self._since_s = 0.0
-        self._told_s = 0.0
-        self._untold = 0
+        self._logged_s = 0.0
+        self._unlogged = 0
         self._shown_since = ""
 
     @property
     def is_on(self) -> bool:
-        """Whether the store failed when it was needed last."""
+        """Whether the last use of the store failed."""
         return self._error is not None
 
     @property
@@ -54,16 +54,16 @@ class Outage:
         is_new, now_s = self._error is None, self._monotonic_s()
         self._error = error
         if is_new:
-            self._since_s, self._untold = now_s, 0
+            self._since_s, self._unlogged = now_s, 0
             since = datetime.fromtimestamp(self._wall_s(), UTC)
             self._shown_since = since.strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._untold += 1
-        if not is_new and now_s - self._told_s < SUMMARY_S:
+        self._unlogged += 1
+        if not is_new and now_s - self._logged_s < SUMMARY_S:
             return
         extra: dict[str, object] = {"why": self._describe("")}
         if not is_new:
-            extra |= {"failures": self._untold, "since_s": round(now_s - self._since_s)}
-        self._told_s, self._untold = now_s, 0
+            extra |= {"failures": self._unlogged, "since_s": round(now_s - self._since_s)}
+        self._logged_s, self._unlogged = now_s, 0
         is_known = isinstance(error, StoreUnavailable)
         logger.log(logging.WARNING if is_known else logging.ERROR, "the store fails", extra=extra)
 
@@ -76,7 +76,7 @@ class Outage:
 
     @property
     def lasts_s(self) -> int:
-        """Seconds since its first failure."""
+        """Seconds since the first failure."""
         return round(self._monotonic_s() - self._since_s)
 
     def _describe(self, since: str) -> str:

@@ -103,7 +103,7 @@ class Store:
 
     @property
     def where(self) -> str:
-        """Host and port, or the folder of a socket, for messages; "" where none is named."""
+        """Host and port, or the folder of a socket, for messages; "" if the DSN has none."""
         try:
             parts = urlsplit(self._dsn)
             if parts.hostname:

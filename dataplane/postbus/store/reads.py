@@ -64,7 +64,7 @@ class Reader:
     async def read_numbers(
         self, entity_no: int, sub_queue: SubQueue, from_sequence: int, limit: int
     ) -> list[StoredRow]:
-        """Return up to `limit` rows of a sub-queue in order of their kept number."""
+        """Return up to `limit` rows of a sub-queue in order of their stored sequence number."""
         rows: list[StoredRow] = []
         async with self._store.reading() as connection:
             while len(rows) < limit:
@@ -91,7 +91,7 @@ class Reader:
         return rows
 
     async def read_states(self, names: list[tuple[int, bytes]]) -> dict[tuple[int, bytes], bytes]:
-        """Return (entity_no, session_id) -> state of those sessions that have one."""
+        """Return (entity_no, session_id) -> state of the sessions that have one."""
         states: dict[tuple[int, bytes], bytes] = {}
         async with self._store.reading() as connection:
             for name in dict.fromkeys(names):
@@ -101,7 +101,7 @@ class Reader:
         return states
 
     async def read_seen(self, ids: list[tuple[int, bytes, int, int]]) -> set[tuple[int, bytes]]:
-        """Return which (entity_no, digest) were seen from one time to another, both included."""
+        """Return the (entity_no, digest) pairs that were seen between two times, inclusive."""
         wanted: dict[tuple[int, int, int], set[bytes]] = {}
         for entity_no, digest, from_ms, to_ms in ids:
             wanted.setdefault((entity_no, from_ms, to_ms), set()).add(digest)
@@ -164,7 +164,7 @@ SIDES: Final = """
 IS_LIVE: Final = """
     and not exists (select from {schema}.settled s where s.row_key = m.row_key)
 """
-"""Settled rows may be asked for by key only: callers know which are live (ADR 18)."""
+"""Settled rows can be read by key only: callers know which keys are live (ADR 18)."""
 BY_KEY: Final = f"""
 select {COLUMNS}
 from {{schema}}.message m {SIDES} left join {{schema}}.kept k on k.row_key = m.row_key

@@ -1,11 +1,11 @@
 """The SQL of commits: one data-modifying statement each, the smallest that suffices.
 
-`INSERT` to `MIXED` carry the hot path of queues, `CHANGES` adds blocks and acquisitions, `PUBLISH`
-bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all that
-and moves, `FULL` everything. With rows that are settled and stay, `KEEP` carries the hot path,
-`KEEP_PUBLISH` adds what `PUBLISH` does, `RETAIN` is everything. The larger ones name their
-arguments: the columns of `changes.py`.
-Sub-statements share a snapshot: none sees what another writes.
+`INSERT` to `MIXED` serve the hot path of queues, `CHANGES` adds blocks and acquisitions, `PUBLISH`
+adds bodies, seen ids and arrivals, `TAKE` deletes rows that may share bodies. `GENERAL` does all of
+it and moves, `FULL` everything. For settled rows that stay, `KEEP` serves the hot path,
+`KEEP_PUBLISH` adds the parts of `PUBLISH`, `RETAIN` does everything. The larger statements name
+their arguments, which are the columns of `changes.py`.
+Sub-statements share a snapshot: none sees the writes of another.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ select {RELEASED}, (
     select string_agg(int8send(body_id), ''::bytea) from copied where body_id is not null
 ) as retained
 """
-"""The third column has the bodies that were copied, one id for each copy."""
+"""The third column has the bodies of copied rows, one id for each copy."""
 RETAIN: Final = _named(
     GONE,
     MOVES,

@@ -197,7 +197,7 @@ class Upkeep:
 OPTIONS: Final = "truncate off, index_cleanup on, parallel 0"
 FREEZE_OPTIONS: Final = f"freeze, {OPTIONS}"
 MESSAGE_TABLES: Final = ("message", "settled")
-"""Tables that grow and shrink with every message; without a history the second is empty."""
+"""Tables that every message changes; without a history the second is empty."""
 SIDE_TABLES: Final = (
     "acquired",
     "patch",

@@ -59,7 +59,7 @@ class Writer:
         """Prepare the hot statements; the others are prepared at first use."""
         for sql in (INSERT_ONE, DELETE_ONE, INSERT, DELETE, MIXED):
             await self._prepare(sql)
-        # The driver ends no transaction after a prepare: idle, we would hold locks of the tables.
+        # The driver ends no transaction after a prepare: we would hold table locks while idle.
         await self.connection.execute("select 1")
 
     async def _prepare(self, sql: str) -> Statement:
@@ -107,7 +107,7 @@ class Writer:
         if mutations or kind != RowKind.PLAIN or batch.is_large:
             return self._translate_changes(batch, kind)
         if not deletes:
-            if len(inserts) == 1:  # the lone client: a plan without arrays answers sooner
+            if len(inserts) == 1:  # a single client: a plan without arrays is faster
                 return INSERT_ONE, tuple(column[0] for column in _insert_columns(inserts))
             return INSERT, _insert_columns(inserts)
         if not inserts:
