@@ -1,7 +1,7 @@
-"""What holds between any two commands, looked up in the memory of a partition.
+"""Invariants between any two commands, checked in the memory of a partition.
 
-Every message is in one place, places are in order, the window's accounts are exact, what is said of
-open and available sessions is true, and nothing is kept of an entity that is gone.
+Every message is in one place, places are in order, the window's accounts are exact, open and
+available sessions are listed as such, and nothing is kept of a dropped entity.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from postbus.message.envelope import SharedBody
 
 
 def check_partition(state: PartitionState) -> None:
-    """Assert what holds between any two commands."""
+    """Assert the invariants between any two commands."""
     window = state._context.window
     count = used = 0
     shared: Counter[SharedBody | None] = Counter()
@@ -59,7 +59,7 @@ def check_partition(state: PartitionState) -> None:
 
 
 def check_sessions(queue: SessionQueue) -> int:
-    """Assert what holds of open and available sessions; return their bytes of the window."""
+    """Assert the invariants of open and available sessions; return their bytes of the window."""
     is_serving = queue._serve in queue.context.resumed
     for session_id, session in queue.open_sessions.items():
         assert session.session_id == session_id

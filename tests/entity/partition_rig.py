@@ -110,7 +110,7 @@ def properties_of(envelope: Envelope) -> dict[str, object]:
 
 @dataclass
 class Client:
-    """What one consumer saw."""
+    """Deliveries and events of one consumer."""
 
     entity_no: int
     sub_queue: SubQueue

@@ -67,7 +67,7 @@ class Patch:
 
 @dataclass
 class Tables:
-    """What the store holds, as dicts."""
+    """The tables of the store, as dicts."""
 
     epoch: int = 1
     rows: dict[int, tuple[int, Envelope]] = field(default_factory=dict)

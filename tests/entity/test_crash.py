@@ -32,7 +32,7 @@ WITH_HISTORY = PROPERTIES.model_copy(update={"history_retention_ms": DAY_MS})
 
 
 class Traffic:
-    """Random clients of one queue; remembers what they were told, and what they asked for."""
+    """Random clients of one queue; remembers their commands and the replies."""
 
     def __init__(
         self, seed: int, budget_bytes: int, properties: QueueProperties = PROPERTIES

@@ -1,4 +1,4 @@
-"""Idle entities: what counts as use, what is told, freezing, and use across a crash (ADR 27)."""
+"""Idle entities: use, reports, freezing, and use across a crash (ADR 27)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PROPERTIES = QueueProperties(auto_delete_on_idle_ms=PERIOD_MS)
 
 
 def is_idle(rig: Rig, ms: int, entity_no: int = QUEUE) -> bool:
-    """Let time pass; say whether the entity was told to be idle at its end."""
+    """Let time pass; return whether the entity was reported idle at its end."""
     rig.advance(ms - 1)
     assert entity_no not in rig.idle
     rig.advance(1)
@@ -57,12 +57,12 @@ def is_idle(rig: Rig, ms: int, entity_no: int = QUEUE) -> bool:
 
 
 @pytest.mark.behaviour("S117")
-def test_a_queue_is_told_to_be_idle_after_its_period() -> None:
+def test_a_queue_is_reported_idle_after_its_period() -> None:
     rig = Rig(PROPERTIES)
     assert is_idle(rig, PERIOD_MS)
 
 
-def test_an_idle_queue_is_told_again_each_minute() -> None:
+def test_an_idle_queue_is_reported_again_each_minute() -> None:
     rig = Rig(PROPERTIES)
     rig.advance(PERIOD_MS)
     assert rig.idle == [QUEUE]
@@ -74,7 +74,7 @@ def test_an_idle_queue_is_told_again_each_minute() -> None:
 
 
 @pytest.mark.behaviour("S124")
-def test_without_a_period_nothing_is_told() -> None:
+def test_without_a_period_nothing_is_reported() -> None:
     rig = Rig()
     rig.advance(400 * 24 * 60 * MINUTE_MS)
     assert rig.idle == []
@@ -223,12 +223,12 @@ def put_subscription(rig: Rig, period_ms: int | None, **details: object) -> None
 
 
 @pytest.mark.behaviour("S118")
-def test_a_topic_is_told_to_be_idle_after_its_period() -> None:
+def test_a_topic_is_reported_idle_after_its_period() -> None:
     assert is_idle(topic_rig(), PERIOD_MS, TOPIC)
 
 
 @pytest.mark.behaviour("S119")
-def test_a_subscription_is_told_to_be_idle_and_not_its_topic() -> None:
+def test_a_subscription_is_reported_idle_and_not_its_topic() -> None:
     rig = topic_rig(None, PERIOD_MS)
     rig.advance(PERIOD_MS)
     assert rig.idle == [FIRST]

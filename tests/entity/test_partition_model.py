@@ -50,7 +50,7 @@ from tests.entity.partition_rig import (
 
 @dataclass
 class Known:
-    """What the model knows of one message."""
+    """One message of the model."""
 
     name: str
     sequence: int

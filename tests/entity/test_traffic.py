@@ -1,4 +1,4 @@
-"""What metrics count of each entity, over reloads."""
+"""Counters of each entity for metrics, across reloads."""
 
 from __future__ import annotations
 

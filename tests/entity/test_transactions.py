@@ -67,7 +67,7 @@ def send(*names: str, entity_no: int = QUEUE, size_bytes: int = 100) -> Enqueue:
 
 
 def refused(rig: Rig, *operations: Enqueue | Settle) -> Refused:
-    """Expect a refusal that changed nothing and told nobody anything."""
+    """Expect a refusal without changes and effects."""
     before = dict(rig.tables.rows), rig.peek_names(), rig.peek_names(DLQ)
     reply = rig.apply(Transact(list(operations)))
     assert isinstance(reply, Refused), reply

@@ -1,4 +1,4 @@
-"""What is kept of a death: when, after how many deliveries, in whose hands."""
+"""Records of a death: its time, the delivery count and the last receiver."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_what_expires_died_in_nobodys_hands() -> None:
     assert deaths(rig) == [Death(START_MS + 2_000, 1)]
 
 
-def test_a_filter_that_fails_tells_the_time() -> None:
+def test_a_failed_filter_gives_the_time_of_death() -> None:
     rig = topic_rig(0)
     rig.put_subscription(ONE, SubscriptionProperties(), rules=(sql("r", "a / 0 = 1"),))
     publish(rig, with_properties("m", a=1))
     assert deaths(rig, ONE) == [Death(START_MS)]
 
 
-def test_a_dead_letter_that_is_sent_again_and_dies_again_tells_the_last_death() -> None:
+def test_a_dead_letter_that_is_sent_again_and_dies_again_has_the_last_death() -> None:
     rig = Rig(QueueProperties(max_delivery_count=1))
     rig.send("m")
     rig.settle(Disposition.ABANDON, *rig.receive("A"))

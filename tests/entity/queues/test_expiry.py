@@ -96,7 +96,7 @@ def test_a_lock_over_expiry_stays_valid_and_completes() -> None:
 
 
 @pytest.mark.behaviour("S80")
-def test_the_deadline_told_counts_from_the_enqueuing_not_from_the_delivery() -> None:
+def test_the_expiry_shown_counts_from_the_enqueuing_not_from_the_delivery() -> None:
     rig = Rig()
     rig.send(message("m", ttl_ms=1_000))
     rig.advance(900)
@@ -264,7 +264,7 @@ def test_the_entity_default_applies_to_messages_without_ttl() -> None:
 @pytest.mark.behaviour("S105")
 @pytest.mark.parametrize("is_deferred", [False, True])
 @pytest.mark.parametrize("mode", list(ReceiveMode))
-def test_the_entity_default_is_told_by_every_way_to_receive(
+def test_every_way_to_receive_shows_the_default_of_the_entity(
     mode: ReceiveMode, is_deferred: bool
 ) -> None:
     rig = Rig(QueueProperties(default_message_ttl_ms=2_000))

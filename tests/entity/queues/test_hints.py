@@ -11,7 +11,7 @@ from tests.entity.partition_rig import DLQ, Rig, message
 
 
 def hints(rig: Rig) -> list[tuple[int, int]]:
-    """Take what was told: (consumer, count)."""
+    """Take the hints that were sent: (consumer, count)."""
     told, rig.hints = rig.hints, []
     return [(hint.consumer_id, hint.count) for hint in told]
 
@@ -49,7 +49,7 @@ def test_a_hint_waits_until_the_demand_is_used_up() -> None:
 
 
 @pytest.mark.parametrize("budget_bytes", [1 << 30, 1_500])
-def test_a_drain_with_a_hint_tells_in_the_same_outcome(budget_bytes: int) -> None:
+def test_a_drain_with_a_hint_sends_it_in_the_same_outcome(budget_bytes: int) -> None:
     rig = Rig(budget_bytes=budget_bytes)
     rig.send(*(f"m{n}" for n in range(5)))
     consumer_id = rig.consumer()
@@ -58,7 +58,7 @@ def test_a_drain_with_a_hint_tells_in_the_same_outcome(budget_bytes: int) -> Non
     assert [e for e in result.effects if isinstance(e, Available)] == [Available(consumer_id, 3)]
 
 
-def test_what_returns_is_told_too() -> None:
+def test_returned_messages_cause_a_hint() -> None:
     rig = Rig(QueueProperties(lock_duration_ms=5_000))
     rig.send("a", "b")
     first, _ = rig.receive("A", 2)
@@ -73,7 +73,7 @@ def test_what_returns_is_told_too() -> None:
     assert [consumer for consumer, _ in hints(rig)] == [consumer_id]
 
 
-def test_a_due_message_is_told() -> None:
+def test_a_due_message_causes_a_hint() -> None:
     rig = Rig()
     rig.send(message("a", scheduled_ms=rig.now_ms + 1_000))
     consumer_id = rig.consumer()
@@ -83,7 +83,7 @@ def test_a_due_message_is_told() -> None:
     assert hints(rig) == [(consumer_id, 1)]
 
 
-def test_dead_letters_are_told() -> None:
+def test_dead_letters_cause_a_hint() -> None:
     rig = Rig()
     rig.send("a")
     consumer_id = rig.consumer("D", sub_queue=DLQ)
@@ -92,7 +92,7 @@ def test_dead_letters_are_told() -> None:
     assert hints(rig) == [(consumer_id, 1)]
 
 
-def test_all_who_asked_are_told_unless_another_takes_it() -> None:
+def test_all_receivers_that_asked_get_a_hint_unless_another_takes_the_message() -> None:
     rig = Rig()
     ids = [rig.consumer(name) for name in "AB"]
     taker = rig.consumer("C")

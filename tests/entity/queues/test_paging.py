@@ -398,7 +398,7 @@ def test_receive_and_delete_expires_and_exhausts_like_any_receiver() -> None:
 
 @pytest.mark.parametrize("sessions", [None, 20])
 def test_large_messages_that_came_back_are_not_read_at_once(sessions: int | None) -> None:
-    """What a receiver had and could not stay loaded returns as keys: some are read at a time."""
+    """Messages of a receiver that could not stay loaded return as keys and are read in parts."""
     size_bytes = 512 * 1024
     properties = QueueProperties(
         requires_session=sessions is not None,

@@ -47,7 +47,7 @@ def test_pipelined_sends_are_numbered_and_stored_in_send_order() -> None:
 
 
 @pytest.mark.behaviour("S2")
-def test_accepted_is_not_told_before_the_commit() -> None:
+def test_accepted_is_not_released_before_the_commit() -> None:
     rig = Rig(is_auto=False)
     rig.consumer("A")
     rig.demand("A", 1)

@@ -47,7 +47,7 @@ SESSIONS = [b"a", b"b", b"c", b"d", b"e"]
 
 
 class Traffic:
-    """Random clients of one session queue; remembers what they asked for and were told."""
+    """Random clients of one session queue; remembers their commands and the replies."""
 
     def __init__(self, seed: int, budget_bytes: int) -> None:
         self.random = random.Random(seed)

@@ -287,7 +287,7 @@ def test_an_empty_session_object_is_used_again_for_another_session() -> None:
 
 
 def loaded_sessions(sessions: int, each: int) -> LoadedPartition:
-    """Return a partition with so many sessions, their messages in turn."""
+    """Return a partition with this number of sessions, their messages alternating."""
     total = sessions * each
     blocks = [
         ReserveBlock(1 + start, 65_536, QUEUE, ACTIVE, 1 + start)

@@ -59,7 +59,7 @@ RECEIVERS = ["R1", "R2", "R3", "R4"]
 
 @dataclass
 class Known:
-    """What the model knows of one message."""
+    """One message of the model."""
 
     name: str
     session: str
@@ -76,7 +76,7 @@ class Known:
 
 @dataclass
 class Held:
-    """A session somebody holds."""
+    """A session with a holder."""
 
     receiver: str
     until_ms: int

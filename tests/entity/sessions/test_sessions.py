@@ -181,7 +181,7 @@ def test_who_waits_gets_the_session_and_what_it_asked_for_beforehand() -> None:
     assert rig.clients[rig.names["B"]].session == "t"
 
 
-def test_a_grant_is_told_before_what_it_delivers() -> None:
+def test_a_grant_precedes_its_deliveries() -> None:
     rig = rig_of()
     rig.accept("A")
     rig.demand("A", 1)
@@ -275,7 +275,7 @@ def test_nothing_is_delivered_into_a_session_that_is_over() -> None:
     assert rig.receive("B")[0].delivery_count == 0
 
 
-def test_an_expired_session_can_be_taken_by_name_unless_somebody_waits() -> None:
+def test_an_expired_session_can_be_taken_by_name_unless_a_receiver_waits() -> None:
     rig = rig_of()
     send(rig, "s", "m")
     rig.accept("A", "s")

@@ -1,4 +1,4 @@
-"""What asking rules may cost: steps, so that costly rules harm their own subscription only."""
+"""Limits on the cost of rules: steps, so that costly rules harm their own subscription only."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ BROKEN_RULE = RuleProperties(name="b", sql_filter=FAILS)
 
 
 class Traffic:
-    """Publishers and one receiver; remembers what they were told, and what they asked for.
+    """Publishers and one receiver; remembers their commands and the replies.
 
     `WHOLE` keeps every copy, `BROKEN` makes dead letters of them, `BUSY` is received from.
     """

@@ -90,7 +90,7 @@ class Scheduled:
 
 @dataclass
 class Known:
-    """What the model knows of a subscription: (name, mark) in order, and dead letters."""
+    """A subscription of the model: (name, mark) in order, and dead letters."""
 
     rules: str
     copies: list[tuple[str, int | None]]

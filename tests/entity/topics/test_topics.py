@@ -99,7 +99,7 @@ def test_exhausted_deliveries_go_to_the_dead_letter_queue_of_that_subscription()
     assert properties_of(other.envelope) == {}
 
 
-def test_a_copy_tells_the_number_it_has_in_the_topic_and_its_own() -> None:
+def test_a_copy_has_its_number_in_the_topic_and_its_own() -> None:
     rig = topic_rig(1)
     publish(rig, "a", "b")
     rig.put_subscription(TWO)
@@ -490,7 +490,7 @@ def test_a_publish_that_makes_too_much_is_refused_whole(monkeypatch: pytest.Monk
 
 
 def test_burst_of_publishes_has_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are one commit: what does not fit is told to come again."""
+    """They are one commit: messages that do not fit must come again."""
     monkeypatch.setattr(topic_state, "MAX_ROW_BYTES", 2_500)
     rig = topic_rig(3)
     reply = rig.apply(Enqueue(TOPIC, [with_properties(name, b"x" * 1_000) for name in "abc"]))

@@ -26,7 +26,7 @@ ONE, TWO, THREE = 21, 22, 23
 
 
 def topic_rig(count: int = 2, topic: TopicProperties | None = None, **settings: int) -> Rig:
-    """Make a topic with so many subscriptions that take everything."""
+    """Make a topic with this number of subscriptions that take everything."""
     rig = Rig(**settings)  # type: ignore[arg-type]
     rig.put_topic(topic)
     for entity_no in range(ONE, ONE + count):

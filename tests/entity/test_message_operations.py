@@ -1,4 +1,4 @@
-"""Messages chosen by number: deleted or sent again, and nothing else changes."""
+"""Messages selected by number: deleted or sent again, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def refusals(handled: MessagesHandled) -> dict[int, Refusal]:
 
 @BUDGETS
 @pytest.mark.parametrize("keeps", [False, True])
-def test_chosen_dead_letters_are_sent_again_as_new_messages(budget_bytes: int, keeps: bool) -> None:
+def test_dead_letters_by_number_are_sent_again_as_new_messages(
+    budget_bytes: int, keeps: bool
+) -> None:
     properties = QueueProperties(history_retention_ms=DAY_MS if keeps else None)
     rig = Rig(properties, budget_bytes=budget_bytes)
     numbers = kill(rig, "a", "b", "c", "d")
@@ -600,7 +602,7 @@ def test_properties_that_were_set_on_abandoning_are_delivered_before_their_commi
 
 
 def test_properties_that_were_set_are_not_held_for_ever() -> None:
-    """They may be of 64 KiB each, and nobody may ever set others."""
+    """They may have 64 KiB each, and no later change may ever come."""
     rig = Rig()
     for name in "ab":
         rig.send(name)
@@ -690,7 +692,7 @@ def test_nothing_is_deleted_in_a_disabled_entity() -> None:
 
 @BUDGETS
 @pytest.mark.parametrize("has_sessions", [False, True])
-def test_peek_tells_messages_of_one_state(budget_bytes: int, has_sessions: bool) -> None:
+def test_peek_lists_messages_of_one_state(budget_bytes: int, has_sessions: bool) -> None:
     rig = Rig(QueueProperties(requires_session=has_sessions), budget_bytes=budget_bytes)
     for n in range(6):
         rig.send(message(f"m{n}", session=f"s{n % 2}"))
