@@ -1,4 +1,4 @@
-"""The manifests as they are written: a model for each kind, every field known.
+"""Models of manifests, one for each kind, with all fields.
 
 `reader` reads documents with these and gives them a meaning. A word that is known but not built
 yet is refused; what only the operator needs is let through.
@@ -72,7 +72,7 @@ class NamespaceOperatorSpec(Model):
 
 
 class History(Model):
-    """What is kept of messages that are settled; nothing without a retention."""
+    """Retention of settled messages; without it none are kept."""
 
     retention_ms: Retention | None = Field(None, alias="retention")
 
@@ -112,7 +112,7 @@ class TopicOperatorSpec(EntityOperatorSpec):
 
 
 class Owner(Model):
-    """What an entity belongs to: a bus namespace, or the topic of a subscription.
+    """The owner of an entity: a bus namespace, or the topic of a subscription.
 
     The owner's cluster namespace defaults to that of the entity.
     """
@@ -168,7 +168,7 @@ class SubscriptionSpec(SubscriptionFields):
     duplicate_detection_history_time_window: Any = Field(
         None, alias="duplicateDetectionHistoryTimeWindow"
     )
-    """Stands in Azure's templates and means nothing there either."""
+    """Present in Azure's templates, without a meaning there either."""
 
     is_client_affine: Annotated[bool, not_yet(False, "subscriptions of one client are")] = Field(
         False, alias="isClientAffine"

@@ -1,4 +1,4 @@
-"""Reads the YAML that Kubernetes would take, for a bus that runs without Kubernetes.
+"""Reader of Kubernetes manifests for a bus that runs without Kubernetes.
 
 Kinds: Namespace, Queue, Topic and Subscription of `postbus.dev/v1alpha1`, and the core Secret that
 holds keys. The command line calls it once at start. It only reads files; it must never guess: every
@@ -79,7 +79,7 @@ class RuleKeys:
 
 @dataclass(frozen=True, slots=True)
 class RuleDefinition:
-    """A rule and its keys, None where the bus is to make them."""
+    """A rule and its keys; None: the bus generates them."""
 
     name: str
     rights: frozenset[Right]
@@ -88,7 +88,7 @@ class RuleDefinition:
 
 @dataclass(frozen=True, slots=True)
 class QueueDefinition:
-    """A queue as it shall be, with the defaults of its namespace's tier."""
+    """The definition of a queue, with the defaults of its namespace's tier."""
 
     name: str
     properties: QueueProperties
@@ -97,7 +97,7 @@ class QueueDefinition:
 
 @dataclass(frozen=True, slots=True)
 class TopicDefinition:
-    """A topic as it shall be, with the defaults of its namespace's tier."""
+    """The definition of a topic, with the defaults of its namespace's tier."""
 
     name: str
     properties: TopicProperties
@@ -106,7 +106,7 @@ class TopicDefinition:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionDefinition:
-    """A subscription as it shall be. `rules` None: those it has, `$Default` for a new one."""
+    """The definition of a subscription. `rules` None: keep them; `$Default` for a new one."""
 
     topic: str
     name: str
@@ -133,7 +133,7 @@ class BusDefinition:
 
     @property
     def declared(self) -> NamespaceDefinition:
-        """The namespace alone. What nothing is said of is not set."""
+        """The namespace alone; fields that the manifest leaves out are not set."""
         said = set(self.properties.model_fields_set)
         values = {name: getattr(self.properties, name) for name in NamespaceProperties.model_fields}
         values["soft_delete"] = SoftDelete()
@@ -186,7 +186,7 @@ class _Read:
     secrets: dict[tuple[str, str], tuple[Document, SecretDocument]] = field(default_factory=dict)
 
     def add(self, document: Document) -> None:
-        """Check one document on its own and file it."""
+        """Check one document by itself and store it."""
         value = document.value
         if not isinstance(value, dict):
             self.problems.append(document.problem((), "a document must be a mapping"))
@@ -308,7 +308,7 @@ def _wrong_kind(api_version: str, kind: str) -> str:
 
 
 class _BusReader:
-    """Makes the definition of one bus, noting what is wrong with what it owns."""
+    """Builds the definition of one bus and collects problems of its entities."""
 
     def __init__(self, read: _Read, key: tuple[str, str]) -> None:
         self._read = read
@@ -320,7 +320,7 @@ class _BusReader:
         self._topic_rules: dict[str, list[RuleProperties]] = {}
 
     def define(self) -> BusDefinition:
-        """Return the whole definition; what is wrong stands in the problems afterwards."""
+        """Return the whole definition; mistakes are added to the problems."""
         spec = self._bus.spec
         definition = BusDefinition(
             spec.entity_name or self._bus.metadata.name,
@@ -396,7 +396,7 @@ class _BusReader:
         kind: EntityKind,
         properties: EntityProperties,
     ) -> bool:
-        """Check one entity on its own and remember it; False when its name is taken."""
+        """Check one entity by itself and store it; False when its name is already used."""
         allowed = self._bus.spec.operator_spec.allowed_namespaces.source
         if allowed == "Same" and cluster_namespace != self._key[0]:
             message = f"the bus admits entities of its own cluster namespace {self._key[0]} only"
@@ -437,7 +437,7 @@ class _BusReader:
             self._complain(document, ("spec", "rules"), too_large)
 
     def _check_forwarding(self) -> Iterator[Problem]:
-        """Complain about targets that cannot be; yield what is hardly meant."""
+        """Report invalid forwarding targets; yield warnings."""
 
         def find(name: str) -> PlainDefinition | None:
             return self._entities[name][1] if name in self._entities else None
@@ -452,7 +452,7 @@ class _BusReader:
                 yield document.problem(("spec", where), message)
 
     def _check_counts(self) -> None:
-        """Check what only all entities together can exceed."""
+        """Check limits of all entities together."""
         limits = self._limits
         top = [
             described.properties
@@ -494,7 +494,7 @@ def _only(model: type[M], spec: Model) -> M:
 
 
 def _check_owners(read: _Read) -> None:
-    """Note every owner that is not there."""
+    """Report every missing owner."""
 
     def check(
         document: Document, key: tuple[str, str], kind: str, is_known: Callable[[object], bool]

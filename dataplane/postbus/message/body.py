@@ -1,4 +1,4 @@
-"""The body of a message as somebody reads it: its bytes without the sections around them.
+"""The readable body of a message: its bytes without the sections around them.
 
 For people and for filters of tools; deliveries carry the sections as they came.
 """
@@ -13,7 +13,7 @@ from postbus.message.sections import DATA, FOOTER, SEQUENCE, VALUE
 
 
 class BodyKind(Enum):
-    """Which of the three kinds of AMQP bodies a message has."""
+    """The three kinds of AMQP bodies."""
 
     NONE = "none"
     DATA = "data"
@@ -85,5 +85,5 @@ def _section(body: bytes, pos: int) -> tuple[object, int]:
 
 
 def _is_scalar(constructor: int) -> bool:
-    """Say whether a value is read at once, however long it is: a number, text, binary."""
+    """Return whether a value is read in one step at any length: a number, text, binary."""
     return 0x40 <= constructor < 0xC0

@@ -67,7 +67,7 @@ ID_FIELDS: Final = {
 
 
 class MessageFields:
-    """A message as rules see it; reading raises `DecodeError` when a section is broken.
+    """A message as rules see it; reading raises `DecodeError` when a section is malformed.
 
     `enqueued_ms` is when the broker took the message. What it gets later is none here.
     """

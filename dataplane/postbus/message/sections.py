@@ -19,8 +19,8 @@ BATCH_FORMAT: Final = 0x8001_3700
 """message-format of a transfer whose data sections each hold one encoded message."""
 
 MAX_MEMBERS: Final = 10_000
-"""Messages of a batch over any door. Our choice: a member can be a few bytes, and all are one
-commit, which may not take seconds. Service Bus takes 4,500, in Premium some 15,000."""
+"""Maximum messages of a batch in any protocol. Our choice: a member can be a few bytes, and all are
+one commit, which may not take seconds. Service Bus takes 4,500, in Premium some 15,000."""
 
 MAX_UINT: Final = 0xFFFF_FFFF
 

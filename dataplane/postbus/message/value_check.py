@@ -1,7 +1,7 @@
-"""Looks through an encoded value without building it: whether every client can decode it.
+"""Check that every client can decode an encoded value, without building it.
 
-For bodies that are values, once, when they are sent: who receives one that is cut off inside gets
-an error out of its SDK instead of a message, again and again. Source: AMQP 1.0 part 1, 1.6.
+For bodies that are values, once, when they are sent: a receiver of one that is cut off inside would
+repeatedly get an error of its SDK instead of the message. Source: AMQP 1.0 part 1, 1.6.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from postbus.message.codec import (
 )
 
 MAX_VALUES: Final = 50_000
-"""Values in the bodies of one delivery. Our choice: they are looked through in one turn of the
-event loop, some 20 ms. An array of numbers is one value, however long."""
+"""Maximum number of values in the bodies of a delivery. Our choice: they are checked in one
+iteration of the event loop, some 20 ms. An array of numbers is one value of any length."""
 
 _LIST, _MAP, _DESCRIBED, _DESCRIBED_KEY = range(4)
 _COMPOUNDS: Final = {0x45: _LIST, 0xC0: _LIST, 0xD0: _LIST, 0xC1: _MAP, 0xD1: _MAP}
@@ -92,7 +92,7 @@ def _close(open_: list[tuple[int, int, int]], pos: int) -> int:
 
 
 def _is_key(kind: int, left: int) -> bool:
-    """Say whether the next item is a key of a map, or the value of a described one."""
+    """Return whether the next item is a key of a map, or the value of a described one."""
     return left % 2 == 0 if kind == _MAP else kind == _DESCRIBED_KEY and left == 1
 
 

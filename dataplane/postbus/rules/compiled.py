@@ -1,4 +1,4 @@
-"""Rules of subscriptions, ready to be asked: whether a message fits and what to make of it.
+"""Compiled rules of subscriptions: they select messages and change copies.
 
 A rule without an action passes the message on as it was published. `routing` asks the rules of a
 whole topic; manifests and management check a text with `check_rule` before they keep it.
@@ -47,7 +47,7 @@ from postbus.rules.values import KINDS, EvaluationError, Kind, seconds_of
 __all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
 
 Criteria: TypeAlias = dict[Field | str, Hashable]
-"""What a correlation filter asks for: field or name of an application property -> `correlated`."""
+"""Criteria of a correlation filter: field or application property -> `correlated`."""
 
 MAX_RULE_BYTES: Final = 65_536
 """Largest rule as JSON. Our choice."""
@@ -99,7 +99,7 @@ def malformed(error: DecodeError) -> EvaluationError:
 
 
 def compile_rule(properties: RuleProperties, source: random.Random | None = None) -> CompiledRule:
-    """Make a rule ready to be asked; raises `RuleError`.
+    """Compile a rule; raises `RuleError`.
 
     `source` is what newid() draws from; without one its ids are the same in every process.
     """

@@ -1,8 +1,8 @@
-"""What asking rules may cost: steps of some 25 ns, spent from what an apply has.
+"""Cost limits of rules: steps of some 25 ns, taken from the budget of an apply.
 
-A message's `steps_left` is what the rules that are being asked may still spend on it. Steps are
-counted by what is done, never by a clock: an apply gives the same result whenever it is run. Their
-weights were measured on CPython 3.11 and rounded up.
+A message's `steps_left` is the budget of the rules that are being evaluated for it. Steps are
+counted by work, never by a clock, so that an apply always gives the same result. Their weights were
+measured on CPython 3.11 and rounded up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOO_MANY: Final = (
 
 
 class StepPool:
-    """What is left of the steps of an apply."""
+    """The remaining steps of an apply."""
 
     __slots__ = ("left",)
 

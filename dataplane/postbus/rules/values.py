@@ -1,4 +1,4 @@
-"""What the values of a message mean in SQL: kinds, comparison, arithmetic, texts, conversion.
+"""Values of a message in SQL: kinds, comparison, arithmetic, texts, conversion.
 
 None is both NULL and unknown. Numbers compare by value whatever their AMQP width; a boolean or a
 timestamp is no number. A text beside a timestamp or a uuid is read as one (ISO 8601; UTC when it
@@ -56,7 +56,7 @@ class EvaluationError(Exception):
 
 
 class Kind(Enum):
-    """What compares with each other. A value of no kind compares with nothing."""
+    """Kinds of comparable values. A value without a kind is not comparable."""
 
     NUMBER = "number"
     TEXT = "text"

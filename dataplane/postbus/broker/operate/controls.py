@@ -1,4 +1,4 @@
-"""What a developer may do to a running bus and no client can: move time, and make faults.
+"""Controls of a development bus that clients do not have: moving time, injecting faults.
 
 Called by `edge/control/development.py` of a development bus only. Faults go through the paths of
 real ones.
@@ -76,7 +76,7 @@ class Controls:
         return address.name
 
     def interrupt_store(self, duration_s: float, partition_id: int | None) -> list[int]:
-        """Take the store away from a partition, None from all; return which.
+        """Simulate an outage of the store for a partition, None: for all; return which.
 
         Raises IndexError for a partition that does not exist.
         """

@@ -1,4 +1,4 @@
-"""Which stored messages somebody means: a condition in the language of rules, a session, a text.
+"""A filter over stored messages: a condition in the language of rules, a session, a text.
 
 Made by `message_operations` for each call; it also says what of the condition no message had.
 """
@@ -48,7 +48,7 @@ class MessageFilter:
             self.absent = user_properties(condition)
 
     def selects(self, message: PeekedMessage) -> bool:
-        """Say whether a message is meant."""
+        """Return whether the filter selects a message."""
         envelope = message.envelope
         if self._session_id not in (None, envelope.session_id):
             return False

@@ -1,10 +1,9 @@
-"""Messages handled by hand: looked at, deleted, purged, sent again.
+"""Message operations for operators: peek, delete, purge, resend.
 
-For operators and their tools; every door to it (the control API) calls this. Messages are chosen by
-their public number, or by a filter in the language of rules. A call does a bounded part and says
-where to go on. It passes the hosts as any command does, so that nothing is told before it is
-durable; a call that is repeated after a doubt does nothing twice, because a message that was
-handled is not there under its number any more.
+Called by the control API. Messages are selected by sequence number or by a filter in the language
+of rules. A call does a bounded part and returns where to continue. It passes the hosts like any
+command, so that results are released only when they are durable. A call can be repeated after an
+unknown result without doing anything twice, since a handled message no longer has its number.
 """
 
 from __future__ import annotations
@@ -62,32 +61,30 @@ __all__ = [
 ]
 
 LOOKED_AT: Final = 1_000
-"""Most messages one call looks at (ADR 20)."""
+"""Maximum number of messages that a call examines (ADR 20)."""
 
 PAGE_MESSAGES: Final = 250
 PAGE_BYTES: Final = 1 << 20
 LOOKED_AT_BYTES: Final = 8 << 20
-"""What is read of a partition at a time, and what one call looks at. Our choice: a call holds some
-megabytes, however large the messages are."""
+"""Bytes read from a partition at a time, and examined by one call. Our choice: a call holds some
+megabytes, regardless of the size of messages."""
 
 MAX_BODY_BYTES: Final = 1 << 20
-"""Most bytes of a body that a peek shows. Our choice."""
+"""Maximum bytes of a body in a peek. Our choice."""
 
 PAUSE_BYTES: Final = 64 * 1024
-"""After so many bytes of messages that are read others have their turn. Our choice: properties or
-lists of that size take a tenth of a second at worst."""
+"""Bytes of examined messages after which other tasks of the event loop run. Our choice: properties
+or lists of that size take a tenth of a second at worst."""
 
 NUMBER_BITS: Final = 48
 
-IN_DOUBT: Final = (
-    "nobody knows whether it was done; repeat it: what was handled is not found any more"
-)
+IN_DOUBT: Final = "the result is unknown; repeat the call: handled messages are not found again"
 
 Numbers: TypeAlias = Sequence[int]
 
 
 class OperationRefused(Exception):
-    """A whole call is refused; nothing was done."""
+    """A call was refused as a whole; nothing was done."""
 
     def __init__(self, refused: Refused) -> None:
         self.refused = refused
@@ -96,12 +93,12 @@ class OperationRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """How far a call came. `next_number`: where the next one goes on.
+    """Progress of a call. `next_number`: where the next call continues.
 
-    `is_end`: there is nothing from there on. `looked_at` counts messages, also those that the
-    filter did not select; `failed` those for which it could not be evaluated. `away`: partitions
-    that could not be asked; their messages are missing here. `absent`: properties that the filter
-    names and none of the messages had.
+    `is_end`: there are no messages from there on. `looked_at` counts examined messages, including
+    those that the filter did not select; `failed` those for which it could not be evaluated.
+    `away`: partitions that did not answer; their messages are missing. `absent`: properties in the
+    filter that no message had.
     """
 
     next_number: int
@@ -114,7 +111,7 @@ class Walked:
 
 @dataclass(frozen=True, slots=True)
 class PeekPage(Walked):
-    """Messages in order of number. `total`: how many of any state there are, None while a
+    """Messages by sequence number. `total`: number of messages in any state, None while a
     partition is not loaded.
     """
 
@@ -124,7 +121,7 @@ class PeekPage(Walked):
 
 @dataclass(frozen=True, slots=True)
 class SummaryPage(Walked):
-    """Groups of dead letters, the largest first; else as a page of messages."""
+    """Groups of dead letters, largest first; otherwise like a page of messages."""
 
     groups: tuple[DeadLetterGroup, ...]
     total: int | None
@@ -132,7 +129,7 @@ class SummaryPage(Walked):
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """`numbers` were handled; `refused`: number -> why it was not."""
+    """`numbers` were handled; `refused`: number -> reason."""
 
     numbers: tuple[int, ...]
     refused: Mapping[int, Refused]
@@ -140,7 +137,7 @@ class OperationResult:
 
 @dataclass(frozen=True, slots=True)
 class PurgePage(Walked):
-    """`matched` messages were selected, `deleted` are gone (none in a dry run)."""
+    """Counts of selected (`matched`) and `deleted` messages (none in a dry run)."""
 
     matched: int
     deleted: int
@@ -149,9 +146,9 @@ class PurgePage(Walked):
 
 @dataclass(frozen=True, slots=True)
 class ResendResult:
-    """`resent`: number -> number at the target. `forwarded` are on their way to another partition:
-    what the target refuses for good comes back to the transfer dead-letter queue of the source.
-    `refused` stay where they are: number -> why.
+    """`resent`: number -> number at the target. `forwarded` are on their way to another partition;
+    those that the target permanently refuses go to the transfer dead-letter queue of the source.
+    `refused` stay unchanged: number -> reason.
     """
 
     resent: Mapping[int, int]
@@ -161,14 +158,14 @@ class ResendResult:
 
 @dataclass(slots=True)
 class _Work:
-    """What became of numbers so far."""
+    """Results by number so far."""
 
     done: dict[int, int] = field(default_factory=dict)
     refused: dict[int, Refused] = field(default_factory=dict)
 
 
 class MessageOperations:
-    """See the module's docstring. Whatever is refused as a whole raises `OperationRefused`."""
+    """See the module's docstring. A call that is refused as a whole raises `OperationRefused`."""
 
     def __init__(self, router: Router, hosts: Sequence[Host]) -> None:
         """Take the hosts of all partitions in order."""
@@ -189,10 +186,10 @@ class MessageOperations:
         body_contains: str | None = None,
         body_bytes: int = 0,
     ) -> PeekPage:
-        """Show up to `count` messages of a queue or sub-queue from a number on; changes nothing.
+        """Return up to `count` messages of a queue or sub-queue from a number on; changes nothing.
 
-        `where` is a filter as of a rule; `body_contains` a text that is looked for in bodies. A
-        page may hold fewer messages than `count`, even none, before the end is reached.
+        `where` is a filter as in a rule; `body_contains` a text to find in bodies. A page may have
+        fewer messages than `count`, even none, before the end is reached.
         """
         address = self._address(path)
         filtered = _filter_of(where, session_id, body_contains)
@@ -218,13 +215,13 @@ class MessageOperations:
     async def summarize(
         self, path: str, *, from_number: int = 0, where: str | None = None
     ) -> SummaryPage:
-        """Say of what the dead letters of a queue died, from a number on; changes nothing.
+        """Group the dead letters of a queue by cause, from a number on; changes nothing.
 
-        A page counts what it looked at, in `MAX_GROUPS` groups at most; who asks adds pages up.
+        A page has at most `MAX_GROUPS` groups of the messages it examined; callers add up pages.
         """
         address = self._address(path)
         if address.sub_queue not in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER):
-            raise _refused(Refusal.NOT_ALLOWED, "only dead letters have died of something")
+            raise _refused(Refusal.NOT_ALLOWED, "only dead letters can be summarized")
         filtered = _filter_of(where, None)
         walk = self._walk(address, from_number, None, None)
         groups = DeadLetterGroups()
@@ -259,7 +256,7 @@ class MessageOperations:
         state: MessageState | None = None,
         body_contains: str | None = None,
     ) -> PurgePage:
-        """Delete, or only count, what a filter selects among up to `count` messages."""
+        """Delete, or only count, messages that a filter selects among up to `count`."""
         address = self._address(path)
         filtered = _filter_of(where, session_id, body_contains)
         walk = self._walk(address, from_number, session_id, state)
@@ -298,9 +295,9 @@ class MessageOperations:
     ) -> ResendResult:
         """Resend at most `MAX_SEQUENCE_NUMBERS` dead letters, in the given order.
 
-        They go to the entity they are from, of a subscription to itself and not by way of its
-        topic, or to another queue or topic. Nothing of them says any more that they were dead
-        letters; they are new messages with the ids, keys and body they had, or that `edit` gives.
+        They go to their former entity (a subscription itself, not its topic) or to another queue or
+        topic. They have no trace of having been dead letters: they are new messages with their
+        former ids, keys and body, or those of `edit`.
         """
         address = self._address(path)
         _limit(numbers)
@@ -323,16 +320,18 @@ class MessageOperations:
         return ResendResult(work.done, tuple(forwarded.done), refused)
 
     def _target(self, source: Address, to: str | None) -> Address:
-        """Return the entity to send to. What is known of it now is refused now."""
+        """Return the target entity; raises for refusals that are already known."""
         if source.sub_queue not in (SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER):
-            raise _refused(Refusal.NOT_ALLOWED, "only dead letters are sent again")
+            raise _refused(Refusal.NOT_ALLOWED, "only dead letters can be resent")
         target = source if to is None else self._address(to)
         if target.entity_no == source.entity_no:
             return source
         if target.sub_queue is not SubQueue.ACTIVE:
-            raise _refused(Refusal.NOT_ALLOWED, "nothing can be sent to a dead-letter queue")
+            raise _refused(Refusal.NOT_ALLOWED, "messages cannot be sent to a dead-letter queue")
         if target.kind is EntityKind.SUBSCRIPTION:
-            raise _refused(Refusal.NOT_ALLOWED, "messages of a subscription are sent to its topic")
+            raise _refused(
+                Refusal.NOT_ALLOWED, "messages cannot be sent to a subscription: use its topic"
+            )
         if target.properties.status is EntityStatus.DISABLED:
             raise _refused(Refusal.ENTITY_DISABLED, target.name)
         if target.properties.status is EntityStatus.SEND_DISABLED:
@@ -343,7 +342,7 @@ class MessageOperations:
     def _is_here(
         source: Address, target: Address, partition_id: int, edit: MessageEdit | None
     ) -> bool:
-        """Say whether the target's place for these messages is in their own partition."""
+        """Return whether the target stores these messages in their own partition."""
         if target.entity_no != source.entity_no:
             return target.partition_id == partition_id
         if not target.is_partitioned or edit is None:
@@ -356,8 +355,8 @@ class MessageOperations:
         if target.kind is EntityKind.SUBSCRIPTION:
             raise _refused(
                 Refusal.NOT_ALLOWED,
-                "the keys of a partitioned subscription's messages choose their partition and"
-                " cannot be changed; send them to the topic instead",
+                "the keys of a partitioned subscription's messages determine their partition"
+                " and cannot be changed; send them to the topic instead",
             )
         return False
 
@@ -371,7 +370,7 @@ class MessageOperations:
         return found[0]
 
     def _total(self, address: Address) -> int | None:
-        """Return how many messages a queue or sub-queue has, as far as that is known."""
+        """Return the number of messages in a queue or sub-queue, None if unknown."""
         hosts = self._hosts if address.is_partitioned else [self._hosts[address.partition_id]]
         found = [host.counts(address.entity_no) for host in hosts]
         known = [counts for counts in found if counts is not None]
@@ -403,7 +402,7 @@ class MessageOperations:
         work: _Work,
         command: Callable[[list[int]], DeleteBySequence | ResendBySequence],
     ) -> None:
-        """Have a partition handle numbers, in as many commits as their size asks for."""
+        """Handle numbers in a partition, in as many commits as their size needs."""
         if not 0 <= partition_id < len(self._hosts):
             work.refused.update(dict.fromkeys(numbers, ABSENT))
             return
@@ -422,7 +421,7 @@ class MessageOperations:
 
 
 class _Walk:
-    """A look at messages from a number upward, through one partition or several."""
+    """An iteration over messages from a number on, through one partition or several."""
 
     def __init__(
         self,
@@ -447,12 +446,12 @@ class _Walk:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there may be more, and this call may look at more."""
+        """Return whether there may be more messages and this call may examine more."""
         is_short = self.looked_at < LOOKED_AT and self._bytes < LOOKED_AT_BYTES
         return is_short and bool(self._hosts)
 
     async def next_page(self, limit: int) -> list[PeekedMessage]:
-        """Return what comes next; none at the end. The caller tells what it looked at."""
+        """Return the next messages; none at the end. The caller calls `looked` for each."""
         while self._hosts:
             host = self._hosts[0]
             first = self.number
@@ -480,14 +479,14 @@ class _Walk:
         return []
 
     def looked(self, message: PeekedMessage) -> None:
-        """Note that a message was looked at."""
+        """Record that a message was examined."""
         self.number = message.sequence + 1
         self.looked_at += 1
         self._bytes += message.envelope.size_bytes
 
 
 async def _unhurried(messages: Iterable[PeekedMessage]) -> AsyncIterator[PeekedMessage]:
-    """Yield messages that are read one after the other, and let others have their turn."""
+    """Yield messages one by one, and let other tasks of the event loop run in between."""
     read_bytes = 0
     for message in messages:
         yield message
@@ -509,7 +508,7 @@ def _filter_of(
 def _walked(
     walk: _Walk, filtered: MessageFilter
 ) -> tuple[int, bool, int, int, tuple[int, ...], tuple[str, ...]]:
-    """Return the fields of `Walked`. Where no message was looked at, nothing is absent."""
+    """Return the fields of `Walked`. If no message was examined, nothing is absent."""
     absent = tuple(sorted(filtered.absent)) if walk.looked_at else ()
     return walk.number, walk.is_end, walk.looked_at, filtered.failed, tuple(walk.away), absent
 

@@ -1,4 +1,4 @@
-"""Whether clients may come: the doors are open and at least one partition can be used. And why not.
+"""Readiness for clients: listeners are open and at least one partition is usable. Else the reasons.
 
 Made for readiness of Kubernetes, which takes a broker that is not ready out of its service: one
 partition in trouble must not take away the others, and none at all is no broker. A loaded partition
@@ -22,11 +22,11 @@ PATIENCE_S: Final = 0.8
 """How long a store may take to answer. Our choice: a probe of the kubelet gives up after 1 s."""
 
 FRESH_S: Final = 1.0
-"""How long an answer of a store holds, so that probes of strangers cost it nothing."""
+"""How long an answer of a store is reused, so that unauthenticated probes cost it nothing."""
 
 
 class Readiness:
-    """Of one broker; `is_open` is set while its doors are."""
+    """Readiness of one broker; `is_open` is set while its listeners are open."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Readiness:
         self._monotonic_s = monotonic_s
 
     async def is_ready(self) -> bool:
-        """Say whether clients may come, after `PATIENCE_S` at most."""
+        """Return whether clients are accepted, after at most `PATIENCE_S`."""
         if not self.is_open:
             return False
         if any(host.is_loaded for host in self._hosts):
@@ -60,13 +60,13 @@ class Readiness:
 
     @property
     def held_by(self) -> str | None:
-        """Whose the partitions are while this broker is a stand-by, None when it is none."""
+        """The owner of the partitions while this broker is a stand-by, else None."""
         if any(host.is_loaded for host in self._hosts):
             return None
         return next((text for host in self._hosts if (text := host.ownership.held_by)), None)
 
     def troubles(self) -> list[str]:
-        """Say of each store and partition that does not work, or not wholly, what is wrong."""
+        """Return the problem of each store and partition that has one."""
         partitions = [(host.partition_id, host.trouble) for host in self._hosts]
         return [
             *(text for store in self._stores if (text := store.outage.text)),

@@ -1,4 +1,4 @@
-"""Spans of traced messages: sent, delivered, settled. A router that tells what passes it.
+"""Spans of traced messages: sent, delivered, settled. A router that records spans.
 
 A message is traced when its sender put a W3C trace context into its application properties and
 sampled it: `traceparent`, or `Diagnostic-Id` as older SDKs write it. Spans become children of that
@@ -50,7 +50,7 @@ TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0
 
 
 class TraceContext(NamedTuple):
-    """Who sent a message: the ids of a trace and of the span in it."""
+    """The trace context of a message: the ids of a trace and of a span in it."""
 
     trace_id: int
     span_id: int
@@ -91,7 +91,7 @@ def context_of(envelope: Envelope) -> TraceContext | None:
 
 
 class TracedRouter(Router):
-    """A router that makes spans of what passes; see the module's docstring."""
+    """A router that records spans of commands and deliveries; see the module's docstring."""
 
     def __init__(
         self,
@@ -120,12 +120,12 @@ class TracedRouter(Router):
         super().submit(partition_id, command, self._watched(command, on_reply))
 
     def register_sink(self, partition_id: int, consumer_id: int, sink: DeliverySink) -> None:
-        """Name who gets the deliveries of a consumer."""
+        """Register the sink for a consumer's deliveries."""
         traced = self._sinks[consumer_id] = _TracedSink(self, sink)
         super().register_sink(partition_id, consumer_id, traced)
 
     def unregister_sink(self, partition_id: int, consumer_id: int) -> None:
-        """Forget a sink."""
+        """Remove a sink."""
         self._sinks.pop(consumer_id, None)
         super().unregister_sink(partition_id, consumer_id)
 
@@ -217,7 +217,7 @@ class TracedRouter(Router):
 
 
 class _TracedSink:
-    """Passes everything on to the sink of a door."""
+    """Passes everything on to the sink of a link endpoint."""
 
     def __init__(self, router: TracedRouter, sink: DeliverySink) -> None:
         self._router = router

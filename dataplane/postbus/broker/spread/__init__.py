@@ -1,1 +1,1 @@
-"""What spans partitions: partitioned entities, placement and transactions."""
+"""Commands over several partitions: partitioned entities, placement and transactions."""

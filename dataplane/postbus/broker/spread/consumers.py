@@ -1,8 +1,8 @@
-"""Receivers of partitioned entities: one consumer towards its door, one in every partition.
+"""Receivers of partitioned entities: one consumer for the link endpoint, one in every partition.
 
-Credit is never promised twice: a partition is asked only after it said that it has messages, for
-no more than what is left of the consumer's limit, and what it cannot give is free again at once
-(ADR 24). So nothing is ever fetched in surplus and nothing has to be cached or given back.
+Credit is never promised twice: a partition gets demand only after a hint that it has messages, at
+most the rest of the consumer's limit, and demand that it cannot meet is free again at once (ADR
+24). So nothing is fetched in excess, and nothing has to be cached or released.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from postbus.entity.commands import (
 )
 
 DRAIN_WAIT_S: Final = 0.08
-"""Longest wait of a drain for partitions: below the 100 ms after which a door answers alone."""
+"""Maximum wait of a drain for partitions: below the 100 ms after which an endpoint answers."""
 
 REPEAT_S: Final = 0.1
 """Pause before a partition is asked again whose read failed, or that gave less than it said."""
@@ -379,7 +379,7 @@ class SessionSeeker:
         self._answer(Done())
 
     def answered(self, reply: Reply) -> None:
-        """Tell the first answer that counts; none does while a partition may still come back."""
+        """Report the first decisive answer; none is while a partition may still come back."""
         if self._is_over:
             return
         if isinstance(reply, Refused):

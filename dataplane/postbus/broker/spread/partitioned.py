@@ -1,4 +1,4 @@
-"""Entities that live in every partition: what a command means over all of them.
+"""Entities that live in every partition: execution of commands over all of them.
 
 The edge submits the same commands as for any other entity; here they are sent to the partition
 they belong to (by key, lock token, sequence number or session), or to several, and the replies
@@ -390,7 +390,7 @@ class PartitionedEntities:
         seeker.start()
 
     def _forget_session(self, consumer_id: int) -> None:
-        """The partition serves this consumer no more; its door asks as another one, if at all."""
+        """Forget a consumer that its partition no longer serves; its endpoint may add a new one."""
         self._session_hosts.pop(consumer_id, None)
         self._sinks.pop(consumer_id, None)
 
@@ -515,7 +515,7 @@ def _reluctance(host: Host) -> int:
 
 
 class _SessionSink:
-    """The sink of a receiver that one partition serves; tells when it does not any more."""
+    """The sink of a receiver that one partition serves; reports when it no longer does."""
 
     __slots__ = ("_forget", "_sink")
 

@@ -68,7 +68,7 @@ class AnywhereSend:
         next(self._hosts).submit(self._command, self._take)
 
     def _take(self, reply: Reply) -> None:
-        """Try the next partition; the last refusal is told when none is left."""
+        """Try the next partition; answer with the last refusal when none is left."""
         if type(reply) is Refused and reply.refusal in ELSEWHERE:
             host = next(self._hosts, None)
             if host is not None:
@@ -115,7 +115,7 @@ class MergedSettlement:
         self._settled_count = 0
 
     def take(self, indexes: list[int], reply: Reply) -> None:
-        """Collect; where only a part was refused its tokens are told as lost."""
+        """Collect a reply; if only a part was refused, its tokens count as lost."""
         if isinstance(reply, Settled):
             self._settled_count += 1
             self._lost += [indexes[position] for position in reply.lost or ()]

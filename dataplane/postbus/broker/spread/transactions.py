@@ -1,4 +1,4 @@
-"""Transactions: which messages may be sent in one, and which partition it belongs to.
+"""Transactions: checks of their messages, and selection of their partition.
 
 Pure. On a partitioned entity all messages of a transaction have one key, for it commits in one
 partition (S189-S198). What is sent elsewhere goes through the outbox of that partition (ADR 21).
@@ -127,7 +127,7 @@ def _place(command: Enqueue, address: Address | None, partition_count: int) -> i
 
 
 def _is_at(home: int, command: Enqueue, address: Address, partition_count: int) -> bool:
-    """Say whether a partition can store all these messages itself."""
+    """Return whether a partition can store all these messages itself."""
     if not address.is_partitioned:
         return address.partition_id == home
     if command.via is not None:
