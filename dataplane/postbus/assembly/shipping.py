@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.partition.host import Host
-from postbus.broker.partition.shipper import Shipper, Target
+from postbus.broker.partition.shipper import ForwardDestination, Shipper
 from postbus.contract.entities import SubscriptionProperties, catalog_key
 from postbus.store.catalog import CatalogEntry
 
@@ -14,11 +14,11 @@ from postbus.store.catalog import CatalogEntry
 def connect_shippers(hosts: Sequence[Host], directory: Directory) -> None:
     """Connect all partitions with each other; call before one of them is claimed."""
 
-    def target_of(name: str) -> Target | None:
+    def target_of(name: str) -> ForwardDestination | None:
         entry = directory.find(catalog_key(name))
         return None if entry is None else _target(entry)
 
-    def retained_targets_of(name: str) -> list[Target]:
+    def retained_targets_of(name: str) -> list[ForwardDestination]:
         found = [_target(entry) for entry in directory.retained_named(catalog_key(name))]
         return [target for target in found if target is not None]
 
@@ -26,9 +26,9 @@ def connect_shippers(hosts: Sequence[Host], directory: Directory) -> None:
         host.ship_with(Shipper(host, hosts, target_of, retained_targets_of))
 
 
-def _target(entry: CatalogEntry) -> Target | None:
+def _target(entry: CatalogEntry) -> ForwardDestination | None:
     """Return the target of messages; subscriptions accept messages of their topic only."""
     if isinstance(entry.properties, SubscriptionProperties):
         return None
     detects = entry.properties.requires_duplicate_detection
-    return Target(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)
+    return ForwardDestination(entry.entity_no, entry.home_partition, entry.is_partitioned, detects)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from postbus.broker.partition.shipper import Shipper, Target
+from postbus.broker.partition.shipper import ForwardDestination, Shipper
 from postbus.broker.placement import partition_of_key
 from postbus.entity.commands import (
     Arrive,
@@ -91,12 +91,12 @@ class Port:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.source = Source(tasks)
         self.destinations = [Destination() for _ in range(4)]
-        self.catalog: dict[str, Target] = {
-            "plain": Target(7, 2, is_partitioned=False, detects_duplicates=False),
-            "spread": Target(8, 0, is_partitioned=True, detects_duplicates=False),
-            "detecting": Target(9, 0, is_partitioned=True, detects_duplicates=True),
+        self.catalog: dict[str, ForwardDestination] = {
+            "plain": ForwardDestination(7, 2, is_partitioned=False, detects_duplicates=False),
+            "spread": ForwardDestination(8, 0, is_partitioned=True, detects_duplicates=False),
+            "detecting": ForwardDestination(9, 0, is_partitioned=True, detects_duplicates=True),
         }
-        self.retained: list[Target] = []
+        self.retained: list[ForwardDestination] = []
         self.shipper = Shipper(
             self.source, self.destinations, self.catalog.get, lambda name: self.retained
         )
@@ -192,7 +192,9 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
         at.begin("plain", several(1))
         await until(lambda: len(at.destinations[2].arrived) == 1)
         at.destinations[2].answers = [GONE, GONE]
-        at.catalog["plain"] = Target(70, 3, is_partitioned=False, detects_duplicates=False)
+        at.catalog["plain"] = ForwardDestination(
+            70, 3, is_partitioned=False, detects_duplicates=False
+        )
         at.destinations[2].opened.set()
         await until(lambda: len(at.source.told) == 1)
         assert at.source.told == [Shipped("plain", [1], {})]
@@ -214,7 +216,9 @@ async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_n
         at.destinations[2].answers = [Arrived(0, Refused(Refusal.ENTITY_DISABLED))]
         at.begin("plain", several(1, 2))
         await until(lambda: len(at.destinations[2].arrived) == 1)
-        at.catalog["plain"] = Target(12, 3, is_partitioned=False, detects_duplicates=False)
+        at.catalog["plain"] = ForwardDestination(
+            12, 3, is_partitioned=False, detects_duplicates=False
+        )
         at.destinations[2].opened.set()
         await until(lambda: len(at.source.told) == 1)
         assert at.source.told == [Shipped("plain", [1, 2], {})]
@@ -227,7 +231,7 @@ async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_n
 @pytest.mark.parametrize("has_namesake", [True, False])
 async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> None:
     async with port() as at:
-        at.retained = [Target(70, 3, is_partitioned=False, detects_duplicates=False)]
+        at.retained = [ForwardDestination(70, 3, is_partitioned=False, detects_duplicates=False)]
         if not has_namesake:
             del at.catalog["plain"]
         at.destinations[3].answers = [AWAY, LOST, Arrived(1, Refused(Refusal.ENTITY_DISABLED))]
@@ -250,8 +254,8 @@ async def test_a_retained_entity_is_not_asked_about_what_came_after_it() -> None
     async with port() as at:
         no_more = Arrived(0, Refused(Refusal.ENTITY_DISABLED))
         at.retained = [
-            Target(70, 3, is_partitioned=False, detects_duplicates=False),
-            Target(71, 0, is_partitioned=True, detects_duplicates=False),
+            ForwardDestination(70, 3, is_partitioned=False, detects_duplicates=False),
+            ForwardDestination(71, 0, is_partitioned=True, detects_duplicates=False),
         ]
         at.destinations[3].answers = [no_more]
         at.destinations[1].answers = [no_more, no_more]
@@ -272,7 +276,7 @@ async def test_a_retained_entity_is_not_asked_about_what_came_after_it() -> None
 
 async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None:
     async with port() as at:
-        back = Target(70, 3, is_partitioned=False, detects_duplicates=False)
+        back = ForwardDestination(70, 3, is_partitioned=False, detects_duplicates=False)
         at.retained = [back]
         del at.catalog["plain"]
         at.destinations[3].opened.clear()

@@ -43,7 +43,7 @@ TARGET_NOT_FOUND: Final = Refused(Refusal.ENTITY_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ForwardDestination:
     """An entity that messages are forwarded to; a partitioned one has no home partition."""
 
     entity_no: int
@@ -77,8 +77,8 @@ class Shipper:
         self,
         source: Source,
         destinations: Sequence[Destination],
-        find_target: Callable[[str], Target | None],
-        find_retained: Callable[[str], Sequence[Target]],
+        find_target: Callable[[str], ForwardDestination | None],
+        find_retained: Callable[[str], Sequence[ForwardDestination]],
     ) -> None:
         """`destinations` are the hosts of all partitions, in order.
 
@@ -109,24 +109,24 @@ class Shipper:
 
     # --- for shipments --------------------------------------------------------------------------
 
-    def find_target(self, name: str) -> Target | None:
+    def find_target(self, name: str) -> ForwardDestination | None:
         return self._find_target(name)
 
-    def find_retained(self, name: str) -> Sequence[Target]:
+    def find_retained(self, name: str) -> Sequence[ForwardDestination]:
         return self._find_retained(name)
 
-    def asked(self, target: Target) -> Collection[int]:
+    def asked(self, target: ForwardDestination) -> Collection[int]:
         """Return the partitions of a retained entity that need no further query."""
         return self._asked.get(target.entity_no, ())
 
-    def note_asked(self, target: Target, partition_id: int) -> None:
+    def note_asked(self, target: ForwardDestination, partition_id: int) -> None:
         self._asked.setdefault(target.entity_no, set()).add(partition_id)
 
-    def forget_asked(self, target: Target) -> None:
+    def forget_asked(self, target: ForwardDestination) -> None:
         """Reset the queries of an entity that accepts messages again."""
         self._asked.pop(target.entity_no, None)
 
-    def place(self, target: Target, number: int, envelope: Envelope) -> int:
+    def place(self, target: ForwardDestination, number: int, envelope: Envelope) -> int:
         """Return the partition; a repeat must go to where its number may have been stored."""
         if not target.is_partitioned:
             return target.home_partition
@@ -137,7 +137,7 @@ class Shipper:
     async def arrive(
         self,
         partition_id: int,
-        target: Target,
+        target: ForwardDestination,
         numbers: list[int],
         messages: list[Envelope],
         resent: frozenset[int],
@@ -248,7 +248,9 @@ class _Shipment:
             else:
                 backoff.reset()
 
-    def _to_ask(self, messages: dict[int, Envelope]) -> tuple[Target | None, dict[int, list[int]]]:
+    def _to_ask(
+        self, messages: dict[int, Envelope]
+    ) -> tuple[ForwardDestination | None, dict[int, list[int]]]:
         """Return a retained entity that has unanswered queries, and the numbers by partition."""
         for target in self._shipper.find_retained(self._ship.target):
             places = self._places(target, messages)
@@ -258,14 +260,20 @@ class _Shipment:
                 return target, places
         return None, {}
 
-    def _places(self, target: Target, messages: dict[int, Envelope]) -> dict[int, list[int]]:
+    def _places(
+        self, target: ForwardDestination, messages: dict[int, Envelope]
+    ) -> dict[int, list[int]]:
         """Return partition -> its numbers, in order."""
         numbers = list(messages)
         places = split([self._shipper.place(target, n, messages[n]) for n in numbers])
         return {place: [numbers[index] for index in part] for place, part in places.items()}
 
     async def _send_part(
-        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+        self,
+        partition_id: int,
+        target: ForwardDestination,
+        numbers: list[int],
+        messages: dict[int, Envelope],
     ) -> bool:
         """Send to one partition and remove decided messages. False: none was decided."""
         count, refused, concerned = await self._deliver(partition_id, target, numbers, messages)
@@ -286,7 +294,11 @@ class _Shipment:
         return True
 
     async def _ask_part(
-        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+        self,
+        partition_id: int,
+        target: ForwardDestination,
+        numbers: list[int],
+        messages: dict[int, Envelope],
     ) -> bool:
         """Ask one partition of a retained entity what it stored; remove that from `messages`.
 
@@ -300,7 +312,11 @@ class _Shipment:
         return True
 
     async def _deliver(
-        self, partition_id: int, target: Target, numbers: list[int], messages: dict[int, Envelope]
+        self,
+        partition_id: int,
+        target: ForwardDestination,
+        numbers: list[int],
+        messages: dict[int, Envelope],
     ) -> tuple[int, Refused | None, int]:
         """Send, and remove arrived messages from `messages`; return their number, and the refusal.
 
