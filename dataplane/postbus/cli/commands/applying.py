@@ -53,7 +53,7 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PlannedChange:
     """An entity with its current and its wanted definition. `before` None: it is new."""
 
     kind: str
@@ -123,7 +123,7 @@ class Plan:
 
     wanted: BusDefinition
     live_name: str
-    changes: tuple[Change, ...]
+    changes: tuple[PlannedChange, ...]
     rules: tuple[RuleChange, ...]
 
     def differences(self) -> Iterator[list[str]]:
@@ -171,17 +171,17 @@ async def plan_of(
         )
     queues = [each for each in wanted.queues if ("Queue", each.name.lower()) not in given]
     topics = [each for each in wanted.topics if ("Topic", each.name.lower()) not in given]
-    changes: dict[str, Change] = {}
+    changes: dict[str, PlannedChange] = {}
     for queue in queues:
         before = await read_queue(control, queue.name)
-        changes[queue.name.lower()] = Change("queue", queue.name, before, queue)
+        changes[queue.name.lower()] = PlannedChange("queue", queue.name, before, queue)
     for topic in topics:
         was = await read_topic(control, topic.name)
-        changes[topic.name.lower()] = Change("topic", topic.name, was, topic)
+        changes[topic.name.lower()] = PlannedChange("topic", topic.name, was, topic)
     for each in wanted.subscriptions:
         path = subscription_path(each.topic, each.name)
         found = await read_subscription(control, each.topic, each.name)
-        changes[path.lower()] = Change("subscription", path, found, each)
+        changes[path.lower()] = PlannedChange("subscription", path, found, each)
     _check_changes(changes.values())
     described = [
         PlainDefinition(name, KINDS[type(each.after)], each.after.properties)
@@ -196,7 +196,7 @@ async def plan_of(
     return Plan(wanted, str(told["name"]), ordered, tuple(rules))
 
 
-def _check_changes(changes: Iterable[Change]) -> None:
+def _check_changes(changes: Iterable[PlannedChange]) -> None:
     """Raise `InputError` for changes of immutable fields, before anything is changed."""
     problems = [
         f"{change.kind} {change.name}: {where}: {text}"
