@@ -30,7 +30,7 @@ from postbus.entity.outcomes import (
     ShareBody,
 )
 from postbus.store.batch import Batch, extra_bytes
-from postbus.store.changes import Changes
+from postbus.store.changes import BatchChanges
 from postbus.store.mutation_traits import TRAITS, Tier
 from postbus.store.statements import FULL, GENERAL, KEEP, KEEP_PUBLISH, PUBLISH, RETAIN
 from tests.store.driving import outcome
@@ -62,7 +62,7 @@ def test_every_mutation_has_a_statement() -> None:
 
 
 def columns_of(*mutations: Mutation) -> dict[str, object]:
-    changes = Changes(mutations)
+    changes = BatchChanges(mutations)
     return {
         **changes.light_columns(),
         **changes.settled_columns(),
@@ -87,8 +87,8 @@ def test_the_statement_of_a_mutation_has_its_columns(mutation: Mutation) -> None
     assert written
     if not isinstance(mutation, SettleRows):
         alone = {
-            Tier.LIGHT: tuple(Changes([]).plain_columns()),  # the argument order of `CHANGES`
-            Tier.IDS: tuple(Changes([]).seen_columns()),  # and of `SEEN`
+            Tier.LIGHT: tuple(BatchChanges([]).plain_columns()),  # the argument order of `CHANGES`
+            Tier.IDS: tuple(BatchChanges([]).seen_columns()),  # and of `SEEN`
             Tier.PUBLISH: PUBLISH.names,
             Tier.GENERAL: GENERAL.names,
             Tier.FULL: FULL.names,

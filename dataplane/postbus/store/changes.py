@@ -39,7 +39,7 @@ them. Our choice: negligible compared with the shortest window of 20 s, and long
 ALL_TIME_MS: Final = (1 << 63) - 1
 
 
-class Changes:
+class BatchChanges:
     """The mutations of a batch, sorted by kind."""
 
     def __init__(self, mutations: Iterable[Mutation]) -> None:

@@ -20,7 +20,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.message.rows import pack_envelope
 from postbus.store.batch import INLINE_BODY_BYTES, STAGED_BODY_BYTES, Batch, RowKind, SideRows
-from postbus.store.changes import Changes
+from postbus.store.changes import BatchChanges
 from postbus.store.errors import Connection
 from postbus.store.mutation_traits import TRAITS, Tier
 from postbus.store.statements import (
@@ -125,7 +125,7 @@ class Writer:
         tier = max((TRAITS[each].tier for each in kinds), default=Tier.LIGHT)
         if kind == RowKind.SHARING and not (inserts or kinds):
             return TAKE, (deletes, sides.bodies.take_dead())
-        changes = Changes(batch.mutations)
+        changes = BatchChanges(batch.mutations)
         is_plain = kind == RowKind.PLAIN and not batch.is_large
         if SettleRows in kinds:
             return self._translate_settled(batch, changes, kind, tier)
@@ -151,7 +151,7 @@ class Writer:
         return _filled(FULL, arguments | changes.entity_columns() | changes.memory_columns())
 
     def _translate_settled(
-        self, batch: Batch[P], changes: Changes, kind: int, tier: Tier
+        self, batch: Batch[P], changes: BatchChanges, kind: int, tier: Tier
     ) -> tuple[str, tuple[object, ...]]:
         """Return statement and arguments for settled rows that stay; `tier`: of all mutations."""
         sides = self._sides
