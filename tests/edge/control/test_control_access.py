@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from postbus.assembly.bus import BusError
 from postbus.broker.partition.clock import ClockMode
-from postbus.cli.client.contexts import Context, Target
+from postbus.cli.client.contexts import BusAddress, Context
 from postbus.contract.control import EPOCH_HEADER
 from postbus.edge.access.auth_throttle import AuthThrottle
 from postbus.edge.certificates import ensure_certificate
@@ -253,7 +253,7 @@ def test_commands_read_the_token_of_a_line_with_a_name(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     for line in ("abc", "ci definitions abc", "# first\n\n ci\tdefinitions,messages  abc"):
         file.write_text(f"{line}\nother all def\n")
-        target = Target(Context("http://localhost:1", str(file)), "here", "here")
+        target = BusAddress(Context("http://localhost:1", str(file)), "here", "here")
         assert target.token() == "abc"
 
 

@@ -48,7 +48,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BusAddress:
     """Addresses of a bus for a command. `origin` says how it was found, for messages."""
 
     context: Context
@@ -186,7 +186,7 @@ def find_target(
     *,
     control_port: int | None = None,
     connection_string: str | None = None,
-) -> Target:
+) -> BusAddress:
     """Return the bus for a command; raises `ContextError` and `SettingsError`.
 
     In this order: the named context, the context selected with `context use`, the bus that `postbus
@@ -199,7 +199,7 @@ def find_target(
     name = name or file.current or DEFAULT
     settings = load_settings(control_port=control_port)
     if name != DEFAULT:
-        target = Target(file.find(name), name, f"context {name}")
+        target = BusAddress(file.find(name), name, f"context {name}")
     else:
         announced = bus_of_data_directory(settings.data)
         if announced is not None:
@@ -210,10 +210,10 @@ def find_target(
                 announced.connection_string,
             )
             origin = f"the bus of {settings.data}"
-            target = Target(found, DEFAULT, origin, endpoint=announced.endpoint)
+            target = BusAddress(found, DEFAULT, origin, endpoint=announced.endpoint)
         else:
             where = f"http://127.0.0.1:{settings.control_port}"
-            target = Target(
+            target = BusAddress(
                 Context(where, _token_of(settings)), DEFAULT, f"the bus at {where}", is_guess=True
             )
     context = target.context

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from postbus.cli.client.contexts import NO_BUS_HERE, Target
+from postbus.cli.client.contexts import NO_BUS_HERE, BusAddress
 from postbus.cli.failures import ContextError, RefusedError
 
 ANSWER_S: Final = 90.0
@@ -35,7 +35,7 @@ class ConflictError(RefusedError):
 class ControlClient:
     """An open client; an asynchronous context manager. Every method may raise `RefusedError`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: BusAddress) -> None:
         self._target = target
         self._url = target.control
         self._session: aiohttp.ClientSession
@@ -171,7 +171,7 @@ def part(name: str) -> str:
     return quote(name, safe="")
 
 
-def run_with(target: Target, work: Callable[[ControlClient], Awaitable[T]]) -> T:
+def run_with(target: BusAddress, work: Callable[[ControlClient], Awaitable[T]]) -> T:
     """Run work with an open client."""
 
     async def run() -> T:

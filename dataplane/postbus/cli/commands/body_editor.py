@@ -21,14 +21,14 @@ from postbus.cli.failures import InputError, RefusedError
 from postbus.contract.control_messages import MAX_SHOWN_BYTES
 
 if TYPE_CHECKING:
-    from postbus.cli.client.contexts import Target
+    from postbus.cli.client.contexts import BusAddress
     from postbus.cli.client.message_pages import Selection
 
 ENDINGS: Final = {"json": ".json", "xml": ".xml", "html": ".html", "yaml": ".yaml"}
 """Word in a content type -> file extension for the editor."""
 
 
-def edited_body(target: Target, chosen: Selection, number: int) -> bytes:
+def edited_body(target: BusAddress, chosen: Selection, number: int) -> bytes:
     """Return the new body of a message. Raises `RefusedError`, `InputError` or `typer.Exit`."""
     message = run_with(target, lambda control: _read(control, chosen, number))
     before = _body_of(message, number)

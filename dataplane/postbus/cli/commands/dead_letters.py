@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from postbus.cli.client.contexts import ContextName, Target, find_target
+from postbus.cli.client.contexts import BusAddress, ContextName, find_target
 from postbus.cli.commands.messages import (
     BODY_BYTES,
     SHOWN_BYTES,
@@ -305,7 +305,7 @@ class _Work:
 
     def __init__(
         self,
-        target: Target,
+        target: BusAddress,
         entity: str,
         where: str | None,
         is_transfer: bool,

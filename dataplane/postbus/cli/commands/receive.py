@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from postbus.cli.client.contexts import ConnectionString, ContextName, Target, find_target
+from postbus.cli.client.contexts import BusAddress, ConnectionString, ContextName, find_target
 from postbus.cli.completion import complete_entities
 from postbus.cli.failures import Exit, examples, expected_failures, fail
 from postbus.cli.formats.output import as_json, write_line
@@ -113,7 +113,7 @@ class _Taking:
 
     def __init__(
         self,
-        target: Target,
+        target: BusAddress,
         entity: str,
         session_id: str | None,
         count: int,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 import typer
 
 from postbus import __version__
-from postbus.cli.client.contexts import ContextName, Target, find_target
+from postbus.cli.client.contexts import BusAddress, ContextName, find_target
 from postbus.cli.failures import (
     ContextError,
     Exit,
@@ -148,7 +148,7 @@ def report(
             err.print(f"missing: {part}: {reason}", markup=False)
 
 
-def make_report(target: Target, log: Path | None, metrics: str | None) -> Report:
+def make_report(target: BusAddress, log: Path | None, metrics: str | None) -> Report:
     """Collect from the bus, and from this machine if the bus runs on it."""
     from postbus.cli.client.control_client import run_with
 
@@ -183,7 +183,7 @@ def make_report(target: Target, log: Path | None, metrics: str | None) -> Report
     return made
 
 
-def _known_secrets(target: Target) -> list[str]:
+def _known_secrets(target: BusAddress) -> list[str]:
     """Return the credentials of the bus that this command knows."""
     from postbus.cli.client.connection_strings import read_connection_string
 
@@ -196,7 +196,7 @@ def _known_secrets(target: Target) -> list[str]:
     return [each for each in found if each]
 
 
-def _announced(target: Target) -> Announcement | None:
+def _announced(target: BusAddress) -> Announcement | None:
     """Return the announcement of this machine's bus, if it is the target."""
     from postbus.process.settings import load_settings
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from postbus.broker.backoff import Backoff
-from postbus.cli.client.contexts import ConnectionString, ContextName, Target, find_target
+from postbus.cli.client.contexts import BusAddress, ConnectionString, ContextName, find_target
 from postbus.cli.commands.development import read_duration
 from postbus.cli.completion import complete_entities
 from postbus.cli.failures import InputError, RefusedError, err, examples, expected_failures, out
@@ -238,7 +238,7 @@ def _encoded(
 
 
 async def _send_all(
-    target: Target, entity: str, payloads: Iterable[bytes], count: int | None
+    target: BusAddress, entity: str, payloads: Iterable[bytes], count: int | None
 ) -> int:
     """Send all messages in order and return their number.
 
