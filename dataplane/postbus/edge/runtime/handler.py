@@ -31,7 +31,7 @@ from postbus.edge.runtime.messages import (
     single_message,
 )
 from postbus.edge.runtime.receives import Receives, release
-from postbus.edge.runtime.requests import STATUSES, Action, Target, refusal_of, target_of
+from postbus.edge.runtime.requests import STATUSES, Action, RequestPath, refusal_of, target_of
 from postbus.edge.runtime.values import http_date
 from postbus.edge.web.authorization import RETRY_AFTER, HttpAuthorizer, HttpRefused
 from postbus.edge.web.http_listener import SERVER
@@ -64,7 +64,7 @@ BUSY: Final = Refused(Refusal.BUSY)
 LOST: Final = Refused(Refusal.LOCK_LOST)
 
 Handling: TypeAlias = Callable[
-    [web.BaseRequest, Target, Address, Grant], Awaitable[web.StreamResponse]
+    [web.BaseRequest, RequestPath, Address, Grant], Awaitable[web.StreamResponse]
 ]
 
 
@@ -113,7 +113,7 @@ class RuntimeHandler:
         """End the waits of all receives."""
         self._receives.stop()
 
-    async def _resolve(self, target: Target) -> Address:
+    async def _resolve(self, target: RequestPath) -> Address:
         resolved: asyncio.Future[Address | None] = asyncio.get_running_loop().create_future()
 
         def answer(address: Address | None) -> None:
@@ -129,7 +129,7 @@ class RuntimeHandler:
     # --- sending --------------------------------------------------------------------------------
 
     async def _send(
-        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+        self, request: web.BaseRequest, target: RequestPath, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Store one message or a batch of them, all or none."""
         account = grant.account
@@ -159,7 +159,7 @@ class RuntimeHandler:
         raise _refusal_of(reply, target)
 
     async def _body_of(
-        self, request: web.BaseRequest, target: Target, address: Address, account: str
+        self, request: web.BaseRequest, target: RequestPath, address: Address, account: str
     ) -> bytes:
         """Read a body. Its received bytes, not the announced length, are charged to the key."""
         max_bytes = min(address.max_message_bytes(self._limits), self._limits.max_batch_bytes)
@@ -184,7 +184,7 @@ class RuntimeHandler:
     # --- receiving ------------------------------------------------------------------------------
 
     async def _peek_lock(
-        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+        self, request: web.BaseRequest, target: RequestPath, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Lock a message and return it; release one that cannot be represented."""
         delivery = await self._take(request, target, address, grant)
@@ -207,7 +207,7 @@ class RuntimeHandler:
             raise
 
     async def _read_and_delete(
-        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+        self, request: web.BaseRequest, target: RequestPath, address: Address, grant: Grant
     ) -> web.StreamResponse:
         """Delete a message, then return it. Until then it is only locked (ADR 19)."""
         ends = asyncio.get_running_loop().time() + target.timeout_s
@@ -233,7 +233,7 @@ class RuntimeHandler:
             raise _refusal_of(reply, target)
 
     async def _take(
-        self, request: web.BaseRequest, target: Target, address: Address, grant: Grant
+        self, request: web.BaseRequest, target: RequestPath, address: Address, grant: Grant
     ) -> Delivery | None:
         """Return a message if the client still has the right; rules may change during a receive."""
         taken = await self._receives.take(
@@ -252,17 +252,17 @@ class RuntimeHandler:
     # --- settling -------------------------------------------------------------------------------
 
     async def _complete(
-        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+        self, _request: web.BaseRequest, target: RequestPath, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         return await self._settle(target, address, Disposition.COMPLETE)
 
     async def _unlock(
-        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+        self, _request: web.BaseRequest, target: RequestPath, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         return await self._settle(target, address, Disposition.ABANDON)
 
     async def _settle(
-        self, target: Target, address: Address, disposition: Disposition
+        self, target: RequestPath, address: Address, disposition: Disposition
     ) -> web.StreamResponse:
         command = Settle(address.entity_no, address.sub_queue, [target.lock_token], disposition)
         reply = await self._call(address, command, target.timeout_s)
@@ -273,7 +273,7 @@ class RuntimeHandler:
         raise _refusal_of(reply, target)
 
     async def _renew(
-        self, _request: web.BaseRequest, target: Target, address: Address, _grant: Grant
+        self, _request: web.BaseRequest, target: RequestPath, address: Address, _grant: Grant
     ) -> web.StreamResponse:
         command = RenewLocks(address.entity_no, address.sub_queue, [target.lock_token])
         reply = await self._call(address, command, target.timeout_s)
@@ -318,7 +318,7 @@ class RuntimeHandler:
             timer.cancel()
 
 
-def _refusal_of(reply: Reply, target: Target) -> HttpRefused:
+def _refusal_of(reply: Reply, target: RequestPath) -> HttpRefused:
     """Return the error of a command without the expected reply."""
     assert isinstance(reply, Refused), reply
     return refusal_of(reply, target)

@@ -94,7 +94,7 @@ _UNKNOWN: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestPath:
     """Target of a request: `path` is the entity's, decoded, in the case of the request.
 
     `lock_token` is a delivery tag. `below`: the rest of the address, such as `messages/head`.
@@ -106,11 +106,11 @@ class Target:
     lock_token: bytes = b""
     below: str = "messages"
 
-    def with_timeout(self, timeout_s: float) -> Target:
+    def with_timeout(self, timeout_s: float) -> RequestPath:
         return replace(self, timeout_s=timeout_s)
 
 
-def target_of(method: str, raw_path: str) -> Target:
+def target_of(method: str, raw_path: str) -> RequestPath:
     """Return the target of a request. Raises `HttpRefused` 400, 404, 405."""
     raw, _, query = raw_path.partition("?")
     if "://" in raw:  # the absolute form, as sent to proxies
@@ -137,10 +137,10 @@ def target_of(method: str, raw_path: str) -> Target:
     path = "/".join(_decoded(part) for part in entity)
     token = _token(parts[-1]) if form == "lock" else b""
     below = unquote("/".join(parts[len(entity) :]))
-    return Target(action, path, _timeout_s(query), token, below)
+    return RequestPath(action, path, _timeout_s(query), token, below)
 
 
-def refusal_of(refused: Refused, target: Target) -> HttpRefused:
+def refusal_of(refused: Refused, target: RequestPath) -> HttpRefused:
     """Return the error of a command that was refused."""
     refusal = refused.refusal
     status = STATUSES[refusal]
