@@ -69,7 +69,7 @@ def test_plain_connections_only_on_loopback_unless_asked_for(host: str, expected
         ({"port": 6000, "tls_port": 6000}, "tls_port and port are both 6000"),
         ({"metrics_port": 5672}, "metrics_port and port are both 5672"),
         ({"tls_key_file": "server.key"}, "need each other"),
-        ({"host": "0.0.0.0", "is_tls_enabled": False}, "nobody could connect"),
+        ({"host": "0.0.0.0", "is_tls_enabled": False}, "no client could connect"),
     ],
 )
 def test_contradictions_are_refused(said: dict[str, object], words: str) -> None:

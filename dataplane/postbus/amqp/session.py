@@ -1,7 +1,7 @@
 """One AMQP session: windows, delivery ids, links by handle, dispositions.
 
-Source: AMQP 1.0 part 2, 2.5. Delivery ids are taken when a transfer is written, so they are
-consecutive over all links of the session whatever waited for a window.
+Source: AMQP 1.0 part 2, 2.5. A delivery id is assigned when its transfer is written, so ids
+are consecutive over all links of the session even if some deliveries were held for a window.
 
 Import circle of this module with `connection`, `link` and `events`: a link writes its frames
 through its session and a session through its connection, and the events of a connection name the

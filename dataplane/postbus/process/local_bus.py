@@ -64,12 +64,12 @@ def connection_string(endpoint: str, rule: str, key: str) -> str:
 
 
 def bus_of_data_directory(data: Path) -> Announcement | None:
-    """Return what the bus of a data directory announced, None when none runs there."""
+    """Return the announcement of the bus of a data directory, None when none runs there."""
     return _read(data / FILE_NAME) or _read_note(_name_of_data(data))
 
 
 def bus_at_control_port(port: int) -> Announcement | None:
-    """Return what the bus of this user at a port announced, None when there is none."""
+    """Return the announcement of this user's bus at a port, None when there is none."""
     return _read_note(_name_of_port(port))
 
 

@@ -183,7 +183,7 @@ class Settings(BaseSettings):
             raise SettingsError("POSTBUS_STORES: each address must begin with postgresql://")
         if not self.listens_plain and not self.is_tls_enabled:
             raise SettingsError(
-                "neither plain nor TLS connections are enabled: nobody could connect"
+                "neither plain nor TLS connections are enabled: no client could connect"
             )
         if self.is_control_enabled and not self.is_control_tls:
             if not is_loopback(self.control_host):
@@ -235,7 +235,7 @@ def load_settings(**said: Any) -> Settings:
             message = str(problem["msg"]).removeprefix("Value error, ")
             lines.append(f"{shown}: {message[:1].lower()}{message[1:]}")
         raise SettingsError("\n".join(lines)) from None
-    except Exception as error:  # noqa: BLE001 what the sources raise is theirs
+    except Exception as error:  # noqa: BLE001 sources raise errors of any class
         raise SettingsError(str(error)) from None
     settings.validate_together()
     return settings

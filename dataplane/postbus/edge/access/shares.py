@@ -80,7 +80,7 @@ class Shares:
     def give_back(self, account: str, size: int) -> None:
         """Subtract an amount from an account."""
         left = self._of.get(account, 0) - size
-        assert left >= 0, "an account gives back what it has"
+        assert left >= 0, "an account gives back at most its amount"
         self.used -= size
         if left:
             self._of[account] = left

@@ -48,8 +48,9 @@ ANSWER_DRAIN: Final = AnswerDrain()
 class DemandWindow:
     """Demand of one link. `credit` arguments are the deliveries that its client takes now.
 
-    `is_held` arguments are true while the client must read before it gets more: what was requested
-    may still come, and no drain is answered, since "no more" would be untrue and would wait, too.
+    `is_held` arguments are true while the client must read before it gets more:
+    deliveries requested before may still come, and no drain is answered, since "no more" would be
+    untrue and would wait, too.
     """
 
     __slots__ = (
@@ -133,7 +134,7 @@ class DemandWindow:
         """Return how many more deliveries the client may get now."""
         limits = self._limits
         credit = max(min(credit, limits.max_unsettled - self.unsettled_count), 0)
-        if is_held:  # what was requested already may come
+        if is_held:  # deliveries requested before may come
             return min(credit, max(self._demand - self._delivered, 0))
         return min(credit, limits.step, max(limits.step_bytes // self._average_bytes, 1))
 
@@ -142,7 +143,7 @@ class DemandWindow:
     def request_drain(
         self, credit: int, *, is_held: bool, now_s: float
     ) -> SetDemand | AnswerDrain | None:
-        """Let the entity hand out what it has, one step at a time, until the drain is answered."""
+        """Let the entity deliver available messages in steps until the drain is answered."""
         if credit <= 0 or self.unsettled_count >= self._limits.max_unsettled:
             return self._answer()
         allowed = self._allowance(credit, is_held)
@@ -168,7 +169,7 @@ class DemandWindow:
             self.drain = None
             is_over = not isinstance(reply, DemandSet) or reply.delivered < command.limit
         if self.drain is None:
-            self._demand = self._delivered  # the entity lowered it to what it had delivered
+            self._demand = self._delivered  # the entity lowered it to its delivered count
         return self._answer() if is_over and is_draining else None
 
     def expire_drain(self, now_s: float, *, is_draining: bool, is_held: bool) -> AnswerDrain | None:

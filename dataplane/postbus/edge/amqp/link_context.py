@@ -36,7 +36,7 @@ class LinkContext(Protocol):
         """Detach a link from our side and forget its endpoint."""
 
     def broke(self) -> None:
-        """End the connection for an error of ours; called where it is handled."""
+        """End the connection because of an error of ours; called in an `except` block."""
 
 
 class Pumped(Protocol):

@@ -1,4 +1,4 @@
-"""The `$management` node of an entity: what does not fit on a link.
+"""The `$management` node of an entity: operations that links do not offer.
 
 Peek, renew, deferred messages, schedules and settlement by lock token; requests about sessions and
 rules are in modules of their own. Names carry the prefix `com.microsoft:`.

@@ -114,7 +114,7 @@ class ReceiverEndpoint:
         """Answer the attach and register the consumer."""
         self._link.accept()
         self._register()
-        self.connection.pump_soon(self)  # a flow may have come right behind the attach
+        self.connection.pump_soon(self)  # a flow may have followed the attach
 
     def flowed(self) -> None:
         """Note that the client granted or withdrew credit, or asks to drain."""

@@ -46,7 +46,7 @@ class SubscriptionRules:
         entry: AuditEntry,
         on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Add a rule that is new. `entry`: who does it."""
+        """Add a new rule. `entry`: the caller, for the audit."""
         work = self._administration.put_rule(path, rule, mode=PutMode.CREATE)
         self._start(self._change(work, rule.name, entry, on_reply))
 
@@ -57,7 +57,7 @@ class SubscriptionRules:
         entry: AuditEntry,
         on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Remove a rule. `entry`: who does it."""
+        """Remove a rule. `entry`: the caller, for the audit."""
         work = self._administration.delete_rule(path, name)
         self._start(self._change(work, name, entry, on_reply))
 

@@ -442,7 +442,7 @@ def _feed(text: str) -> web.Response:
 def _wanted_entity(
     target: EntityAt | SubscriptionAt, kind: EntityKind, wanted: Wanted, mode: PutMode
 ) -> WantedEntity:
-    """Return what a request asks for; its default rule is for a subscription that is new."""
+    """Return the definition in a request; its default rule is for a new subscription."""
     sent = wanted.forwards_as_sent
     if isinstance(target, EntityAt):
         return WantedEntity(kind, target.name, wanted.properties, forwards_as_sent=sent)

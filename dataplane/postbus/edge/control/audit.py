@@ -79,7 +79,7 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
 
 
 def result_of(answer: Answer) -> AuditResult:
-    """Return what a line says a call came to."""
+    """Return the result of a call for its audit line."""
     match answer.body:
         case DeletedMessages(numbers=numbers, refused=refused):
             return AuditResult({"deleted": len(numbers), "refused": len(refused)}, numbers)
