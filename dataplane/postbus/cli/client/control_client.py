@@ -89,9 +89,9 @@ class ControlClient:
         found: list[dict[str, Any]] = []
         skip: int | None = 0
         while skip is not None:
-            told = await self.get(path, skip=skip, top=page)
-            found += told["items"]
-            skip = told["nextSkip"]
+            answer = await self.get(path, skip=skip, top=page)
+            found += answer["items"]
+            skip = answer["nextSkip"]
         return found
 
     async def ask(
@@ -112,10 +112,10 @@ class ControlClient:
                 method, self._url + path, json=body, params=asked
             ) as response:
                 text = await response.read()
-                told: Any = await response.json() if text else None
+                answer: Any = await response.json() if text else None
                 if response.status < 400:
-                    return told
-                raise self._refusal(response.status, told)
+                    return answer
+                raise self._refusal(response.status, answer)
         except aiohttp.ClientConnectorCertificateError:
             raise RefusedError(
                 f"the certificate of {self._url} is not trusted: set its CA with"
@@ -150,8 +150,8 @@ class ControlClient:
                 " postbus context show"
             ) from None
 
-    def _refusal(self, status: int, told: dict[str, Any]) -> RefusedError:
-        message = str(told["detail"] if "detail" in told else told["error"])
+    def _refusal(self, status: int, answer: dict[str, Any]) -> RefusedError:
+        message = str(answer["detail"] if "detail" in answer else answer["error"])
         if status == 404:
             return NotFoundError(message)
         if status == 409:

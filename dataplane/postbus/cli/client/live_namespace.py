@@ -44,7 +44,7 @@ def subscription_path_of(topic: str, name: str) -> str:
 
 async def read_namespace(control: ControlClient, *, with_rules: bool = True) -> BusDefinition:
     """Return all definitions of a bus, without keys."""
-    told = await control.get("/v1/namespace")
+    answer = await control.get("/v1/namespace")
     queues = [_queue(each) for each in await control.all_of("/v1/queues")]
     topics = [_topic(each) for each in await control.all_of("/v1/topics")]
     subscriptions = [
@@ -68,13 +68,13 @@ async def read_namespace(control: ControlClient, *, with_rules: bool = True) -> 
             for each in topics
         ]
     return BusDefinition(
-        str(told["name"]),
-        known(NamespaceProperties, told["properties"]),
+        str(answer["name"]),
+        known(NamespaceProperties, answer["properties"]),
         rules,
         tuple(queues),
         tuple(topics),
         tuple(subscriptions),
-        known(NamespaceDefinition, told["properties"]).soft_delete.retention_ms,
+        known(NamespaceDefinition, answer["properties"]).soft_delete.retention_ms,
     )
 
 
@@ -110,23 +110,23 @@ def known(model: type[M], said: Mapping[str, Any]) -> M:
     return model.model_validate({key: each for key, each in said.items() if key in names})
 
 
-def _queue(told: Mapping[str, Any]) -> QueueDefinition:
-    return QueueDefinition(told["name"], known(QueueProperties, told["properties"]), ())
+def _queue(answer: Mapping[str, Any]) -> QueueDefinition:
+    return QueueDefinition(answer["name"], known(QueueProperties, answer["properties"]), ())
 
 
-def _topic(told: Mapping[str, Any]) -> TopicDefinition:
-    return TopicDefinition(told["name"], known(TopicProperties, told["properties"]), ())
+def _topic(answer: Mapping[str, Any]) -> TopicDefinition:
+    return TopicDefinition(answer["name"], known(TopicProperties, answer["properties"]), ())
 
 
-def _subscription(topic: str, told: Mapping[str, Any]) -> SubscriptionDefinition:
-    said = told["properties"]
+def _subscription(topic: str, answer: Mapping[str, Any]) -> SubscriptionDefinition:
+    said = answer["properties"]
     rules = tuple(known(RuleProperties, each) for each in said.get("rules") or ())
-    return SubscriptionDefinition(topic, told["name"], known(SubscriptionProperties, said), rules)
+    return SubscriptionDefinition(topic, answer["name"], known(SubscriptionProperties, said), rules)
 
 
 async def _rules(control: ControlClient, at: str) -> tuple[RuleDefinition, ...]:
-    told = await control.get(f"{at}/authorization-rules")
+    answer = await control.get(f"{at}/authorization-rules")
     return tuple(
         RuleDefinition(each["name"], frozenset(map(Right, each["rights"])), None)
-        for each in told["items"]
+        for each in answer["items"]
     )

@@ -183,18 +183,18 @@ class Selection:
 
 
 async def peeked(
-    control: ControlClient, chosen: Selection, *, from_number: int, most: int, body_bytes: int
+    control: ControlClient, selection: Selection, *, from_number: int, most: int, body_bytes: int
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield messages by sequence number, as JSON of the command line. `most` 0: all."""
     left = most
     while True:
-        asked = chosen.body(
+        asked = selection.body(
             fromNumber=from_number,
             count=min(left, MAX_SEQUENCE_NUMBERS) if most else MAX_SEQUENCE_NUMBERS,
             bodyBytes=body_bytes,
         )
         page = await ask(control, "peek", asked)
-        chosen.note(page)
+        selection.note(page)
         for each in page["messages"]:
             yield shown_message(each)
         left -= len(page["messages"])
@@ -209,7 +209,7 @@ async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dic
     Raises `InputError` for an invalid filter, with the position.
     """
     try:
-        told: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
+        answer: dict[str, Any] = await control.post(f"/v1/messages/{what}", body)
     except NotFoundError as error:
         if str(error) == body.get("to"):
             raise NotFoundError(
@@ -223,7 +223,7 @@ async def ask(control: ControlClient, what: str, body: dict[str, object]) -> dic
         if "where" in body:
             _check_filter(str(body["where"]))
         raise
-    return told
+    return answer
 
 
 def _check_filter(text: str) -> None:
@@ -239,16 +239,16 @@ def _check_filter(text: str) -> None:
 
 def shown_message(view: dict[str, Any]) -> dict[str, Any]:
     """Return a message of the API in the JSON of the command line, as `send` takes it."""
-    told = {name: view[name] for name in PLAIN if view.get(name) is not None}
-    told |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
-    told |= {name: shown_time(read_time(told[name])) for name in TIMES if name in told}
+    answer = {name: view[name] for name in PLAIN if view.get(name) is not None}
+    answer |= {name: view[key] for key, name in RENAMED.items() if view.get(key) is not None}
+    answer |= {name: shown_time(read_time(answer[name])) for name in TIMES if name in answer}
     if view.get("applicationProperties"):
-        told["applicationProperties"] = view["applicationProperties"]
+        answer["applicationProperties"] = view["applicationProperties"]
     if view.get("bodyBase64") is not None:
-        told |= _body(view)
+        answer |= _body(view)
     if view.get("isMalformed"):
-        told["isMalformed"] = True
-    return told
+        answer["isMalformed"] = True
+    return answer
 
 
 def _body(view: dict[str, Any]) -> dict[str, Any]:
@@ -302,11 +302,11 @@ async def handle_all(
 async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Progress) -> None:
     """Handle a chunk; temporarily refused messages are retried."""
     for attempt in range(ATTEMPTS):
-        told = await handle(chunk)
-        refused = {int(each["number"]): each for each in told["refused"]}
-        forwarded = told.get("forwarded", ())
+        answer = await handle(chunk)
+        refused = {int(each["number"]): each for each in answer["refused"]}
+        forwarded = answer.get("forwarded", ())
         result.forwarded += len(forwarded)
-        result.done += len(told["numbers" if "numbers" in told else "resent"]) + len(forwarded)
+        result.done += len(answer["numbers" if "numbers" in answer else "resent"]) + len(forwarded)
         passing = [number for number, each in refused.items() if each["reason"] in PASSING]
         is_last = attempt == ATTEMPTS - 1
         for number, each in refused.items():
@@ -320,21 +320,21 @@ async def _handle_chunk(chunk: Sequence[int], handle: Handle, result: Progress) 
         await asyncio.sleep(RETRY_S)
 
 
-async def numbers_of(control: ControlClient, chosen: Selection) -> list[int]:
+async def numbers_of(control: ControlClient, selection: Selection) -> list[int]:
     """Return the numbers of all currently selected messages, in order."""
     return [
         int(each["sequenceNumber"])
-        async for each in peeked(control, chosen, from_number=0, most=0, body_bytes=0)
+        async for each in peeked(control, selection, from_number=0, most=0, body_bytes=0)
     ]
 
 
 async def purge_page(
-    control: ControlClient, chosen: Selection, from_number: int, *, dry_run: bool
+    control: ControlClient, selection: Selection, from_number: int, *, dry_run: bool
 ) -> dict[str, Any]:
     """Delete, or count, the selected messages of one page."""
-    body = chosen.body(fromNumber=from_number, dryRun=dry_run)
+    body = selection.body(fromNumber=from_number, dryRun=dry_run)
     page = await ask(control, "purge", body)
-    chosen.note(page)
+    selection.note(page)
     return page
 
 

@@ -146,8 +146,8 @@ class Plan:
 
 async def make_plan(control: ControlClient, paths: Sequence[Path]) -> Plan:
     """Return the plan for manifests; raises `ManifestError`, `InputError` and `RefusedError`."""
-    told = await control.get("/v1/namespace")
-    live = known(NamespaceProperties, told["properties"])
+    answer = await control.get("/v1/namespace")
+    live = known(NamespaceProperties, answer["properties"])
     documents = [each for path in files_of(paths) for each in read_documents(path, str(path))]
     if not documents:
         raise InputError(f"{', '.join(map(str, paths))}: no manifests found")
@@ -162,12 +162,12 @@ async def plan_of(
     given: Collection[tuple[str, str]] = (),
 ) -> Plan:
     """Return the plan for a definition. `given`: kinds and names to leave out."""
-    told = await control.get("/v1/namespace")
-    live = known(NamespaceProperties, told["properties"])
+    answer = await control.get("/v1/namespace")
+    live = known(NamespaceProperties, answer["properties"])
     if live.sku.name is not wanted.properties.sku.name:
         raise InputError(
-            f"the manifests declare {wanted.properties.sku.name.value}, but the bus {told['name']}"
-            f" is {live.sku.name.value}: the tier of a bus cannot be changed"
+            f"the manifests declare {wanted.properties.sku.name.value}, but the bus"
+            f" {answer['name']} is {live.sku.name.value}: the tier of a bus cannot be changed"
         )
     queues = [each for each in wanted.queues if ("Queue", each.name.lower()) not in given]
     topics = [each for each in wanted.topics if ("Topic", each.name.lower()) not in given]
@@ -193,7 +193,7 @@ async def plan_of(
     owners: list[QueueDefinition | TopicDefinition] = [*queues, *topics]
     for owner in owners:
         rules += [rule async for rule in _rule_changes(control, owner, owner.rules)]
-    return Plan(wanted, str(told["name"]), ordered, tuple(rules))
+    return Plan(wanted, str(answer["name"]), ordered, tuple(rules))
 
 
 def _check_changes(changes: Iterable[PlannedChange]) -> None:
@@ -218,10 +218,10 @@ async def _rule_changes(
     if not rules:
         return
     try:
-        told = await control.get(RuleChange(owner, rules[0], "").at, keys=True)
+        answer = await control.get(RuleChange(owner, rules[0], "").at, keys=True)
     except NotFoundError:
-        told = {"items": []}
-    live = {each["name"].lower(): each for each in told["items"]}
+        answer = {"items": []}
+    live = {each["name"].lower(): each for each in answer["items"]}
     for rule in rules:
         found = live.get(rule.name.lower())
         word = "unchanged"

@@ -55,11 +55,11 @@ def audit(
         following = before
         while len(found) < count:
             top = min(count - len(found), PAGE)
-            told = await control.get(
+            answer = await control.get(
                 "/v1/audit", before=following, top=top, entity=entity, caller=caller
             )
-            found += told["items"]
-            following = told["nextBefore"]
+            found += answer["items"]
+            following = answer["nextBefore"]
             if following is None:
                 break
         return found, following

@@ -28,9 +28,9 @@ ENDINGS: Final = {"json": ".json", "xml": ".xml", "html": ".html", "yaml": ".yam
 """Word in a content type -> file extension for the editor."""
 
 
-def edited_body(target: BusAddress, chosen: Selection, number: int) -> bytes:
+def edited_body(target: BusAddress, selection: Selection, number: int) -> bytes:
     """Return the new body of a message. Raises `RefusedError`, `InputError` or `typer.Exit`."""
-    message = run_with(target, lambda control: _read(control, chosen, number))
+    message = run_with(target, lambda control: _read(control, selection, number))
     before = _body_of(message, number)
     content_type = str(message.get("contentType") or "").lower()
     ending = next((each for word, each in ENDINGS.items() if word in content_type), ".txt")
@@ -46,13 +46,13 @@ def edited_body(target: BusAddress, chosen: Selection, number: int) -> bytes:
     return after
 
 
-async def _read(control: ControlClient, chosen: Selection, number: int) -> dict[str, Any]:
-    asked = chosen.body(fromNumber=number, count=1, bodyBytes=MAX_SHOWN_BYTES)
+async def _read(control: ControlClient, selection: Selection, number: int) -> dict[str, Any]:
+    asked = selection.body(fromNumber=number, count=1, bodyBytes=MAX_SHOWN_BYTES)
     page = await ask(control, "peek", asked)
     for message in page["messages"]:
         if int(message["sequenceNumber"]) == number:
             return dict(message)
-    raise RefusedError(f"{number}: no such dead letter in {chosen.entity}")
+    raise RefusedError(f"{number}: no such dead letter in {selection.entity}")
 
 
 def _body_of(message: dict[str, Any], number: int) -> bytes:

@@ -59,12 +59,12 @@ def connections(
         print_objects(shown, output, COLUMNS, "no clients are connected")
 
 
-def _row(told: dict[str, Any]) -> dict[str, Any]:
-    links = told["links"]
+def _row(answer: dict[str, Any]) -> dict[str, Any]:
+    links = answer["links"]
     receivers = [each for each in links if each["role"] == "receiver"]
     return {
-        **told,
-        "rules": ", ".join(told["rules"]),
+        **answer,
+        "rules": ", ".join(answer["rules"]),
         "senders": len(links) - len(receivers),
         "receivers": len(receivers),
         "credit": sum(each["credit"] for each in receivers),

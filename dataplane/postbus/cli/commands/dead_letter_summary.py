@@ -29,13 +29,13 @@ SPECIAL: Final = frozenset('"$`\\!')
 TIMES: Final = {"first": "firstAt", "last": "lastAt"}
 
 
-async def summarized(control: ControlClient, chosen: Selection) -> list[dict[str, Any]]:
+async def summarized(control: ControlClient, selection: Selection) -> list[dict[str, Any]]:
     """Return all groups, largest first, in the form for output."""
     groups: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     number = 0
     while True:
-        page = await ask(control, "summary", chosen.summary_body(number))
-        chosen.note(page)
+        page = await ask(control, "summary", selection.summary_body(number))
+        selection.note(page)
         for each in page["groups"]:
             known = groups.setdefault((each["reason"], each["description"]), each)
             if known is not each:
@@ -44,7 +44,7 @@ async def summarized(control: ControlClient, chosen: Selection) -> list[dict[str
         if page["isEnd"]:
             break
     found = sorted(groups.values(), key=lambda group: -group["count"])
-    return [_shown(each, chosen) for each in found]
+    return [_shown(each, selection) for each in found]
 
 
 def _add(known: dict[str, Any], other: Mapping[str, Any]) -> None:
@@ -55,24 +55,24 @@ def _add(known: dict[str, Any], other: Mapping[str, Any]) -> None:
         known[key] = choose(times, key=read_time) if times else None
 
 
-def _shown(group: Mapping[str, Any], chosen: Selection) -> dict[str, Any]:
-    told: dict[str, Any] = {name: group[name] for name in ("count", "reason", "description")}
+def _shown(group: Mapping[str, Any], selection: Selection) -> dict[str, Any]:
+    answer: dict[str, Any] = {name: group[name] for name in ("count", "reason", "description")}
     for name, key in TIMES.items():
-        told[name] = None if group[key] is None else shown_time(read_time(group[key]))
-    told |= {
+        answer[name] = None if group[key] is None else shown_time(read_time(group[key]))
+    answer |= {
         name: group[name] for name in ("exampleNumber", "exampleMessageId", "exampleDescription")
     }
-    told["resend"] = resend_command(chosen, group)
-    return told
+    answer["resend"] = resend_command(selection, group)
+    return answer
 
 
-def resend_command(chosen: Selection, group: Mapping[str, Any]) -> str:
+def resend_command(selection: Selection, group: Mapping[str, Any]) -> str:
     """Return the command that resends the dead letters of a group."""
     where = filter_of(group)
-    if chosen.where is not None and len(chosen.where) + len(where) + 12 <= MAX_FILTER:
-        where = f"({chosen.where}) AND {where}"
-    option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
-    return f"postbus dlq resend {shlex.quote(chosen.entity)}{option} --where {_typed(where)}"
+    if selection.where is not None and len(selection.where) + len(where) + 12 <= MAX_FILTER:
+        where = f"({selection.where}) AND {where}"
+    option = " --transfer-dead-letter" if selection.sub_queue == "transferDeadLetter" else ""
+    return f"postbus dlq resend {shlex.quote(selection.entity)}{option} --where {_typed(where)}"
 
 
 def _typed(text: str) -> str:

@@ -118,28 +118,30 @@ def list_letters(
     from postbus.cli.client.message_pages import peeked
 
     with expected_failures():
-        chosen = _selection(entity, where, transfer, body_contains)
+        selection = _selection(entity, where, transfer, body_contains)
         rows: list[dict[str, Any]] = []
         body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
 
         async def work(control: ControlClient) -> None:
             async for each in peeked(
-                control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
+                control, selection, from_number=from_number, most=count, body_bytes=body_bytes
             ):
                 if output is Format.JSON:
                     write_line(as_json(each))
                 else:
                     rows.append(each)
 
-            await chosen.look_for_topic(control)
+            await selection.look_for_topic(control)
 
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=True, bodies=bodies)
         if output.is_table:
-            option = " --transfer-dead-letter" if chosen.sub_queue == "transferDeadLetter" else ""
-            chosen.print_more(len(rows), f"dlq list{option}")
-        chosen.warn()
+            option = (
+                " --transfer-dead-letter" if selection.sub_queue == "transferDeadLetter" else ""
+            )
+            selection.print_more(len(rows), f"dlq list{option}")
+        selection.warn()
 
 
 @dlq.command("summary", epilog=examples(*SUMMARY))
@@ -163,11 +165,11 @@ def summarize(
     from postbus.cli.commands.dead_letter_summary import COLUMNS, lines_of, summarized
 
     with expected_failures():
-        chosen = _selection(entity, where, transfer)
+        selection = _selection(entity, where, transfer)
 
         async def work(control: ControlClient) -> list[dict[str, Any]]:
-            found = await summarized(control, chosen)
-            await chosen.look_for_topic(control)
+            found = await summarized(control, selection)
+            await selection.look_for_topic(control)
             return found
 
         groups = run_with(find_target(context), work)
@@ -180,7 +182,7 @@ def summarize(
                 out.print(f"showing the largest {len(shown)}; --count 0 shows all")
             for line in lines_of(shown):
                 write_line(line)
-        chosen.warn()
+        selection.warn()
 
 
 @dlq.command(epilog=examples(*RESEND))
@@ -313,14 +315,14 @@ class _Work:
         body_contains: str | None = None,
     ) -> None:
         self._target = target
-        self._chosen = _selection(entity, where, is_transfer, body_contains)
+        self._selected = _selection(entity, where, is_transfer, body_contains)
         self._verb = verb
         self._numbers: list[int] | None = None
 
     def choose(self, numbers: list[int] | None, *, everything: bool) -> None:
         """Check that messages are selected in one way; raises `typer.BadParameter`."""
-        chosen = self._chosen
-        is_filtered = chosen.where is not None or chosen.body_contains is not None
+        selection = self._selected
+        is_filtered = selection.where is not None or selection.body_contains is not None
         if sum([bool(numbers), is_filtered, everything]) != 1:
             raise typer.BadParameter(
                 "select messages by number, by --where or --body-contains, or with --all"
@@ -344,8 +346,8 @@ class _Work:
         numbers = self._numbers
         is_named = numbers is not None
         if numbers is None:
-            numbers = run_with(self._target, lambda control: numbers_of(control, self._chosen))
-            self._chosen.warn()
+            numbers = run_with(self._target, lambda control: numbers_of(control, self._selected))
+            self._selected.warn()
         if dry_run:
             out.print(f"{counted(len(numbers))} would be {self._verb}")
             return
@@ -355,8 +357,8 @@ class _Work:
         if not is_named:
             asks_yes(question.format(len(numbers)), is_sure=yes)
         result = Progress()
-        chosen = numbers
-        self._handle(what, body, chosen, rate, result)
+        selection = numbers
+        self._handle(what, body, selection, rate, result)
         out.print(summary(self._verb, result, len(numbers)), markup=False)
         if result.refused or (is_named and result.gone):
             print_refused(result.refused)
@@ -376,8 +378,8 @@ class _Work:
 
         async def work(control: ControlClient) -> None:
             async def handle(some: Any) -> dict[str, Any]:
-                chosen = self._chosen
-                asked = {"entity": chosen.entity, "subQueue": chosen.sub_queue, **body}
+                selection = self._selected
+                asked = {"entity": selection.entity, "subQueue": selection.sub_queue, **body}
                 asked["numbers"] = list(some)
                 return await ask(control, what, asked)
 

@@ -97,13 +97,13 @@ def advance(
         _print_clock(_call("POST", "/v1/clock/advance", body, port, context or named))
 
 
-def _print_clock(told: dict[str, Any]) -> None:
+def _print_clock(answer: dict[str, Any]) -> None:
     from postbus.contract.entities import format_duration
 
     table = Table.grid(padding=(0, 2))
-    table.add_row("[bold]clock[/bold]", told["mode"])
-    table.add_row("[bold]now[/bold]", told["now"])
-    table.add_row("[bold]ahead[/bold]", format_duration(told["offsetMs"]))
+    table.add_row("[bold]clock[/bold]", answer["mode"])
+    table.add_row("[bold]now[/bold]", answer["now"])
+    table.add_row("[bold]ahead[/bold]", format_duration(answer["offsetMs"]))
     out.print(table)
 
 
@@ -118,8 +118,8 @@ def lose_locks(
 ) -> None:
     """Expire all locks of an entity: its messages become available again."""
     with expected_failures():
-        told = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port, context)
-        out.print(f"all locks of {escape(told['entity'])} have expired")
+        answer = _call("POST", "/v1/faults/lose-locks", {"entity": entity}, control_port, context)
+        out.print(f"all locks of {escape(answer['entity'])} have expired")
 
 
 @fault.command("store-outage", epilog=FAULT_EPILOG)
@@ -134,9 +134,9 @@ def store_outage(
     """Simulate an outage of the store in real time; the bus then recovers by itself."""
     with expected_failures():
         body = {"duration": duration, "partition": partition}
-        told = _call("POST", "/v1/faults/store-outage", body, control_port, context)
+        answer = _call("POST", "/v1/faults/store-outage", body, control_port, context)
         which = f"partition {partition}" if partition is not None else "all partitions"
-        out.print(f"the store is unavailable to {which} for {told['duration']}")
+        out.print(f"the store is unavailable to {which} for {answer['duration']}")
 
 
 # --- calling ------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def _call(
     from postbus.cli.client.control_client import ControlClient, run_with
 
     async def ask(control: ControlClient) -> dict[str, Any]:
-        told: dict[str, Any] = await control.ask(method, path, body)
-        if not isinstance(told, dict):
+        answer: dict[str, Any] = await control.ask(method, path, body)
+        if not isinstance(answer, dict):
             raise RefusedError("the answer is not from the control API of a bus")
-        return told
+        return answer
 
     return run_with(find_target(context, control_port=control_port), ask)

@@ -164,11 +164,11 @@ def get(
             case Kind.DELETED:
                 return await _tombstones(control)
             case Kind.NAMESPACE:
-                told = await control.get("/v1/namespace")
+                answer = await control.get("/v1/namespace")
                 if not output.is_table:
-                    return told
+                    return answer
                 rules = await control.get("/v1/authorization-rules")
-                return _namespace_row(told, rules["items"])
+                return _namespace_row(answer, rules["items"])
 
     with expected_failures():
         target = find_target(context)
@@ -218,17 +218,17 @@ def delete(
         return path, str(found.get("path", found["name"])), await control.get(f"{path}/runtime")
 
     async def work(control: ControlClient) -> dict[str, Any]:
-        told: dict[str, Any] = await control.delete(path, policy=policy.value)
-        return told
+        answer: dict[str, Any] = await control.delete(path, policy=policy.value)
+        return answer
 
     with expected_failures():
         target = find_target(context)
         path, name, runtime = run_with(target, look)
         asks_yes(f"Delete {name}{messages_of(runtime, policy)}?", is_sure=yes)
-        told = run_with(target, work)
+        answer = run_with(target, work)
         text = f"deleted {name}"
-        if told["restorable"]:
-            text += f"; to restore it: postbus restore {told['entityId']}"
+        if answer["restorable"]:
+            text += f"; to restore it: postbus restore {answer['entityId']}"
         out.print(text, markup=False)
 
 
@@ -274,43 +274,43 @@ def status(output: OutputFormat = Format.TABLE, context: ContextName = None) -> 
     from postbus.cli.client.control_client import run_with
 
     async def work(control: ControlClient) -> dict[str, Any]:
-        told: dict[str, Any] = await control.get("/v1/status")
-        return told
+        answer: dict[str, Any] = await control.get("/v1/status")
+        return answer
 
     with expected_failures():
-        told = run_with(find_target(context), work)
+        answer = run_with(find_target(context), work)
         if not output.is_table:
-            print_objects(told, output)
+            print_objects(answer, output)
         else:
-            _print_status(told)
-        if told["troubles"] or not told["isReady"]:
+            _print_status(answer)
+        if answer["troubles"] or not answer["isReady"]:
             raise typer.Exit(1)
 
 
-def _print_status(told: dict[str, Any]) -> None:
-    partitions = told["partitions"]
+def _print_status(answer: dict[str, Any]) -> None:
+    partitions = answer["partitions"]
     in_use = [each for each in partitions if each["status"] == "active"]
     shown = {
-        "bus": told["namespace"],
-        "broker": f"{told['broker']} ({told['programVersion']})",
-        "ready": "yes" if told["isReady"] else "no",
-        "catalog": f"version {told['version']}",
+        "bus": answer["namespace"],
+        "broker": f"{answer['broker']} ({answer['programVersion']})",
+        "ready": "yes" if answer["isReady"] else "no",
+        "catalog": f"version {answer['version']}",
         "partitions": f"{len(in_use)} of {len(partitions)} in use",
     }
-    for at, trouble in enumerate(told["troubles"], 1):
+    for at, trouble in enumerate(answer["troubles"], 1):
         shown[f"trouble {at}"] = trouble
     print_objects(shown, Format.TABLE)
 
 
-def _namespace_row(told: dict[str, Any], rules: list[dict[str, Any]]) -> dict[str, Any]:
+def _namespace_row(answer: dict[str, Any], rules: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a namespace with each value short enough for a line."""
-    said = told["properties"]
+    said = answer["properties"]
     shown = (f"{each['name']} ({', '.join(each['rights'])})" for each in rules)
     return {
-        "name": told["name"],
+        "name": answer["name"],
         "sku": said["sku"]["name"],
-        "partitions": told["partitionCount"],
-        "catalog": f"version {told['version']}",
+        "partitions": answer["partitionCount"],
+        "catalog": f"version {answer['version']}",
         "minimumTlsVersion": said["minimumTlsVersion"],
         "disableLocalAuth": "yes" if said["disableLocalAuth"] else "no",
         "authorizationRules": ", ".join(shown),
@@ -437,12 +437,12 @@ def _sparse(said: dict[str, Any] | None) -> dict[str, Any]:
 
 async def _tombstones(control: ControlClient) -> list[dict[str, Any]]:
     """Return the restorable entities, oldest first."""
-    told = await control.get("/v1/tombstones")
+    answer = await control.get("/v1/tombstones")
     return [
         {
             name: each[name]
             for name in ("entityId", "kind", "name", "reason", "deletedAt", "restorableUntil")
         }
-        for each in told["items"]
+        for each in answer["items"]
         if each["restorableUntil"] is not None
     ]

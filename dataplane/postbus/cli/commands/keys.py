@@ -122,8 +122,8 @@ def connection_string(
             return
         said = f"Endpoint={endpoint}" if endpoint else target.endpoint
         if said is None and stored:
-            told = target.connection_string().split(";")
-            said = ";".join(each for each in told if not each.lower().startswith("sharedaccess"))
+            answer = target.connection_string().split(";")
+            said = ";".join(each for each in answer if not each.lower().startswith("sharedaccess"))
         if said is None:
             raise ContextError(
                 f"the client endpoint of {target.origin} is unknown: add --endpoint sb://HOST"
@@ -148,8 +148,8 @@ async def _at(control: ControlClient, entity: str | None) -> str:
 
 
 async def _rules(control: ControlClient, entity: str | None, *, keys: bool) -> list[dict[str, Any]]:
-    told = await control.get(await _at(control, entity), keys=keys)
-    found: list[dict[str, Any]] = told["items"]
+    answer = await control.get(await _at(control, entity), keys=keys)
+    found: list[dict[str, Any]] = answer["items"]
     return found
 
 
@@ -163,8 +163,8 @@ def _named(found: list[dict[str, Any]], rule: str | None) -> dict[str, Any]:
     raise RefusedError(f"no authorization rule {what}; existing rules: {known}")
 
 
-def _row(told: dict[str, Any], *, show: bool) -> dict[str, Any]:
-    row = {"name": told["name"], "rights": ", ".join(told["rights"])}
+def _row(answer: dict[str, Any], *, show: bool) -> dict[str, Any]:
+    row = {"name": answer["name"], "rights": ", ".join(answer["rights"])}
     if show:
-        row |= {"primaryKey": told["primaryKey"], "secondaryKey": told["secondaryKey"]}
-    return {**row, "from": "manifest" if told["isDeclared"] else "bus"}
+        row |= {"primaryKey": answer["primaryKey"], "secondaryKey": answer["secondaryKey"]}
+    return {**row, "from": "manifest" if answer["isDeclared"] else "bus"}

@@ -181,8 +181,8 @@ def _print_changes(shown: list[dict[str, Any]], *, dry_run: bool) -> None:
             fields = ", ".join(each.get("fields", ()))
             out.print(f"{line}: {fields}" if fields else line, markup=False)
     same = sum(each["change"] == "unchanged" for each in shown)
-    told = [f"{len(shown) - same} {'to do' if dry_run else 'done'}"] if len(shown) > same else []
-    out.print(", ".join([*told, f"{same} unchanged"] if same or not told else told))
+    parts = [f"{len(shown) - same} {'to do' if dry_run else 'done'}"] if len(shown) > same else []
+    out.print(", ".join([*parts, f"{same} unchanged"] if same or not parts else parts))
 
 
 def _check(definition: BusDefinition) -> None:

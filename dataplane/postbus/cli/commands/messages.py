@@ -126,7 +126,7 @@ def peek(
 
     with expected_failures():
         entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
-        chosen = Selection(
+        selection = Selection(
             entity, part, where, session, state.value if state else None, body_contains
         )
         body_bytes = BODY_BYTES if bodies or not output.is_table else SHOWN_BYTES
@@ -134,21 +134,21 @@ def peek(
 
         async def work(control: ControlClient) -> None:
             async for each in peeked(
-                control, chosen, from_number=from_number, most=count, body_bytes=body_bytes
+                control, selection, from_number=from_number, most=count, body_bytes=body_bytes
             ):
                 if output is Format.JSON:
                     write_line(as_json(each))
                 else:
                     rows.append(each)
 
-            await chosen.look_for_topic(control)
+            await selection.look_for_topic(control)
 
         run_with(find_target(context), work)
         if output is not Format.JSON:
             print_messages(rows, output, is_dead=part != "main", bodies=bodies)
         if output.is_table:
-            chosen.print_more(len(rows), f"peek{_OPTIONS[part]}")
-        chosen.warn()
+            selection.print_more(len(rows), f"peek{_OPTIONS[part]}")
+        selection.warn()
 
 
 def print_messages(
@@ -189,7 +189,9 @@ def purge(
     from postbus.cli.formats.progress import progress_bar
 
     entity, part = split_path(entity, is_dead=dead, is_transfer=transfer)
-    chosen = Selection(entity, part, where, session, state.value if state else None, body_contains)
+    selection = Selection(
+        entity, part, where, session, state.value if state else None, body_contains
+    )
     what = "message" if part == "main" else "dead letter"
     refused: dict[int, str] = {}
 
@@ -197,7 +199,7 @@ def purge(
         found = number = 0
         with progress_bar("counting" if is_dry else "deleting", total) as bar:
             while True:
-                page = await purge_page(control, chosen, number, dry_run=is_dry)
+                page = await purge_page(control, selection, number, dry_run=is_dry)
                 count = int(page["matched"] if is_dry else page["deleted"])
                 found += count
                 bar.advance(count)
@@ -213,7 +215,7 @@ def purge(
             total = run_with(target, lambda control: run(control, is_dry=True, total=None))
         if dry_run:
             out.print(f"{counted(total or 0, what)} of {entity} would be deleted", markup=False)
-            chosen.warn()
+            selection.warn()
             return
         if not yes:
             if not total:
@@ -222,7 +224,7 @@ def purge(
             asks_yes(f"Delete {counted(total, what)} of {entity}?", is_sure=False)
         done = run_with(target, lambda control: run(control, is_dry=False, total=total))
         out.print(f"deleted {counted(done, what)} of {entity}", markup=False)
-        chosen.warn()
+        selection.warn()
         if refused:
             print_refused(refused)
             raise typer.Exit(1)

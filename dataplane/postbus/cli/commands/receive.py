@@ -192,9 +192,9 @@ def _is_shown(delivery: TransferReceived) -> bool:
     """Print a message; False when the reader of the output closed it."""
     from postbus.cli.formats.message_json import decode_json_message
 
-    told = decode_json_message(delivery.payload)
+    answer = decode_json_message(delivery.payload)
     try:
-        write_line(as_json(told))
+        write_line(as_json(answer))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         return False

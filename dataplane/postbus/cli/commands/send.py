@@ -272,7 +272,7 @@ async def _send_all(
         except (RefusedError, InputError) as error:
             if count == 1 or not bar.done:
                 raise
-            raise type(error)(f"{error}\n{run.told()}") from None
+            raise type(error)(f"{error}\n{run.failure_summary()}") from None
     return bar.done
 
 
@@ -323,7 +323,7 @@ class _Run:
         done = self._bar.done
         return "1 message was sent" if done == 1 else f"{done} messages were sent"
 
-    def told(self) -> str:
+    def failure_summary(self) -> str:
         """Return the number of sent messages as part of an error message."""
         return (
             f"{self.were_sent()}{', some of them behind it' if self._has_gap else ' before that'}"

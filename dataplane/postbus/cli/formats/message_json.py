@@ -55,7 +55,7 @@ SETTABLE: Final = {
     "partitionKey",
     "applicationProperties",
 }
-TOLD: Final = {
+SET_BY_BUS: Final = {
     "sequenceNumber",
     "enqueuedSequenceNumber",
     "enqueuedTime",
@@ -133,7 +133,7 @@ def encode_json_message(message: Mapping[str, Any], now_ms: int) -> bytes:
 
     `now_ms`: time of creation, needed if the time to live exceeds the range of the header field.
     """
-    unknown = set(message) - SETTABLE - TOLD
+    unknown = set(message) - SETTABLE - SET_BY_BUS
     if unknown:
         known = ", ".join(sorted(SETTABLE))
         raise InputError(f"unknown field {min(unknown)}; the fields of a message are {known}")
@@ -277,53 +277,53 @@ def decode_json_message(payload: bytes) -> dict[str, Any]:
     name -> base64).
     """
     sections = ReceivedSections(payload)
-    told: dict[str, Any] = {}
+    decoded: dict[str, Any] = {}
     header = sections.first(HEADER)
     annotations = {str(key): value for key, value in sections.first(ANNOTATIONS).items()}
     fields = sections.first(PROPERTIES)
     number = annotations.get("x-opt-sequence-number")
     if isinstance(number, int):
-        told["sequenceNumber"] = int(number)
+        decoded["sequenceNumber"] = int(number)
     for name, place in PROPERTY_FIELDS.items():
         if place < len(fields) and fields[place] is not None:
-            told[name] = str(fields[place])
+            decoded[name] = str(fields[place])
     if len(header) > 2 and isinstance(header[2], int):
-        told["timeToLive"] = format_duration(int(header[2]))
-    _put_annotations(told, annotations)
+        decoded["timeToLive"] = format_duration(int(header[2]))
+    _put_annotations(decoded, annotations)
     if number is not None:
         failed = header[4] if len(header) > 4 else 0
-        told["deliveryCount"] = (int(failed) if isinstance(failed, int) else 0) + 1
+        decoded["deliveryCount"] = (int(failed) if isinstance(failed, int) else 0) + 1
     application = sections.first(APPLICATION)
     if application:
-        told["applicationProperties"] = {str(k): shown_value(v) for k, v in application.items()}
-    told |= _shown_body(sections)
+        decoded["applicationProperties"] = {str(k): shown_value(v) for k, v in application.items()}
+    decoded |= _shown_body(sections)
     if sections.malformed:
-        told["isMalformed"] = True
-        told["malformedSections"] = {
+        decoded["isMalformed"] = True
+        decoded["malformedSections"] = {
             name: base64.b64encode(data).decode("ascii")
             for name, data in sections.malformed.items()
         }
-    return told
+    return decoded
 
 
-def _put_annotations(told: dict[str, Any], annotations: Mapping[str, Any]) -> None:
+def _put_annotations(decoded: dict[str, Any], annotations: Mapping[str, Any]) -> None:
     for key, name in (
         ("x-opt-partition-key", "partitionKey"),
         ("x-opt-deadletter-source", "deadLetterSource"),
     ):
         if annotations.get(key) is not None:
-            told[name] = str(annotations[key])
+            decoded[name] = str(annotations[key])
     for key, name in (
         ("x-opt-enqueued-time", "enqueuedTime"),
         ("x-opt-locked-until", "lockedUntil"),
         ("x-opt-scheduled-enqueue-time", "scheduledEnqueueTime"),
     ):
         if isinstance(value := annotations.get(key), int):
-            told[name] = shown_time(int(value))
+            decoded[name] = shown_time(int(value))
     if isinstance(value := annotations.get("x-opt-enqueue-sequence-number"), int):
-        told["enqueuedSequenceNumber"] = int(value)
+        decoded["enqueuedSequenceNumber"] = int(value)
     if isinstance(state := annotations.get("x-opt-message-state"), int):
-        told["state"] = STATES.get(int(state), str(state))
+        decoded["state"] = STATES.get(int(state), str(state))
 
 
 def _shown_body(sections: ReceivedSections) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def with_free_ports(settings: Settings) -> tuple[Settings, list[str]]:
         ("control_port", settings.control_host),
     ):
         port = getattr(settings, name)
-        chosen = [getattr(settings, each) for each in settings.model_fields_set]
-        if name in settings.model_fields_set or (port not in chosen and _is_free(host, port)):
+        explicit = [getattr(settings, each) for each in settings.model_fields_set]
+        if name in settings.model_fields_set or (port not in explicit and _is_free(host, port)):
             continue
         remarks.append(f"port {port} is in use, using another for {name}")
         changes[name] = 0
