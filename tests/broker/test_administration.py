@@ -54,7 +54,7 @@ def rule(name: str, text: str = "1=1") -> RuleProperties:
 # --- definitions --------------------------------------------------------------------------------
 
 
-async def test_modes_say_whether_an_entity_must_be_there(store: Store) -> None:
+async def test_modes_decide_whether_an_entity_must_exist(store: Store) -> None:
     async with administered(store) as (administration, _):
         assert await refusal_of(administration.put(a_queue("q", QUEUE), EXISTING)) is (
             Refusal.ENTITY_NOT_FOUND
@@ -118,7 +118,7 @@ async def test_of_two_changes_of_one_version_one_wins(store: Store) -> None:
 
 
 @pytest.mark.behaviour("S150")
-async def test_what_cannot_change_is_refused_with_its_name(store: Store) -> None:
+async def test_changes_of_fixed_properties_are_refused_by_name(store: Store) -> None:
     async with administered(store) as (administration, _):
         await administration.put(a_queue("q", QUEUE), NEW)
         await administration.put(a_topic("t", TOPIC), NEW)
@@ -279,7 +279,7 @@ class BrokenCatalog(CatalogStore):
         raise ZeroDivisionError("a mistake of ours")
 
 
-async def test_what_was_not_written_is_not_applied_whatever_broke(store: Store) -> None:
+async def test_a_failure_before_the_write_is_not_applied(store: Store) -> None:
     async with administered(store) as (administration, bus):
         bus.directory.catalog.store = BrokenCatalog(store)
         made = administration.put(a_queue("q", QUEUE), NEW)
@@ -287,7 +287,7 @@ async def test_what_was_not_written_is_not_applied_whatever_broke(store: Store) 
         assert administration.find("q") is None
 
 
-async def test_what_breaks_after_the_commit_is_unknown_and_logged(
+async def test_a_failure_after_the_commit_is_unknown_and_logged(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(_entity_no: int) -> None:
@@ -305,7 +305,7 @@ async def test_what_breaks_after_the_commit_is_unknown_and_logged(
 
 
 @pytest.mark.parametrize("properties", [QUEUE, spread()])
-async def test_counts_are_exact_and_load_what_is_not_loaded(
+async def test_counts_are_exact_and_load_unloaded_partitions(
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
@@ -363,7 +363,7 @@ async def test_rates_are_those_of_the_last_looks(store: Store, properties: Queue
 
 
 @pytest.mark.parametrize("properties", [QUEUE, spread()])
-async def test_age_of_the_oldest_message_is_known_also_when_it_lies_in_the_store(
+async def test_age_of_the_oldest_message_is_known_when_it_is_only_in_the_store(
     store: Store, properties: QueueProperties
 ) -> None:
     async with administered(store) as (administration, bus):
@@ -381,7 +381,7 @@ async def test_age_of_the_oldest_message_is_known_also_when_it_lies_in_the_store
         assert await refusal_of(administration.traffic("r")) is Refusal.ENTITY_NOT_FOUND
 
 
-async def test_what_waits_in_the_outbox_is_counted_as_transfer(store: Store) -> None:
+async def test_messages_in_the_outbox_are_counted_as_transfer(store: Store) -> None:
     async with administered(store, partition_count=2) as (administration, bus):
         names = {bus.directory.homes_of(entry)[0]: entry.name for entry in [
             await put_queue(bus.directory, f"q{n}", QUEUE) for n in range(8)

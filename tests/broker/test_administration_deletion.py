@@ -344,7 +344,7 @@ async def test_ids_that_were_seen_come_back(store: Store, restart: bool) -> None
             await check(administration, bus)
 
 
-async def test_what_falls_due_is_forwarded_when_its_queue_comes_back(store: Store) -> None:
+async def test_due_messages_are_forwarded_when_their_queue_is_restored(store: Store) -> None:
     async with administered(store) as (administration, bus):
         await administration.put(a_queue("target", QUEUE), NEW)
         forwarding = QueueProperties(forward_to="target")
@@ -445,7 +445,7 @@ async def test_partitions_learn_of_many_subscriptions_in_few_commits(store: Stor
             assert administration.acknowledged() == {0: administration.version}
 
 
-async def test_what_a_restore_needs_must_be_there(store: Store) -> None:
+async def test_a_restore_requires_its_forward_target(store: Store) -> None:
     async with administered(store) as (administration, _):
         await administration.put(a_queue("target", QUEUE), NEW)
         made = await administration.put(a_queue("q", QueueProperties(forward_to="target")), NEW)
@@ -651,7 +651,7 @@ async def test_a_crash_between_any_two_steps_is_made_good(
 # --- who is told --------------------------------------------------------------------------------
 
 
-async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
+async def test_the_feed_returns_changes_and_waits_for_more(store: Store) -> None:
     async with administered(store) as (administration, bus):
         assert await administration.changes(0) == (0, [])
         made = await administration.put(a_queue("a", QUEUE), NEW)
@@ -684,7 +684,7 @@ async def test_the_feed_tells_what_changed_and_waits(store: Store) -> None:
         del bus
 
 
-async def test_tombstones_say_what_went_how_and_until_when_it_can_come_back(store: Store) -> None:
+async def test_tombstones_have_reason_and_end_of_restorability(store: Store) -> None:
     async with administered(store) as (administration, bus):
         idle = QueueProperties(auto_delete_on_idle_ms=300_000)
         await administration.put(a_queue("Idle", idle), NEW)

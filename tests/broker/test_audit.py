@@ -88,7 +88,7 @@ async def test_line_is_durable_before_its_change_begins(rig: Rig) -> None:
     assert (line.number, line.outcome, line.ended_ms) == (seen.number, "done", rig.now_ms)
 
 
-async def test_result_of_a_change_is_what_its_caller_gets(rig: Rig) -> None:
+async def test_result_of_a_change_in_the_audit_is_that_of_its_caller(rig: Rig) -> None:
     assert await rig.audit.recorded(ENTRY, returning()) == 7
     for refusal, outcome in (
         (Refusal.NOT_EMPTY, "refused: for a reason"),
@@ -180,7 +180,7 @@ async def test_nothing_is_changed_without_a_line(rig: Rig) -> None:
     assert await rig.lines() == []
 
 
-async def test_full_store_does_not_keep_anybody_from_making_room(rig: Rig) -> None:
+async def test_full_store_does_not_prevent_freeing_space(rig: Rig) -> None:
     rig.store.failures = [StoreFull(), StoreFull()]
     assert await rig.audit.recorded(PURGE, returning(), may_repeat=True) == 7
     while not await rig.lines():
@@ -201,7 +201,7 @@ async def test_end_is_written_until_the_store_takes_it(rig: Rig) -> None:
     assert outcomes == ["done"]
 
 
-async def test_stop_writes_what_has_ended_and_does_not_wait_for_a_store(rig: Rig) -> None:
+async def test_stop_writes_ended_changes_and_does_not_wait_for_a_store(rig: Rig) -> None:
     await rig.audit.recorded(ENTRY, returning())
     rig.audit.stop()
     await rig.writing

@@ -60,7 +60,7 @@ def test_the_key_is_the_session_then_the_partition_key_then_an_id_that_matters()
 
 
 @pytest.mark.behaviour("S167")
-def test_a_key_has_its_place_for_life() -> None:
+def test_a_key_never_changes_its_partition() -> None:
     """These are where messages lie already: a change of the function would lose their order."""
     places = [partition_of_key(key, 16) for key in (b"", b"a", b"customer-17", "ü".encode())]
     assert places == PLACES
@@ -162,7 +162,7 @@ def placed(*operations: Enqueue | Settle) -> tuple[int, Transact] | Refused:
     return place_transaction(Transact(list(operations)), PLACED.get, 16)
 
 
-def test_a_transaction_goes_where_it_settles_and_sends_elsewhere_by_way_of_there() -> None:
+def test_a_transaction_runs_in_the_partition_of_its_settlements() -> None:
     send = Enqueue(3, [message()], is_atomic=True)
     found = placed(send, complete(2, 2))
     assert not isinstance(found, Refused)

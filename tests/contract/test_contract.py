@@ -63,7 +63,7 @@ def test_duration_is_read_as_milliseconds(text: str, expected_ms: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "P1DT", "1M", "PT-1S", "P1W", "PT1H1H", None, True]
 )
-def test_what_is_no_duration_is_refused(text: object) -> None:
+def test_invalid_durations_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="ISO 8601"):
         parse_duration_ms(text)
 
@@ -116,7 +116,7 @@ def test_lock_duration_outside_its_range_is_refused(text: str) -> None:
         queue(lockDuration=text)
 
 
-def test_what_is_not_built_yet_is_refused_by_name() -> None:
+def test_unsupported_features_are_refused_by_name() -> None:
     with pytest.raises(ValidationError, match=r"zone redundancy .* not available yet"):
         NamespaceProperties.model_validate({"zoneRedundant": True})
     NamespaceProperties.model_validate({"zoneRedundant": False})
@@ -181,7 +181,7 @@ def test_entities_are_not_partitioned_by_default(model: type[Model]) -> None:
 
 
 @pytest.mark.parametrize("path", ["Orders/Subscriptions/All", "/orders/SUBSCRIPTIONS/all//"])
-def test_catalog_finds_a_path_whatever_its_case_and_outer_slashes(path: str) -> None:
+def test_catalog_finds_a_path_regardless_of_case_and_outer_slashes(path: str) -> None:
     assert catalog_key(path) == "orders/subscriptions/all"
 
 
@@ -291,14 +291,14 @@ def test_a_rule_has_one_filter() -> None:
         {"binary": 5},
     ],
 )
-def test_what_a_rule_cannot_compare_with_is_one_complaint(value: object) -> None:
+def test_incomparable_values_of_a_rule_are_one_problem(value: object) -> None:
     with pytest.raises(ValidationError) as caught:
         CorrelationFilter.model_validate({"properties": {"a": value}})
     assert caught.value.error_count() == 1
 
 
 @pytest.mark.parametrize("value", ['{"dateTime": 5}', '{"duration": 5}'])
-def test_json_says_times_and_durations_as_text(value: str) -> None:
+def test_json_has_times_and_durations_as_text(value: str) -> None:
     with pytest.raises(ValidationError, match="use an ISO 8601"):
         CorrelationFilter.model_validate_json(f'{{"properties": {{"a": {value}}}}}')
 
@@ -367,13 +367,13 @@ def test_names_of_queues(name: str) -> None:
         "t/Subscriptions/s/below",
     ],
 )
-def test_what_is_no_name_of_a_queue(name: str) -> None:
+def test_invalid_names_of_a_queue(name: str) -> None:
     with pytest.raises(ValueError, match="the name of a queue or topic"):
         check_entity_name(name)
 
 
 @pytest.mark.parametrize("name", ["short", "1number", "ends-", "under_score", "x" * 51])
-def test_what_is_no_name_of_a_namespace(name: str) -> None:
+def test_invalid_names_of_a_namespace(name: str) -> None:
     with pytest.raises(ValueError, match="a namespace's name"):
         check_namespace_name(name)
 
@@ -390,7 +390,7 @@ def test_names_of_subscriptions_and_their_rules() -> None:
     assert topic_of(subscription_path("Shop/Orders", "all")) == "Shop/Orders"
 
 
-def test_what_is_no_name_of_a_rule() -> None:
+def test_invalid_names_of_a_rule() -> None:
     assert check_rule_name("RootManageSharedAccessKey")
     with pytest.raises(ValueError, match="a rule's name"):
         check_rule_name("a/b")

@@ -121,7 +121,7 @@ def test_only_premium_chooses_the_size_of_messages() -> None:
         ("forwardDeadLetteredMessagesTo", "elsewhere"),
     ],
 )
-def test_what_basic_does_not_have(field: str, value: object) -> None:
+def test_features_missing_in_basic(field: str, value: object) -> None:
     problems = tier_problems(complete(queue(**{field: value}), BASIC), BASIC)
     assert problems == {field: "not available in Basic: use Standard or Premium"}
     assert tier_problems(complete(queue(**{field: value}), STANDARD), STANDARD) == {}
@@ -134,7 +134,7 @@ def test_basic_has_queues_only(properties: TopicProperties) -> None:
 
 @pytest.mark.behaviour("S142")
 @pytest.mark.parametrize("limits", [BASIC, STANDARD])
-def test_partitioning_is_chosen_for_each_entity_of_basic_and_standard(
+def test_partitioning_is_set_for_each_entity_of_basic_and_standard(
     limits: NamespaceLimits,
 ) -> None:
     for is_partitioned in (True, False):
@@ -165,14 +165,14 @@ def test_premium_is_partitioned_when_the_namespace_is_made_or_not_at_all() -> No
 
 @pytest.mark.behaviour("S150", "S221")
 @pytest.mark.parametrize("model", [QueueProperties, TopicProperties])
-def test_partitioning_of_an_entity_is_for_life(model: type[QueueProperties]) -> None:
+def test_partitioning_of_an_entity_never_changes(model: type[QueueProperties]) -> None:
     flipped = model.model_validate({"enablePartitioning": True})
     for before, after in ((model(), flipped), (flipped, model())):
         assert list(change_problems(before, after)) == ["enablePartitioning"]
 
 
 @pytest.mark.parametrize("field", ["requiresSession", "requiresDuplicateDetection"])
-def test_what_a_queue_requires_is_for_life(field: str) -> None:
+def test_requirements_of_a_queue_never_change(field: str) -> None:
     (problem,) = change_problems(queue(), queue(**{field: True})).items()
     assert problem[0] == field
     assert problem[1].startswith("cannot be changed from false")
@@ -239,7 +239,7 @@ def test_messages_are_not_forwarded_to_a_subscription() -> None:
         ("forwardDeadLetteredMessagesTo", "dead letters return to this entity"),
     ],
 )
-def test_what_forwards_to_itself_is_warned_of(field: str, warning: str) -> None:
+def test_forwarding_to_itself_is_warned_of(field: str, warning: str) -> None:
     bus = Namespace(a=queue(**{field: "A"}), t=topic(), t__s=subscription(**{field: "T"}))
     way = {"a": "a -> a", "t/Subscriptions/s": "t/Subscriptions/s -> t"}
     for name, said in way.items():
@@ -258,7 +258,7 @@ def test_a_subscription_may_forward_to_a_queue_of_its_own_name() -> None:
     assert bus.problems("t/Subscriptions/audit") == {}
 
 
-def test_a_circle_is_warned_of_with_the_way_it_goes() -> None:
+def test_a_forwarding_cycle_is_warned_of_with_its_path() -> None:
     bus = Namespace(
         a=queue(forwardTo="T"),
         t=topic(),

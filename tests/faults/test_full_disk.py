@@ -132,7 +132,7 @@ def test_full_disk_refuses_sends_lets_receivers_go_on_and_loses_nothing(
 
 
 @pytest.mark.behaviour("S2", "S47")
-def test_full_disk_lets_receivers_go_on_where_nothing_was_ever_redelivered(
+def test_full_disk_lets_receivers_continue_without_earlier_redeliveries(
     bus: BusThread, disk: SmallDisk
 ) -> None:
     queue = bus.queue()

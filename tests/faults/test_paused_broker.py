@@ -113,7 +113,7 @@ class Answers:
 
 
 @pytest.mark.behaviour("S2", "S47", "S61", "S65", "S67")
-def test_broker_that_wakes_up_after_a_takeover_tells_nothing_untrue(
+def test_broker_that_resumes_after_a_takeover_sends_no_false_answers(
     brokers: tuple[Broker, Broker],
 ) -> None:
     first, second = brokers

@@ -161,7 +161,7 @@ def test_how_long_deleted_entities_are_kept(tmp_path: Path) -> None:
 HISTORY = "  operatorSpec: {history: {retention: P7D}}\n"
 
 
-def test_queues_and_subscriptions_keep_what_was_settled(tmp_path: Path) -> None:
+def test_queues_and_subscriptions_keep_settled_messages(tmp_path: Path) -> None:
     bus = read(tmp_path, NAMESPACE, QUEUE + HISTORY, TOPIC, SUBSCRIPTION + HISTORY)
     assert bus.queues[0].properties.history_retention_ms == 7 * DAY_MS
     assert bus.subscriptions[0].properties.history_retention_ms == 7 * DAY_MS
@@ -327,7 +327,7 @@ def test_the_place_of_a_mistake_in_sql_is_shown(tmp_path: Path) -> None:
     assert caret == " " * (2 + 20) + "^"  # one column of the text is two wide
 
 
-def test_what_means_nothing_for_a_subscription_is_let_through(tmp_path: Path) -> None:
+def test_fields_without_meaning_for_a_subscription_are_accepted(tmp_path: Path) -> None:
     more = "  duplicateDetectionHistoryTimeWindow: PT10M\n"
     assert read(tmp_path, NAMESPACE, TOPIC, SUBSCRIPTION + more).subscriptions
 
@@ -385,7 +385,7 @@ def test_a_namespace_has_a_hundred_partitioned_entities(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("S144", "S148")
-def test_premium_namespace_says_how_many_partitions_it_has(tmp_path: Path) -> None:
+def test_premium_namespace_declares_its_number_of_partitions(tmp_path: Path) -> None:
     premium = NAMESPACE.replace("{}", "{sku: {name: Premium}, premiumMessagingPartitions: 4}")
     bus = read(tmp_path, premium, QUEUE, TOPIC)
     assert bus.properties.limits.partition_count == 4
@@ -473,7 +473,7 @@ def test_secret_must_be_defined_and_hold_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["x", "SAS_KEY", "nineteen-characters"])
-def test_keys_that_are_chosen_are_not_short(tmp_path: Path, key: str) -> None:
+def test_given_keys_must_not_be_short(tmp_path: Path, key: str) -> None:
     told = "a key has at least 20 characters: `openssl rand -base64 32` makes one"
     short = SECRET.replace("first-of-twenty-and-more", key)
     twice = WITH_RULES.replace("[Listen]}", "[Listen], secretName: shop-keys}")

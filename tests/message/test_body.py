@@ -34,7 +34,7 @@ def list_of(item: bytes, size_bytes: int) -> bytes:
         (SEQUENCE + encode_list([encode_value("a")]), BodyKind.SEQUENCE, b"['a']"),
     ],
 )
-def test_what_clients_send_is_read(body: bytes, kind: BodyKind, content: bytes) -> None:
+def test_messages_of_clients_are_read(body: bytes, kind: BodyKind, content: bytes) -> None:
     assert read_body(body) == (kind, content)
 
 
@@ -54,7 +54,7 @@ def test_what_clients_send_is_read(body: bytes, kind: BodyKind, content: bytes) 
         VALUE + b"\xa1\x01\xff",
     ],
 )
-def test_what_is_no_body_is_shown_as_it_is(body: bytes) -> None:
+def test_a_payload_without_body_is_shown_unchanged(body: bytes) -> None:
     assert read_body(body) == (BodyKind.MALFORMED, body)
 
 
@@ -69,7 +69,7 @@ def test_what_is_no_body_is_shown_as_it_is(body: bytes) -> None:
         ((DATA + b"\xa0\x00") * (MAX_SECTIONS + 1), BodyKind.DATA),
     ],
 )
-def test_what_would_take_long_is_not_read(body: bytes, kind: BodyKind) -> None:
+def test_values_that_are_slow_to_read_are_not_read(body: bytes, kind: BodyKind) -> None:
     started = time.process_time()
     assert read_body(body) == (kind, body)
     assert time.process_time() - started < 0.5

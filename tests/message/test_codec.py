@@ -380,7 +380,7 @@ def test_large_map_with_keys_that_may_be_made_to_collide_is_an_error() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_what_is_no_amqp_value_is_a_type_error(value: Any) -> None:
+def test_a_value_without_amqp_type_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError):
         encode_value(value)
 

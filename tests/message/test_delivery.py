@@ -115,7 +115,7 @@ CASES = list(
 )
 
 
-def test_prefix_tells_header_and_annotations_in_every_combination() -> None:
+def test_prefix_has_header_and_annotations_in_every_combination() -> None:
     for durable, priority, count, ttl_ms, locked_ms, state, token, own in CASES:
         if token is not None and bool(token) is (locked_ms is None):
             continue  # what is locked, and nothing else, has a token
@@ -178,7 +178,7 @@ def told(envelope: Envelope, **changes: Value) -> bytes:
     return encode_message(envelope, **{**told, **changes})
 
 
-def test_a_copy_tells_where_it_came_from() -> None:
+def test_a_copy_names_its_source() -> None:
     told_of = Symbol("x-opt-enqueue-sequence-number"), Symbol("x-opt-deadletter-source")
     for own in ({}, {"x-opt-partition-key": "k"}, {"x-long": "y" * 300}):
         for locked_ms, ttl_ms, state in itertools.product((None, LOCKED_MS), (None, 9), (None, 0)):
@@ -218,7 +218,7 @@ def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(all_captured()) - {"python_batch"}))
-def test_foreign_decoders_read_what_is_delivered(name: str) -> None:
+def test_foreign_decoders_read_delivered_messages(name: str) -> None:
     envelope = slice_message(captured(name))
     data = told(envelope, ttl_ms=5_000)
     by_proton = proton.Message()
@@ -273,7 +273,7 @@ def test_both_forms_of_a_lock_token_name_the_same(token: bytes) -> None:
 
 @pytest.mark.parametrize("ttl_ms", [None, 5_000])
 @given(token=st.binary(min_size=16, max_size=16))
-def test_lock_token_is_told_as_a_delivery_annotation_in_network_order(
+def test_lock_token_is_a_delivery_annotation_in_network_order(
     ttl_ms: int | None, token: bytes
 ) -> None:
     data = told(Envelope(body=BODY), ttl_ms=ttl_ms, lock_token=token)
@@ -313,7 +313,7 @@ def test_times_are_the_broker_s_and_other_properties_the_sender_s(count: int) ->
             assert same(sections_of(told(envelope, ttl_ms=5_000))[0x73], expected)
 
 
-def test_times_are_told_without_properties_of_the_sender() -> None:
+def test_times_are_delivered_without_properties_of_the_sender() -> None:
     expected = [*[None] * 8, Timestamp(ENQUEUED_MS + 5_000), Timestamp(ENQUEUED_MS)]
     for own in (b"", b"\x00\x53\x73\x45"):
         assert same(sections_of(told(Envelope(properties=own), ttl_ms=5_000))[0x73], expected)
@@ -327,7 +327,7 @@ def test_properties_in_a_long_list_keep_their_other_fields() -> None:
     assert sections_of(told(envelope, ttl_ms=1))[0x73][3] == "new"
 
 
-def test_an_expiry_beyond_what_clients_can_show_is_capped() -> None:
+def test_an_expiry_beyond_the_range_of_clients_is_capped() -> None:
     data = told(Envelope(), ttl_ms=MAX_TTL_MS)
     assert sections_of(data)[0x73][8] == Timestamp(253_402_214_399_999)
 
@@ -341,7 +341,7 @@ def test_properties_that_cannot_be_read_stay_as_they_are(broken: str) -> None:
     assert with_times(own, ENQUEUED_MS, 5) == own
 
 
-def test_times_without_a_life_are_the_sender_s() -> None:
+def test_times_without_a_ttl_are_those_of_the_sender() -> None:
     own = properties(absolute_expiry_time=Timestamp(5), creation_time=Timestamp(4))
     assert slice_message(own + BODY).ttl_ms is None
     assert own in told(slice_message(own + BODY))

@@ -131,7 +131,7 @@ def test_long_forms_and_descriptors_are_read() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(all_captured()))
-def test_what_clients_send_is_read(name: str) -> None:
+def test_messages_of_clients_are_read(name: str) -> None:
     data = all_captured()[name]
     try:
         envelope = slice_message(data)
@@ -213,7 +213,7 @@ def test_fields_are_added_to_a_message_without_any() -> None:
     assert built.size_bytes == envelope.size_bytes + len(built.properties)
 
 
-def test_ids_that_are_taken_away_are_gone() -> None:
+def test_removed_ids_are_unknown() -> None:
     draft = draft_of(message(**ALL_FIELDS))
     draft.set_field(Field.GROUP_ID, None)
     draft.set_field(Field.MESSAGE_ID, None)
@@ -285,7 +285,7 @@ def test_the_expiry_goes_with_the_ttl() -> None:
     assert draft.build().ttl_ms == MAX_TTL_MS
 
 
-def test_an_expiry_that_was_not_said_is_not_made_up() -> None:
+def test_a_missing_expiry_stays_missing() -> None:
     draft = draft_of(message(message_id="m"))
     draft.set_ttl(5_000)
     assert draft.build().ttl_ms == 5_000
@@ -335,7 +335,7 @@ def test_properties_over_the_limits_are_refused() -> None:
         draft.build()
 
 
-def test_both_sections_count_and_spare_room_is_room() -> None:
+def test_both_sections_count_and_spare_capacity_is_used() -> None:
     draft = draft_of(message({"a": "x" * 32_000}, to="t" * 30_000))
     draft.set_property("b", "")
     used = len(draft.build().properties) + len(draft.build().application_properties)

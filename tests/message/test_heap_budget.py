@@ -96,5 +96,5 @@ def test_values_within_their_budget_take_no_more(name: str) -> None:
     ],
     ids=["lock tokens", "array of tokens", "properties", "fields", "text"],
 )
-def test_what_clients_send_fits(value: Value) -> None:
+def test_values_of_clients_fit(value: Value) -> None:
     assert decode_value(encode_value(value), max_heap_bytes=2 << 20)[0] == value

@@ -84,7 +84,7 @@ def test_an_id_is_put_before_the_other_fields(before: bytes) -> None:
     assert envelope.size_bytes == size_bytes + len(envelope.properties) - len(before)
 
 
-def test_what_does_not_change_is_copied_as_bytes_and_in_order() -> None:
+def test_unchanged_sections_are_copied_as_bytes_and_in_order() -> None:
     """Long forms, described types and keys that are no strings stay as the client wrote them."""
     entries = [
         b"\xb1\x00\x00\x00\x01a" + b"\x81" + (5).to_bytes(8, "big"),

@@ -124,7 +124,7 @@ def test_plain_message_is_two_octets_and_its_properties() -> None:
     assert pack_envelope(slice_message(section(0x70, [True]) + BODY)) == bytes((FORMAT, 1))
 
 
-def test_size_of_a_restored_envelope_counts_what_is_stored() -> None:
+def test_size_of_a_restored_envelope_counts_its_stored_parts() -> None:
     envelope = slice_message(properties(message_id="m") + section(0x74, {"a": "x" * 100}) + BODY)
     assert restored(envelope).size_bytes == envelope.size_bytes + 2
     assert restored(slice_message(BODY)).size_bytes == LEAST_BYTES
@@ -142,7 +142,7 @@ def test_rows_from_before_forwarding_still_unpack() -> None:
         assert envelope.hop_count == 0
 
 
-def test_what_lives_in_memory_only_is_not_stored() -> None:
+def test_fields_of_memory_only_are_not_stored() -> None:
     envelope = Envelope(body=BODY, shared=SharedBody(len(BODY)))
     assert pack_envelope(envelope) == bytes((FORMAT, 0))
     assert restored(envelope).shared is None

@@ -172,7 +172,7 @@ def test_bare_message_comes_out_as_it_went_in(data: bytes) -> None:
     assert (again.message_id, again.session_id) == (envelope.message_id, envelope.session_id)
 
 
-def test_delivery_annotations_are_kept_wherever_they_stand() -> None:
+def test_delivery_annotations_are_kept_at_any_position() -> None:
     """The Python client writes them last."""
     late = section(0x71, {Symbol("d"): 1})
     kept = (2).to_bytes(4, "big") + encode_value(Symbol("d")) + encode_value(1)
@@ -493,6 +493,6 @@ def test_malformed_batches_are_refused_whole(data: bytes) -> None:
         explode_batch(data)
 
 
-def test_what_is_refused_is_a_malformed_message() -> None:
+def test_malformed_message_is_a_decode_error() -> None:
     assert issubclass(MalformedMessage, DecodeError)
     assert issubclass(DecodeError, ValueError)

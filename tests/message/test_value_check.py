@@ -69,7 +69,7 @@ def test_noise_is_refused_as_a_decoder_does(data: bytes) -> None:
     ],
     ids=lambda body: body[:8].hex(),
 )
-def test_what_no_client_can_decode_is_refused(body: bytes) -> None:
+def test_values_that_no_client_can_decode_are_refused(body: bytes) -> None:
     for code in (b"\x00\x53\x77", b"\x00\x53\x76\xc0" + bytes([len(body) + 1, 1])):
         with pytest.raises(DecodeError):
             slice_message(code + body)

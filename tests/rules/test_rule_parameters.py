@@ -38,12 +38,12 @@ def matches(text: str, values: dict[str, object], application: dict[str, Value])
 
 
 @pytest.mark.parametrize("name", ["@p", "p", "@P"])
-def test_a_parameter_stands_for_its_value_whatever_the_case(name: str) -> None:
+def test_a_parameter_has_its_value_regardless_of_case(name: str) -> None:
     assert matches("a = @p", {name: "x"}, {"a": "x"})
     assert not matches("a = @p", {name: "x"}, {"a": "y"})
 
 
-def test_parameters_may_stand_wherever_a_value_does() -> None:
+def test_parameters_may_replace_any_value() -> None:
     values = {"@one": 1, "@two": 2.5, "@text": "x%", "@yes": True, "@name": "b"}
     assert matches("-@one + a * @two = 4", values, {"a": 2})
     assert matches("a IN (@one, @text)", values, {"a": "x%"})
@@ -51,7 +51,7 @@ def test_parameters_may_stand_wherever_a_value_does() -> None:
     assert matches("p(@name) = @one", values, {"b": 1})
 
 
-def test_times_and_durations_stand_for_what_they_are() -> None:
+def test_times_and_durations_keep_their_meaning() -> None:
     at, span = Moment(at_ms=5_000), Span(ticks=25_000_000)
     assert matches("a < @at", {"@at": at}, {"a": Timestamp(4_999)})
     assert not matches("a < @at", {"@at": at}, {"a": Timestamp(5_000)})
@@ -141,7 +141,7 @@ def test_a_parameter_in_a_text_is_text() -> None:
         ({"p": 1, "\0": 1}, "a rule cannot hold the character NUL"),
     ],
 )
-def test_a_missing_or_impossible_value_is_told(values: dict[str, object], message: str) -> None:
+def test_a_missing_or_invalid_value_is_reported(values: dict[str, object], message: str) -> None:
     with pytest.raises(RuleError) as caught:
         check_rule(rule("a = @p", values))
     assert str(caught.value).startswith(message)

@@ -155,7 +155,7 @@ def test_values_of_the_same_kind_are_equal(asked: Value, value: Value) -> None:
     assert matches(correlation({"n": asked}), {"n": value})
 
 
-def test_broken_properties_are_told() -> None:
+def test_broken_properties_are_reported() -> None:
     broken = published({"a": 1})
     broken.application_properties = broken.application_properties[:-1]
     routing = Routing(random.Random(1))
@@ -223,7 +223,7 @@ TICKS_OF_5_S = 621_355_968_000_000_000 + 50_000_000
         (7, Described(Symbol("com.microsoft:timespan"), 7), False),
     ],
 )
-def test_times_and_durations_equal_what_clients_send_as_such(
+def test_times_and_durations_equal_those_of_clients(
     asked: RuleValue, value: Value, is_equal: bool
 ) -> None:
     rule = correlation({"p": asked})

@@ -144,7 +144,7 @@ def test_a_set_property_keeps_its_type_where_nothing_is_lost(
     assert same(applied(f"SET a = {expression}", {"a": old}), {"a": new})
 
 
-def test_a_text_keeps_what_a_value_has_no_text_for() -> None:
+def test_a_text_keeps_values_without_a_text_form() -> None:
     assert same(applied("SET a = b", {"a": "x", "b": b"y"}), {"a": b"y", "b": b"y"})
 
 
@@ -155,7 +155,7 @@ def test_the_name_of_the_rule_is_set_and_may_be_changed() -> None:
     assert MessageFields(after).application == {"a": "red"}
 
 
-def test_what_was_published_is_not_changed() -> None:
+def test_the_published_message_is_not_changed() -> None:
     envelope = published({"a": 1}, subject="old")
     before = (envelope.properties, envelope.application_properties, envelope.size_bytes)
     after = acted("SET a = 2; SET sys.Label = 'new'", envelope)
@@ -240,7 +240,7 @@ def test_ttl(value: str, ttl_ms: int | None) -> None:
 @pytest.mark.parametrize(
     "value", ["0", "-1", "'soon'", "'00:00:00'", "'P'", "TRUE", "''", "newid()"]
 )
-def test_what_is_no_ttl(value: str) -> None:
+def test_invalid_ttls(value: str) -> None:
     assert "positive number of seconds" in failed(f"SET sys.TimeToLive = {value}", published())
 
 
@@ -274,7 +274,7 @@ def test_the_schedule_takes_timestamps_and_their_texts() -> None:
         ("SET a = huge SET b = huge", "The application properties would exceed their limit."),
     ],
 )
-def test_what_fails(action: str, text: str) -> None:
+def test_actions_that_fail(action: str, text: str) -> None:
     envelope = published(
         {"b": "x", "long": "x" * 129, "data": b"x", "items": [1], "huge": "x" * 25_000},
         group_id="s",
@@ -329,7 +329,7 @@ def test_the_name_of_the_rule_fits_into_full_properties() -> None:
         ("SET a = 9223372036854775808", "the number 9223372036854775808 is too large"),
     ],
 )
-def test_a_wrong_action_is_told_with_place_and_expectation(action: str, text: str) -> None:
+def test_an_invalid_action_is_reported_with_place_and_expectation(action: str, text: str) -> None:
     assert refused(action).startswith(text)
 
 

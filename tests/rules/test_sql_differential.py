@@ -304,14 +304,14 @@ SEEDS = st.integers(0, 2**32 - 1)
 @pytest.mark.slow
 @given(FILTERS, sent(), SEEDS)
 @settings(max_examples=200, deadline=None)
-def test_a_filter_says_what_the_guide_says(tree: Tree, message: Sent, seed: int) -> None:
+def test_filters_of_the_guide_evaluate_as_documented(tree: Tree, message: Sent, seed: int) -> None:
     check(tree, message, seed)
 
 
 @pytest.mark.slow
 @given(st.one_of(NUMERIC, ANY), sent(), SEEDS)
 @settings(max_examples=150, deadline=None)
-def test_an_operand_is_worth_what_the_guide_says(tree: Tree, message: Sent, seed: int) -> None:
+def test_operands_have_the_values_of_the_guide(tree: Tree, message: Sent, seed: int) -> None:
     """The value is sent along as a property, so that every difference in it shows."""
     application, fields, ttl_ms = message
     try:

@@ -202,7 +202,7 @@ def test_numbers_of_every_width_compare_by_value(value: Value) -> None:
         assert selects(compile_rule(sql(expression)), fields), expression
 
 
-def test_message_ids_are_texts_whatever_their_type() -> None:
+def test_message_ids_of_all_types_become_text() -> None:
     for given_id, text in (("a", "a"), (ID, str(ID)), (Ulong(5), "5")):
         fields = fields_of(published(message_id=given_id))
         assert selects(compile_rule(sql(f"sys.MessageId = '{text}'")), fields)
@@ -210,7 +210,7 @@ def test_message_ids_are_texts_whatever_their_type() -> None:
     assert compile_rule(sql("sys.MessageId = '1'")).test(binary) is None
 
 
-def test_a_ttl_that_was_not_said_is_never() -> None:
+def test_a_missing_ttl_means_never() -> None:
     assert selects(compile_rule(sql("sys.TimeToLive > 1000000000")), fields_of(published()))
 
 
@@ -267,7 +267,7 @@ def like_by_definition(pattern: str, text: str) -> bool:
 
 @given(st.text("ab%_", max_size=7), st.text("abc", max_size=8))
 @settings(max_examples=400)
-def test_like_fits_what_its_definition_says(pattern: str, text: str) -> None:
+def test_like_matches_its_definition(pattern: str, text: str) -> None:
     for made in (rule_pattern(pattern, None), message_pattern(pattern, None)):
         assert made.fits(text) == like_by_definition(pattern, text)
 
@@ -330,7 +330,7 @@ def test_patterns_that_are_refused() -> None:
         ("data + 'x' = 'x'", "a value of type binary has no text"),
     ],
 )
-def test_what_cannot_be_evaluated(expression: str, text: str) -> None:
+def test_errors_of_evaluation(expression: str, text: str) -> None:
     with pytest.raises(EvaluationError) as caught:
         selects(compile_rule(sql(expression)), fields_of(MESSAGE))
     assert str(caught.value) == text
@@ -421,7 +421,7 @@ def test_broken_properties_fail_only_the_rules_that_read_them() -> None:
         ("sys.SequenceNumber = 1", "sys.SequenceNumber has no value yet when rules are asked"),
     ],
 )
-def test_a_wrong_text_is_told_with_place_and_expectation(text: str, message: str) -> None:
+def test_an_invalid_filter_is_reported_with_place_and_expectation(text: str, message: str) -> None:
     with pytest.raises(RuleError) as caught:
         compile_rule(sql(text))
     assert str(caught.value) == message
@@ -472,7 +472,7 @@ def test_the_deepest_expression_is_evaluated() -> None:
     assert result(text) is True
 
 
-def test_what_is_no_unicode_is_refused() -> None:
+def test_invalid_unicode_is_refused() -> None:
     assert refused("a = '\ud800'") == "the text of a filter is not Unicode"
 
 

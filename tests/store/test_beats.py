@@ -74,7 +74,9 @@ async def test_beats_confirm_ownership_each_second(store: Store) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-async def test_silent_broker_is_taken_over_and_told_by_whom(database: str, other: Store) -> None:
+async def test_silent_broker_is_taken_over_and_learns_the_successor(
+    database: str, other: Store
+) -> None:
     async with relaying(database) as (relay, dsn):
         store = Store(dsn)
         async with driven(store) as it:
@@ -168,7 +170,7 @@ async def test_a_beat_that_came_meanwhile_shows_that_it_lives(
             await other.beats.take_place_of(owner, 3, look)
 
 
-async def test_an_end_in_order_leaves_nobody_to_wait_for(store: Store, database: str) -> None:
+async def test_nobody_waits_for_a_broker_that_ended_in_order(store: Store, database: str) -> None:
     async with driven(store), connected(database) as look:
         assert await look.fetchval("select count(*) from postbus.broker") == 1
         await store.close()
@@ -176,7 +178,7 @@ async def test_an_end_in_order_leaves_nobody_to_wait_for(store: Store, database:
         assert await look.fetchval(living) == 0
 
 
-async def test_the_time_outlives_an_end_whose_partition_was_not_released(
+async def test_the_time_outlives_an_end_without_a_released_partition(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: object) -> None:
@@ -195,7 +197,7 @@ async def test_the_time_outlives_an_end_whose_partition_was_not_released(
         assert await look.fetchval("select count(*) from postbus.broker") == 1
 
 
-async def test_the_time_outlives_an_end_whose_entry_never_came(store: Store, database: str) -> None:
+async def test_the_time_outlives_an_end_without_a_stored_entry(store: Store, database: str) -> None:
     await store.beats.begin()
     store.beats.persisted_ms = 777
     await store.close()
@@ -311,7 +313,7 @@ async def test_beat_that_waits_for_a_standby_confirms_nothing(
         await asyncio.to_thread(server.stop)
 
 
-def test_only_this_machine_proves_that_a_process_is_gone() -> None:
+def test_only_this_machine_proves_that_a_process_has_ended() -> None:
     here, identity = this_process("1:2"), uuid4()
     ended = here._replace(pid=2**22 + 1)
     assert is_provably_gone(ended._replace(data_lock=""), identity, here, set())
@@ -327,7 +329,7 @@ def test_only_this_machine_proves_that_a_process_is_gone() -> None:
 
 
 @pytest.mark.parametrize("pid", ["parent", "nobody"])
-def test_a_process_that_proc_hides_is_not_gone(
+def test_a_process_hidden_by_proc_counts_as_living(
     pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Mounted with hidepid, /proc shows nothing of the processes of others."""
@@ -339,7 +341,7 @@ def test_a_process_that_proc_hides_is_not_gone(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-async def test_beats_go_on_after_a_database_that_lets_nobody_in(
+async def test_beats_continue_after_a_database_refused_connections(
     store: Store, database: str, postgres_server: EmbeddedPostgres
 ) -> None:
     name = urlsplit(database).path[1:]

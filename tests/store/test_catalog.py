@@ -156,7 +156,7 @@ async def test_deleting_a_topic_deletes_its_subscriptions(
     ]
 
 
-async def test_what_an_entity_is_and_where_it_lives_is_for_life(catalog: FreeCatalog) -> None:
+async def test_kind_and_home_of_an_entity_never_change(catalog: FreeCatalog) -> None:
     topic = await put_topic(catalog, "events")
     changed = await catalog.put(
         name="EVENTS",
@@ -245,7 +245,9 @@ async def test_a_change_of_an_older_caller_is_not_written(
     assert await catalog.load() == (1, [entry])
 
 
-async def test_only_what_has_or_had_a_tombstone_is_gone(catalog: FreeCatalog, store: Store) -> None:
+async def test_only_entities_with_a_present_or_former_tombstone_are_gone(
+    catalog: FreeCatalog, store: Store
+) -> None:
     lives = await put_queue(catalog, "lives")
     deleted = await put_queue(catalog, "deleted")
     kept = await put_queue(catalog, "kept")
@@ -291,7 +293,7 @@ async def test_older_store_with_more_partitions_is_refused(catalog: FreeCatalog)
 # --- deleted and kept -----------------------------------------------------------------------------
 
 
-async def test_what_is_retained_has_versions_of_its_own_and_comes_back(
+async def test_retained_entities_have_their_own_versions_and_are_restored(
     catalog: FreeCatalog,
 ) -> None:
     topic = await put_topic(catalog, "t")
@@ -327,7 +329,7 @@ async def test_what_is_retained_has_versions_of_its_own_and_comes_back(
     assert await catalog.restore(topic.entity_no) == []
 
 
-async def test_tombstones_are_told_in_order_and_forgotten(
+async def test_tombstones_are_listed_in_order_and_forgotten(
     catalog: FreeCatalog, store: Store
 ) -> None:
     tombstones = TombstoneStore(store)

@@ -61,7 +61,7 @@ async def test_another_broker_claims_at_once_after_a_release(store: Store, other
     assert (await reload(other)).epoch == 2
 
 
-async def test_same_life_claims_at_once_and_ends_its_former_journal(store: Store) -> None:
+async def test_same_incarnation_claims_at_once_and_ends_its_former_journal(store: Store) -> None:
     async with driven(store) as old, driven(store) as new:
         assert new.loaded.epoch == 2
         old.journal.submit(outcome([insert(1)]), "old")
@@ -101,7 +101,7 @@ async def test_two_brokers_that_claim_at_once_end_with_one_owner(
     assert (await reload(store)).epoch >= 2
 
 
-async def test_clock_never_tells_less_than_what_was_persisted(store: Store) -> None:
+async def test_clock_is_never_below_the_persisted_time(store: Store) -> None:
     ahead_ms = 4_000_000_000_000
     async with driven(store) as it:
         assert abs(await it.journal.sample_clock_ms() - time.time() * 1_000) < 60_000
@@ -196,7 +196,7 @@ async def test_claim_makes_the_tables_of_a_partition_that_has_none(store: Store)
 
 
 @pytest.mark.slow
-async def test_paused_process_of_our_name_keeps_the_partition_until_it_can_tell_nothing(
+async def test_paused_process_of_our_name_keeps_the_partition_until_its_confirmation_ends(
     store: Store, process: subprocess.Popen[str]
 ) -> None:
     """It is there, so nothing proves that it is dead; what it confirmed last counts for 3 s."""

@@ -106,7 +106,7 @@ async def ask(lend: Callable[[], AbstractAsyncContextManager[Connection]], relay
         await connection.fetchval("select 1")
 
 
-async def test_both_sides_of_a_connection_notice_that_the_other_is_gone(database: str) -> None:
+async def test_both_sides_of_a_connection_detect_a_lost_peer(database: str) -> None:
     async with relaying(database, over_tcp=True) as (_, dsn):
         store = Store(dsn)
         writer = await store.connect_writer(0)
@@ -137,7 +137,7 @@ async def lent(connection: Connection) -> AsyncIterator[Connection]:
     yield connection
 
 
-async def test_what_a_cancelled_task_left_behind_takes_nothing_of_the_next_with_it(
+async def test_a_transaction_of_a_cancelled_task_does_not_affect_the_next(
     database: str,
 ) -> None:
     """Cancelled at each step of a transaction; what the next one commits, others see."""

@@ -92,7 +92,7 @@ async def test_refused_commit_was_not_applied(store: Store, database: str) -> No
 
 
 @pytest.mark.parametrize("state", ["53100", "53200"])
-async def test_full_store_is_told_as_such(store: Store, database: str, state: str) -> None:
+async def test_full_store_is_reported_as_full(store: Store, database: str, state: str) -> None:
     async with connected(database) as look:
         name = await look.fetchval("select current_database()")
         await look.execute(f"alter database {name} set postbus.refuse_with = '{state}'")
@@ -114,7 +114,7 @@ async def test_delete_of_a_queued_row_that_is_not_declared_fails_instead_of_leav
     assert await live_keys(store) == []
 
 
-async def test_what_cannot_be_encoded_was_not_applied(store: Store) -> None:
+async def test_an_outcome_that_cannot_be_encoded_was_not_applied(store: Store) -> None:
     async with driven(store) as it:
         it.journal.submit(outcome([InsertMessage(1 << 70, NOW_MS, Envelope())]), "odd")
         await it.seen.wait_failed()
@@ -163,7 +163,9 @@ async def test_second_commit_is_unknown_when_the_first_fails(store: Store, datab
         assert await live_keys(store) == []
 
 
-async def test_first_commit_is_told_before_the_second_fails(store: Store, database: str) -> None:
+async def test_first_commit_is_released_before_the_second_fails(
+    store: Store, database: str
+) -> None:
     async with driven(store) as it, holding(database) as hold:
         _, second = await overlapped(it, hold)
         it.journal.submit(outcome([insert(900)]), "third")
@@ -282,12 +284,12 @@ async def test_every_confirmed_row_survives_kill_nine_of_the_server(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_mean_what_they_must(error: Exception, refusal: Refusal) -> None:
+def test_driver_errors_map_to_refusals(error: Exception, refusal: Refusal) -> None:
     assert refusal_of(error) is refusal
 
 
 @pytest.mark.slow
-async def test_commit_whose_wait_for_a_standby_was_cancelled_is_unknown(
+async def test_commit_with_a_cancelled_wait_for_a_standby_is_unknown(
     server_folder: Path, tmp_path: Path
 ) -> None:
     """The server calls it done, with a warning: no standby has it."""

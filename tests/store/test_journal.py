@@ -30,7 +30,9 @@ from tests.store.driving import (
 COUNT = "select count(*) from message"
 
 
-async def test_outcomes_submitted_together_are_told_in_order_in_one_commit(store: Store) -> None:
+async def test_outcomes_submitted_together_are_released_in_order_after_one_commit(
+    store: Store,
+) -> None:
     async with driven(store) as it:
         for number in range(50):
             it.journal.submit(outcome([insert(1 + number)]), number)
@@ -58,7 +60,7 @@ async def test_commit_holds_about_a_megabyte(store: Store) -> None:
         assert max(it.seen.batches) == (1 << 20) // 8_000
 
 
-async def test_what_is_submitted_during_a_commit_goes_with_the_next(
+async def test_outcomes_submitted_during_a_commit_join_the_next(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold:
@@ -71,7 +73,7 @@ async def test_what_is_submitted_during_a_commit_goes_with_the_next(
         assert it.seen.batches == [1, 48]
 
 
-async def test_second_plain_commit_overlaps_the_first_and_is_told_after_it(
+async def test_second_plain_commit_overlaps_the_first_and_is_released_after_it(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold, connected(database) as look:
@@ -121,7 +123,7 @@ async def test_a_small_commit_grows_for_some_rounds_while_other_partitions_commi
         assert it.seen.batches == [3, 1, 1]
 
 
-async def test_a_small_commit_waits_for_nobody_while_it_is_alone(store: Store) -> None:
+async def test_a_small_commit_does_not_wait_while_it_is_alone(store: Store) -> None:
     async with driven(store) as it:
         store.commits_under_way += 1
         it.journal.submit(outcome([insert(1)]), "first")
@@ -144,7 +146,7 @@ async def test_commits_under_way_are_counted_until_they_are_durable(
         assert store.commits_under_way == 0
 
 
-async def test_a_journal_that_dies_while_a_commit_grows_says_what_was_not_applied(
+async def test_a_journal_that_fails_while_a_commit_grows_reports_not_applied(
     store: Store,
 ) -> None:
     async with driven(store) as it:
@@ -217,7 +219,7 @@ async def test_patch_and_later_delete_of_a_row_do_not_share_a_commit(
         assert await look.fetchval("select count(*) from patch") == 0
 
 
-async def test_reply_without_a_write_is_told_after_the_commit_before_it(
+async def test_reply_without_a_write_is_released_after_the_commit_before_it(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold:
@@ -232,7 +234,7 @@ async def test_reply_without_a_write_is_told_after_the_commit_before_it(
         await it.seen.wait_told(3)
 
 
-async def test_queued_bytes_count_until_told(store: Store, database: str) -> None:
+async def test_queued_bytes_count_until_released(store: Store, database: str) -> None:
     async with driven(store) as it, holding(database) as hold:
         it.journal.submit(outcome([insert(1, bytes(5_000), HELD_MS)]), None)
         await hold.wait_held()
@@ -273,7 +275,7 @@ async def test_staged_body_keeps_the_order_of_outcomes(store: Store) -> None:
         assert it.seen.told == ["large", "small"]
 
 
-async def test_body_staged_without_its_commit_is_removed_by_the_next_life(
+async def test_body_staged_without_its_commit_is_removed_after_the_next_load(
     store: Store, database: str
 ) -> None:
     async with driven(store) as it, holding(database) as hold:
@@ -302,7 +304,7 @@ async def test_one_busy_queue_uses_at_most_four_connections(store: Store, databa
         assert count <= 4
 
 
-async def test_close_commits_what_is_queued(store: Store) -> None:
+async def test_close_commits_queued_outcomes(store: Store) -> None:
     it = await open_driven(store)
     it.journal.submit(outcome(mutations=[definition(), block()]), 1)
     it.journal.submit(outcome([insert(1)]), 2)

@@ -303,7 +303,7 @@ async def test_dropped_entity_leaves_nothing(store: Store, database: str, way: s
 
 
 @pytest.mark.parametrize("way", ["load", "upkeep"])
-async def test_what_a_drop_leaves_goes_later(store: Store, database: str, way: str) -> None:
+async def test_leftovers_of_a_drop_are_deleted_later(store: Store, database: str, way: str) -> None:
     async with driven(store) as it, connected(database) as look:
         await it.commit(outcome(mutations=OF_ENTITY))
         await it.commit(outcome(mutations=[state(b"%d" % number, b"x") for number in range(1_500)]))
@@ -424,7 +424,7 @@ async def test_last_number_from_a_partition_never_goes_back(store: Store) -> Non
 # --- all of it ------------------------------------------------------------------------------------
 
 
-async def test_crash_keeps_what_was_told(store: Store) -> None:
+async def test_crash_keeps_confirmed_outcomes(store: Store) -> None:
     """The journal is dropped without a clean end; the next claim ends its backends."""
     it = await open_driven(store)
     await it.commit(outcome(mutations=[definition(), block(), OUTBOX_BLOCK]))

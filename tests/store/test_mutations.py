@@ -141,7 +141,7 @@ async def test_blocks_without_rows_are_forgotten_but_bound_the_numbers(store: St
     assert again.blocks == loaded.blocks
 
 
-async def test_patch_changes_only_what_it_names(store: Store) -> None:
+async def test_patch_changes_only_its_fields(store: Store) -> None:
     async with driven(store) as it:
         await it.commit(outcome([insert(1), insert(2)]))
         await it.commit(
@@ -187,7 +187,7 @@ async def test_dead_lettering_moves_the_row_with_patch_number_and_body(
             assert await look.fetchval(f"select count(*) from {table}") == 0, table
 
 
-async def test_move_replaces_properties_and_time_when_told(store: Store) -> None:
+async def test_move_replaces_given_properties_and_time(store: Store) -> None:
     async with driven(store) as it:
         await it.commit(outcome([insert(5)], mutations=[DEAD_BLOCK]))
         move = dead_letter(5, enqueued_ms=NOW_MS + 9, application_properties=b"why")

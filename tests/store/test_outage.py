@@ -18,7 +18,7 @@ from postbus.store.errors import (
 from postbus.store.outage import SUMMARY_S, Outage
 
 
-def test_an_outage_is_told_at_once_then_summed_up_and_its_end(
+def test_an_outage_is_logged_at_once_then_summed_up_until_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -57,7 +57,7 @@ def test_an_outage_is_told_at_once_then_summed_up_and_its_end(
     assert "failures" not in vars(again)
 
 
-def test_one_error_counts_once_and_what_a_human_must_mend_is_an_error(
+def test_one_error_counts_once_and_a_misconfiguration_is_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outage = Outage("")
@@ -91,9 +91,7 @@ def test_one_error_counts_once_and_what_a_human_must_mend_is_an_error(
         ("42501", StoreMisconfigured),
     ],
 )
-def test_what_a_server_says_is_waited_for_or_for_a_human(
-    sqlstate: str, kind: type[StoreError]
-) -> None:
+def test_server_errors_are_transient_or_need_a_human(sqlstate: str, kind: type[StoreError]) -> None:
     error = asyncpg.PostgresError.new({"C": sqlstate, "M": "words", "S": "ERROR"})
     assert type(as_store_error(error)) is kind
 
@@ -109,13 +107,13 @@ def test_what_a_server_says_is_waited_for_or_for_a_human(
         (asyncpg.exceptions.ClientConfigurationError("no file"), StoreMisconfigured),
     ],
 )
-def test_what_the_driver_says_is_waited_for_or_for_a_human(
+def test_driver_errors_are_transient_or_need_a_human(
     error: Exception, kind: type[StoreError]
 ) -> None:
     assert type(as_store_error(error)) is kind
 
 
-def test_a_store_that_did_not_answer_in_time_is_said_to() -> None:
+def test_a_timeout_of_the_store_is_named() -> None:
     assert str(as_store_error(TimeoutError())) == "TimeoutError: no answer in time"
     assert (
         str(as_store_error(OSError(111, "refused")))

@@ -107,7 +107,9 @@ async def test_database_is_prepared_once_by_many(postgres_server: EmbeddedPostgr
         await store.close()
 
 
-async def test_lane_whose_backend_was_ended_comes_back(store: Store, database: str) -> None:
+async def test_shared_connection_reopens_after_its_backend_was_terminated(
+    store: Store, database: str
+) -> None:
     before = await store.sample_clock_ms()
     async with connected(database) as look:
         await look.execute(
@@ -140,7 +142,7 @@ async def test_bugs_are_not_called_store_trouble(store: Store) -> None:
 @pytest.mark.parametrize(
     "kind", [StoreUnavailable, Fenced, StoreFull, StoreMisconfigured, SchemaTooNew]
 )
-def test_errors_speak_without_being_told_what_to_say(kind: type[StoreError]) -> None:
+def test_errors_have_a_default_message(kind: type[StoreError]) -> None:
     assert str(kind()) == kind.__doc__
     assert str(kind("because")) == "because"
 

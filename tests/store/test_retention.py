@@ -360,7 +360,7 @@ async def fill_and_settle(it: Driven, count: int = 10) -> None:
     await it.commit(outcome(mutations=mutations))
 
 
-async def test_what_is_too_old_goes_and_nothing_else(store: Store, database: str) -> None:
+async def test_only_expired_rows_are_deleted(store: Store, database: str) -> None:
     store.upkeep_limits = UpkeepLimits(reap_rows=3)
     async with driven(store) as it, connected(database) as look:
         await start(it)
@@ -380,7 +380,7 @@ async def test_what_is_too_old_goes_and_nothing_else(store: Store, database: str
 
 @pytest.mark.parametrize("is_dropped", [True, False])
 @pytest.mark.parametrize("is_loaded", [True, False])
-async def test_without_a_history_all_goes(
+async def test_without_a_history_all_settled_rows_are_deleted(
     store: Store, database: str, is_dropped: bool, is_loaded: bool
 ) -> None:
     async with driven(store) as it, connected(database) as look:
@@ -430,7 +430,7 @@ async def test_a_history_that_begins_while_the_old_one_goes_is_kept(
         assert await counts(look) == {}
 
 
-async def test_what_was_settled_in_the_future_goes_when_it_is_past(
+async def test_rows_settled_in_the_future_are_deleted_when_it_is_past(
     store: Store, database: str
 ) -> None:
     """Clocks are corrected now and then."""
@@ -468,7 +468,9 @@ async def test_a_former_owner_reaps_nothing(store: Store, database: str) -> None
         await look.execute("update owner set epoch = epoch - 1")
 
 
-async def test_a_run_ends_in_time_and_tells_that_more_is_left(store: Store, database: str) -> None:
+async def test_a_run_ends_in_time_and_reports_that_rows_are_left(
+    store: Store, database: str
+) -> None:
     store.upkeep_limits = UpkeepLimits(reap_s=-1.0)
     async with driven(store) as it, connected(database) as look:
         await start(it)

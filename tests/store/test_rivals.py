@@ -43,7 +43,9 @@ async def first(database: str) -> AsyncIterator[Store]:
     await store.close()
 
 
-async def test_only_whose_beat_moves_lives(looking: Rivals, first: Store, database: str) -> None:
+async def test_only_an_incarnation_with_a_changing_beat_lives(
+    looking: Rivals, first: Store, database: str
+) -> None:
     async with connected(database) as look:
         await look.execute(LEFT_BEHIND, uuid4(), "broker-0")
         await look.execute(LEFT_BEHIND, uuid4(), "another")
@@ -52,7 +54,9 @@ async def test_only_whose_beat_moves_lives(looking: Rivals, first: Store, databa
         assert await looking.living() == []
 
 
-async def test_who_is_asked_to_end_is_told_once_by_whom(looking: Rivals, first: Store) -> None:
+async def test_a_broker_asked_to_end_learns_the_requester_once(
+    looking: Rivals, first: Store
+) -> None:
     told: list[str] = []
     first.beats.on_asked = told.append
     asked = await looking.ask_to_end()
@@ -67,7 +71,7 @@ async def test_who_is_asked_to_end_is_told_once_by_whom(looking: Rivals, first: 
     assert await ending == []
 
 
-async def test_who_wakes_up_after_its_end_hears_that_it_was_asked(
+async def test_a_broker_that_resumes_after_its_end_learns_the_request(
     looking: Rivals, first: Store, database: str
 ) -> None:
     told: list[str] = []
@@ -78,7 +82,7 @@ async def test_who_wakes_up_after_its_end_hears_that_it_was_asked(
     assert told == ["a twin"]
 
 
-async def test_who_falls_silent_is_not_waited_for(looking: Rivals, database: str) -> None:
+async def test_a_silent_broker_is_not_waited_for(looking: Rivals, database: str) -> None:
     async with connected(database) as look:
         await look.execute(LEFT_BEHIND, uuid4(), "broker-0")
     asked = await looking.ask_to_end()
@@ -86,7 +90,7 @@ async def test_who_falls_silent_is_not_waited_for(looking: Rivals, database: str
     assert await looking.outwait(asked, 60.0) == []
 
 
-async def test_a_process_of_this_machine_has_ended_when_it_is_gone(database: str) -> None:
+async def test_a_process_of_this_machine_has_ended_when_it_no_longer_exists(database: str) -> None:
     """It holds its folder and ports until then."""
     us = this_process()
     assert runs_here(us, us)

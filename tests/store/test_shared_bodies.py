@@ -103,7 +103,7 @@ async def test_body_is_stored_once_and_read_by_every_row(
         await assert_empties(it, look, keys[2:])
 
 
-async def test_later_commits_remove_small_bodies_nobody_refers_to(
+async def test_later_commits_remove_small_bodies_without_references(
     store: Store, database: str
 ) -> None:
     body = BODIES[0]
@@ -146,7 +146,7 @@ def test_many_bodies_at_once_are_removed_by_several_commits() -> None:
     assert [body_id for part in parts for body_id in part] == body_ids
 
 
-async def test_bodies_that_outlived_their_entity_are_reason_for_a_next_life(
+async def test_bodies_that_outlived_their_entity_require_another_load(
     store: Store, database: str
 ) -> None:
     it = await open_driven(store)
@@ -165,7 +165,9 @@ async def test_bodies_that_outlived_their_entity_are_reason_for_a_next_life(
         assert not await store.holds_anything(0)
 
 
-async def test_bodies_left_by_a_crash_go_in_the_next_life(store: Store, database: str) -> None:
+async def test_bodies_left_by_a_crash_are_deleted_after_the_next_load(
+    store: Store, database: str
+) -> None:
     it = await open_driven(store)
     async with connected(database) as look:
         await it.commit(outcome(mutations=[definition(), block()]), publish([1, 2]))
@@ -179,9 +181,7 @@ async def test_bodies_left_by_a_crash_go_in_the_next_life(store: Store, database
 
 
 @pytest.mark.parametrize("body", BODIES, ids=len)
-async def test_shared_body_goes_wherever_its_rows_go(
-    store: Store, database: str, body: bytes
-) -> None:
+async def test_shared_body_follows_its_rows(store: Store, database: str, body: bytes) -> None:
     """Dead-lettered, into the outbox, back into ACTIVE, over a reload each time."""
     async with driven(store) as it:
         await it.commit(outcome(mutations=[*BLOCKS]))
@@ -205,7 +205,7 @@ async def test_shared_body_goes_wherever_its_rows_go(
         await assert_empties(it, look, [DEAD_KEY + 1])
 
 
-async def test_shared_body_moves_twice_in_one_life(store: Store, database: str) -> None:
+async def test_shared_body_moves_twice_without_a_reload(store: Store, database: str) -> None:
     async with driven(store) as it, connected(database) as look:
         await it.commit(outcome(mutations=[*BLOCKS]))
         await it.commit(publish([1, 2]))

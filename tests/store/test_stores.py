@@ -96,7 +96,7 @@ async def test_without_another_the_rest_opens_and_it_shows_its_place_later(dsns:
     await open_stores(*dsns)
 
 
-async def test_who_waits_for_a_database_that_is_tried_gets_the_same_answer(dsns: list[str]) -> None:
+async def test_concurrent_openings_of_a_database_share_one_attempt(dsns: list[str]) -> None:
     async with relaying(dsns[0]) as (relay, through):
         relay.is_silent = True
         store = Store(through)
@@ -113,7 +113,7 @@ def away(dsn: str) -> str:
     return dsn.replace("host=", "host=/nowhere")
 
 
-async def test_trouble_says_which_database(dsns: list[str]) -> None:
+async def test_error_names_the_database(dsns: list[str]) -> None:
     with pytest.raises(StoreMisconfigured) as trouble:
         await open_stores(dsns[0], dsns[1].replace("several_2", "absent"))
     assert trouble.value.__notes__[0] == "database 2 of 2"

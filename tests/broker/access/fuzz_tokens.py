@@ -1,7 +1,7 @@
 """Fuzzes shared access signatures: `python -m tests.broker.access.fuzz_tokens SECONDS [SEED]`.
 
-A token made with a key is good whatever the order of its fields; one of which anything that counts
-was changed is refused. Whatever the text is, only `TokenRefused` may come out of checking it.
+A token made with a key is valid with its fields in any order; a token with a changed relevant
+field is refused. For any text, the check may only raise `TokenRefused`.
 """
 
 from __future__ import annotations

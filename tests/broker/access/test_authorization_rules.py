@@ -119,7 +119,7 @@ async def refused(work: object) -> Refusal:
     return caught.value.refused.refusal
 
 
-async def test_who_goes_while_a_rule_is_deleted_does_not_keep_it_in_force(
+async def test_a_caller_that_leaves_while_a_rule_is_deleted_does_not_keep_it_in_force(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.rules.put(None, WantedRule("robot", SEND))
@@ -218,7 +218,7 @@ async def test_rules_of_the_long_deleted_are_removed(rig: Rig, database: str) ->
     await look.close()
 
 
-async def test_replacing_all_keeps_what_is_repeated(rig: Rig) -> None:
+async def test_replacing_all_keeps_repeated_rules(rig: Rig) -> None:
     await rig.rules.put("orders", WantedRule("old", SEND, ONE))
     await rig.rules.put("orders", WantedRule("kept", SEND, TWO))
     before = {rule.name: rule for rule in rig.rules.listed("orders")}
@@ -231,7 +231,7 @@ async def test_replacing_all_keeps_what_is_repeated(rig: Rig) -> None:
     assert not rig.may("old", ONE)
 
 
-async def test_what_cannot_be_is_refused(rig: Rig) -> None:
+async def test_invalid_rules_are_refused(rig: Rig) -> None:
     rules = rig.rules
     put, wrong = rules.put, Refusal.ARGUMENT_OUT_OF_RANGE
     assert await refused(put("gone", WantedRule("a", SEND))) is Refusal.ENTITY_NOT_FOUND
@@ -307,7 +307,7 @@ def test_seal_opens_with_its_key_and_place_only() -> None:
             KeySeal.from_text(text)
 
 
-async def test_a_declared_rule_gets_other_keys_where_the_bus_made_those_it_has(rig: Rig) -> None:
+async def test_a_declared_rule_with_generated_keys_gets_other_keys(rig: Rig) -> None:
     put = await rig.rules.put(None, WantedRule(ROOT.name, ROOT.rights, ONE, ROOT.keys.primary))
     assert (put.is_declared, put.keys.primary) == (True, ONE)
     assert rig.kept[ROOT.name] == Keys(ONE, ROOT.keys.primary)

@@ -247,5 +247,5 @@ def test_spelling_opens_nothing_that_was_not_signed(
                 RULES.check_token(token(signed), f"sb://h/{path}", NOW_S)
 
 
-def test_fuzzed_tokens_grant_what_was_signed_and_nothing_else() -> None:
+def test_fuzzed_tokens_grant_only_signed_rights() -> None:
     assert fuzz(5.0, seed=7, max_inputs=3_000) == 3_000

@@ -158,7 +158,7 @@ def names(rules: Sequence[StoredRule]) -> list[str]:
 
 
 @pytest.mark.behaviour("S186")
-async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store) -> None:
+async def test_a_write_with_a_lost_answer_is_found_in_the_tables(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory = directory_of(catalog, 4)
     await directory.load()
@@ -171,7 +171,7 @@ async def test_a_write_whose_answer_was_lost_is_found_in_the_tables(store: Store
     assert (directory.version, directory.entries()) == await catalog.load()
 
 
-async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -> None:
+async def test_a_lost_write_is_reported_and_changes_nothing(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory = directory_of(catalog, 4)
     await directory.load()
@@ -184,7 +184,7 @@ async def test_a_write_that_was_lost_is_told_and_changes_nothing(store: Store) -
     assert await put_queue(directory, "ORDERS", QueueProperties()) is entry
 
 
-async def test_partitions_follow_what_the_tables_turned_out_to_say(store: Store) -> None:
+async def test_partitions_follow_the_tables_after_an_unknown_result(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, (partition,) = await open_directory(catalog, 1)
     await put_topic(directory, "events", TOPIC)
@@ -345,7 +345,7 @@ async def refused(work: object, directory: Directory, catalog: CatalogStore) -> 
     return caught.value.refused.refusal
 
 
-async def test_definitions_that_cannot_be(store: Store) -> None:
+async def test_invalid_definitions(store: Store) -> None:
     catalog = CatalogStore(store)
     directory, _ = await open_directory(catalog)
     await put_queue(directory, "orders", QUEUE)
@@ -415,7 +415,7 @@ async def test_forwarding_is_checked_when_it_changes(store: Store) -> None:
 
 
 @pytest.mark.behaviour("S215", "S216")
-async def test_there_are_limits_to_what_a_namespace_holds(store: Store) -> None:
+async def test_a_namespace_has_limits_of_entities(store: Store) -> None:
     catalog = CatalogStore(store)
     limits = replace(
         STANDARD,
@@ -518,7 +518,7 @@ STEPS = st.lists(
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_memory_partitions_and_tables_agree_whatever_is_lost(
+def test_memory_partitions_and_tables_agree_after_any_loss(
     database: str, steps: list[tuple[str, int, int, str]]
 ) -> None:
     asyncio.run(take_steps(database, steps))
@@ -634,7 +634,7 @@ async def test_many_definitions_are_put_in_few_commits(store: Store) -> None:
     assert directory.version == 15  # nothing changed
 
 
-async def test_one_of_many_that_cannot_be_is_named_and_nothing_false_remains(store: Store) -> None:
+async def test_an_invalid_one_of_many_is_named_and_nothing_wrong_remains(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, _ = await open_directory(catalog)
     await put_queue(directory, "q1", QUEUE)
@@ -672,9 +672,7 @@ async def test_of_many_definitions_the_last_of_a_name_counts(store: Store) -> No
 
 
 @pytest.mark.parametrize("what", ["answer", "write"])
-async def test_many_definitions_whose_fate_is_unknown_are_looked_up(
-    store: Store, what: str
-) -> None:
+async def test_many_definitions_with_unknown_result_are_looked_up(store: Store, what: str) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(catalog)
     catalog.loses_answer, catalog.loses_write = what == "answer", what == "write"

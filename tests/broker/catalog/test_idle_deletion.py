@@ -117,7 +117,7 @@ async def settle() -> None:
 # --- the protocol -------------------------------------------------------------------------------
 
 
-async def test_unanimity_is_needed_and_everybody_is_thawed() -> None:
+async def test_deletion_needs_unanimity_and_thaws_all_partitions() -> None:
     cases: list[tuple[list[Reply | None], bool]] = [
         ([commands.Frozen(1), commands.Frozen(2)], True),
         ([commands.Frozen(1), BUSY], False),
@@ -256,7 +256,7 @@ async def test_a_deletion_that_was_lost_leaves_the_entity_and_thaws_it(store: St
     assert partitions[0].kinds() == [Freeze, Hold, Thaw]
 
 
-async def test_a_deletion_whose_answer_was_lost_is_told_before_the_thaw(store: Store) -> None:
+async def test_a_deletion_with_a_lost_answer_is_reported_before_the_thaw(store: Store) -> None:
     catalog = LossyCatalog(store)
     directory, partitions = await open_directory(store, 1, catalog)
     entry = await put_queue(directory, "orders", TEMPORARY)
@@ -334,7 +334,7 @@ async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: 
     assert directory.find("orders") == written
 
 
-async def test_who_comes_while_it_is_deleted_waits_for_that(store: Store) -> None:
+async def test_commands_during_a_deletion_wait_for_its_result(store: Store) -> None:
     catalog = SlowCatalog(store)
     directory, _ = await open_directory(store, 1, catalog)
     entry = await put_queue(directory, "orders", TEMPORARY)
@@ -443,7 +443,7 @@ async def running(
 
 
 @pytest.mark.behaviour("S117", "S125", "S141")
-async def test_queue_that_nobody_uses_goes_away(store: Store) -> None:
+async def test_unused_queue_is_deleted(store: Store) -> None:
     async with running(store) as broker:
         entry = await put_queue(broker.directory, "orders", TEMPORARY)
         for _ in range(3):
@@ -512,7 +512,7 @@ class LateHost:
         return await self._host.call(command)
 
 
-async def test_what_was_sent_between_two_reloads_is_a_use(store: Store) -> None:
+async def test_a_send_between_two_reloads_is_a_use(store: Store) -> None:
     """The partition froze the entity, forgot that, took a message and is not there when asked."""
     async with running(store) as broker:
         entry = await put_queue(broker.directory, "orders", PARTITIONED)

@@ -50,7 +50,7 @@ async def refused_by(work: Any) -> Refusal:
 # --- changes ------------------------------------------------------------------------------------
 
 
-async def test_a_change_is_told_once_and_survives_a_start(store: Store) -> None:
+async def test_a_change_is_reported_once_and_survives_a_restart(store: Store) -> None:
     namespace = await started(store, told())
     heard: list[str] = []
     namespace.on_change.append(lambda changed: heard.append(changed.minimum_tls_version))
@@ -66,7 +66,7 @@ async def test_a_change_is_told_once_and_survives_a_start(store: Store) -> None:
     assert (await started(store, told()))._directory.version == version
 
 
-async def test_what_is_not_said_gets_its_default_but_for_what_is_for_life(store: Store) -> None:
+async def test_missing_fields_get_defaults_except_immutable_ones(store: Store) -> None:
     declared = told(sku={"name": "Premium"}, premiumMessagingPartitions=2)
     namespace = await started(store, declared)
     await namespace.put(told(tags={"a": "b"}, minimumTlsVersion="1.3"))
@@ -87,7 +87,7 @@ async def test_what_is_not_said_gets_its_default_but_for_what_is_for_life(store:
         ("authorizationRules", {"authorizationRules": [{"name": "a", "rights": ["Send"]}]}),
     ],
 )
-async def test_what_is_for_life_is_refused_by_name(
+async def test_changes_of_immutable_fields_are_refused_by_name(
     store: Store, field: str, value: dict[str, Any]
 ) -> None:
     namespace = await started(store, told())
@@ -113,7 +113,7 @@ async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> N
 # --- starts -------------------------------------------------------------------------------------
 
 
-async def test_what_a_manifest_says_wins_at_a_start_and_the_rest_stays_as_it_was_put(
+async def test_manifest_wins_at_a_start_and_other_fields_keep_their_values(
     store: Store,
 ) -> None:
     namespace = await started(store, told(minimumTlsVersion="1.3", tags={"from": "manifest"}))
@@ -163,7 +163,7 @@ class LossyNamespaces(NamespaceStore):
 
 
 @pytest.mark.parametrize("loses", ["answer", "write"])
-async def test_a_write_whose_fate_is_unknown_is_looked_up(store: Store, loses: str) -> None:
+async def test_a_write_with_unknown_result_is_looked_up(store: Store, loses: str) -> None:
     namespaces = LossyNamespaces(store)
     namespace = await started(store, told(), namespaces)
     before = namespace._directory.version
@@ -182,7 +182,7 @@ async def test_a_write_whose_fate_is_unknown_is_looked_up(store: Store, loses: s
 # --- what it is used for ------------------------------------------------------------------------
 
 
-async def test_the_retention_of_what_is_deleted_from_now_on(store: Store) -> None:
+async def test_changed_retention_applies_to_later_deletions(store: Store) -> None:
     async with administered(store) as (administration, _):
         for name, days in (("a", 7), ("b", 3)):
             await administration.put_namespace(told(softDelete={"retention": f"P{days}D"}))

@@ -52,7 +52,7 @@ def test_condition_that_holds_lets_a_change_pass(
         (of(9, 6), QUEUE, KNOWN, Refusal.CONFLICT, "Orders has version 7 and not 6 or 9"),
     ],
 )
-def test_condition_that_fails_refuses_and_says_why(
+def test_failed_condition_refuses_with_a_reason(
     condition: Precondition,
     kind: EntityKind,
     known: CatalogEntry | None,
@@ -64,7 +64,7 @@ def test_condition_that_fails_refuses_and_says_why(
     assert (caught.value.refused.refusal, str(caught.value)) == (refusal, why)
 
 
-def test_another_version_says_which_one_there_is() -> None:
+def test_a_version_conflict_names_the_current_version() -> None:
     with pytest.raises(VersionDiffers) as caught:
         of(6).check_version("the catalog", 7)
     assert caught.value.version == 7

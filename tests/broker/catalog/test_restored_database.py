@@ -47,7 +47,7 @@ async def send(bus: Bus, *bodies: str) -> None:
     await bus.sent(bus.address(SOURCE), *map(message, bodies))
 
 
-async def test_what_a_restored_source_forwards_is_not_taken_for_what_it_forwarded_before(
+async def test_messages_of_a_restored_source_are_not_skipped_as_forwarded(
     server: EmbeddedPostgres,
 ) -> None:
     async with bus_on(server) as bus:

@@ -50,7 +50,7 @@ def test_numbers_ids_and_addresses_are_taken_out(text: str, expected: str) -> No
     assert without_details(text) == expected
 
 
-def test_letters_are_counted_by_reason_and_what_is_alike() -> None:
+def test_dead_letters_are_counted_by_reason_and_normalized_description() -> None:
     groups = DeadLetterGroups()
     for number in range(5):
         assert groups.add(letter(number, "bad", f"card {number} declined", 1_000 - number))
@@ -71,7 +71,7 @@ def test_letters_are_counted_by_reason_and_what_is_alike() -> None:
     assert found[1].first_ms is None
 
 
-def test_a_page_has_so_many_groups_and_texts_of_so_many_characters() -> None:
+def test_a_page_limits_groups_and_length_of_texts() -> None:
     groups = DeadLetterGroups()
     for number in range(MAX_GROUPS):
         assert groups.add(letter(number, f"reason {number}", "x" * 4_000))

@@ -48,7 +48,7 @@ def server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
     made.stop()
 
 
-async def test_partitions_that_nobody_used_are_usable_while_their_store_answers(
+async def test_unused_partitions_are_usable_while_their_store_answers(
     server: EmbeddedPostgres,
 ) -> None:
     store, clock = Store(dsn_of(server, "postgres"), unsafe=True), Time()

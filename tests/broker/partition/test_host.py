@@ -112,7 +112,7 @@ async def until(is_true: Callable[[], bool]) -> None:
     await wait_until(look)
 
 
-async def test_broken_receivers_hurt_nobody_else(store: Store) -> None:
+async def test_broken_receivers_do_not_affect_others(store: Store) -> None:
     async with hosted(store) as (host, entity_no):
         await add(host, entity_no, 1, Sink(is_broken=True))
         replies: list[Reply] = []
@@ -140,7 +140,7 @@ async def test_a_reload_resets_every_sink_once(store: Store, database: str) -> N
 
 
 @pytest.mark.behaviour("S2")
-async def test_nothing_is_told_while_the_store_has_not_committed(
+async def test_nothing_is_released_while_the_store_has_not_committed(
     store: Store, database: str
 ) -> None:
     async with hosted(store) as (host, entity_no), connected(database) as other:
@@ -182,7 +182,7 @@ async def test_a_consumer_removed_while_the_partition_loads_is_not_added(store: 
         assert sink.deliveries == []
 
 
-async def test_a_database_that_is_gone_is_told_and_retried_and_a_stop_is_prompt(
+async def test_a_missing_database_is_reported_and_retried_and_a_stop_is_prompt(
     store: Store, database: str
 ) -> None:
     missing = Store(database.replace("/test_", "/missing_"))

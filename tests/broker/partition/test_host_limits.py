@@ -77,7 +77,7 @@ async def test_two_reloads_reset_each_sink_once(store: Store, database: str) -> 
         assert (first.resets, second.resets) == (1, 1)
 
 
-async def test_what_reaches_no_sink_comes_to_another_consumer(store: Store) -> None:
+async def test_deliveries_without_a_sink_go_to_another_consumer(store: Store) -> None:
     async with served(store) as (host, entity_no):
         gone, other = Sink(), Sink()
         await add(host, entity_no, 1, gone, limit=1)

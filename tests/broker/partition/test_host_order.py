@@ -150,7 +150,7 @@ def refusals(replies: list[Reply]) -> list[Refusal | None]:
 
 
 @pytest.mark.behaviour("S2")
-async def test_nothing_is_told_before_its_commit_and_then_in_order(
+async def test_nothing_is_released_before_its_commit_and_then_in_order(
     store: Store, database: str
 ) -> None:
     seen: list[object] = []
@@ -181,7 +181,7 @@ async def test_nothing_is_told_before_its_commit_and_then_in_order(
         ]
 
 
-async def test_what_needs_no_commit_is_delivered_and_answered_before_submit_returns(
+async def test_commands_without_a_commit_are_answered_before_submit_returns(
     store: Store,
 ) -> None:
     seen: list[object] = []
@@ -192,7 +192,7 @@ async def test_what_needs_no_commit_is_delivered_and_answered_before_submit_retu
         assert seen == ["delivery 1", DemandSet(1)]
 
 
-async def test_what_a_sink_submits_is_answered_after_the_call_of_the_sink(store: Store) -> None:
+async def test_commands_of_a_sink_are_answered_after_the_call_of_the_sink(store: Store) -> None:
     seen: list[object] = []
     async with served(store) as (host, entity_no):
         await host.call(Enqueue(entity_no, [message()]))
@@ -201,7 +201,9 @@ async def test_what_a_sink_submits_is_answered_after_the_call_of_the_sink(store:
         assert seen == ["delivery 1", DemandSet(1), "tick"]
 
 
-async def test_when_a_state_breaks_everybody_is_told(store: Store, database: str) -> None:
+async def test_a_broken_state_is_reported_to_all_waiting_callers(
+    store: Store, database: str
+) -> None:
     async with served(store) as (host, entity_no), connected(database) as holder:
         await host.call(Enqueue(entity_no, [message()]))
         replies: list[Reply] = []
@@ -217,7 +219,7 @@ async def test_when_a_state_breaks_everybody_is_told(store: Store, database: str
         assert isinstance(await host.call(Enqueue(entity_no, [message()])), Enqueued)
 
 
-async def test_what_the_server_refuses_is_not_applied(store: Store, database: str) -> None:
+async def test_a_commit_refused_by_the_server_is_not_applied(store: Store, database: str) -> None:
     async with served(store) as (host, entity_no), connected(database) as other:
         assert isinstance(await host.call(Enqueue(entity_no, [message()])), Enqueued)
         await other.execute(REFUSING)
@@ -233,7 +235,7 @@ async def test_what_the_server_refuses_is_not_applied(store: Store, database: st
         assert await other.fetchval("select count(*) from message") == 2
 
 
-async def test_a_commit_whose_connection_is_cut_is_unknown(store: Store, database: str) -> None:
+async def test_a_commit_on_a_cut_connection_is_unknown(store: Store, database: str) -> None:
     replies: list[Reply] = []
     async with served(store) as (host, entity_no), connected(database) as other:
         sink = Sink()
@@ -264,7 +266,7 @@ async def wait_stored(other: asyncpg.Connection[asyncpg.Record], count: int) -> 
     await wait_until(is_stored)
 
 
-async def test_a_commit_is_not_told_until_ownership_is_confirmed_by_a_beat(
+async def test_a_commit_is_not_released_until_a_beat_confirms_ownership(
     store: Store, database: str
 ) -> None:
     fixed: list[float] = []
@@ -290,7 +292,9 @@ async def test_a_commit_is_not_told_until_ownership_is_confirmed_by_a_beat(
         fixed.clear()
 
 
-async def test_what_was_held_when_the_journal_dies_is_unknown(store: Store, database: str) -> None:
+async def test_outcomes_held_when_the_journal_fails_are_unknown(
+    store: Store, database: str
+) -> None:
     ahead_s = 0.0
     replies: list[Reply] = []
     async with (
@@ -312,7 +316,7 @@ async def test_what_was_held_when_the_journal_dies_is_unknown(store: Store, data
         assert len(replies) == 1
 
 
-async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
+async def test_later_sends_do_not_overtake_an_id_lookup(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)
@@ -334,7 +338,7 @@ async def test_what_is_sent_later_does_not_overtake_ids_that_are_looked_up(
         assert ids == [encode_value(name) for name in "abcd"]
 
 
-async def test_a_reload_answers_what_waits_for_ids_that_are_looked_up(
+async def test_a_reload_answers_commands_that_wait_for_an_id_lookup(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedup, "RECENT_IDS", 2)

@@ -72,7 +72,7 @@ async def test_sends_are_refused_until_it_is_over_and_nothing_accepted_is_lost(
 
 
 @pytest.mark.slow
-async def test_a_partition_that_nobody_uses_yet_cannot_be_loaded_either(store: Store) -> None:
+async def test_an_unused_partition_cannot_be_loaded_either(store: Store) -> None:
     seconds = Seconds()
     async with served(store, monotonic_s=seconds) as (host, _):
         host.interrupt(OUTAGE_S)

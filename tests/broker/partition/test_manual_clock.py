@@ -39,7 +39,7 @@ def test_samples_a_little_ahead_are_no_movement() -> None:
     assert clock() == 1_000_004
 
 
-def test_what_an_earlier_life_stored_is_not_in_the_future() -> None:
+def test_times_stored_by_an_earlier_run_are_not_in_the_future() -> None:
     wall = Wall()
     clock = ManualClock(wall)
     clock.observe(1_500_000)

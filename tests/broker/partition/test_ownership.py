@@ -21,7 +21,7 @@ from postbus.store.postgres import Store
 
 
 @pytest.mark.parametrize(("owner", "waited_s"), [("known", OWNER_LOOK_S), (None, UNKNOWN_LOOK_S)])
-async def test_the_next_claim_comes_later_where_nobody_beats(
+async def test_the_next_claim_comes_later_without_a_beating_owner(
     owner: str | None, waited_s: float
 ) -> None:
     """A claim is a connection: sixteen partitions shall not make sixty of them a second."""
@@ -68,7 +68,7 @@ def second_of(first: Ownership) -> Ownership:
         (lambda first: None, round(FIRST_S / FIRST_LOOK_S)),
     ],
 )
-async def test_a_partition_waits_until_it_is_known_whose_the_first_is(
+async def test_a_partition_waits_until_the_owner_of_the_first_is_known(
     then: Callable[[Ownership], None], looks: int
 ) -> None:
     first = Ownership(0, cast(Store, SimpleNamespace(beats=None)))
@@ -94,7 +94,7 @@ async def test_a_partition_is_not_claimed_while_the_first_is_anothers(database: 
     await store.close()
 
 
-async def test_a_database_that_is_away_keeps_nobody_from_waiting_for_the_owner() -> None:
+async def test_an_unavailable_database_does_not_stop_waiting_for_the_owner() -> None:
     first = Ownership(0, cast(Store, SimpleNamespace(beats=None)))
     first.failed(Fenced("owned by another", uuid4()))
     second = Ownership(3, Store("postgresql://nobody@127.0.0.1:1/none"))

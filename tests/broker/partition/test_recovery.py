@@ -14,7 +14,7 @@ class Seconds:
         return self.now
 
 
-def test_waits_grow_although_each_life_committed_something() -> None:
+def test_waits_grow_although_each_load_committed_something() -> None:
     recovery = Recovery(Seconds())
     waits = []
     for _ in range(9):
@@ -26,7 +26,7 @@ def test_waits_grow_although_each_life_committed_something() -> None:
     assert waits[-1] == LAST_BACKOFF_S
 
 
-def test_a_good_life_forgets_failures_and_one_without_commits_does_not() -> None:
+def test_a_load_with_commits_resets_failures_and_one_without_does_not() -> None:
     seconds = Seconds()
     recovery = Recovery(seconds)
     for count in (0, 1):

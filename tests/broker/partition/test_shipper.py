@@ -126,7 +126,7 @@ def several(*numbers: int, make: Callable[[], Envelope] = message) -> dict[int, 
     return {number: make() for number in numbers}
 
 
-async def test_what_arrived_is_told() -> None:
+async def test_arrivals_are_reported() -> None:
     async with port() as at:
         told = await at.ship("plain", several(3, 5, 9))
         assert told == Shipped("plain", [3, 5, 9], {})
@@ -134,7 +134,7 @@ async def test_what_arrived_is_told() -> None:
         assert (arrive.source_partition, arrive.entity_no, arrive.numbers) == (5, 7, [3, 5, 9])
 
 
-async def test_a_copy_is_sent_that_says_where_it_has_been() -> None:
+async def test_a_shipped_copy_records_its_hops() -> None:
     async with port() as at:
         first, second = message("a"), message("b")
         second.hop_count = 2
@@ -150,7 +150,7 @@ async def test_a_copy_is_sent_that_says_where_it_has_been() -> None:
 
 
 @pytest.mark.parametrize("again", [BUSY, AWAY, LOST, STORE_FULL])
-async def test_what_says_nothing_about_the_message_is_repeated(again: Refused) -> None:
+async def test_refusals_unrelated_to_the_message_are_retried(again: Refused) -> None:
     async with port() as at:
         at.destinations[2].answers = [again, Arrived(1, again), again]
         told = await at.ship("plain", several(1, 2, 3))
@@ -178,7 +178,7 @@ async def test_an_entity_that_takes_nothing_refuses_all() -> None:
 
 
 @pytest.mark.behaviour("S289")
-async def test_a_name_nobody_has_is_refused() -> None:
+async def test_an_unknown_name_is_refused() -> None:
     async with port() as at:
         told = await at.ship("nobody", several(1, 2))
         assert told.arrived == []
@@ -210,7 +210,7 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
 
 
 @pytest.mark.behaviour("S205", "S238")
-async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_now() -> None:
+async def test_messages_refused_by_a_deleted_entity_go_to_its_namesake() -> None:
     async with port() as at:
         at.destinations[2].opened.clear()
         at.destinations[2].answers = [Arrived(0, Refused(Refusal.ENTITY_DISABLED))]
@@ -229,7 +229,7 @@ async def test_what_a_deleted_entity_refuses_goes_to_the_one_that_has_its_name_n
 
 @pytest.mark.behaviour("S205")
 @pytest.mark.parametrize("has_namesake", [True, False])
-async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> None:
+async def test_a_retained_entity_is_asked_for_its_last_number(has_namesake: bool) -> None:
     async with port() as at:
         at.retained = [ForwardDestination(70, 3, is_partitioned=False, detects_duplicates=False)]
         if not has_namesake:
@@ -249,7 +249,7 @@ async def test_a_retained_entity_is_asked_what_it_took(has_namesake: bool) -> No
             }
 
 
-async def test_a_retained_entity_is_not_asked_about_what_came_after_it() -> None:
+async def test_a_retained_entity_is_not_asked_about_later_messages() -> None:
     """A name that comes and goes leaves many; each is asked once, in each partition."""
     async with port() as at:
         no_more = Arrived(0, Refused(Refusal.ENTITY_DISABLED))
@@ -296,7 +296,7 @@ async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None
         assert at.source.told == [Shipped("plain", [1], {})]
 
 
-async def test_the_key_decides_where_in_a_partitioned_entity() -> None:
+async def test_the_key_selects_the_partition_of_a_partitioned_entity() -> None:
     async with port() as at:
         messages: dict[int, Envelope | None] = {
             10: message(session="s"),
@@ -349,7 +349,7 @@ async def test_a_shipment_that_breaks_begins_again() -> None:
         assert await at.ship("plain", {1: None}) == Shipped("plain", [1], {})
 
 
-async def test_a_reload_drops_what_is_under_way() -> None:
+async def test_a_reload_drops_shipments_in_flight() -> None:
     async with port() as at:
         at.destinations[2].opened.clear()
         at.begin("plain", several(1, 2))
@@ -360,7 +360,7 @@ async def test_a_reload_drops_what_is_under_way() -> None:
         assert len(at.source.told) == 1
 
 
-async def test_an_outbox_that_could_not_read_is_told_again() -> None:
+async def test_an_outbox_that_could_not_read_gets_the_result_again() -> None:
     """Refused messages are buried with a reason, for which the outbox reads them."""
     async with port() as at:
         at.destinations[2].answers = [Arrived(0, FULL)]
@@ -372,7 +372,7 @@ async def test_an_outbox_that_could_not_read_is_told_again() -> None:
         assert not at.shipper._tasks
 
 
-async def test_what_a_target_wrote_before_it_failed_is_not_sent_again() -> None:
+async def test_numbers_written_by_a_failed_target_are_not_sent_again() -> None:
     """A topic gives each message its number there; a reload of the partition takes it back."""
     async with port() as at:
         at.destinations[2].answers = [AWAY]

@@ -72,7 +72,7 @@ async def arrived(bus: Bus, path: str, count: int) -> list[str]:
 @pytest.mark.behaviour("S200", "S201", "S202", "S205", "S238")
 @pytest.mark.parametrize("is_source_spread", [False, True])
 @pytest.mark.parametrize("is_target_spread", [False, True])
-async def test_what_is_forwarded_arrives_once_where_its_key_says(
+async def test_forwarded_messages_arrive_once_in_the_partition_of_their_key(
     store: Store, is_source_spread: bool, is_target_spread: bool
 ) -> None:
     async with running(store) as bus:
@@ -151,7 +151,7 @@ async def test_a_target_that_is_away_holds_up_no_other(store: Store) -> None:
         assert await arrived(bus, first, 1) == ["slow"]
 
 
-async def test_a_reload_of_the_source_drops_what_it_was_shipping(store: Store) -> None:
+async def test_a_reload_of_the_source_drops_its_shipments(store: Store) -> None:
     async with running(store) as bus:
         source, target = named(0), named(1)
         await put(bus, target)
@@ -173,7 +173,7 @@ async def test_a_reload_of_the_source_drops_what_it_was_shipping(store: Store) -
 
 @pytest.mark.behaviour("S288", "S289")
 @pytest.mark.parametrize("trouble", ["disabled", "deleted"])
-async def test_what_the_target_refuses_for_good_is_kept_at_the_source(
+async def test_permanent_refusals_of_the_target_are_kept_at_the_source(
     store: Store, trouble: str
 ) -> None:
     async with running(store) as bus:
@@ -195,7 +195,7 @@ async def test_what_the_target_refuses_for_good_is_kept_at_the_source(
 @pytest.mark.behaviour("S205", "S289")
 @pytest.mark.parametrize("is_spread", [False, True])
 @pytest.mark.parametrize("is_made_again", [False, True])
-async def test_what_a_retained_target_took_unheard_is_there_once_when_it_comes_back(
+async def test_messages_stored_by_a_retained_target_are_there_once_after_a_restore(
     store: Store, is_spread: bool, is_made_again: bool
 ) -> None:
     source, target = named(0), named(1)
@@ -232,7 +232,7 @@ async def test_what_a_retained_target_took_unheard_is_there_once_when_it_comes_b
         assert sorted(await arrived(bus, target, 5)) == list("01234")
 
 
-async def test_dead_letters_go_where_they_are_forwarded_to(store: Store) -> None:
+async def test_dead_letters_are_forwarded_to_their_target(store: Store) -> None:
     async with running(store) as bus:
         source, target = named(0), named(1)
         await put(bus, target)

@@ -118,7 +118,7 @@ async def test_standby_follows_the_catalog_and_changes_nothing(brokers: Brokers)
     assert await create(second, "mine")
 
 
-async def test_standby_applies_what_its_manifests_say_when_it_takes_over(
+async def test_standby_applies_its_manifests_when_it_takes_over(
     brokers: Brokers,
 ) -> None:
     first = await brokers.start("first")
@@ -134,7 +134,7 @@ async def test_standby_applies_what_its_manifests_say_when_it_takes_over(
     assert second.administration.find("of-the-start") is None
 
 
-async def test_owner_that_became_a_standby_applies_what_it_reads_then(
+async def test_owner_that_became_a_standby_applies_manifests_it_reads_then(
     brokers: Brokers, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = await brokers.start("first", "of-the-start")
@@ -178,7 +178,7 @@ async def test_manifests_that_wait_for_the_store_outlive_a_reading_that_failed_o
         assert bus.administration.find("read-again") is None
 
 
-async def test_standby_does_not_reap_what_was_restored(brokers: Brokers) -> None:
+async def test_standby_does_not_reap_a_restored_entity(brokers: Brokers) -> None:
     first = await brokers.start("first")
     number = await create(first, "kept")
     await send(first, "kept", "a")
@@ -241,7 +241,7 @@ async def test_older_caller_is_refused_where_another_owner_admitted_a_newer_one(
     assert bus.administration.find("b") is None
 
 
-async def test_broker_that_wakes_up_takes_none_of_what_another_is_taking(
+async def test_broker_that_resumes_claims_no_partition_of_the_new_owner(
     brokers: Brokers, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one has claimed partition 0 and comes to the rest a moment later."""

@@ -194,7 +194,7 @@ for each row execute function partition_0.refuse();
 
 
 @pytest.mark.behaviour("S182", "S183", "S184", "S228")
-async def test_what_was_certainly_not_stored_goes_to_another_partition(
+async def test_a_message_certainly_not_stored_goes_to_another_partition(
     store: Store, database: str
 ) -> None:
     async with running(store) as bus, connected(database) as other:
@@ -215,7 +215,9 @@ async def test_what_was_certainly_not_stored_goes_to_another_partition(
 
 
 @pytest.mark.behaviour("S182")
-async def test_what_may_have_been_stored_goes_nowhere_else(store: Store, database: str) -> None:
+async def test_a_message_that_may_be_stored_goes_to_no_other_partition(
+    store: Store, database: str
+) -> None:
     async with running(store) as bus, connected(database) as other:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -247,7 +249,7 @@ async def test_counts_are_the_sum_over_all_partitions(store: Store) -> None:
 
 
 @pytest.mark.behaviour("S156", "S225")
-async def test_a_receiver_gets_what_lies_in_any_partition(store: Store) -> None:
+async def test_a_receiver_gets_messages_of_all_partitions(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -285,7 +287,7 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
 
 
 @pytest.mark.behaviour("S156")
-async def test_what_another_receiver_took_first_does_not_bind_credit(store: Store) -> None:
+async def test_messages_taken_by_another_receiver_do_not_bind_credit(store: Store) -> None:
     """Each message is told to all receivers; who comes too late must hear of the next one."""
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
@@ -399,7 +401,7 @@ async def test_messages_locked_by_another_client_come_when_its_locks_end(store: 
 
 
 @pytest.mark.behaviour("S179")
-async def test_nothing_waits_for_what_was_sent_before_it_to_another_partition(
+async def test_a_message_does_not_wait_for_earlier_ones_of_another_partition(
     store: Store,
 ) -> None:
     async with running(store) as bus:
@@ -432,7 +434,7 @@ async def test_nothing_waits_for_what_was_sent_before_it_to_another_partition(
             assert len(there) == 3
 
 
-async def test_what_a_partition_was_asked_for_is_free_again_when_it_reloads(
+async def test_demand_of_a_partition_is_free_again_when_it_reloads(
     store: Store,
 ) -> None:
     async with running(store) as bus:
@@ -461,7 +463,7 @@ async def test_what_a_partition_was_asked_for_is_free_again_when_it_reloads(
         assert len(asked) == 1
 
 
-async def test_a_drain_takes_what_is_there_and_ends(store: Store) -> None:
+async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -644,7 +646,7 @@ async def test_locks_are_renewed_in_the_order_asked_or_refused(store: Store) -> 
 
 
 @pytest.mark.behaviour("S161", "S162", "S164", "S165")
-async def test_a_browser_sees_every_partition_in_turn(store: Store) -> None:
+async def test_a_browser_sees_every_partition_one_after_another(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -725,7 +727,7 @@ async def test_a_batch_delete_is_refused(store: Store) -> None:
         assert len(await bus.peek(queue)) == 1
 
 
-async def test_demand_is_answered_with_what_was_delivered(store: Store) -> None:
+async def test_demand_is_answered_with_the_number_of_deliveries(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")

@@ -102,7 +102,7 @@ def lost_of(tokens: list[bytes]) -> Reply:
 
 
 @pytest.mark.behaviour("S154", "S182", "S183", "S184", "S226", "S228", "S239")
-async def test_messages_without_key_go_where_they_can(
+async def test_messages_without_key_go_to_available_partitions(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:
@@ -132,7 +132,7 @@ async def test_messages_without_key_go_where_they_can(
 
 
 @pytest.mark.behaviour("S181", "S185", "S227")
-async def test_what_has_a_key_of_a_lost_partition_fails_and_nothing_else(
+async def test_only_messages_with_a_key_of_a_lost_partition_fail(
     store: Store, second_store: Store, outage: Outage
 ) -> None:
     async with running(store, second_store) as bus:

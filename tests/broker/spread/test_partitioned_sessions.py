@@ -134,7 +134,7 @@ async def test_the_next_session_comes_from_any_partition(store: Store) -> None:
             assert door.bodies == [session]
 
 
-async def test_who_waits_for_the_next_session_gets_exactly_one(store: Store) -> None:
+async def test_a_request_for_the_next_session_gets_exactly_one(store: Store) -> None:
     async with running(store) as bus:
         await made(bus)
         queue = bus.address("q")
@@ -181,7 +181,7 @@ async def test_grants_that_cross_leave_one_session_held(store: Store, database: 
             assert refusal_of(replies[0]) is Refusal.SESSION_CANNOT_BE_LOCKED
 
 
-async def test_a_session_whose_partition_is_reloaded_is_lost_and_free(store: Store) -> None:
+async def test_a_session_of_a_reloaded_partition_is_lost_and_free(store: Store) -> None:
     async with running(store) as bus:
         await made(bus)
         queue = bus.address("q")
@@ -221,7 +221,7 @@ async def test_sessions_are_listed_and_browsed_over_all_partitions(store: Store)
             assert await bus.call(queue, peek) == Peeked([])
 
 
-async def test_what_needs_a_session_is_refused_without(store: Store) -> None:
+async def test_commands_that_need_a_session_are_refused_without(store: Store) -> None:
     async with running(store) as bus:
         await made(bus)
         await put_queue(bus.directory, "plain", spread())
@@ -245,7 +245,7 @@ async def test_what_needs_a_session_is_refused_without(store: Store) -> None:
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("is_partitioned", [True, False])
-async def test_who_left_while_the_partition_loads_holds_nothing(
+async def test_a_receiver_that_left_during_a_load_holds_nothing(
     store: Store, is_partitioned: bool, is_named: bool
 ) -> None:
     async with running(store) as bus:
@@ -265,7 +265,9 @@ async def test_who_left_while_the_partition_loads_holds_nothing(
 
 
 @pytest.mark.parametrize("is_partitioned", [True, False])
-async def test_a_session_granted_to_nobody_is_free(store: Store, is_partitioned: bool) -> None:
+async def test_a_session_granted_to_a_gone_receiver_is_free(
+    store: Store, is_partitioned: bool
+) -> None:
     async with running(store) as bus:
         await put_queue(
             bus.directory, "q", spread(requires_session=True, enable_partitioning=is_partitioned)

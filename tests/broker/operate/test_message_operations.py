@@ -174,7 +174,7 @@ async def test_deaths_are_summed_up_page_by_page(store: Store, is_spread: bool) 
             await message_operations.summarize("q")
 
 
-async def test_what_is_peeked_is_told_and_stays_as_it_is(store: Store) -> None:
+async def test_peeked_messages_are_complete_and_unchanged(store: Store) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q", default_message_ttl_ms=3_600_000)
@@ -250,7 +250,7 @@ async def test_a_partition_that_is_away_is_named(store: Store) -> None:
         }
 
 
-async def test_what_is_not_understood_is_refused_as_a_whole(store: Store) -> None:
+async def test_invalid_operations_are_refused_as_a_whole(store: Store) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q")
@@ -410,7 +410,7 @@ async def wait_until_told(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.02)
 
 
-async def test_filters_know_what_a_stored_message_has(store: Store) -> None:
+async def test_filters_read_all_fields_of_a_stored_message(store: Store) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q")
@@ -430,7 +430,7 @@ async def test_filters_know_what_a_stored_message_has(store: Store) -> None:
         assert (page.messages, page.failed) == ((), 3)
 
 
-async def test_a_page_holds_so_many_bytes(store: Store) -> None:
+async def test_a_page_has_a_limit_of_bytes(store: Store) -> None:
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q")
@@ -448,7 +448,7 @@ async def test_a_page_holds_so_many_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("call", ["peek", "show", "purge"])
-async def test_what_takes_long_to_read_holds_up_nobody(store: Store, call: str) -> None:
+async def test_slow_reads_do_not_block_the_event_loop(store: Store, call: str) -> None:
     """Sixty kilobytes of properties or of a list take longer to read than any command."""
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
