@@ -1,4 +1,4 @@
-"""The room of definitions on top of several partitions, as one bus process has them."""
+"""Administration on top of several partitions, as one bus process has them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def administered(
 
 
 async def refusal_of(work: Any) -> Refusal:
-    """Return how a change is refused; it must say why."""
+    """Return the refusal of a change; it must have a reason."""
     with pytest.raises(DirectoryRefusal) as caught:
         await work
     assert str(caught.value)

@@ -17,7 +17,7 @@ from postbus.process.data_directory import DataDirectory
 from postbus.process.settings import Settings
 
 LOADING_S = 0.5
-"""A stand-by loads nothing; its start waits for so long."""
+"""Wait of a start for partitions; a stand-by loads none."""
 PORTS = ("port", "tls_port", "http_port", "metrics_port", "control_port")
 
 
@@ -71,7 +71,7 @@ class Brokers:
 
 @asynccontextmanager
 async def brokers_on(dsn: str) -> AsyncIterator[Brokers]:
-    """Let brokers be started; those that run are stopped at the end."""
+    """Lend a starter of brokers; running ones are stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="postbus-test-") as name:
         async with AsyncExitStack() as stack:
             yield Brokers(Path(name), dsn, stack)

@@ -1,4 +1,4 @@
-"""A directory without partitions at work: definitions are changed, nobody follows."""
+"""A directory without running partitions: definitions change, no partition follows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from postbus.store.catalog import CatalogStore
 
 @dataclass
 class Owner:
-    """A partition that is ours, in the epoch that new tables have, and is not loaded."""
+    """A partition that we own in the epoch of new tables and that is not loaded."""
 
     epoch: int | None = 0
     is_loaded: bool = False

@@ -44,7 +44,7 @@ NUMBER_BITS = 48
 
 
 class Door:
-    """What the edge registers for one consumer; remembers all it is told."""
+    """The sink of one consumer, as the edge registers it; records all calls."""
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
@@ -74,7 +74,7 @@ class Door:
 
 @dataclass
 class Bus:
-    """The parts of a bus that lie between the doors and the store."""
+    """The parts of a bus between the edge and the store."""
 
     hosts: list[Host]
     directory: Directory
@@ -87,7 +87,7 @@ class Bus:
         return found[0]
 
     async def call(self, address: Address, command: Command, wait_s: float = 20) -> Reply:
-        """Do what the edge does and wait for the reply."""
+        """Submit a command as the edge does and wait for the reply."""
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.router.submit(address.partition_id, command, answered.set_result)
         async with asyncio.timeout(wait_s):
@@ -106,7 +106,7 @@ class Bus:
     async def consume(
         self, address: Address, limit: int = 0, mode: ReceiveMode = ReceiveMode.PEEK_LOCK
     ) -> tuple[int, Door]:
-        """Register a receiver and let it have so many; returns its number and what it gets."""
+        """Register a receiver with a demand; return its number and its sink."""
         door, consumer_id = Door(), self.router.new_consumer_id()
         self.router.register_sink(address.partition_id, consumer_id, door)
         add = AddConsumer(address.entity_no, address.sub_queue, consumer_id, mode)
@@ -127,7 +127,7 @@ class Bus:
         return reply.messages
 
     async def peek_all(self, address: Address) -> list[PeekedMessage]:
-        """Browse as a client does: from the number after the last one until nothing is left."""
+        """Browse as a client does: continue after the last number until nothing is left."""
         found: list[PeekedMessage] = []
         while page := await self.peek(address, found[-1].sequence + 1 if found else 0, 3):
             found += page
@@ -151,7 +151,7 @@ async def running(
     notify: Callable[[Directory], None] = lambda _: None,
     clock: EntityClock | None = None,
 ) -> AsyncIterator[Bus]:
-    """Run a bus whose partitions lie in turn on these databases; the first has the catalog."""
+    """Run a bus with its partitions on these databases in rotation; the first has the catalog."""
     directory = Directory(CatalogStore(stores[0]), partition_count)
     await directory.load()
     notify(directory)
@@ -201,7 +201,7 @@ def message(
 
 
 async def wait_for_too_many(seconds: float = 0.05) -> None:
-    """Give what must not happen the time to happen."""
+    """Wait for events that must not happen."""
     await asyncio.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Entities put into a directory by kind, as `Directory.put` takes them, and on which condition."""
+"""Puts entities into a directory by kind, with preconditions, as `Directory.put` takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions at run time: what doors ask and change, and what they are told (ATOM, control)."""
+"""Definitions at run time: requests and changes of the edge, and their results (ATOM, control)."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_pages_are_in_order_of_name(store: Store) -> None:
 
 
 class SlowCatalog(CatalogStore):
-    """The real catalog; a write waits until it is let go."""
+    """The real catalog; a write waits until it is released."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""Deleting if empty, deleting and keeping, restoring, and who is told of it (ADR 27)."""
+"""Deletion if empty, retained deletion, restore, and their reports (ADR 27)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def rule(name: str, text: str = "1=1") -> RuleProperties:
 
 
 async def rows_of(database: str, partition_count: int = 4) -> int:
-    """Return how many rows of messages all partitions hold."""
+    """Return the number of message rows in all partitions."""
     count = 0
     async with connected(database) as look:
         for number in range(partition_count):
@@ -150,7 +150,7 @@ async def test_a_subscription_that_its_topic_feeds_meanwhile_stays(store: Store)
 
 
 async def test_nothing_that_was_accepted_is_deleted_as_empty(store: Store) -> None:
-    """A sender goes on while the deletion is asked for again and again."""
+    """A sender continues while the deletion is requested repeatedly."""
     async with administered(store) as (administration, bus):
         for round_number in range(10):
             name = f"q{round_number}"
@@ -192,7 +192,7 @@ async def test_a_partition_that_cannot_answer_keeps_it(store: Store) -> None:
 
 
 async def filled(bus: Bus, name: str) -> dict[str, int]:
-    """Fill a queue in every way; return body -> number of what is active."""
+    """Fill a queue in every way; return body -> number of active messages."""
     queue = bus.address(name)
     await bus.sent(queue, *(message(f"{n}") for n in range(6)))
     await bus.sent(queue, message("later", scheduled_ms=bus.hosts[0].clock() + HOUR_MS))
@@ -423,7 +423,7 @@ async def _has_no_rows(database: str) -> bool:
 
 
 async def test_partitions_learn_of_many_subscriptions_in_few_commits(store: Store) -> None:
-    """A change of a topic with two thousand of them holds up no other for minutes."""
+    """A change of a topic with two thousand of them does not delay others for minutes."""
     async with administered(store, partition_count=1) as (administration, bus):
         made = await administration.put(a_topic("t", TOPIC), NEW)
         await bus.load()
@@ -522,7 +522,7 @@ async def test_no_more_is_kept_than_may_exist(
 
 
 class LossyCatalog(CatalogStore):
-    """The real catalog; the answer of a write, or the write itself, is lost when asked for."""
+    """The real catalog; on request it loses a write or the answer to it."""
 
     loses = ""
 
@@ -576,7 +576,7 @@ SLEEPING = {"Disabled", "ReceiveDisabled"}
 
 
 def statuses(bus: Bus) -> list[str]:
-    """Return how the partitions' own copies of everything that is stored stand."""
+    """Return the status of each stored entity in the partitions' own copies."""
     found = []
     for host in bus.hosts:
         state = host._state
@@ -593,7 +593,7 @@ def statuses(bus: Bus) -> list[str]:
 async def test_a_crash_between_any_two_steps_is_made_good(
     store: Store, told: int, step: str
 ) -> None:
-    """The catalog has it, and so many partitions and entities learned of it before the crash."""
+    """The catalog has it, and some partitions and entities learned of it before the crash."""
     async with administered(store) as (administration, bus):
         properties = TopicProperties(enable_partitioning=True)
         made = await administration.put(a_topic("t", properties), NEW)

@@ -61,7 +61,7 @@ EXPECTED_OF_SENDERS: Final = {
 
 
 class Receiver(Door):
-    """Settles what it gets in all ways; remembers what was completed."""
+    """Settles deliveries in all ways; records completed messages."""
 
     def __init__(self, bus: Bus, queue: Address, completed: Counter[str], random: Random) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Load:
                 await wait_a_moment()
 
     async def receive(self, path: str) -> None:
-        """Receive until the load is over; a receiver that is ended comes back."""
+        """Receive until the load is over; an ended receiver is opened again."""
         bus, address = self._bus, self._bus.address(path)
         while not self._is_over:
             door = Receiver(bus, address, self.completed, self._random)
@@ -159,7 +159,7 @@ async def wait_a_moment() -> None:
 
 
 def some_queue(random: Random, is_partitioned: bool) -> QueueProperties:
-    """Return a definition that differs in everything that may change."""
+    """Return a definition with other values of all changeable properties."""
     status = random.choice([*EntityStatus, EntityStatus.ACTIVE, EntityStatus.ACTIVE])
     return QueueProperties(
         status=status,
@@ -173,7 +173,7 @@ def some_queue(random: Random, is_partitioned: bool) -> QueueProperties:
 
 
 async def found_in(bus: Bus, *paths: str) -> Counter[str]:
-    """Return the bodies of everything that lies in entities, in whatever state."""
+    """Return the bodies of all messages in entities, in any state."""
     found: Counter[str] = Counter()
     for path in paths:
         for below in ("", "/$deadletterqueue", "/$transfer/$deadletterqueue"):
@@ -234,7 +234,7 @@ EVERYTHING: Final[tuple[tuple[RuleProperties, ...], ...]] = (
     (rule("a", "color = 'red'"), rule("b", "color is null")),
     (rule("a", "sys.SessionId is null"), rule("b", "1=0"), rule("c", "x = 1 or not x = 1 or 1=1")),
 )
-"""Rules that select every message of the test, each in its way."""
+"""Different rules that each select every message of the test."""
 
 
 async def test_rules_and_subscriptions_are_changed_under_load(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""No change by hand is without a line in the audit, whatever fails on the way."""
+"""Every administrative change has an entry in the audit, whatever fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALL = 2**63 - 1
 
 
 class FailingStore(AuditStore):
-    """Fails as often as it is told to, before it writes."""
+    """Fails a configured number of times before it writes."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -44,7 +44,7 @@ class FailingStore(AuditStore):
 
 
 class Rig:
-    """An audit on a real store, with a clock and a catalog's version of the test."""
+    """An audit on a real store, with a clock and a catalog version set by the test."""
 
     def __init__(self, store: Store, tasks: asyncio.TaskGroup) -> None:
         self.store = FailingStore(store)
@@ -153,7 +153,7 @@ async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
 
 
 async def test_further_call_is_under_way_until_it_ends(rig: Rig) -> None:
-    """A broker that dies meanwhile does not leave a line that says it was all done."""
+    """A broker that dies meanwhile leaves no entry of a completed change."""
     await rig.audit.recorded(PURGE, returning(), may_repeat=True)
     seen: list[AuditLine] = []
 

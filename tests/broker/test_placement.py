@@ -1,4 +1,4 @@
-"""Where messages of a partitioned entity belong, and what may be sent in one transaction."""
+"""Placement of messages of a partitioned entity, and the rules of transactions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_key_is_the_session_then_the_partition_key_then_an_id_that_matters()
 
 @pytest.mark.behaviour("S167")
 def test_a_key_never_changes_its_partition() -> None:
-    """These are where messages lie already: a change of the function would lose their order."""
+    """Stored messages have these places: a change of the function would lose their order."""
     places = [partition_of_key(key, 16) for key in (b"", b"a", b"customer-17", "ü".encode())]
     assert places == PLACES
     spread = [partition_of_key(b"%d" % n, 16) for n in range(16_000)]
@@ -94,7 +94,7 @@ def address(entity_no: int = 1, *, home: int = SPREAD, **properties: object) -> 
 
 
 def keys_of(place: Address, *messages: object) -> list[object]:
-    """Return what is said of each message of one transaction."""
+    """Return the placement of each message of one transaction."""
     told: list[object] = []
     key: bytes | None = None
     for each in messages:

@@ -1,4 +1,4 @@
-"""A broker whose VACUUM comes after a few rows, so that kills can hit it.
+"""A broker that starts VACUUM after a few rows, so that kills can hit it.
 
 Run like `python -m postbus` with the number of rows before the command; only the tests use it.
 """
@@ -17,7 +17,7 @@ LIMITS = UpkeepLimits(vacuum_rows=int(sys.argv.pop(1))) if __name__ == "__main__
 
 
 def make_eager(self: Store, *said: Any, **named: Any) -> None:
-    """Make a store whose partitions are vacuumed early."""
+    """Initialize a store that vacuums its partitions early."""
     make(self, *said, **named, upkeep_limits=LIMITS)
 
 

@@ -16,7 +16,7 @@ commit = Journal.submit
 
 
 def answer_and_commit(self: Journal[Any], outcome: Any, parked: Any) -> None:
-    """Tell what the outcome did at once, then commit it without an audience."""
+    """Release the outcome at once, then commit it without waiting callers."""
     self._on_committed([(outcome, parked)])
     commit(self, dataclasses.replace(outcome, effects=[]), None)
 

@@ -1,9 +1,9 @@
-"""What happened to every message of a run with faults, and whether all of it was allowed.
+"""The record of every message of a run with faults, and the check against the promises of the bus.
 
-A driver records what clients saw; `check` compares the record with what the bus promises: nothing
-accepted is lost or doubled, locks and sessions have one holder, transactions are whole, every copy
-of a publish arrives once, deadlines hold. Times are seconds of one clock. An answer that got lost
-is `Result.UNKNOWN`: then both fates are allowed, but one of them whole.
+A driver records the observations of clients; `check` compares the record with the promises: nothing
+accepted is lost or doubled, locks and sessions have one holder, transactions are atomic, every copy
+of a publish arrives once, deadlines hold. Times are seconds of one clock. A lost answer is
+`Result.UNKNOWN`: then both results are allowed, but one of them completely.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 SKEW_S = 2.0
-"""What may lie between a fact in the broker and its time in the record."""
+"""Largest difference between the time of an event in the broker and in the record."""
 
 OWNER_SKEW_S = 0.5
 """The same between the clocks of two brokers on one machine."""
 
 
 class Result(Enum):
-    """How a request ended for the client."""
+    """Result of a request for the client."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -60,7 +60,7 @@ class Delivered:
     hold: int | None = None
     by_number: bool = False
     by: str = ""
-    """Which of several brokers delivered it."""
+    """Broker that delivered it, of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A session held by one receiver; `ended` is when it was given back or found lost."""
+    """A session held by one receiver; `ended` is when it was released or found lost."""
 
     number: int
     path: str
@@ -90,7 +90,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class StateAccess:
-    """A write (`result` says how it ended) or a read of a session's state."""
+    """A write (with its `result`) or a read of a session's state."""
 
     path: str
     session: str
@@ -121,7 +121,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A broker took up the partition of an entity, in an epoch: what was locked is free."""
+    """A broker loaded the partition of an entity, in an epoch: all locks are released."""
 
     path: str
     at: float
@@ -131,7 +131,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """An entity was created or deleted. Each life of a name has a `path` of its own."""
+    """An entity was created or deleted. Each generation of a name has its own `path`."""
 
     path: str
     is_deleted: bool
@@ -147,7 +147,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is found at the end. `place`: active, deferred, scheduled, dead-letter or transfer."""
+    """A message at the end. `place`: active, deferred, scheduled, dead-letter or transfer."""
 
     path: str
     place: str
@@ -159,7 +159,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the broker says it holds at the end."""
+    """The number of messages that the broker reports at the end."""
 
     path: str
     place: str
@@ -185,12 +185,12 @@ Event = (
 
 @dataclass
 class Topology:
-    """Where messages go, and what entities do with them.
+    """The destinations of messages, and the properties of entities.
 
-    `destinations(path, properties)` names the entities a message sent to `path` ends up in, in
-    whatever way. Paths in `deduplicating` store an id once, those in `at_most_once` are read with
-    receive-and-delete, of which a broken connection may lose what is on the way. With `lock_s`, for
-    how long messages are locked, their locks tell when the broker delivered them.
+    `destinations(path, properties)` returns all entities that get a message sent to `path`.
+    Paths in `deduplicating` store an id once, those in `at_most_once` are read with
+    receive-and-delete, which loses messages in transit with the connection. With `lock_s`, the lock
+    duration, the locks show when the broker delivered the messages.
     """
 
     destinations: Callable[[str, Mapping[str, object]], Iterable[str]]
@@ -202,7 +202,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Which invariant is broken, where, and how; docs/faults.md explains the numbers."""
+    """A broken invariant: number, place and description; docs/faults.md explains the numbers."""
 
     invariant: str
     path: str
@@ -217,7 +217,7 @@ Key = tuple[str, str]
 
 
 class History:
-    """The record, sorted by what is asked of it."""
+    """The record, indexed for the checks."""
 
     def __init__(self, events: Iterable[Event], topology: Topology) -> None:
         self.topology = topology
@@ -274,12 +274,12 @@ class History:
                 self.counted.append(event)
 
     def died_between(self, path: str, start: float, end: float) -> bool:
-        """Say whether locks and sessions of an entity may have been lost."""
+        """Return whether locks and sessions of an entity may have been lost."""
         moments = itertools.chain(self.deaths, (load.at for load in self.loads.get(path, ())))
         return any(start - SKEW_S <= at <= end + SKEW_S for at in moments)
 
     def delivered_at(self, delivered: Delivered) -> float:
-        """Return when the broker delivered, by its lock where that tells it."""
+        """Return the time of the delivery in the broker, from its lock if possible."""
         if self.topology.lock_s is None or not delivered.token or delivered.hold is not None:
             return delivered.at
         return delivered.locked_until - self.topology.lock_s
@@ -291,13 +291,13 @@ class History:
         )
 
     def result_of(self, event: Sent | Settled) -> Result:
-        """Return how a request really ended: what is in a transaction ends with it."""
+        """Return the final result of a request: work in a transaction ends with it."""
         if event.transaction is None or event.result is not Result.ACCEPTED:
             return event.result
         return self.transactions.get(event.transaction, Result.UNKNOWN)
 
     def completions(self, key: Key) -> Iterator[tuple[Result, float, float]]:
-        """Yield result, start and end of everything that takes a message away for good."""
+        """Yield result, start and end of every request that removes a message."""
         for each in self.settled.get(key, ()):
             if each.kind == "complete":
                 yield self.result_of(each), each.started, each.ended
@@ -306,12 +306,12 @@ class History:
                 yield Result.ACCEPTED, delivered.at, delivered.at
 
     def was_seen(self, key: Key) -> bool:
-        """Say whether a copy certainly was stored."""
+        """Return whether a copy was certainly stored."""
         return key in self.delivered or key in self.left
 
 
 def check(events: Iterable[Event], topology: Topology) -> list[Violation]:
-    """Return everything that must not have happened."""
+    """Return all violations of the promises."""
     history = History(events, topology)
     found: list[Violation] = []
     for rule in (
@@ -337,7 +337,7 @@ def check(events: Iterable[Event], topology: Topology) -> list[Violation]:
 
 
 def _stored(history: History) -> Iterator[Violation]:
-    """I1, I14, I17: what was accepted is somewhere, at every destination."""
+    """I1, I14, I17: every accepted message exists, at every destination."""
     for sent in history.sent:
         if history.result_of(sent) is not Result.ACCEPTED:
             continue
@@ -447,7 +447,7 @@ def _locks(history: History) -> Iterator[Violation]:
 
 
 def _counts(history: History) -> Iterator[Violation]:
-    """I8: counts rise and stay below the limit; a crash may lose one of its last moment."""
+    """I8: counts rise and stay below the limit; a crash may lose the last one."""
     for key, delivered in history.delivered.items():
         path, name = key
         most = history.topology.max_delivery_count.get(path)
@@ -514,7 +514,7 @@ def _deadlines(history: History) -> Iterator[Violation]:
 
 
 def _sessions(history: History) -> Iterator[Violation]:
-    """I6: one holder at a time, and no first delivery overtakes a lower number that was there."""
+    """I6: one holder at a time, and no first delivery overtakes an available lower number."""
     for (path, session), holds in history.holds.items():
         holds.sort(key=lambda hold: hold.started)
         for earlier, later in itertools.pairwise(holds):
@@ -550,7 +550,7 @@ def _sessions(history: History) -> Iterator[Violation]:
 
 
 def _states(history: History) -> Iterator[Violation]:
-    """I6: a read returns the last write that was accepted, or a later one nobody knows of."""
+    """I6: a read returns the last accepted write, or a later one with unknown result."""
     for (path, session), accesses in history.states.items():
         allowed = {b""}
         for each in accesses:
@@ -578,7 +578,7 @@ def _numbers(history: History) -> Iterator[Violation]:
 
 
 def _reported(history: History) -> Iterator[Violation]:
-    """I18: what the broker counts is what is there."""
+    """I18: the counts of the broker are correct."""
     found: dict[tuple[str, str], int] = defaultdict(int)
     for left in history.left.values():
         for each in left:
@@ -595,7 +595,7 @@ def _reported(history: History) -> Iterator[Violation]:
 
 
 def _owners(history: History) -> Iterator[Violation]:
-    """I19: a message is delivered only by the broker that has its partition at that moment."""
+    """I19: a message is delivered only by the current owner of its partition."""
     for path, loads in history.loads.items():
         for earlier, later in itertools.pairwise(loads):
             if later.at < earlier.at:
@@ -615,7 +615,7 @@ def _owners(history: History) -> Iterator[Violation]:
 
 
 def _definitions(history: History) -> Iterator[Violation]:
-    """I20: what was created is there, what was deleted is not."""
+    """I20: created entities exist, deleted ones do not."""
     for path, defined in history.defined.items():
         is_created = any(not each.is_deleted and each.result is Result.ACCEPTED for each in defined)
         is_deleted = any(each.is_deleted and each.result is Result.ACCEPTED for each in defined)

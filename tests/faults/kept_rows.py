@@ -1,8 +1,7 @@
-"""What the tables hold of queues with a history after the last kill: every accepted message.
+"""Checks the tables of queues with a history after the last kill: they have all accepted messages.
 
-Clients cannot see what was settled, so that this looks into the tables: each accepted message has a
-row that is live or settled, the live ones are those that a peek lists, and nothing is said to be
-settled that is not there.
+Clients cannot see settled messages, so this reads the tables: each accepted message has a row that
+is live or settled, a peek lists exactly the live ones, and each entry of `settled` has its row.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from tests.faults.history import Event, Left, Result, Sent, Violation
 KEPT: Final = ("plain", "grouped")
 HISTORY: Final = ", operatorSpec: {history: {retention: P1D}}"
 BRIEF_HISTORY: Final = HISTORY.replace("P1D", "PT1M")
-"""So short that rows go while others are kept and brokers are killed."""
+"""Short enough that rows expire while others are kept and brokers are killed."""
 
 
 async def check_kept(dsn: str, events: Sequence[Event]) -> list[Violation]:
-    """Compare the rows of `KEPT` with what clients saw."""
+    """Compare the rows of `KEPT` with the observations of clients."""
     live: dict[str, list[str]] = {path: [] for path in KEPT}
     settled: dict[str, list[str]] = {path: [] for path in KEPT}
     violations: list[Violation] = []

@@ -1,10 +1,10 @@
 """Kill -9 of broker and Postgres under load through the official SDK, with a checker.
 
 Senders and receivers run here, the broker and Postgres in other processes. Each accepted message
-id, each confirmed completion and each delivery is recorded; after the last kill what is left is
-peeked and the record checked: nothing accepted is lost or doubled, nothing completed comes back,
-delivery counts keep their promise. A send whose answer was lost may have been stored or not, a
-completion whose answer was lost may have been done or not.
+id, each confirmed completion and each delivery is recorded; after the last kill the remaining
+messages are peeked and the record checked: nothing accepted is lost or doubled, nothing completed
+comes back, delivery counts keep their promise. A send or completion with a lost answer may have
+happened or not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ spec: {{owner: {{name: faults}}, lockDuration: PT10S, maxDeliveryCount: 1000}}
 
 @dataclass(slots=True)
 class History:
-    """What the clients saw. Times are monotonic seconds of this process."""
+    """Observations of the clients. Times are monotonic seconds of this process."""
 
     accepted: set[str] = field(default_factory=set)
     in_doubt: set[str] = field(default_factory=set)
@@ -84,7 +84,7 @@ class History:
     in_flight_at_kills: list[int] = field(default_factory=list)
 
     def delivered(self, message: ServiceBusReceivedMessage, started: float) -> None:
-        """Check a delivery against what is known; `started`: when its receive call began."""
+        """Check a delivery against the record; `started`: when its receive call began."""
         message_id = str(message.message_id)
         completed_at = self.completed.get(message_id)
         if completed_at is not None and completed_at < started:
@@ -99,7 +99,7 @@ class History:
         self.completing.discard(message_id)
 
     def check(self, drained: list[str]) -> None:
-        """Compare with what was left in the queue; adds to `problems`."""
+        """Compare with the messages left in the queue; adds to `problems`."""
         twice = [key for key, count in Counter(drained).items() if count > 1]
         if twice:
             self.problems.append(f"I1: {len(twice)} messages stored twice, e.g. {twice[0]}")
@@ -144,7 +144,7 @@ async def send_forever(
     body_bytes: int,
     until: asyncio.Event,
 ) -> None:
-    """Send batches; what raised is in doubt, what returned is accepted."""
+    """Send batches; a batch that raised is in doubt, one that returned is accepted."""
     while not until.is_set():
         try:
             async with client.get_queue_sender(QUEUE) as sender:
@@ -201,7 +201,7 @@ async def receive_forever(client: ServiceBusClient, history: History, until: asy
 
 
 async def drain(connection_string: str) -> list[str]:
-    """Peek everything that is left, in every state."""
+    """Peek all remaining messages, in every state."""
     found: list[str] = []
     async with (
         ServiceBusClient.from_connection_string(connection_string) as client,
@@ -215,7 +215,7 @@ async def drain(connection_string: str) -> list[str]:
 
 
 async def run(options: argparse.Namespace, folder: Path) -> History:
-    """Drive the load, kill as often as asked, drain and check."""
+    """Drive the load, kill the requested number of times, drain and check."""
     random.seed(options.seed)
     kinds = [Kind(name) for name in options.kinds.split(",")]
     delay_us = options.commit_delay_ms * 1_000
@@ -251,7 +251,7 @@ async def run(options: argparse.Namespace, folder: Path) -> History:
 
 
 def make_broker(options: argparse.Namespace, kinds: list[Kind], folder: Path, dsn: str) -> Broker:
-    """Return a broker that does often what shall be hit: VACUUM, paging."""
+    """Return a broker that often does the work that kills must hit: VACUUM, paging."""
     program, environment = ["-m", "postbus"], {}
     if Kind.VACUUM in kinds:
         rows = min(max(options.messages // 50, 100), 100_000)

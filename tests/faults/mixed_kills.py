@@ -1,9 +1,9 @@
-"""Kill -9 of broker and Postgres while everything is used at once, and the check of the record.
+"""Kill -9 of broker and Postgres while all features are used at once, and the check of the record.
 
 Plain and session queues, duplicate detection, schedules, a topic with filters, forwarding and
-transactions, driven by the official SDK (transactions by our own client). What clients saw goes
-into a `history`; after the last kill what is left is peeked, and the whole is checked. Some queues
-keep what was settled (`kept_rows`).
+transactions, driven by the official SDK (transactions by our own client). Observations of clients
+are recorded in a `history`; after the last kill the remaining messages are peeked, and the record
+is checked. Some queues keep settled messages (`kept_rows`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ BACKLOG = 2_000
 """Senders wait while more messages than this are sent and not completed."""
 
 IDLE_S = 2.0
-"""Without a completion for so long the backlog is empty: longer than a reload takes."""
+"""Time without a completion after which the backlog is empty: longer than a reload."""
 
 SESSIONS = 20
 QUEUES = ("plain", "later", "once", "fast", "end", "sink", "jobs", "results")
@@ -104,7 +104,7 @@ spec:
 
 
 def manifests() -> str:
-    """Return the bus: what each entity is for is said by its name."""
+    """Return the manifests of the bus; the name of an entity states its purpose."""
     common = f", lockDuration: PT{LOCK_S:.0f}S, maxDeliveryCount: {MAX_DELIVERIES}"
     extra = {
         "once": ", requiresDuplicateDetection: true",
@@ -130,7 +130,7 @@ def manifests() -> str:
 
 
 def entity(kind: str, name: str, owner: str, spec: str = "") -> str:
-    """Return a manifest; `spec`: what is said beside the owner, from its comma on."""
+    """Return a manifest; `spec`: the fields beside the owner, with a leading comma."""
     return f"""apiVersion: postbus.dev/v1alpha1
 kind: {kind}
 metadata: {{name: {name}}}
@@ -138,7 +138,7 @@ spec: {{owner: {{name: {owner}}}{spec}}}"""
 
 
 def destinations(path: str, properties: Mapping[str, object]) -> Iterable[str]:
-    """Return where a message sent to an entity ends up."""
+    """Return the destinations of a message sent to an entity."""
     if path == "news":
         chosen = {1: ["news/b"], 2: ["sink"]}.get(int(str(properties.get("n", 0))), [])
         return ["news/a", *chosen]
@@ -160,7 +160,7 @@ TOPOLOGY = Topology(
 
 @dataclass(slots=True)
 class Load:
-    """What all workers share. Times are seconds since the epoch."""
+    """The state that all workers share. Times are seconds since the epoch."""
 
     port: int
     connection_string: str
@@ -173,13 +173,13 @@ class Load:
     until: asyncio.Event = field(default_factory=asyncio.Event)
     troubles: Counter[str] = field(default_factory=Counter)
     by: str = ""
-    """Which of several brokers this one is connected to."""
+    """Broker that this client is connected to, of several."""
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{next(self.numbers)}"
 
     def client(self, retries: int = 0) -> ServiceBusClient:
-        """Return a client that lets each failure be seen, or tries again each second."""
+        """Return a client that raises each failure, or retries each second."""
         return ServiceBusClient.from_connection_string(
             self.connection_string,
             retry_total=retries,
@@ -188,7 +188,7 @@ class Load:
         )
 
     async def repeat(self, work: Work) -> None:
-        """Do a worker's work until the end, whatever the kills do to its connections."""
+        """Repeat a worker's work until the end, although kills cut its connections."""
         while not self.until.is_set():
             try:
                 await work()
@@ -197,10 +197,10 @@ class Load:
                 await asyncio.sleep(PAUSE_S)
 
     async def ready_to_send(self) -> bool:
-        """Wait for room; False when sending is over.
+        """Wait until the backlog allows a send; return False when sending is over.
 
-        What is finished is counted too low: copies, duplicates, completions nobody knows of. When
-        nothing is finished any more, nothing is left.
+        The count of finished messages is too low: it lacks copies, duplicates and completions with
+        unknown result. When no more messages are finished, none is left.
         """
         seen, since = self.finished, time.time()
         while self.may_send and self.accepted - self.finished > BACKLOG:
@@ -215,7 +215,7 @@ class Load:
 async def send(
     load: Load, path: str, sends: list[Sent], call: Callable[[], Coroutine[object, object, None]]
 ) -> None:
-    """Make a send and record how it ended; `sends` say what is sent, without times and result."""
+    """Send and record the result; `sends` are the messages, without times and result."""
     started = time.time()
     load.in_flight += len(sends)
     result = Result.UNKNOWN
@@ -266,7 +266,7 @@ def message_of(sent: Sent) -> ServiceBusMessage:
 
 
 async def sender(load: Load, path: str) -> None:
-    """Send batches to one entity, as its name asks for."""
+    """Send batches to one entity, in the way that its name implies."""
     async with load.client() as client:
         opened = client.get_topic_sender(path) if path == "news" else client.get_queue_sender(path)
         async with opened as link:
@@ -354,7 +354,7 @@ async def settle(
     message: ServiceBusReceivedMessage,
     kind: str,
 ) -> bool:
-    """Settle one delivery and record it; say whether it was confirmed."""
+    """Settle one delivery and record it; return whether it was confirmed."""
     started, token = time.time(), str(message.lock_token)  # the SDK takes it off when it is done
     load.in_flight += 1
     result = Result.UNKNOWN  # a lost lock may mean that a commit's fate is not known
@@ -396,7 +396,7 @@ async def handle(
     message: ServiceBusReceivedMessage,
     hold: int | None = None,
 ) -> None:
-    """Do with a message what chance says: mostly complete it."""
+    """Settle a message at random: mostly complete it."""
     chance = random.random()
     if chance < 0.04:
         await settle(load, path, receiver, message, "abandon")
@@ -560,7 +560,7 @@ async def do_job(
 
 
 def _annotations_at(payload: bytes) -> int:
-    """Return where the message annotations begin: behind the header."""
+    """Return the offset of the message annotations: after the header."""
     return payload.index(b"\x00\x53\x72")
 
 
@@ -568,7 +568,7 @@ def _annotations_at(payload: bytes) -> int:
 
 
 async def run(options: argparse.Namespace, folder: Path) -> tuple[Load, Kills, list[Violation]]:
-    """Drive the load, kill as often as asked, drain, peek and check."""
+    """Drive the load, kill the requested number of times, drain, peek and check."""
     random.seed(options.seed)
     program = [options.broker] if options.broker else ["-m", "postbus"]
     settings = {"commit_delay": str(options.commit_delay_ms * 1_000), "commit_siblings": "0"}
@@ -628,7 +628,7 @@ def reload_times(broker: Broker) -> list[float]:
 async def kill_under_load(
     options: argparse.Namespace, load: Load, kills: Kills, killer: Killer
 ) -> None:
-    """Kill in equal steps of accepted messages, each with enough under way."""
+    """Kill in equal steps of accepted messages, each with enough operations in flight."""
     kinds = itertools.cycle((Kind.BROKER, Kind.POSTGRES, Kind.LOAD))
     for number, kind in zip(range(options.kills), kinds, strict=False):
         target = options.messages * (number + 1) // (options.kills + 1)
@@ -660,7 +660,7 @@ FORWARDING = ("news/c", "hop-one", "hop-two")
 
 
 async def peek_all(load: Load) -> list[Event]:
-    """Peek everything that is left, in every place."""
+    """Peek all remaining messages, in every place."""
     left: list[Event] = []
     async with load.client(PEEK_RETRIES) as client:
         for path in (*READ, *FORWARDING):

@@ -1,7 +1,7 @@
-"""Clients of two brokers on one store: each goes to the other one when it is stuck or bored.
+"""Clients of two brokers on one store: each moves to the other when it is stuck or after a time.
 
-They send, receive, settle and define through the official SDK, and record what they saw in the
-history that all share.
+They send, receive, settle and define through the official SDK, and record their observations in a
+shared history.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from tests.faults.mixed_kills import (
 from tests.faults.victims import KEY
 
 VISIT_S = (3.0, 8.0)
-"""How long a client stays with one broker."""
+"""Time that a client stays with one broker."""
 
 STUCK_S = 4.0
-"""How long it stays where nothing is accepted."""
+"""Time that it stays with a broker that accepts nothing."""
 
 LEAVE_S = 3.0
-"""What it may still take then, a second of which the SDK needs to close; who hangs longer is cut
+"""Further time limit, of which the SDK needs a second to close; a client that hangs longer is cut
 off, and its answers are unknown."""
 
 
 CALL_S = 3.0
-"""How long a definition may take."""
+"""Time limit of a definition."""
 
 PAUSE_S = 0.1
 QUEUES = ("plain", "later", "once", "end", "grouped")
@@ -64,7 +64,7 @@ MADE_NAMES = 4
 
 
 def destinations(path: str, properties: Mapping[str, object]) -> Iterable[str]:
-    """Return where a message sent to an entity ends up."""
+    """Return the destinations of a message sent to an entity."""
     if path == "news":
         return ["news/a", "news/b"] if properties.get("n") == 1 else ["news/a"]
     return ["end" if path == "hop" else path]
@@ -80,7 +80,7 @@ TOPOLOGY = Topology(
 
 @dataclass(slots=True)
 class Address:
-    """Where one broker listens. `name` is what the history calls it."""
+    """The address of one broker. `name` is its name in the history."""
 
     name: str
     port: int
@@ -125,7 +125,7 @@ class MovingLoad(Load):
     async def visit_all(
         self, work: Callable[[MovingLoad], Coroutine[object, object, None]]
     ) -> None:
-        """Work until the end; go elsewhere where nothing is accepted, or now and then."""
+        """Work until the end; move if nothing is accepted, and at intervals."""
         number = random.randrange(len(self.addresses))
         while not self.end.is_set():
             self.go_to(self.addresses[number % len(self.addresses)])
@@ -160,7 +160,7 @@ class MovingLoad(Load):
 
 
 async def sender(path: str, load: MovingLoad) -> None:
-    """Send batches to one entity, as its name asks for."""
+    """Send batches to one entity, in the way that its name implies."""
     async with load.client() as client:
         opened = client.get_topic_sender(path) if path == "news" else client.get_queue_sender(path)
         async with opened as link:
@@ -205,19 +205,19 @@ async def canceller(load: MovingLoad) -> None:
 
 @dataclass(slots=True)
 class Made:
-    """The queues of one who defines: which life a name is in, and what is not known of it."""
+    """The queues of one definer: the generation of each name, and its unknown results."""
 
     lives: dict[str, int] = field(default_factory=dict)
     existing: set[str] = field(default_factory=set)
     unknown: dict[str, bool] = field(default_factory=dict)
-    """Names whose last request had no answer, and whether it was a deletion."""
+    """Names with an unanswered last request, and whether it was a deletion."""
 
     def path(self, name: str) -> str:
         return f"{name}#{self.lives.get(name, 0)}"
 
 
 async def definer(prefix: str, made: Made, load: MovingLoad) -> None:
-    """Create queues, use them, delete most of them; a name is used again and again."""
+    """Create queues, use them, delete most of them; names are reused."""
     async with load.address.administration() as administration:
         while load.may_send and not load.until.is_set():
             name = f"{prefix}-{random.randrange(MADE_NAMES)}"
@@ -241,9 +241,9 @@ async def define(
     *,
     is_deletion: bool,
 ) -> None:
-    """Create or delete a queue; what is not known is asked for again, here or elsewhere.
+    """Create or delete a queue; requests with unknown result are repeated, here or elsewhere.
 
-    Its metadata say which life of the name it is.
+    Its metadata have the generation of the name.
     """
     path, result = made.path(name), Result.UNKNOWN
     is_again, made.unknown[name] = name in made.unknown, is_deletion
@@ -274,7 +274,7 @@ async def define(
 
 
 async def use(load: MovingLoad, name: str, path: str) -> None:
-    """Send to a queue that was made and receive some."""
+    """Send to a created queue and receive some messages."""
     async with load.client() as client:
         async with client.get_queue_sender(name) as link:
             sends = [said(load.new_id(name), path) for _ in range(random.randint(1, 3))]
@@ -294,7 +294,7 @@ Work = Callable[[MovingLoad], Coroutine[object, object, None]]
 
 
 def works(definers: Mapping[str, Made]) -> list[Work]:
-    """Return what is done at once, each by a client of its own."""
+    """Return the concurrent works, each done by its own client."""
     holds = itertools.count(1)
 
     async def hold_sessions(load: MovingLoad) -> None:

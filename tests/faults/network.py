@@ -13,19 +13,19 @@ CHUNK = 64 * 1024
 
 
 class Cut(Enum):
-    """What happens to connections while the network is cut."""
+    """Behaviour of connections while the network is cut."""
 
     RESET = "reset"  # they break at once, and new ones too
-    VANISH = "vanish"  # bytes of both directions are lost, nobody is told
-    DEAF = "deaf"  # answers are lost: statements are done, and nobody knows
+    VANISH = "vanish"  # bytes of both directions are lost silently
+    DEAF = "deaf"  # answers are lost: statements are executed, with unknown result
     LATE = "late"  # bytes are held, and arrive when the cut is over
 
 
 class Network:
     """Stands between a broker and the server's socket.
 
-    What lost a byte never works again: after the cut the server hears that the connection is gone,
-    the broker has to find out itself.
+    A connection that lost a byte never works again: after the cut the server sees its end, the
+    broker must detect it itself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,7 +131,7 @@ class _Pair:
         if self._is_late:
             await healed.wait()
         if target is not None and not (self.is_lost or (is_answer and self._is_deaf)):
-            target.close()  # else the end is not told either
+            target.close()  # else the end is hidden, too
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ PATIENCE_S = 120.0
 
 
 class Terminal:
-    """Where commands are typed: a shell with the settings of the broker."""
+    """A shell for commands, with the settings of the broker."""
 
     def __init__(self, folder: Path, control_port: int) -> None:
         self._environment = os.environ | {
@@ -52,7 +52,7 @@ class Terminal:
         )
 
     def run(self, *arguments: str) -> str:
-        """Return what a command writes; it must not fail."""
+        """Return the output of a command; it must not fail."""
         process = self.start(*arguments)
         told, complaint = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, complaint

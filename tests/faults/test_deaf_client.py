@@ -1,4 +1,4 @@
-"""A client that grants endless credit and never reads: what it may cost the broker and others."""
+"""A client that grants unlimited credit and never reads: its cost for the broker and others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY_BYTES = 50_000
 COUNT = 3_000
 DEAF_CLIENTS = 4
 MOST_BYTES = 64 << 20
-"""What four such clients may cost; the backlog they ask for has 150 MB."""
+"""Limit of memory for four such clients; the backlog they request has 150 MB."""
 
 
 @pytest.fixture

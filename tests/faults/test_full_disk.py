@@ -1,4 +1,4 @@
-"""A disk that fills up under the official SDK: what is told, what goes on, what comes again."""
+"""A full disk with the official SDK: errors, receives that continue, and recovery."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.slow
 
 DISK_MIB = 40
 SPARE_BYTES = 600_000
-"""Room left for the bus when the rest of the disk is taken."""
+"""Space left for the bus when the rest of the disk is used."""
 
 
 class SmallDisk:
-    """A file system of its own for the tables; the log of Postgres lies elsewhere."""
+    """A separate file system for the tables; the log of Postgres is elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._filler = folder / "filler"
 
     def fill(self) -> None:
-        """Take all room but a little."""
+        """Use almost all space."""
         state = os.statvfs(self.folder)
         with self._filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, state.f_bavail * state.f_frsize - SPARE_BYTES)
@@ -72,7 +72,7 @@ def bus(postgres_server: EmbeddedPostgres, disk: SmallDisk) -> Iterator[BusThrea
 
 
 def send_until_refused(sender: ServiceBusSender, first: int, count: int) -> int:
-    """Send messages numbered from `first`; return how many were accepted until one was not."""
+    """Send messages numbered from `first`; return the number accepted before a refusal."""
     for number in range(first, first + count):
         try:
             sender.send_messages(ServiceBusMessage(os.urandom(4_000), message_id=str(number)))

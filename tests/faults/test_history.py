@@ -1,4 +1,4 @@
-"""The checker of recorded histories finds what it must, and nothing in a good history."""
+"""The checker of recorded histories finds each violation, and none in a good history."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_kills_lose_and_double_nothing() -> None:
 
 @pytest.mark.slow
 def test_checker_catches_a_broker_that_answers_before_the_commit() -> None:
-    """With messages for all kills: once most are sent, a kill finds nothing that was answered."""
+    """Needs enough messages for all kills: after most are sent, a kill finds no early answer."""
     broken = str(FOLDER / "early_answers.py")
     result = run_kills("--kills", "4", "--messages", "16000", *SLOW, "--broker", broken)
     assert result.returncode == 1, result.stdout[-3_000:]

@@ -1,4 +1,4 @@
-"""A broker that is paused, loses its partition to another one, and wakes up again."""
+"""A broker that is paused, loses its partition to another one, and resumes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def number_of(delivery: Frame) -> int:
 
 
 def receive_and_complete(client: RawClient) -> int:
-    """Return the number of the next message, which is gone then."""
+    """Receive and complete the next message; return its number."""
     delivery = client.expect(TRANSFER)
     client.write(complete(delivery, settled=True))
     return number_of(delivery)
@@ -88,14 +88,14 @@ def complete(delivery: Frame, *, settled: bool) -> bytes:
 
 
 class Answers:
-    """What a broker answered: outcomes of sends and of settlements by delivery id."""
+    """Answers of a broker: outcomes of sends and of settlements by delivery id."""
 
     def __init__(self) -> None:
         self.sends: dict[int, str] = {}
         self.settlements: dict[int, str] = {}
 
     def read(self, client: RawClient, sends: int, settlements: int) -> None:
-        """Read until so many are known. Nothing but answers and flows may come."""
+        """Read until this many are known. Only answers and flows may come."""
         while len(self.sends) < sends or len(self.settlements) < settlements:
             found = client.read()
             if found.code == FLOW:
@@ -162,7 +162,7 @@ def test_broker_that_resumes_after_a_takeover_sends_no_false_answers(
 
 
 def check(told: Answers, delivered: Counter[int]) -> None:
-    """Compare what the paused broker told with what is there."""
+    """Compare the answers of the paused broker with the stored state."""
     assert set(told.settlements.values()) == {LOCK_LOST}
     assert set(told.sends.values()) <= {"accepted", NO_EFFECT, UNKNOWN}
     assert all(told.sends[number] != "accepted" for number in range(250, 300))

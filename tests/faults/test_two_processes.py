@@ -1,4 +1,4 @@
-"""A few rounds of two brokers that change places under load."""
+"""A few rounds of two brokers that take over from each other under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small asynchronous AMQP client that makes transactions: the Python SDK has none."""
+"""A small asynchronous AMQP client with transactions, which the Python SDK lacks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TransactionClient:
         return link
 
     async def receiver(self, address: str, credit: int) -> IncomingLink:
-        """Attach; what arrives is in `arrived`."""
+        """Attach; deliveries are added to `arrived`."""
         link = self._session.attach_receiver(f"from-{address}", address)
         await self._wait_for(link)
         link.grant(credit)
@@ -199,7 +199,7 @@ def _transfer(
     payload: bytes,
     state: DeliveryState | None,
 ) -> int:
-    """Send one delivery of one frame with a state, which no client of the product does."""
+    """Send one delivery of one frame with a state, which no client in the product does."""
     delivery_id = session._next_delivery_id
     session._next_delivery_id = (delivery_id + 1) % SERIAL
     session._next_outgoing_id = (session._next_outgoing_id + 1) % SERIAL

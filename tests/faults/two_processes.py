@@ -1,11 +1,11 @@
-"""Two brokers on one store that change places under load, and the check of the record.
+"""Two brokers on one store that take over from each other under load, and the check of the record.
 
 A round is a schedule of events that its seed decides: processes are started, stopped, killed,
 paused and cut off from Postgres while clients of both use queues, sessions, schedules, a topic and
 a forward, and create and delete queues. Some processes have the name of the other one, as in a
-restart that overlaps, others a name of their own. Several rounds are a life on one database: at its
-end everything is healed, one process stops, what is left is peeked at the other one, and the whole
-is checked.
+restart that overlaps, others a name of their own. Several rounds share one database: at the end
+everything is healed, one process stops, the remaining messages are peeked at the other one, and the
+record is checked.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ LIFE_ROUNDS = 20
 
 SERVED = 40
 SERVED_S = 15.0
-"""A round begins when so much was accepted since the one before, or after so many seconds."""
+"""A round begins after this many accepted messages, or this many seconds, since the last one."""
 
 STOP_S = 30.0
-"""What a stop may take: its grace, and what it gives a store that does not answer."""
+"""Time limit of a stop: its grace period, and its wait for a store that does not answer."""
 
 READY_S = 90.0
-"""What a healed bus may take until it serves again."""
+"""Time limit of a healed bus until it serves again."""
 
 STORE_AWAY = 6
 """Exit code of a start without Postgres."""
 
 LOADED = "partition loaded"
-"""What a broker logs."""
+"""Log message of a broker."""
 
 INTERRUPTED = 130
 """Exit code of a stop in the first moment of a start."""
@@ -104,7 +104,7 @@ examples, each begins with `python -m tests.faults.two_processes`:
 
 
 class Verb(Enum):
-    """What is done to a process; one that was stopped or killed is started again."""
+    """A fault of a process; a stopped or killed process is started again."""
 
     STOP = "stop"
     KILL = "kill"
@@ -118,13 +118,13 @@ class Step:
 
     at_s: float
     is_for_owner: bool
-    """Whether it happens to who owns partition 0, or to the other one."""
+    """Whether it happens to the owner of partition 0, or to the other process."""
 
     verb: Verb
     for_s: float
     cut: Cut
     name: str
-    """What the process is called when it starts again; "": a name of its own."""
+    """Name of the process when it starts again; "": its own name."""
 
     is_patient: bool
     """Whether it waits until the process serves, instead of hitting its start."""
@@ -138,10 +138,10 @@ class Step:
 
 
 def steps_of(seed: int) -> list[Step]:
-    """Return what happens in a round; the same for the same seed.
+    """Return the steps of a round; the same for the same seed.
 
-    In half of the rounds who starts has the name of the other process, as in a restart that
-    overlaps, else a name of its own. Most pauses and cuts last until the other one takes over.
+    In half of the rounds a started process has the name of the other one, as in a restart that
+    overlaps, otherwise its own name. Most pauses and cuts last until the other one takes over.
     """
     chance = random.Random(seed)
     is_restart = chance.random() < 0.5
@@ -176,10 +176,10 @@ class Process:
     tls_port: int
     name: str
     down_s: float = 0.0
-    """How long it is away when it ends."""
+    """Time between its end and its next start."""
 
     is_over: bool = False
-    """Nothing starts it again."""
+    """It is not started again."""
 
     is_running: bool = False
     is_ending: bool = False
@@ -207,7 +207,7 @@ class Process:
         self.watch = asyncio.create_task(self._watch())
 
     def apply(self, step: Step) -> str:
-        """Do what a step says; return what was done."""
+        """Perform a step; return a description of the result."""
         if not self.is_running or self.is_ending:
             return f"{step}: it does not run"
         match step.verb:
@@ -239,7 +239,7 @@ class Process:
         task.add_done_callback(self.ends.discard)
 
     async def _watch(self) -> None:
-        """Note the end of the process, and an exit code that nobody asked for."""
+        """Record the end of the process, and an unexpected exit code."""
         process = self.broker.process
         while (code := process.poll()) is None:
             await asyncio.sleep(0.02)
@@ -255,7 +255,7 @@ class Process:
             self._later(self.down_s, self.start)
 
     def calm(self) -> None:
-        """End pauses and cuts at once; whoever ends is not started again."""
+        """End pauses and cuts at once; a process that ends is not started again."""
         self.is_over = True
         for task in self.ends:
             task.cancel()
@@ -264,7 +264,7 @@ class Process:
             self.broker.process.send_signal(signal.SIGCONT)
 
     async def listening(self) -> None:
-        """Wait until it listens; one that does not is told of."""
+        """Wait until it listens; a process that does not is reported."""
         try:
             await wait_for_port(self.broker.port, READY_S)
         except TimeoutError:
@@ -275,7 +275,7 @@ class Process:
         self.broker.process.terminate()
 
     async def stopped(self) -> None:
-        """Wait for the end of one that was asked; one that does not end is killed, and told of."""
+        """Wait for the requested end; a process that does not end is killed and reported."""
         until = time.monotonic() + STOP_S
         while self.is_running and time.monotonic() < until:
             await asyncio.sleep(0.02)
@@ -296,7 +296,7 @@ class Process:
 
 
 def manifests() -> str:
-    """Return the bus: what each entity is for is said by its name."""
+    """Return the manifests of the bus; the name of an entity states its purpose."""
     common = f", lockDuration: PT{LOCK_S:.0f}S, maxDeliveryCount: {MAX_DELIVERIES}"
     extra = {"once": ", requiresDuplicateDetection: true", "grouped": ", requiresSession: true"}
     documents = [
@@ -315,7 +315,7 @@ def manifests() -> str:
 
 @dataclass
 class Life:
-    """What happened on one database, and what is wrong with it."""
+    """The events on one database, and the violations."""
 
     first_seed: int
     rounds: int
@@ -334,7 +334,7 @@ class Life:
 
 
 async def live(life: Life, folder: Path, dsn: str) -> None:
-    """Live some rounds on a new database, and check."""
+    """Run some rounds on a new database, and check."""
     random.seed(life.first_seed)
     async with AsyncExitStack() as stack:
         processes = [await make_process(number, folder, dsn, stack) for number in range(2)]
@@ -398,14 +398,14 @@ async def make_process(number: int, folder: Path, dsn: str, stack: AsyncExitStac
 
 
 async def under_load(loads: Sequence[MovingLoad]) -> None:
-    """Wait until clients are served again, as far as they are in reasonable time."""
+    """Wait until clients are served again, up to a time limit."""
     until, target = time.monotonic() + SERVED_S, SERVED + sum(load.done for load in loads)
     while sum(load.done for load in loads) < target and time.monotonic() < until:
         await asyncio.sleep(0.05)
 
 
 async def live_round(life: Life, seed: int, processes: Sequence[Process]) -> None:
-    """Let a round's events happen."""
+    """Perform the steps of a round."""
     began = time.monotonic()
     steps = steps_of(seed)
     for step in steps:
@@ -419,7 +419,7 @@ async def live_round(life: Life, seed: int, processes: Sequence[Process]) -> Non
 
 
 def chosen(step: Step, processes: Sequence[Process]) -> Process:
-    """Return the process that has loaded partition 0 last, or the other one."""
+    """Return the process that loaded partition 0 last, or the other one."""
     owner, other = sorted(processes, key=epoch_of, reverse=True)
     return owner if step.is_for_owner else other
 
@@ -431,7 +431,7 @@ def epoch_of(process: Process) -> int:
 
 
 async def settle_down(processes: Sequence[Process]) -> Process:
-    """End all trouble and leave one process that has everything; return it."""
+    """Heal all faults and leave one process that owns everything; return it."""
     for process in processes:
         process.calm()
         if process.is_ending:
@@ -449,9 +449,9 @@ async def settle_down(processes: Sequence[Process]) -> Process:
 
 
 async def look(life: Life, address: Address) -> list[str]:
-    """Peek all that is left and list what is defined; return what did not answer.
+    """Peek all remaining messages and list the entities; return the requests without an answer.
 
-    All at once: the SDK takes a second to close each.
+    All at once: the SDK takes a second to close each client.
     """
     load = MovingLoad(address.port, address.connection_string)
     async with load.client(PEEK_RETRIES) as client:
@@ -476,7 +476,7 @@ async def look(life: Life, address: Address) -> list[str]:
 
 
 def options_of(path: str, sub_queue: ServiceBusSubQueue | None) -> list[dict[str, object]]:
-    """Return how a part of an entity is peeked: by session, or not at all where it forwards."""
+    """Return the options of peeks of a sub-queue: by session, none if the entity forwards."""
     if sub_queue is not None:
         return [{"sub_queue": sub_queue}]
     if path == "grouped":
@@ -485,7 +485,7 @@ def options_of(path: str, sub_queue: ServiceBusSubQueue | None) -> list[dict[str
 
 
 async def look_at_made(client: ServiceBusClient, address: Address) -> list[Event]:
-    """Look at queues that were made; their metadata tell which life of the name they are."""
+    """Peek the created queues; their metadata have the generation of the name."""
     async with address.administration(PEEK_RETRIES) as administration:
         listed = [queue async for queue in administration.list_queues()]
     made = [queue for queue in listed if queue.user_metadata]
@@ -500,7 +500,7 @@ async def look_at_made(client: ServiceBusClient, address: Address) -> list[Event
 
 
 async def loads_of(processes: Sequence[Process], dsn: str) -> list[Event]:
-    """Return who took up the partition of each entity, and when, out of the logs."""
+    """Return the loads of the partition of each entity, from the logs."""
     connection = await asyncpg.connect(dsn)
     try:
         rows = await connection.fetch(READ_HOMES)
@@ -531,7 +531,7 @@ select name, home_partition, definition ->> 'userMetadata' as metadata from post
 
 
 def problems_of(process: Process) -> list[Violation]:
-    """Return what is wrong whatever clients saw."""
+    """Return the problems of a process that do not depend on clients."""
     found = [Violation("process", "", "", problem) for problem in process.problems]
     found += [
         Violation("error", "", "", f"{entry['message']}: {entry.get('error', '')[-2_000:]}")
@@ -545,7 +545,7 @@ def problems_of(process: Process) -> list[Violation]:
 
 
 async def run(options: argparse.Namespace, folder: Path) -> list[Life]:
-    """Live until all rounds are done, or something is wrong."""
+    """Run until all rounds are done, or a violation is found."""
     settings = {"max_connections": "400"}  # those that were cut stay for a while
     postgres = EmbeddedPostgres(folder / "postgres", settings=settings)
     await asyncio.to_thread(postgres.start)
@@ -570,7 +570,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[Life]:
 
 
 def show(life: Life) -> None:
-    """Tell of a life; of one with violations what happened, and how to see it again."""
+    """Print a summary; with violations also the events, and the command to repeat them."""
     kinds = Counter(type(event).__name__ for event in life.events)
     accepted = sum(
         isinstance(event, Sent | Settled | Defined) and event.result is Result.ACCEPTED

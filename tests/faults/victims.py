@@ -1,6 +1,6 @@
-"""A broker and a Postgres to be killed, and the one who kills them in the worst moments.
+"""A broker and a Postgres to be killed, and a killer that waits for the worst moments.
 
-Both run as processes of their own; what is killed is started again on the same address and data.
+Both run as separate processes; a killed one is started again on the same address and data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY = "kill-test-key-of-brokers"
 
 
 class Kind(Enum):
-    """When to kill. Broker and Postgres are the victims by turns where none is named."""
+    """Moment of a kill. Broker and Postgres are the victims alternately if none is named."""
 
     BROKER = "broker"
     POSTGRES = "postgres"
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 ACTIVITIES = {
-    Kind.LOAD: (  # of the new broker: it came later than the one who asks
+    Kind.LOAD: (  # of the new broker: it connected later than we did
         "application_name like 'postbus writer %' and backend_start >"
         " (select backend_start from pg_stat_activity where pid = pg_backend_pid())"
     ),
@@ -48,18 +48,18 @@ ACTIVITIES = {
         " and query like '%order by m.row_key%'"
     ),
 }
-"""How `pg_stat_activity` shows that the moment has come."""
+"""Conditions on `pg_stat_activity` that show the moment."""
 
 LOAD_ATTEMPTS = 5
 """A load of a small backlog takes some milliseconds; a kill that comes too late is repeated."""
 
 CATCH_S = 30.0
-"""How long a kill waits for its moment; later it comes at any moment, and counts as missed."""
+"""Time limit of a kill's wait for its moment; later it comes at any moment and counts as missed."""
 
 
 @dataclass(slots=True)
 class Kills:
-    """What was killed so far. `caught`: in the very moment that was asked for."""
+    """Kills so far. `caught`: kills in the requested moment."""
 
     count: int = 0
     caught: Counter[Kind] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ class Kills:
 
 
 class Broker:
-    """A broker as a child process. `environment` is added to what every broker needs."""
+    """A broker as a child process. `environment` is added to the common variables."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Broker:
         return b"partition loaded" in self._log.read_bytes()[self._log_start :]
 
     def logged(self) -> list[dict[str, str]]:
-        """Return what it logged since the first start, as far as a line is whole JSON."""
+        """Return its log since the first start, without incomplete lines."""
         entries: list[dict[str, str]] = []
         for line in self._log.read_text(errors="replace").splitlines():
             try:
@@ -153,7 +153,7 @@ class Killer:
         self._is_broker_next = True
 
     def kill(self, kind: Kind) -> None:
-        """Kill in a moment of this kind; what was killed runs again when this returns."""
+        """Kill in a moment of this kind; the victim runs again when this returns."""
         match kind:
             case Kind.BROKER:
                 self._kill_broker()
@@ -170,7 +170,7 @@ class Killer:
                 self._kills.caught[kind] += self._catch(kind)
 
     def _catch(self, kind: Kind, delay_s: float = 0.0) -> bool:
-        """Kill as soon as an activity is seen, or after a time; say whether it was under way."""
+        """Kill when an activity is seen, or after a time; return whether it was seen."""
         return asyncio.run(self._watch(kind, delay_s))
 
     async def _watch(self, kind: Kind, delay_s: float) -> bool:

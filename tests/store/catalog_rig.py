@@ -1,4 +1,4 @@
-"""Writing the catalog's tables from a test, as the owner of partition 0 would."""
+"""Writes the catalog's tables from a test, as the owner of partition 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.driving import make_partition
 
 
 async def fence_of(store: Store) -> CatalogFence:
-    """Return what is true now: the epoch of partition 0 and the catalog's version."""
+    """Return the current epoch of partition 0 and version of the catalog."""
     await make_partition(store, 0)
     async with store.aside() as connection:
         epoch = await connection.fetchval("select epoch from partition_0.owner")
@@ -27,7 +27,7 @@ async def fence_of(store: Store) -> CatalogFence:
 
 
 class FreeCatalog:
-    """The catalog's tables without a broker: each change is made on what is there by then."""
+    """The catalog's tables without a broker: each change uses the current version."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class FreeCatalog:
         rules: Sequence[StoredRule] = (),
         is_partitioned: bool = False,
     ) -> CatalogEntry:
-        """Create an entity, or replace definition and rules of the one of that name."""
+        """Create or replace an entity with its rules."""
         _, entries = await self.load()
         known = [
             entry

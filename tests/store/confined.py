@@ -1,7 +1,7 @@
-"""Run a program as root of a machine that lets it do little: `confined.py KIND PROGRAM ARGUMENTS…`.
+"""Run a program as root with few privileges: `confined.py KIND PROGRAM ARGUMENTS…`.
 
 `container`: the capabilities of an ordinary container, and no user namespaces. `lone`: root is the
-only account there is, and no user namespaces. Exits with 77 where such a machine cannot be made.
+only account, and no user namespaces. Exits with 77 if such a machine cannot be created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 CLONE_NEWUSER = 0x10000000
 PR_CAPBSET_DROP = 24
 CONTAINER_CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
-"""What container runtimes leave by default: CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID, …"""
+"""Capabilities of container runtimes by default: CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID, …"""
 CANNOT = 77
 ACCOUNTS = {"container": "0 0 65536", "lone": "0 0 1"}
 

@@ -1,4 +1,4 @@
-"""What the tests of the store share: outcomes to commit, a recorder, ways to hold a commit up."""
+"""Shared by the tests of the store: outcomes to commit, a recorder, ways to block a commit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from postbus.store.postgres import Store
 
 NOW_MS = 1_700_000_000_000
 HELD_MS = 1
-"""`enqueued_ms` of rows whose commit waits while a test holds it up."""
+"""`enqueued_ms` of rows with a commit that a test blocks."""
 POISON_MS = 2
-"""`enqueued_ms` of rows the server refuses."""
+"""`enqueued_ms` of rows that the server refuses."""
 HOLD_LOCK = 4711
 
 
@@ -71,7 +71,7 @@ def block(
 
 @dataclass
 class Recorder:
-    """Stands where the host is: remembers what the journal tells."""
+    """Replaces the host: records the results that the journal releases."""
 
     told: list[object] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Driven:
     seen: Recorder
 
     async def commit(self, *outcomes: Outcome) -> None:
-        """Submit at once and wait until all are told."""
+        """Submit outcomes together and wait until all are released."""
         wanted = len(self.seen.told) + len(outcomes)
         for one in outcomes:
             self.journal.submit(one, None)
@@ -121,7 +121,7 @@ class Driven:
 
 
 async def make_partition(store: Store, partition_id: int) -> None:
-    """Make the tables of a partition unless they exist, as its first claim does."""
+    """Create the tables of a partition unless they exist, as its first claim does."""
     await store.open()
     connection = await store.connect_writer(partition_id)
     try:
@@ -144,7 +144,7 @@ async def open_driven(store: Store, *, one_by_one: bool = False) -> Driven:
 
 @asynccontextmanager
 async def driven(store: Store, *, one_by_one: bool = False) -> AsyncIterator[Driven]:
-    """Open a journal on partition 0 with a queue and a block; close it in the end."""
+    """Open a journal on partition 0 with a queue and a block; close it at the end."""
     opened = await open_driven(store, one_by_one=one_by_one)
     if not opened.loaded.entities:
         await opened.commit(outcome(mutations=[definition(), block()]))
@@ -157,7 +157,7 @@ async def driven(store: Store, *, one_by_one: bool = False) -> AsyncIterator[Dri
 
 
 async def reload(store: Store) -> LoadedPartition:
-    """Return what the tables say, by another claim."""
+    """Return the state in the tables, loaded by another claim."""
     opened = await open_driven(store)
     await opened.journal.close()
     return opened.loaded
@@ -173,7 +173,7 @@ async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record
 
 
 async def wait_until(is_true: Callable[[], Awaitable[object]], limit_s: float = 20.0) -> None:
-    """Look again and again until a condition outside this process holds."""
+    """Poll until a condition outside this process holds."""
     deadline = time.monotonic() + limit_s
     while not await is_true():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -198,7 +198,7 @@ when (new.enqueued_ms in ({HELD_MS}, {POISON_MS})) execute function partition_0.
 
 
 class Hold:
-    """Holds commits up that insert a row with HELD_MS."""
+    """Blocks commits that insert a row with HELD_MS."""
 
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         self.connection = connection

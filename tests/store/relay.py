@@ -1,4 +1,4 @@
-"""A relay before Postgres: counts what a client says, and can swallow all bytes without a word."""
+"""A relay in front of Postgres: counts the messages of clients and can drop all bytes silently."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Relay:
     """Stands between clients and the server's socket.
 
     `said` counts the messages of clients by `application_name` and type byte. While `is_silent`,
-    nothing goes through and nobody is told: a host that lost its power, a cut network. `pause_at`
-    names an `application_name` and a text: the first such client that says it has been paused just
-    before it did. `deafen_at` likewise: the server hears it, and its answer meets no connection.
+    nothing goes through and no end is reported: a host without power, a cut network. `pause_at`
+    is an `application_name` and a text: the first such client that sends the text is paused just
+    before it. `deafen_at` likewise: the server gets the text, but its answer is dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +79,7 @@ class Relay:
             if not (self.is_silent or client.is_paused):
                 target.write(data)
                 await target.drain()
-        if not (self.is_silent or client.is_paused):  # else the end is not told either
+        if not (self.is_silent or client.is_paused):  # else the end is hidden, too
             target.close()
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class Relay:
 
 
 class _Client:
-    """What one client said. Source: PostgreSQL manual, 55.7 message formats."""
+    """Messages of one client. Source: PostgreSQL manual, 55.7 message formats."""
 
     def __init__(self, said: dict[str, Counter[str]]) -> None:
         self._said = said

@@ -1,4 +1,4 @@
-"""Who is alive: beats whatever goes on, silence by the observer's clock, ends that are told."""
+"""Heartbeats: sent during any work, silence by the observer's clock, reported ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def wait_for_claim(store: Store) -> tuple[float, str]:
-    """Claim the partition as soon as that is possible; return after how long, and who had it."""
+    """Claim the partition as soon as possible; return the duration and the former owner."""
     started, detail = boottime_s(), ""
     while True:
         try:
@@ -90,7 +90,7 @@ async def test_silent_broker_is_taken_over_and_learns_the_successor(
                 it.journal.submit(outcome([insert(2)]), "late")
             await it.seen.wait_failed()
             assert it.seen.told == [None]
-        store.beats._shared.drop()  # it is not cut off any more
+        store.beats._shared.drop()  # it is connected again
         ends: list[Exception] = []
         store.beats.follow(ends.append)
         await wait_until(lambda: asyncio.sleep(0, bool(ends)))
@@ -291,7 +291,7 @@ async def test_database_that_dies_without_a_word_costs_seconds(
 async def test_beat_that_waits_for_a_standby_confirms_nothing(
     server_folder: Path, tmp_path: Path
 ) -> None:
-    """The old primary of a database that failed over: what it writes is nowhere else."""
+    """The old primary of a database that failed over: its writes are on no other server."""
     server = EmbeddedPostgres(server_folder / tmp_path.name)
     await asyncio.to_thread(server.start)
     try:
@@ -332,7 +332,7 @@ def test_only_this_machine_proves_that_a_process_has_ended() -> None:
 def test_a_process_hidden_by_proc_counts_as_living(
     pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Mounted with hidepid, /proc shows nothing of the processes of others."""
+    """Mounted with hidepid, /proc hides the processes of other users."""
     here = this_process()
     monkeypatch.setattr(incarnation_module, "PROC", tmp_path)
     former = here._replace(pid=os.getppid() if pid == "parent" else 2**22 + 1)

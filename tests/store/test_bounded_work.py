@@ -1,7 +1,7 @@
-"""What one transaction of a partition deletes is bounded by its bytes, counted there (ADR 20).
+"""Deletes of one transaction of a partition are bounded by their bytes (ADR 20).
 
 A commit that takes longer than the writers' statement timeout costs a reload of its partition, and
-how long a delete takes goes by the bytes.
+the duration of a delete depends on the bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Look: TypeAlias = Callable[[], Awaitable[Deleted]]
 
 @asynccontextmanager
 async def counting(database: str) -> AsyncIterator[Look]:
-    """Count what each transaction deletes; lend a function that returns `Deleted`."""
+    """Count the deletes of each transaction; yield a function that returns `Deleted`."""
     async with connected(database) as look:
         await look.execute(COUNTING)
         for table, column in COLUMNS.items():
@@ -192,7 +192,7 @@ async def test_many_dead_bodies_do_not_wait_for_the_upkeep(store: Store, databas
 async def test_removal_that_fails_waits_for_the_upkeep(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else each commit of an outage would try it again, and say so."""
+    """Otherwise each commit of an outage would try it again, and log it."""
     tries: list[int] = []
 
     async def fail(*_: object) -> int:
@@ -220,7 +220,7 @@ async def test_removal_that_fails_waits_for_the_upkeep(
 async def test_body_larger_than_what_goes_at_once_goes_in_parts(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that is left is found again after a crash."""
+    """A remaining part is found again after a crash."""
     monkeypatch.setattr(sweep_module, "SWEEP_BYTES", CHUNK)
     it = await open_driven(store)
     async with counting(database) as deleted, connected(database) as look:

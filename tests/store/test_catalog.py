@@ -1,4 +1,4 @@
-"""The durable catalog: versions, numbers that never come back, names freed at once (ADR 27)."""
+"""The durable catalog: versions, numbers that are never reused, names freed at once (ADR 27)."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_kind_and_home_of_an_entity_never_change(catalog: FreeCatalog) -> 
 
 
 async def test_catalog_of_the_version_before_is_read(store: Store) -> None:
-    """Rows that were written before there were kinds, after the migration."""
+    """Rows written before the column `kind` existed, after the migration."""
     await store.open()
     async with store.aside() as connection:
         await connection.execute(

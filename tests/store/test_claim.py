@@ -1,4 +1,4 @@
-"""Who may write a partition: take-over, release, epochs, proofs of ownership (ADR 22)."""
+"""Ownership of a partition: takeover, release, epochs, proofs (ADR 22)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_second_writer_of_a_former_owner_is_fenced(store: Store) -> None:
 async def test_two_brokers_that_claim_at_once_end_with_one_owner(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may end each other's connections, but never both own it."""
+    """They may end each other's connections, but only one owns the partition."""
     monkeypatch.setattr(claim_module, "LOCK_MS", 200)
     machine = Process("elsewhere", 7)
     stores = [Store(database, broker=Broker(f"broker-{at}", machine)) for at in range(4)]
@@ -121,7 +121,7 @@ async def test_newer_tables_are_not_claimed(store: Store, database: str) -> None
 async def test_claim_waits_for_a_former_writer_that_does_not_end(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiting lock stands for a backend that cannot be ended: nothing is claimed."""
+    """A held lock simulates a backend that cannot be terminated: nothing is claimed."""
     monkeypatch.setattr(claim_module, "LOCK_MS", 100)
     monkeypatch.setattr(claim_module, "END_HOLDERS", "select $1::int, $2::int, $3::uuid")
     async with connected(database) as other:
@@ -199,7 +199,7 @@ async def test_claim_makes_the_tables_of_a_partition_that_has_none(store: Store)
 async def test_paused_process_of_our_name_keeps_the_partition_until_its_confirmation_ends(
     store: Store, process: subprocess.Popen[str]
 ) -> None:
-    """It is there, so nothing proves that it is dead; what it confirmed last counts for 3 s."""
+    """The process exists, so nothing proves its end; its last confirmation counts for 3 s."""
     await store.open()
     await store.beats.begin()
     process.send_signal(signal.SIGSTOP)
@@ -222,7 +222,7 @@ async def test_paused_process_of_our_name_keeps_the_partition_until_its_confirma
 async def test_broker_of_an_earlier_version_is_outwaited(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it lives in the owner's row."""
+    """It has its heartbeat in the row of `owner`."""
     monkeypatch.setattr(beats_module, "SILENCE_S", 0.3)
     async with connected(database) as look:
         await look.execute(

@@ -1,4 +1,4 @@
-"""Connections of a store: nothing that is paused, cut off or slow on one holds up another."""
+"""Connections of a store: a paused, disconnected or slow one does not block another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMIT = b"COMMIT;\0"
 
 
 async def test_a_broker_paused_while_it_reaps_holds_up_no_claim(database: str) -> None:
-    """Its transaction has done its work and lacks but the COMMIT; the claim ends it."""
+    """Its transaction only lacks the COMMIT; the claim terminates it."""
     async with relaying(database) as (relay, dsn):
         paused, other = Store(dsn), Store(database)
         async with driven(paused) as it:
@@ -140,7 +140,7 @@ async def lent(connection: Connection) -> AsyncIterator[Connection]:
 async def test_a_transaction_of_a_cancelled_task_does_not_affect_the_next(
     database: str,
 ) -> None:
-    """Cancelled at each step of a transaction; what the next one commits, others see."""
+    """Cancelled at each step of a transaction; others see the commit of the next one."""
     store, other = Store(database), Store(database)
     await store.open()
     async with store.aside() as connection:

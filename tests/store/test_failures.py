@@ -1,4 +1,4 @@
-"""Commits that fail: what is told of each outcome (ADR 2), and that nothing unknown lands later."""
+"""Failed commits: the report of each outcome (ADR 2); an unknown one never lands after a reload."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_server_gives_a_statement_up_before_it_is_unknown(
 async def test_no_answer_is_unknown_and_the_commit_does_not_land_after_the_reload(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backend is stopped while it commits; a claim may not pass before it is gone for good."""
+    """The backend is stopped while it commits; a claim must wait until it has ended."""
     monkeypatch.setattr(journal_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(claim_module, "LOCK_MS", 300)
     async with driven(store) as it, holding(database) as hold:
@@ -292,7 +292,7 @@ def test_driver_errors_map_to_refusals(error: Exception, refusal: Refusal) -> No
 async def test_commit_with_a_cancelled_wait_for_a_standby_is_unknown(
     server_folder: Path, tmp_path: Path
 ) -> None:
-    """The server calls it done, with a warning: no standby has it."""
+    """The server reports success with a warning: no standby has the commit."""
     server = EmbeddedPostgres(server_folder / tmp_path.name)
     await asyncio.to_thread(server.start)
     try:
@@ -371,7 +371,7 @@ async def test_release_is_done_when_the_server_takes_its_time_to_close(
 async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer lies unread in the socket, and the timer that looks for it is due first."""
+    """The answer is unread in the socket, and the timer that checks for it is due first."""
     monkeypatch.setattr(journal_module, "ANSWER_S", 0.3)
     monkeypatch.setattr(journal_module, "WATCH_S", 0.05)
     async with driven(store) as it:
@@ -383,7 +383,7 @@ async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
             await asyncio.sleep(0)  # the commit is written
         held_until = time.monotonic() + 0.6
         while time.monotonic() < held_until:
-            pass  # the loop has no turn
+            pass  # the event loop is blocked
         await wait_until(lambda: asyncio.sleep(0, len(it.seen.told) + len(it.seen.failed) == 2))
         assert it.seen.failed == []
 

@@ -1,4 +1,4 @@
-"""Loading of sessions: keys sorted by the session their envelope names."""
+"""Loading of sessions: keys sorted by the session in their envelope."""
 
 from __future__ import annotations
 

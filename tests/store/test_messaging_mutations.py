@@ -1,4 +1,4 @@
-"""Mutations of sessions, duplicate detection, topics and outbox: what was committed is loaded."""
+"""Mutations of sessions, duplicate detection, topics and outbox: the load returns them."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ async def test_last_number_from_a_partition_never_goes_back(store: Store) -> Non
 
 
 async def test_crash_keeps_confirmed_outcomes(store: Store) -> None:
-    """The journal is dropped without a clean end; the next claim ends its backends."""
+    """The journal is dropped without a clean end; the next claim terminates its backends."""
     it = await open_driven(store)
     await it.commit(outcome(mutations=[definition(), block(), OUTBOX_BLOCK]))
     await it.commit(

@@ -1,4 +1,4 @@
-"""The table of mutations is complete, and each statement has the columns of what it stores."""
+"""The table of mutations is complete, and each statement has the columns of its mutations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def columns_of(*mutations: Mutation) -> dict[str, object]:
 
 
 def written_columns(mutation: Mutation) -> set[str]:
-    """Return the columns that hold something of a mutation."""
+    """Return the columns that have values of a mutation."""
     if isinstance(mutation, ShareBody):  # of the bodies of a batch, not of its changes
         return {"shared_ids", "shared_keys", "inline_ids", "inline_bodies"}
     empty = columns_of()

@@ -1,4 +1,4 @@
-"""Each mutation: what was committed is what the next load says and what reads return."""
+"""Each mutation: the next load and reads return the committed state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An outage is one event: told at once, then once a minute, and when it is over."""
+"""An outage is one event: logged at once, then once a minute, and at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database: settings it must have, lanes that come back, migrations that lead to the schema."""
+"""The database: required settings, reconnection, migrations that result in the schema."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ order by c.relname, a.attnum
 
 @pytest.fixture(scope="module")
 def careless_server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
-    """Run a server with settings that may lose what it confirmed."""
+    """Run a server with settings that may lose confirmed commits."""
     server = EmbeddedPostgres(
         server_folder / "careless", settings={"fsync": "off", "full_page_writes": "off"}
     )
@@ -164,7 +164,7 @@ async def test_migrations_and_schema_make_equal_tables(store: Store, database: s
 async def test_rules_of_older_stores_that_are_always_true_become_true_filters(
     store: Store, database: str
 ) -> None:
-    """Until then `1=1` was told as a true filter, whatever it was made as."""
+    """Before, `1=1` was returned as a true filter, however it was created."""
     (step,) = [each for each in all_migrations() if "fixed_filters" in each.name]
 
     def stored(name: str, text: str, **more: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Settled rows stay for the retention of their entity: not live, not lost, then gone (ADR 18)."""
+"""Settled rows stay for the retention of their entity: not live, then deleted (ADR 18)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def settle(row_keys: list[int]) -> Outcome:
 
 
 def dead_letter(row_key: int, new_key: int) -> Outcome:
-    """Return what dead-lettering does where there is a history."""
+    """Return the outcome of dead-lettering in an entity with a history."""
     copy = MoveMessage(row_key, new_key, 1, SubQueue.DEAD_LETTER, row_key, 3, None, b"why", True)
     return outcome(mutations=[settled([row_key], Settling.DEAD_LETTERED), copy])
 
@@ -76,7 +76,7 @@ async def start(it: Driven, *mutations: ReserveBlock) -> None:
 
 
 async def counts(look: Connection) -> dict[str, int]:
-    """Return table -> its rows, of those that have any; `body` in bodies, not in chunks."""
+    """Return table -> number of rows, without empty tables; `body` counts bodies, not chunks."""
     found = {table: await look.fetchval(f"select count(*) from {table}") for table in TABLES}
     found["body"] = await look.fetchval("select count(distinct body_id) from body")
     return {table: count for table, count in found.items() if count}
@@ -88,7 +88,7 @@ async def settled_keys(look: Connection) -> list[int]:
 
 
 async def assert_empties(it: Driven, look: Connection) -> None:
-    """Let the upkeep run until no row is left anywhere."""
+    """Run the upkeep until no row is left in any table."""
 
     async def is_empty() -> bool:
         await it.journal.upkeep(LATER_MS)
@@ -167,7 +167,7 @@ async def test_rows_are_settled_while_their_commit_is_under_way(
                 return await settled_keys(look) == [1, 2]
 
             await wait_until(is_there)
-            told = len(it.seen.told)  # before the first of them can be told
+            told = len(it.seen.told)  # before the first of them can be released
             await hold.end()
             await it.seen.wait_told(told + 2)
     assert (await reload(store)).keys[1, SubQueue.ACTIVE][0] == 3
@@ -194,7 +194,7 @@ async def test_large_settlements_make_commits_of_their_own(store: Store) -> None
 async def test_a_dead_letter_leaves_its_row_behind(
     store: Store, database: str, body: bytes, is_shared: bool, is_reaped_first: bool
 ) -> None:
-    """Whatever goes first, the other one keeps the body, also after a load."""
+    """Whichever row is deleted first, the other one keeps the body, also after a load."""
     async with driven(store) as it, connected(database) as look:
         await start(it, DEAD_BLOCK)
         keys = [1, 2] if is_shared else [1]
@@ -243,7 +243,7 @@ async def test_copies_are_counted_without_a_load(store: Store, database: str, bo
 
 
 async def test_a_copy_of_a_moved_row_has_the_body_too(store: Store, database: str) -> None:
-    """An activated row's body lies under its key of before, and `embodied` has it already."""
+    """An activated row's body has the row's former key, and `embodied` has it already."""
     body = BODIES[1]
     async with driven(store) as it, connected(database) as look:
         scheduled = block(3_000_000, 256, SubQueue.SCHEDULED)
@@ -305,7 +305,7 @@ async def test_settled_copies_of_a_publish_keep_its_body(
 
 
 async def test_blocks_of_settled_rows_are_remembered(store: Store, database: str) -> None:
-    """They tell to which entity a row belongs and which number it has."""
+    """They determine the entity and the number of a row."""
     async with driven(store) as it, connected(database) as look:
         await start(it)
         for number in range(3):  # the first and the second will be empty but for settled rows
@@ -354,7 +354,7 @@ async def test_folded_counts_of_settled_rows_cost_no_memory(store: Store, databa
 
 
 async def fill_and_settle(it: Driven, count: int = 10) -> None:
-    """Settle so many rows, each a millisecond after the one before."""
+    """Settle `count` rows, each a millisecond after the previous one."""
     await it.commit(outcome([insert(key) for key in range(1, count + 1)]))
     mutations = [settled([key], settled_ms=NOW_MS + key) for key in range(1, count + 1)]
     await it.commit(outcome(mutations=mutations))
@@ -404,7 +404,7 @@ async def test_without_a_history_all_settled_rows_are_deleted(
 async def test_a_history_that_begins_while_the_old_one_goes_is_kept(
     store: Store, database: str, is_at_once: bool
 ) -> None:
-    """It ends again as well: what it left is found by the next run."""
+    """It ends again, too: the next run finds its rows."""
     store.upkeep_limits = UpkeepLimits(reap_rows=3)
     async with driven(store) as it, connected(database) as look, connected(database) as other:
         await start(it)
@@ -433,7 +433,7 @@ async def test_a_history_that_begins_while_the_old_one_goes_is_kept(
 async def test_rows_settled_in_the_future_are_deleted_when_it_is_past(
     store: Store, database: str
 ) -> None:
-    """Clocks are corrected now and then."""
+    """Clocks are corrected occasionally."""
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await fill_and_settle(it)
@@ -484,7 +484,7 @@ async def test_a_run_ends_in_time_and_reports_that_rows_are_left(
 
 
 async def test_chunks_come_from_the_index(store: Store, database: str) -> None:
-    """Sorting what is old for each chunk would cost the square of it."""
+    """Sorting all old rows for each chunk would take quadratic time."""
     async with driven(store) as it, connected(database) as look:
         await start(it)
         await look.execute("insert into settled select n, 1, 1, n from generate_series(1, 20000) n")

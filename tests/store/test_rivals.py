@@ -1,4 +1,4 @@
-"""Other processes of one name: who of them lives, and who hears that it is asked to end."""
+"""Other processes of one name: detection of living ones, and requests to end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_broker_asked_to_end_learns_the_requester_once(
     beat = first.beats.confirmed_at
     await wait_until(lambda: asyncio.sleep(0, first.beats.confirmed_at > beat))
     assert told == ["broker-0, process 2 on host here"]
-    assert await looking.outwait(asked, 0.0) == asked  # nobody ends it by force
+    assert await looking.outwait(asked, 0.0) == asked  # it is not ended by force
     ending = asyncio.create_task(looking.outwait(asked, 60.0))
     await first.close()
     assert await ending == []
@@ -91,7 +91,7 @@ async def test_a_silent_broker_is_not_waited_for(looking: Rivals, database: str)
 
 
 async def test_a_process_of_this_machine_has_ended_when_it_no_longer_exists(database: str) -> None:
-    """It holds its folder and ports until then."""
+    """The process holds its folder and ports until then."""
     us = this_process()
     assert runs_here(us, us)
     assert not runs_here(us._replace(pid=2**22 + 1), us)

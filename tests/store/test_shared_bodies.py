@@ -1,4 +1,4 @@
-"""Bodies that several rows share: stored once, never lost, never left behind (ADR 7)."""
+"""Bodies shared by several rows: stored once, never lost, never left behind (ADR 7)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = ("message", "body", "shared", "embodied", "staged", "kept", "outbound")
 
 
 def publish(row_keys: list[int], body: bytes = b"hello", enqueued_ms: int = NOW_MS) -> Outcome:
-    """Return what a topic does: one envelope in several rows."""
+    """Return the outcome of a topic: one envelope in several rows."""
     shared = envelope(body, application_properties=b"app")
     rows = [InsertMessage(key, enqueued_ms, shared) for key in row_keys]
     return outcome(rows, mutations=[ShareBody(row_keys)])
@@ -60,14 +60,14 @@ def dead_letter(row_key: int, new_key: int) -> MoveMessage:
 
 
 async def counts(look: asyncpg.Connection[asyncpg.Record]) -> dict[str, int]:
-    """Return table -> its rows, of those that have any; `body` in bodies, not in chunks."""
+    """Return table -> number of rows, without empty tables; `body` counts bodies, not chunks."""
     found = {table: await look.fetchval(f"select count(*) from {table}") for table in TABLES}
     found["body"] = await look.fetchval("select count(distinct body_id) from body")
     return {table: count for table, count in found.items() if count}
 
 
 async def swept(journal: Journal[object], look: asyncpg.Connection[asyncpg.Record]) -> bool:
-    """Let the upkeep run and return whether no row is left anywhere."""
+    """Run the upkeep and return whether all tables are empty."""
     await journal.upkeep(NOW_MS)
     return not await counts(look)
 
@@ -269,7 +269,7 @@ async def test_shared_body_counts_once_against_the_bytes_of_a_commit(store: Stor
 
 
 async def test_publishes_and_deletes_of_their_rows_overlap(store: Store, database: str) -> None:
-    """The last two references go in two commits in flight, the later one first."""
+    """The last two references are released by two commits in flight, the later one first."""
     async with driven(store) as it, holding(database) as hold, connected(database) as look:
         await it.commit(publish([1, 2]))
         held = outcome([insert(50, enqueued_ms=HELD_MS)], [1])

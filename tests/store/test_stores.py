@@ -1,4 +1,4 @@
-"""Several databases of one bus: who lives where, and what a changed list is told."""
+"""Several databases of one bus: places of partitions, and errors of a changed list."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_without_another_the_rest_opens_and_it_shows_its_place_later(dsns:
         assert [store.outage.is_on for store in stores.all] == [False, True, False]
         with pytest.raises(StoreUnavailable):
             await stores.home_of(1).open()
-        stores.home_of(1)._dsn = dsns[0]  # it comes back as another one
+        stores.home_of(1)._dsn = dsns[0]  # it is replaced by another one
         with pytest.raises(StoreMisconfigured, match="the same as database 1"):
             await stores.home_of(1).open()
         assert "cannot be used since" in str(stores.home_of(1).outage.text)

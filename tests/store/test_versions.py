@@ -1,6 +1,6 @@
-"""Two versions on one store: what the newer one does to the tables leaves the older one working.
+"""Two versions on one store: migrations of the newer one leave the older one working.
 
-The newer version is this one with further steps, which no test but this one knows.
+The newer version is this one with more steps, which only these tests know.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ values (gen_random_uuid(), 'older', '', 1, '', '', 1, '', 9000)
 
 @pytest.fixture
 def become(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what makes this process one of a version that knows further steps."""
+    """Return a function that makes this process one of a version with more steps."""
 
     def know(*steps: Migration) -> None:
         for module in (migrate, beats):

@@ -1,4 +1,4 @@
-"""What goes over the wire to Postgres with each commit."""
+"""Messages on the wire to Postgres for each commit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WRITER = "postbus writer 0"
 
 
 async def test_commit_carries_no_parse(database: str) -> None:
-    """A statement that is sent as text is parsed and planned afresh by each commit."""
+    """A statement that is sent as text is parsed and planned again by each commit."""
     async with relaying(database) as (relay, dsn):
         store = Store(dsn)
         async with driven(store) as it:
-            for turn in range(2):  # the first turn prepares what only few partitions need
+            for turn in range(2):  # the first one prepares statements that few partitions need
                 before = Counter(relay.said[WRITER])
                 for number in range(5):
                     key = 1 + 100 * (10 * turn + number)

@@ -47,7 +47,7 @@ ODD = ["&", "=", "%", "%00", "%zz", "sr=", "se=", "skn=", "sig=", "\0", "é", " 
 
 
 def made(source: random.Random, rule: KeyRule, path: str, expiry: str) -> dict[str, str]:
-    """Return the fields of a token signed as clients of all kinds do."""
+    """Return the fields of a token signed as any client does."""
     scheme = source.choice(["sb", "https", "amqps", "SB"])
     uri = f"{scheme}://Host:{source.randint(1, 9)}/{path}" + "/" * source.randrange(2)
     resource = quote(uri, safe="")
@@ -72,7 +72,7 @@ def checked(text: str, audience: str) -> Grant | None:
 
 
 def check_good(source: random.Random) -> None:
-    """Make a token; it must grant what its rule has there, and nothing where it does not reach."""
+    """Make a token; it must grant the rights of its rule there, and none elsewhere."""
     rule = source.choice(RULES)
     signed, asked = source.choice(PATHS), source.choice(PATHS)
     life_s = source.choice([-10_000, -1, 0, 1, 3_600])
@@ -104,7 +104,7 @@ def check_changed(source: random.Random) -> None:
 
 
 def check_noise(source: random.Random) -> None:
-    """Put pieces together; nothing but a refusal may come out."""
+    """Concatenate random pieces; the check may only raise a refusal."""
     parts = [source.choice([*ODD, "sr=x&", "sig=y&", "se=1&", "skn=root&", "orders"])
              for _ in range(source.randint(0, 30))]  # fmt: skip
     prefix = source.choice([SAS_PREFIX, "", "sharedaccesssignature ", "Bearer "])
@@ -114,7 +114,7 @@ def check_noise(source: random.Random) -> None:
 def fuzz(
     seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
 ) -> int:
-    """Return how many tokens were tried."""
+    """Return the number of tried tokens."""
     bounds = bounds or Bounds()
     source = random.Random(seed)
     checks = (check_good, check_changed, check_noise)

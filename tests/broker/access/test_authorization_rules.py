@@ -41,7 +41,7 @@ FIRST = KeyRule("first", LISTEN, Keys("first-1", "first-2"), "Orders")
 
 
 class LossyStore(AuthorizationStore):
-    """The real one; the answer to a write, or the write itself, is lost when asked for."""
+    """The real store; on request it loses a write or the answer to it."""
 
     loses_answer = loses_write = False
     failing_loads = 0
@@ -95,7 +95,7 @@ class Rig:
         self.tasks.append(asyncio.create_task(work))
 
     def may(self, name: str, key: str) -> frozenset[Right]:
-        """Tell what a password grants."""
+        """Return the rights that a password grants."""
         try:
             grants = self.authorizer.check_password(name, key)
             return frozenset(right for grant in grants for right in grant.rights)
@@ -252,7 +252,7 @@ async def test_invalid_rules_are_refused(rig: Rig) -> None:
 
 
 async def test_shorter_keys_that_are_there_may_stay(rig: Rig) -> None:
-    """Those of this rig that are made are short, as keys could be that were chosen once."""
+    """The keys of this rig are short, as given keys of earlier versions could be."""
     made = await rig.rules.put("orders", WantedRule("robot", SEND))
     assert made.keys.primary == "made-1"
     await rig.rules.put("orders", WantedRule("beside", SEND))

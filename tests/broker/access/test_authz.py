@@ -1,4 +1,4 @@
-"""SAS tokens and passwords: what they grant, and what they must not."""
+"""SAS tokens and passwords: the rights that they grant, and those that they must not grant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog in memory and in its tables, also when the answer of a write is lost (ADR 27)."""
+"""The catalog in memory and in its tables, including lost answers of writes (ADR 27)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PARTITIONED = QueueProperties(enable_partitioning=True)
 
 
 class LossyCatalog(CatalogStore):
-    """The real catalog; the answer to a write, or the write itself, is lost when asked for."""
+    """The real catalog; on request it loses a write or the answer to it."""
 
     loses_answer = loses_write = False
     failing_loads = 0
@@ -84,7 +84,7 @@ class LossyCatalog(CatalogStore):
 
 @dataclass
 class Partition:
-    """A host as the directory knows it: it keeps what it is told, as partition state would."""
+    """A host as the directory sees it: keeps definitions like a partition's state."""
 
     partition_id: int = 0
     is_loaded: bool = True
@@ -123,7 +123,7 @@ class Partition:
             self.take(command)
 
     def what_it_has(self) -> dict[int, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
-        """Return its definitions by number: of one name some may be retained."""
+        """Return its definitions by number: several of one name may be retained."""
         return {number: (put.properties, put.rules) for number, put in self.known.items()}
 
     def what_it_knows(self) -> dict[str, tuple[EntityProperties, tuple[RuleProperties, ...]]]:
@@ -337,7 +337,7 @@ async def test_a_partitioned_entity_of_before_stays_so_in_premium(store: Store) 
 
 
 async def refused(work: object, directory: Directory, catalog: CatalogStore) -> Refusal:
-    """Return what was refused; nothing may have changed."""
+    """Return the refusal; nothing may have changed."""
     before = directory.version, directory.entries()
     with pytest.raises(DirectoryRefusal) as caught:
         await work  # type: ignore[misc]
@@ -691,7 +691,7 @@ async def test_many_definitions_with_unknown_result_are_looked_up(store: Store, 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 3), st.booleans()), max_size=60))
 def test_pages_of_entries_are_those_of_a_sorted_list(steps: list[tuple[int, int, bool]]) -> None:
-    """Whatever is put, changed, retained, brought back and removed."""
+    """After any puts, changes, deletions, retentions and restores."""
     entries = Entries()
     model: dict[int, CatalogEntry] = {}
     topic = CatalogEntry(100, "T", EntityKind.TOPIC, TOPIC, 0, 1, 1, 1)

@@ -63,7 +63,7 @@ TEMPORARY = QueueProperties(auto_delete_on_idle_ms=300_000)
 
 @dataclass
 class Partition:
-    """A host that answers a freeze as it is told to, None not at all."""
+    """A host that answers a freeze as configured; None: it does not answer."""
 
     answer: Reply | None = field(default_factory=lambda: commands.Frozen(0))
     is_loaded: bool = True
@@ -233,7 +233,7 @@ async def test_a_topic_takes_its_subscriptions_along_and_a_subscription_nothing(
 
 
 class LossyCatalog(CatalogStore):
-    """The real catalog; a deletion, or its answer, is lost when asked for."""
+    """The real catalog; on request it loses a deletion or the answer to it."""
 
     loses_answer = loses_write = False
 
@@ -292,7 +292,7 @@ async def test_few_entities_are_frozen_at_once(store: Store) -> None:
 
 
 class SlowCatalog(CatalogStore):
-    """The real catalog; deletions, and changes, wait until they are let go."""
+    """The real catalog; deletions and changes wait until they are released."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -312,7 +312,7 @@ class SlowCatalog(CatalogStore):
 
 @pytest.mark.parametrize("first", ["idle", "put"])
 async def test_a_definition_that_is_being_written_is_a_use(store: Store, first: str) -> None:
-    """It thaws the entity when it is told: from there on messages are accepted."""
+    """The result thaws the entity: from then on messages are accepted."""
     catalog = SlowCatalog(store)
     directory, (partition,) = await open_directory(store, 1, catalog)
     entry = await put_queue(directory, "orders", TEMPORARY)
@@ -354,7 +354,7 @@ IDLE_MS = 300_000
 
 
 class Sink:
-    """A receiver that takes what it gets."""
+    """A receiver that accepts all deliveries."""
 
     def __init__(self) -> None:
         self.ends: list[Refusal] = []
@@ -380,7 +380,7 @@ class Broker:
     clock: ManualClock
 
     async def pass_time(self, duration_ms: int) -> None:
-        """Let entity time go on in small steps; what is due happens."""
+        """Advance entity time in small steps, so that due work happens."""
         for _ in range(10):
             self.clock.advance(duration_ms // 10)
             for host in self.hosts:
@@ -493,7 +493,7 @@ async def test_nothing_is_accepted_while_the_catalog_deletes(store: Store, what:
 
 
 class LateHost:
-    """A partition that answers when it is let go."""
+    """A partition that answers when it is released."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -513,7 +513,7 @@ class LateHost:
 
 
 async def test_a_send_between_two_reloads_is_a_use(store: Store) -> None:
-    """The partition froze the entity, forgot that, took a message and is not there when asked."""
+    """The partition froze the entity, forgot it, stored a message and is away when asked."""
     async with running(store) as broker:
         entry = await put_queue(broker.directory, "orders", PARTITIONED)
         first, late = broker.hosts[0], LateHost(broker.hosts[1])
@@ -566,7 +566,7 @@ async def test_a_topic_lives_as_long_as_a_subscription_is_used(store: Store) -> 
 
 
 async def test_the_epoch_of_a_caller_does_not_stay_with_a_timer(store: Store) -> None:
-    """A request began the timer of its partition; meanwhile a caller with a higher one came."""
+    """A request started the timer of its partition; then a caller with a higher epoch came."""
     async with running(store) as broker:
         entry = await put_queue(broker.directory, "orders", TEMPORARY)
         owned = broker.directory.catalog.epoch

@@ -1,4 +1,4 @@
-"""The namespace itself: what can be changed while it runs, and what counts after a start."""
+"""The namespace: changes at run time, and the result of a restart with manifests."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_tier_that_a_manifest_changed_is_not_changed_back(store: Store) 
 
 
 class LossyNamespaces(NamespaceStore):
-    """The real table; the answer to a write, or the write itself, is lost when asked for."""
+    """The real table; on request it loses a write or the answer to it."""
 
     loses = ""
     failing_loads = 0

@@ -1,4 +1,4 @@
-"""What must be true of an entity before a change, as `If-Match` says it."""
+"""Preconditions of a change of an entity, as in `If-Match`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of two databases goes back to an earlier moment: what comes afterwards is forwarded."""
+"""One of two databases is restored to an earlier moment: later messages are forwarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is alike in descriptions of deaths, and how dead letters are counted by it."""
+"""Normalized descriptions of dead letters, and counts by them."""
 
 from __future__ import annotations
 

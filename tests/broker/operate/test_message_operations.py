@@ -1,4 +1,4 @@
-"""Messages by hand over real partitions: every one of them is somewhere, once."""
+"""Operations on messages over real partitions: every message exists exactly once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def numbered(n: int, *, session: str | None = None, key: str | None = None) -> Envelope:
-    """Make a message with properties to filter by and a body that says which one it is."""
+    """Return a message with properties to filter by and its number in the body."""
     sent = message(f"m{n}", session=session, key=key, message_id=f"id{n}")
     fields = [encode_value(f"id{n}"), b"\x40", b"\x40", encode_value(f"subject {n % 3}")]
     sent.properties = b"\x00\x53\x73" + encode_list(fields)
@@ -68,7 +68,7 @@ def numbered(n: int, *, session: str | None = None, key: str | None = None) -> E
 
 
 async def kill(bus: Bus, path: str, *, reason: str = "poison") -> None:
-    """Dead-letter whatever lies in a queue without sessions."""
+    """Dead-letter all messages of a queue without sessions."""
     address = bus.address(path)
     consumer_id, door = await bus.consume(address)
     limit = 0
@@ -89,7 +89,7 @@ def message_operations_of(bus: Bus) -> MessageOperations:
 async def all_of(
     message_operations: MessageOperations, path: str, where: str | None = None
 ) -> list[PeekPage]:
-    """Peek to the end; the pages."""
+    """Peek to the end; return the pages."""
     pages: list[PeekPage] = []
     while not pages or not pages[-1].is_end:
         first = pages[-1].next_number if pages else 0
@@ -362,7 +362,7 @@ async def dead_letter_session(bus: Bus, path: str, session: str, consumer_id: in
 
 @pytest.mark.parametrize("to", [None, 1])
 async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | None) -> None:
-    """Repeat until nothing is left, whatever was refused: the answer may be lost, a message not."""
+    """Repeat until nothing is left, despite refusals: an answer may be lost, a message not."""
     async with running(store) as bus:
         message_operations = message_operations_of(bus)
         source = named(0)
@@ -402,7 +402,7 @@ async def test_reloads_at_any_moment_leave_one_of_each(store: Store, to: int | N
 
 
 async def wait_until_told(ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a question while the partition is loading."""
+    """Repeat a request while the partition is loading."""
     while True:
         try:
             return await ask()
@@ -555,7 +555,7 @@ async def test_dead_letters_of_a_subscription_return_to_it_alone(
 
 
 async def test_ten_thousand_dead_letters(store: Store) -> None:
-    """Filtered and, nine of ten, sent again while a sender and a receiver go on."""
+    """Filter them and resend nine of ten while a sender and a receiver continue."""
     async with running(store, partition_count=1) as bus:
         message_operations = message_operations_of(bus)
         await put(bus, "q", max_delivery_count=1000)

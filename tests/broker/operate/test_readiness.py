@@ -41,7 +41,7 @@ def readiness_of(bus: Bus, *stores: Store, monotonic_s: Time | None = None) -> R
 
 @pytest.fixture(scope="module")
 def server(server_folder: Path) -> Iterator[EmbeddedPostgres]:
-    """A server of its own, since the tests stop it."""
+    """A separate server, because the tests stop it."""
     made = EmbeddedPostgres(server_folder / "readiness", settings={"fsync": "off"})
     made.start()
     yield made
@@ -150,7 +150,7 @@ async def _readers(store: Store) -> list[int]:
 
 
 async def test_a_stand_by_is_not_ready(store: Store, database: str) -> None:
-    """Partitions that nobody used yet are there, but what clients want is with the other."""
+    """Its unused partitions are available, but the entities of clients are with the owner."""
     elsewhere = Broker("broker-1", Process("elsewhere", 7))
     async with running(store) as owner:
         await owner.hosts[0].call(Tick())

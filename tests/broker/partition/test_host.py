@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 class Sink:
-    """Remembers what a door would write; breaks when told to."""
+    """Records the deliveries of an endpoint; raises on request."""
 
     def __init__(self, *, is_broken: bool = False) -> None:
         self.is_broken = is_broken

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 
 class Worker(Sink):
-    """Completes whatever it gets."""
+    """Completes all deliveries."""
 
     def __init__(self, host: Host, entity_no: int) -> None:
         super().__init__()

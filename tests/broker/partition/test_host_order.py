@@ -1,4 +1,4 @@
-"""What a host tells and when: after the commit, in order, while ownership is confirmed."""
+"""The order of a host's replies: after the commit, in order, while ownership is confirmed."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ async def test_messages_of_a_transaction_are_refused_like_others(store: Store) -
 async def test_nothing_is_applied_while_a_partition_is_handed_over(
     store: Store, database: str
 ) -> None:
-    """Its last commit is under way; who is there now would get what the next owner delivers too."""
+    """Its last commit is in flight; a receiver would get messages that the next owner delivers."""
     async with served(store) as (host, entity_no), connected(database) as look:
         sink = Sink()
         await host.call(Enqueue(entity_no, [message()]))

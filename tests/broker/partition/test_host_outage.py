@@ -1,4 +1,4 @@
-"""An outage of the store made for a test goes the way of a real one, and ends when it should."""
+"""A simulated outage of the store behaves like a real one, and ends on time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.broker.partition.test_host import Sink, add, message, until
 from tests.broker.partition.test_host_order import served
 
 OUTAGE_S = 2.0
-"""Below the time for which a commit confirms ownership: these tests turn the clock by as much."""
+"""Below the time for which a commit confirms ownership: the tests advance the clock by it."""
 
 
 class Seconds:
-    """Real seconds plus what a test adds."""
+    """Real seconds plus an offset of the test."""
 
     def __init__(self) -> None:
         self.more_s = 0.0

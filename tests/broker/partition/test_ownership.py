@@ -1,4 +1,4 @@
-"""How long a partition waits for the broker that has it."""
+"""The wait of a partition for the broker that owns it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from postbus.store.postgres import Store
 async def test_the_next_claim_comes_later_without_a_beating_owner(
     owner: str | None, waited_s: float
 ) -> None:
-    """A claim is a connection: sixteen partitions shall not make sixty of them a second."""
+    """A claim is a connection: sixteen partitions must not open sixty of them a second."""
     beats = SimpleNamespace(holds_on=lambda _: False)
     ownership = Ownership(3, cast(Store, SimpleNamespace(beats=beats)))
     error: Any = Fenced("an owner of an earlier version")
@@ -40,7 +40,7 @@ async def test_the_next_claim_comes_later_without_a_beating_owner(
 
 
 class Waits:
-    """What a partition does between its looks: `then` is called at the second one."""
+    """The pauses of a partition between its checks: `then` is called at the second one."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.seconds: list[float] = []
@@ -78,7 +78,7 @@ async def test_a_partition_waits_until_the_owner_of_the_first_is_known(
 
 
 async def test_a_partition_is_not_claimed_while_the_first_is_anothers(database: str) -> None:
-    """Its own database is watched meanwhile: the owner's silence there counts from now on."""
+    """It watches its own database meanwhile: the owner's silence there counts from now on."""
     first, identity = Ownership(0, cast(Store, SimpleNamespace(beats=None))), uuid4()
     waits = Waits(lambda: first.failed(Fenced("owned by another", identity)))
     store = Store(database)

@@ -1,4 +1,4 @@
-"""How long a partition waits after failures, and when it commits one by one."""
+"""The pauses of a partition after failures, and its commits one by one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ GONE = Refused(Refusal.ENTITY_NOT_FOUND)
 
 
 class Source:
-    """A partition with an outbox: rows to read, and what it is told."""
+    """A partition with an outbox: rows to read, and reported results."""
 
     partition_id = 5
 
@@ -66,7 +66,7 @@ class Source:
 
 
 class Destination:
-    """A partition that takes what is sent; answers as told, then takes everything."""
+    """A partition that gives the configured answers, then accepts everything."""
 
     def __init__(self) -> None:
         self.answers: list[Reply] = []
@@ -102,7 +102,7 @@ class Port:
         )
 
     async def ship(self, target: str, messages: dict[int, Envelope | None]) -> Shipped:
-        """Send and return what the outbox is told."""
+        """Ship and return the report to the outbox."""
         count = len(self.source.told)
         self.begin(target, messages)
         await until(lambda: len(self.source.told) > count)
@@ -186,7 +186,7 @@ async def test_an_unknown_name_is_refused() -> None:
 
 
 async def test_a_name_is_looked_up_at_each_attempt() -> None:
-    """Deleted and made again meanwhile: it goes to the new one; deleted for good: refused."""
+    """Deleted and created again: the new entity gets it; deleted for good: refused."""
     async with port() as at:
         at.destinations[2].opened.clear()
         at.begin("plain", several(1))
@@ -250,7 +250,7 @@ async def test_a_retained_entity_is_asked_for_its_last_number(has_namesake: bool
 
 
 async def test_a_retained_entity_is_not_asked_about_later_messages() -> None:
-    """A name that comes and goes leaves many; each is asked once, in each partition."""
+    """A name that is reused leaves many entities; each is asked once in each partition."""
     async with port() as at:
         no_more = Arrived(0, Refused(Refusal.ENTITY_DISABLED))
         at.retained = [
@@ -361,7 +361,7 @@ async def test_a_reload_drops_shipments_in_flight() -> None:
 
 
 async def test_an_outbox_that_could_not_read_gets_the_result_again() -> None:
-    """Refused messages are buried with a reason, for which the outbox reads them."""
+    """Refused messages are dead-lettered with a reason, for which the outbox reads them."""
     async with port() as at:
         at.destinations[2].answers = [Arrived(0, FULL)]
         at.source.answers = [AWAY, AWAY]
@@ -373,7 +373,7 @@ async def test_an_outbox_that_could_not_read_gets_the_result_again() -> None:
 
 
 async def test_numbers_written_by_a_failed_target_are_not_sent_again() -> None:
-    """A topic gives each message its number there; a reload of the partition takes it back."""
+    """A topic numbers each message; a reload of the partition takes the number back."""
     async with port() as at:
         at.destinations[2].answers = [AWAY]
         at.destinations[2].opened.clear()

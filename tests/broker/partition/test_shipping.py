@@ -45,7 +45,7 @@ Call = Callable[[Command], Awaitable[Reply]]
 
 
 def named(partition_id: int, stem: str = "q", partition_count: int = 4) -> str:
-    """Return a name whose home is a partition."""
+    """Return a name with this home partition."""
     names = (f"{stem}{n}" for n in range(1_000))
     return next(name for name in names if home_of(name, partition_count) == partition_id)
 
@@ -59,7 +59,7 @@ async def bodies_of(bus: Bus, path: str) -> list[str]:
 
 
 async def arrived(bus: Bus, path: str, count: int) -> list[str]:
-    """Wait for so many committed messages and return what is there."""
+    """Wait for `count` committed messages and return the bodies."""
 
     async def are_there() -> bool:
         return len(await bodies_of(bus, path)) >= count

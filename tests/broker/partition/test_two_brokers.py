@@ -1,4 +1,4 @@
-"""Two brokers of different names on one database: what one decides, the other does not undo."""
+"""Two brokers of different names on one database: neither undoes decisions of the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.store.relay import relaying
 pytestmark = pytest.mark.slow
 
 AUDITED = b"insert into postbus.audit"
-"""What is said to the store before manifests change entities."""
+"""The first statement to the store before manifests change entities."""
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ async def test_standby_does_not_reap_a_restored_entity(brokers: Brokers) -> None
 async def test_deletion_by_a_broker_that_wakes_up_is_not_written(
     brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All partitions agreed to an idle deletion; another owner has taken a message since."""
+    """All partitions agreed to an idle deletion; since then another owner stored a message."""
     first = await brokers.start("first")
     number = await create(first, "orders")
     catalog = first.administration._directory.catalog
@@ -244,7 +244,7 @@ async def test_older_caller_is_refused_where_another_owner_admitted_a_newer_one(
 async def test_broker_that_resumes_claims_no_partition_of_the_new_owner(
     brokers: Brokers, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one has claimed partition 0 and comes to the rest a moment later."""
+    """The other one has claimed partition 0 and claims the rest a moment later."""
     first = await brokers.start("first", "orders", "more", "others")
     homes = [host.partition_id for host in first._hosts[1:] if host.is_loaded]
     assert homes

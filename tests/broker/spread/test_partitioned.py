@@ -1,4 +1,4 @@
-"""Entities over several partitions: sending, receiving, settling, browsing as if there were one."""
+"""Entities over several partitions: sends, receives, settlements, peeks as with one partition."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ HOUR_MS = 3_600_000
 
 
 def note_commands(host: Host, asked: list[int]) -> None:
-    """Note each command that reaches a partition from now on."""
+    """Record each command that reaches a partition from now on."""
     submit = host.submit
 
     def noting(command: Command, on_reply: OnReply | None = None) -> None:
@@ -288,7 +288,7 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
 
 @pytest.mark.behaviour("S156")
 async def test_messages_taken_by_another_receiver_do_not_bind_credit(store: Store) -> None:
-    """Each message is told to all receivers; who comes too late must hear of the next one."""
+    """Each message is hinted to all receivers; a receiver that is late must get the next hint."""
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -357,7 +357,7 @@ async def test_a_message_that_comes_back_is_found_again(
 
 @pytest.mark.behaviour("S157", "S158", "S207", "S224")
 async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
-    """The front end keeps in mind where more is; the messages stay free for others (ADR 24)."""
+    """The front end records which partitions have more; messages stay free for others (ADR 24)."""
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
@@ -393,7 +393,7 @@ async def test_messages_locked_by_another_client_come_when_its_locks_end(store: 
         for host in bus.hosts:
             note_commands(host, asked)
         await wait_for_too_many(0.25)
-        assert (asked, door.deliveries) == ([], [])  # nobody asks for what cannot be had
+        assert (asked, door.deliveries) == ([], [])  # locked messages are not requested
         assert await bus.call(queue, LoseLocks(queue.entity_no)) == Done()
         await until(lambda: len(door.deliveries) == 6)
         assert {each.delivery_count for each in door.deliveries} == {1}

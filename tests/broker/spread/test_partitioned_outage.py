@@ -61,7 +61,7 @@ class Outage:
         await asyncio.to_thread(self._server.stop)
 
     async def end(self, bus: Bus) -> None:
-        """Return when every partition is loaded again, which nobody asked for."""
+        """Return when every partition is loaded again without a request."""
         await asyncio.to_thread(self._server.start)
 
         async def is_back() -> bool:
@@ -95,7 +95,7 @@ def refusal_of(reply: Reply) -> Refusal | None:
 
 
 def lost_of(tokens: list[bytes]) -> Reply:
-    """Return what says that none of them is held."""
+    """Return the reply that none of the locks is held."""
     if len(tokens) == 1:
         return Settled([0])
     return Refused(Refusal.LOCK_LOST)

@@ -59,7 +59,7 @@ async def made(bus: Bus) -> None:
 
 
 def ask(bus: Bus, session: str | None) -> tuple[int, Door, list[Reply]]:
-    """Ask for a session as a door does; returns its number, itself and the replies to come."""
+    """Request a session as an endpoint does; return the consumer, its sink and the replies."""
     queue, door, replies = bus.address("q"), Door(), list[Reply]()
     consumer_id = bus.router.new_consumer_id()
     bus.router.register_sink(queue.partition_id, consumer_id, door)
@@ -77,7 +77,7 @@ async def held(bus: Bus, session: str | None) -> tuple[int, Door]:
 
 
 def leave(bus: Bus, consumer_id: int) -> None:
-    """Go away as a door does."""
+    """Detach as an endpoint does."""
     queue = bus.address("q")
     bus.router.unregister_sink(queue.partition_id, consumer_id)
     bus.router.submit(queue.partition_id, RemoveConsumer(consumer_id))
@@ -154,7 +154,7 @@ async def test_a_request_for_the_next_session_gets_exactly_one(store: Store) -> 
 
 
 async def test_grants_that_cross_leave_one_session_held(store: Store, database: str) -> None:
-    """All partitions grant at once, behind a commit that is held up."""
+    """All partitions grant at once, behind a blocked commit."""
     async with running(store) as bus, connected(database) as other:
         await made(bus)
         queue = bus.address("q")
