@@ -164,7 +164,7 @@ class RefusedMessage(ResponseBody):
     detail: str
 
 
-class Walked(ResponseBody):
+class ExaminedMessages(ResponseBody):
     """Progress of a call through messages by sequence number. Continue from `next_number`.
 
     `failed`: number of messages for which the filter could not be evaluated. `away`: partitions
@@ -180,7 +180,7 @@ class Walked(ResponseBody):
     absent: list[str]
 
 
-class MessagePage(Walked):
+class MessagePage(ExaminedMessages):
     """A page of messages by sequence number; may be empty before `is_end`.
 
     `total`: number of messages in the queue or sub-queue.
@@ -208,7 +208,7 @@ class DeadLetterGroup(ResponseBody):
     example_description: str | None
 
 
-class MessageSummary(Walked):
+class MessageSummary(ExaminedMessages):
     """Groups of dead letters, largest first. Continue from `next_number` and add up the groups."""
 
     groups: list[DeadLetterGroup]
@@ -222,7 +222,7 @@ class DeletedMessages(ResponseBody):
     refused: list[RefusedMessage]
 
 
-class PurgedMessages(Walked):
+class PurgedMessages(ExaminedMessages):
     """Counts of selected and deleted messages (none in a dry run). Continue from `next_number`."""
 
     matched: int
