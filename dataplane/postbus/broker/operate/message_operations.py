@@ -157,7 +157,7 @@ class ResendResult:
 
 
 @dataclass(slots=True)
-class _Work:
+class _HandledNumbers:
     """Results by number so far."""
 
     done: dict[int, int] = field(default_factory=dict)
@@ -262,7 +262,7 @@ class MessageOperations:
         walk = self._walk(address, from_number, session_id, state)
         count = min(max(count, 1), LOOKED_AT)
         matched = 0
-        work = _Work()
+        work = _HandledNumbers()
         while walk.looked_at < count and walk.goes_on:
             page = await walk.next_page(min(PAGE_MESSAGES, count - walk.looked_at))
             selected: list[int] = []
@@ -277,8 +277,8 @@ class MessageOperations:
                 work.refused.update(part.refused)
         return PurgePage(*_walked(walk, filtered), matched, len(work.done), work.refused)
 
-    async def _delete(self, address: Address, numbers: Numbers) -> _Work:
-        work = _Work()
+    async def _delete(self, address: Address, numbers: Numbers) -> _HandledNumbers:
+        work = _HandledNumbers()
         for partition_id, part in _parts(address, numbers).items():
             await self._handle(
                 partition_id,
@@ -304,7 +304,7 @@ class MessageOperations:
         if edit is not None:
             _check_edit(edit)
         target = self._target(address, to)
-        work, forwarded = _Work(), _Work()
+        work, forwarded = _HandledNumbers(), _HandledNumbers()
         for partition_id, part in _parts(address, numbers).items():
             is_here = self._is_here(address, target, partition_id, edit)
             target_no = target.entity_no if is_here else None
@@ -399,7 +399,7 @@ class MessageOperations:
         self,
         partition_id: int,
         numbers: list[int],
-        work: _Work,
+        work: _HandledNumbers,
         command: Callable[[list[int]], DeleteBySequence | ResendBySequence],
     ) -> None:
         """Handle numbers in a partition, in as many commits as their size needs."""

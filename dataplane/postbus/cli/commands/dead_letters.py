@@ -201,7 +201,9 @@ def resend(
 ) -> None:
     """Resend dead letters: removed and sent in one step, never twice, never lost."""
     with expected_failures():
-        work = _Work(find_target(context), entity, where, transfer, "resent", body_contains)
+        work = _SelectedOperation(
+            find_target(context), entity, where, transfer, "resent", body_contains
+        )
         work.choose(numbers, everything=everything)
         question = f"Resend {{}} dead letters of {entity}{f' to {to}' if to else ''}?"
         body = {"to": to} if to else {}
@@ -223,7 +225,9 @@ def delete(
 ) -> None:
     """Delete dead letters."""
     with expected_failures():
-        work = _Work(find_target(context), entity, where, transfer, "deleted", body_contains)
+        work = _SelectedOperation(
+            find_target(context), entity, where, transfer, "deleted", body_contains
+        )
         work.choose(numbers, everything=everything)
         question = f"Delete {{}} dead letters of {entity}?"
         work.run("delete", {}, question, rate, dry_run=dry_run, yes=yes)
@@ -293,7 +297,7 @@ def edit(
         changes |= {name: value or None for name, value in named if value is not None}
         if not changes:
             raise typer.BadParameter("nothing to change: use --body, --property, --subject, …")
-        work = _Work(target, entity, None, transfer, "resent")
+        work = _SelectedOperation(target, entity, None, transfer, "resent")
         work.choose([number], everything=False)
         request = {"edit": changes, **({"to": to} if to else {})}
         work.run("resend", request, "", None, dry_run=False, yes=True)
@@ -302,7 +306,7 @@ def edit(
 # --- work ---------------------------------------------------------------------------------------
 
 
-class _Work:
+class _SelectedOperation:
     """Selected messages and the operation on them."""
 
     def __init__(
