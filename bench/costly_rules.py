@@ -1,4 +1,4 @@
-"""Rules that cost as much as rules may, beside somebody else's queue; only Postbus is measured."""
+"""The most expensive permitted rules, beside a queue of another user; only Postbus is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One publish for many subscriptions: what a copy costs by their number and the size of the body.
+"""One publish for many subscriptions: cost of a copy by their number and the size of the body.
 
 All subscriptions take every message; none is read meanwhile. Only Postbus is measured.
 """
@@ -16,12 +16,12 @@ from server import BenchError, Server
 COUNTS = (1, 10, 100, 2_000)
 SIZES = (("1k", 1_024), ("256k", 255 * 1_024))  # Standard takes 256 KiB with all around a body
 COPIES = {"1k": 200_000, "256k": 20_000}
-"""What a shape stores at most: few publishes for many subscriptions, or large bodies."""
+"""Limits of stored copies of a shape: few publishes for many subscriptions, or large bodies."""
 PUBLISHES = {"1k": 40_000, "256k": 1_000}
 WAITING_COPIES = 20_000
-"""More copies on the way to the store than 50,000, and senders are told to wait."""
+"""With more than 50,000 copies in flight to the store, sends are refused as busy."""
 MAX_SIZE_MB = 81_920
-"""Every copy counts with its whole size, though its body lies once; Premium allows so much."""
+"""Every copy counts with its whole size, though its body is stored once; Premium allows this."""
 
 
 def topic_name(count: int, label: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures rules without a broker: what evaluating a filter costs, and routing by an index.
+"""Measures rules without a broker: the cost of evaluating a filter, and of routing by an index.
 
-bench/filters.py [SECONDS] measures each line for about so many seconds (default 1): a three-term
+bench/filters.py [SECONDS] measures each line for about SECONDS (default 1): a three-term
 SQL expression on decoded fields, the same with decoding, an action, and routing to a few open
 subscriptions and to 2,000 with a correlation filter each, of which one matches.
 """
@@ -49,7 +49,7 @@ def published() -> Envelope:
 
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the least that one call took in several rounds."""
+    """Return the shortest time of one call in several rounds."""
     count, spent = 1, 0.0
     while spent < seconds / ROUNDS / 4:
         count *= 2

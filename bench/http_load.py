@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The load client for HTTP: so many kept-alive connections, each with one request on its way.
+"""The load client for HTTP: kept-alive connections, each with one request in flight.
 
 `bench/http_load.py --mode send --port 5672 --queue bench --user RULE --password KEY --count 9000`
 prints one line of JSON. Made for little CPU: sockets without buffers in one epoll set, requests
@@ -33,7 +33,7 @@ def authorization(host: str, user: str, password: str) -> str:
 
 @dataclass(slots=True)
 class Load:
-    """What is left to do, and how long each message took."""
+    """The remaining work, and the duration of each message."""
 
     count: int
     started: int = 0

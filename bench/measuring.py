@@ -1,4 +1,4 @@
-"""One run of the load client against one broker, what it cost and who else used the machine."""
+"""One run of the load client against one broker: its cost, and CPU of other processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Result: TypeAlias = dict[str, Any]  # the load client's JSON line and what is ad
 MAIN_QUEUE = "bench"
 OTHER_QUEUE = "bench-other"
 
-# Where the machine's clock ticks make a small share of strangers out of nothing.
+# Clock ticks of the machine alone can show a small share of other processes.
 _UNATTRIBUTED_S = 0.04
 
 
 @dataclass(slots=True)
 class Cost:
-    """What a stretch of time cost; filled when the stretch ends."""
+    """Cost of a time span; filled at its end."""
 
     broker_s: float = 0
     postgres_s: float = 0
@@ -97,7 +97,7 @@ def costing(server: Server) -> Iterator[Cost]:
 
 @dataclass(slots=True)
 class Bench:
-    """What every row gets: the client and how large the counts shall be."""
+    """The context of every row: the client and the scale of the counts."""
 
     client: LoadClient
     scale: float
@@ -115,7 +115,7 @@ class Bench:
         return self.count(self.bulk.get(server.key, self.bulk_default))
 
     def measure(self, server: Server, *options: str | float, queue: str = MAIN_QUEUE) -> Result:
-        """Run the client and add CPU per message, and the share strangers had of the machine."""
+        """Run the client and add CPU per message, and the machine's share of other processes."""
         with costing(server) as cost:
             result = self.client.run(server, queue, *options)
         moved = max(1, result.get("accepted", 0), result.get("completed", 0))
@@ -135,14 +135,14 @@ class Bench:
         return result
 
     def drain(self, server: Server, queue: str = MAIN_QUEUE) -> int:
-        """Empty a queue; returns what was in it."""
+        """Empty a queue; return the number of its messages."""
         options = ("--mode", "receive", "--count", 50_000_000, "--settle-range", 50)
         result = self.client.run(server, queue, *options, "--quiet-s", 0.7, "--limit-s", 3600)
         return int(result["completed"])
 
 
 def reason_of(result: Result) -> str:
-    """Say in a few words why a run is not complete."""
+    """Return a short reason why a run is not complete."""
     for key in ("failure", "refusal"):
         if result.get(key):
             return str(result[key])

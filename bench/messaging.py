@@ -1,4 +1,4 @@
-"""Rows of what Service Bus has beyond plain queues: sessions, topics, dead letters and so on.
+"""Rows of Service Bus features beyond plain queues: sessions, topics, dead letters and so on.
 
 Each row starts a server of its own and alternates between the feature and a plain queue of the same
 server, `--rounds` times: shares are the medians of such pairs. Only Postbus is measured.
@@ -23,8 +23,8 @@ SESSIONS = 1_000
 SESSION_RECEIVERS = 100
 """Links that drain sessions: fewer than sessions, as processors do it."""
 HELD_TIMES = 3
-"""While sessions are held so many more messages flow: taking a session costs as much as twenty
-messages, and here it is not what is asked."""
+"""Factor of messages while sessions are held: accepting a session costs as much as twenty messages,
+and these rows do not measure that."""
 
 SUBSCRIPTIONS = 2_000
 MATCHING = 1_234
@@ -66,7 +66,7 @@ def subscriptions_of(
 
 
 def alternate(bench: Bench, steps: dict[str, tuple[Step, str]]) -> dict[str, list[Result]]:
-    """Run named steps in turn, each once a round; a step comes with the rate that counts."""
+    """Run named steps alternately, each once a round; a step has the name of its rate."""
     results: dict[str, list[Result]] = {name: [] for name in steps}
     for _ in range(bench.rounds):
         for name, (step, rate) in steps.items():
@@ -118,7 +118,7 @@ def _receive(bench: Bench, server: Server, queue: str, *options: str | float) ->
 def both_ways(
     bench: Bench, server: Server, queue: str, *options: str | float, times: int = 1
 ) -> Result:
-    """Send and receive at once, so many times the usual number of messages."""
+    """Send and receive at once, a multiple of the usual number of messages."""
     shape = ("--mode", "both", "--window", 100, "--count", times * bench.bulk_count(server))
     result = bench.measure(server, *shape, *options, queue=queue)
     result["each_way_rate"] = min(result["send_rate"], result["receive_rate"])
@@ -167,7 +167,7 @@ def _dedup(bench: Bench, server: Server) -> Result:
 
 
 def _topic(count: int, *options: str | float) -> Callable[[Bench, Server], Result]:
-    """Publish to a topic with so many subscriptions that all take a copy; the first is read."""
+    """Publish to a topic with subscriptions that all get a copy; the first one is read."""
     copies = tuple(subscription(number) for number in range(count))
 
     def run(bench: Bench, server: Server) -> Result:
@@ -289,7 +289,7 @@ def _retention(bench: Bench, server: Server) -> Result:
 
 
 def _dead_letter_drain(bench: Bench, server: Server) -> Result:
-    """Run the main queue alone, over dead letters, and beside somebody who drains them.
+    """Run the main queue alone, over dead letters, and beside a receiver that drains them.
 
     Draining another queue as fast is the measure for the last: a second client takes its part of
     the machine whatever it reads.

@@ -30,7 +30,7 @@ PARTS = (
 
 
 def _load(server: Server, mode: str, queue: str, count: int) -> Result:
-    """Run the client to its end and add what a message cost."""
+    """Run the client to its end and add the cost of a message."""
     assert isinstance(server, Postbus)
     command = [sys.executable, str(CLIENT), "--mode", mode, "--port", str(server.port)]
     command += ["--queue", queue, "--user", str(server.user), "--password", str(server.password)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what a message costs in two checkouts of Postbus, in alternating pairs.
+"""Compares the cost of a message in two checkouts of Postbus, in alternating pairs.
 
 Both buses run at once and take turns, so that a busy hour meets both. CPU is read from the
 scheduler's own accounts, finer than the clock ticks of `run.py`.
@@ -64,7 +64,7 @@ def main(
     count: Annotated[int, typer.Option(min=1_000, help="Messages of one run.")] = 100_000,
     base_port: Annotated[int, typer.Option(help="First of 40 ports to use.")] = 25770,
 ) -> None:
-    """Print what a message costs here, as a multiple of what it costs in another checkout."""
+    """Print the cost of a message here as a multiple of its cost in another checkout."""
     client = LoadClient(build_client())
     names = steps.split(",")
     with ExitStack() as cleanup:

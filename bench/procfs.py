@@ -1,4 +1,4 @@
-"""What the kernel says about processes: CPU and memory of a tree, and who else used the machine.
+"""Process figures of the kernel: CPU and memory of a tree, and CPU of other processes.
 
 CPU of a tree counts every living process and, through its parent, every one that has ended and
 was waited for; so a backend that comes and goes during a measurement is not lost.
@@ -91,7 +91,7 @@ class MachineTime:
 
 
 def processor() -> str:
-    """Return the name of the CPU and how many of it there are."""
+    """Return the name and the number of the CPUs."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{os.cpu_count()} x {names[0] if names else 'unknown'}"

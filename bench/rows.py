@@ -1,4 +1,4 @@
-"""The rows of the table: what is done to each broker, which numbers count and what is asked.
+"""The rows of the table: work of each broker, reported numbers and targets.
 
 Interleaved rows run once for each broker in every round, one after the other, so that whatever
 the machine does meanwhile hits all of them. Solo rows need a broker for themselves, because they
@@ -39,7 +39,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What Postbus must and should reach: a ratio to a peer, or the plain number without one."""
+    """Required and desired value of Postbus: a ratio to a peer, or a number without one."""
 
     metric: str
     peer: str | None
@@ -205,7 +205,7 @@ def _idle_connections(bench: Bench, server: Server) -> Result:
     if not line:
         raise BenchError(client.communicate()[1].strip() or "no idle connection stands")
     result: Result = json.loads(line)
-    time.sleep(2)  # what is built up after the attach belongs to the connection too
+    time.sleep(2)  # memory allocated after the attach belongs to the connection, too
     result["kib_each"] = (server.resident_kib() - before) / max(1, result["connections"])
     with_cpu = server.usage().total_s
     time.sleep(3)

@@ -63,7 +63,7 @@ Examples:
 
   bench/run.py --brokers rabbitmq,artemis         the peers alone
 
-  bench/run.py --list                             what rows there are
+  bench/run.py --list                             list the rows
 """
 
 # A log or a pipe has no width of its own; the table wants some.
@@ -99,7 +99,7 @@ class Yard:
                 )
 
     def installed(self, wanted: list[str]) -> list[str]:
-        """Return the brokers that can run, and tell how to get the others."""
+        """Return the brokers that can run, and print how to get the others."""
         found = []
         for broker in wanted:
             missing = self.server(broker, ROWS[0]).missing()
@@ -246,7 +246,7 @@ def _guarded(row: Row, bench: Bench, server: Server) -> Result:
 
 
 def _warm_up(bench: Bench, server: Server, rounds: int) -> None:
-    """Move what compiles a JIT's code and lets logs reuse their files, whatever the scale."""
+    """Send enough messages to warm up JIT compilers and log files, at any scale."""
     bench.drain(server)
     count = bench.bulk.get(server.key, bench.bulk_default)
     for _ in range(rounds):

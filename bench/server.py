@@ -33,7 +33,7 @@ class Usage:
 
     @property
     def total_s(self) -> float:
-        """Return both together: what the product costs."""
+        """Return the sum of both: the cost of the product."""
         return self.broker_s + self.postgres_s
 
 
@@ -55,7 +55,7 @@ class Server:
     # -- to be said by each broker ---------------------------------------------------------------
 
     def missing(self) -> str | None:
-        """Return what has to be installed before this broker can run; None when nothing has."""
+        """Return the missing installation of this broker, None if it can run."""
         raise NotImplementedError
 
     def version(self) -> str:
@@ -71,7 +71,7 @@ class Server:
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """Return what the command's environment needs beside what is there."""
+        """Return the additional environment variables of the command."""
         return {}
 
     def after_start(self) -> None:
@@ -169,7 +169,7 @@ class Server:
         return sum(procfs.memory_kib(p.pid, field) for p in own)
 
     def reset_high_water(self) -> None:
-        """Let VmHWM start again from what is resident now."""
+        """Reset VmHWM to the current resident memory."""
         own, _ = self.processes()
         for process in own:
             procfs.reset_high_water(process.pid)

@@ -1,4 +1,4 @@
-"""A million messages that wait for a time of their own: memory, and what waiting costs.
+"""A million messages that wait for their own due times: memory, and CPU of waiting.
 
 Their times lie hours ahead and differ by a millisecond each. Only Postbus is measured.
 """
@@ -28,7 +28,7 @@ def _waiting(queue: str, *options: str | float) -> Callable[[Bench, Server], Res
         shape = ("--mode", "send", "--window", 1000, "--count", bench.count(COUNT))
         sent = bench.measure(server, *shape, *options, "--limit-s", 3600, queue=queue)
         peak_mib = server.resident_kib("VmHWM") / 1024
-        time.sleep(2)  # VACUUM and upkeep of what was sent are none of waiting's
+        time.sleep(2)  # VACUUM and upkeep after the sends are no cost of waiting
         with costing(server) as cost:
             time.sleep(IDLE_S)
         idle_s = cost.broker_s + cost.postgres_s

@@ -53,7 +53,7 @@ NOW_MS: Final = 1_700_000_000_000
 KIB: Final = 1 << 10
 FIRST_DEAD_KEY: Final = 1 << 40
 IDLE_TURNS: Final = 2
-"""Turns of upkeep in which nothing is written any more, after which a row ends."""
+"""Runs of upkeep without any writes after which a row ends."""
 
 Row = Callable[["Bench"], Awaitable[None]]
 ROWS: Final[dict[str, tuple[str, Row]]] = {}
@@ -148,7 +148,7 @@ class Bench:
         return time.monotonic() - started, await self._wal() - before
 
     async def worst(self, *outcomes: Outcome) -> None:
-        """Commit what a row is about, and say what it took."""
+        """Commit the outcomes of a row, and print the duration."""
         await self._look.execute("checkpoint")
         self.counters.seconds = 0.0
         before = await self._wal()

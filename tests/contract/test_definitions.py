@@ -1,4 +1,4 @@
-"""What a definition must be besides a valid model: within its tier, its past, its namespace."""
+"""Requirements of a definition besides a valid model: its tier, its past, its namespace."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ names = st.sampled_from("abcdef")
 def test_order_of_forwarding_makes_no_circle_on_the_way(
     before: dict[str, str | None], after: dict[str, str | None]
 ) -> None:
-    """Changing one namespace without circles into another passes through none."""
+    """Changing one namespace without cycles into another creates none meanwhile."""
     everything = dict.fromkeys("abcdef")
     start = Namespace(
         **{name: queue(forwardTo=to) for name, to in {**everything, **before}.items()}

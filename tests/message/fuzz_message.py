@@ -81,7 +81,7 @@ def check_values(data: bytes) -> None:
 
 
 def check_envelope(envelope: Envelope) -> None:
-    """Store, deliver and patch what was accepted."""
+    """Store, deliver and patch accepted messages."""
     check_properties(envelope)
     stored = unpack_envelope(
         pack_envelope(envelope), envelope.application_properties, envelope.body
@@ -133,7 +133,7 @@ def check(data: bytes) -> int:
 def fuzz(
     seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
 ) -> tuple[int, int]:
-    """Return how many inputs were tried and how many messages were accepted."""
+    """Return the numbers of tried inputs and of accepted messages."""
     bounds = bounds or Bounds()
     source = random.Random(seed)
     corpus = load_corpus()

@@ -1,4 +1,4 @@
-"""Bodies as people read them, whatever senders put there."""
+"""Bodies as people read them, for any content of senders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the value codec does with hostile or unusual input; the vectors are in test_codec.py."""
+"""The value codec with hostile or unusual input; the vectors are in test_codec.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written before the bare message, and the forms of a lock token."""
+"""The sections before the bare message, and the forms of a lock token."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_copy_names_its_source() -> None:
 
 @given(messages())
 def test_delivered_message_can_be_sent_again_unchanged(data: bytes) -> None:
-    """What goes out is sliced like what came in: only the broker's own parts differ."""
+    """A delivered message is sliced like the sent one: only the broker's own parts differ."""
     envelope = slice_message(data)
     again = slice_message(told(envelope, state=1, ttl_ms=None))
     for name in set(Envelope.__slots__) - {"size_bytes", "ttl_ms"}:

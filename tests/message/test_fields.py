@@ -76,7 +76,7 @@ def listed(envelope: Envelope) -> dict[str, Value]:
 
 
 def resliced(envelope: Envelope) -> Envelope:
-    """Return what a receiver that sends the message on would send."""
+    """Return the message as a receiver would forward it."""
     annotations = b""
     if envelope.annotation_count:
         size, count = len(envelope.annotations) + 4, envelope.annotation_count * 2

@@ -1,4 +1,4 @@
-"""Decoding has a budget of heap: what values take is counted before they are made."""
+"""Decoding has a heap budget: the size of values is counted before they are created."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_values_above_the_budget_are_not_made(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COSTLY)
 def test_values_within_their_budget_take_no_more(name: str) -> None:
-    """The budget is no guess: what it lets pass is on the heap what it says, or less."""
+    """The budget is exact: accepted values use at most the counted heap."""
     low, high = 0, 1 << 24
     while high - low > 1 << 13:  # the least budget that is enough
         middle = (low + high) // 2

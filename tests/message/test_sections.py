@@ -49,7 +49,7 @@ DAY_MS = 86_400_000
 
 
 def fields(envelope: Envelope) -> dict[str, object]:
-    """Return what the broker read, without sections and defaults."""
+    """Return the fields that the broker read, without sections and defaults."""
     empty = Envelope()
     names = set(Envelope.__slots__) - {"properties", "application_properties", "body", "size_bytes"}
     return {

@@ -1,4 +1,4 @@
-"""Bodies that are values are looked through as a decoder would, without decoding them."""
+"""Value bodies are checked as a decoder would, without decoding them."""
 
 from __future__ import annotations
 

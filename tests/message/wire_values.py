@@ -1,4 +1,4 @@
-"""Values and encoded messages for the tests of this folder, and what "the same value" means."""
+"""Values and encoded messages for the tests of this folder, and equality of values."""
 
 from __future__ import annotations
 

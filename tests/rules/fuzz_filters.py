@@ -95,7 +95,7 @@ def made(filter_text: str, action: str | None) -> CompiledRule | None:
 
 
 def check(text: str) -> int:
-    """Make and ask what a text is as a filter and as an action; return how many were accepted."""
+    """Compile and evaluate a text as a filter and an action; return the number accepted."""
     accepted = 0
     fields = fields_of(MESSAGE)
     for rule in (made(text, None), made("1=1", text)):
@@ -120,7 +120,7 @@ def check(text: str) -> int:
 def fuzz(
     seconds: float, seed: int, max_inputs: int | None = None, bounds: Bounds | None = None
 ) -> tuple[int, int]:
-    """Return how many texts were tried and how many were valid."""
+    """Return the numbers of tried and of valid texts."""
     bounds = bounds or Bounds()
     source = random.Random(seed)
     pool = [*FILTERS, *ACTIONS]

@@ -1,4 +1,4 @@
-"""A second reading of the language of SQL filters: what a tree means.
+"""A second implementation of the language of SQL filters: evaluation of a tree.
 
 Made from the guide and the grammar alone, shares no code with the product; it walks the tree for
 every message and parses nothing. `evaluated` gives the three-valued result or raises `Failed`.
@@ -46,7 +46,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """What a filter sees: `application` as sent, `system` by lower-case names without `sys.`."""
+    """Input of a filter: `application` as sent, `system` by lower-case names without `sys.`."""
 
     application: dict[str, Value] = field(default_factory=dict)
     system: dict[str, Value] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Message:
 
 
 def evaluated(tree: Tree, message: Message) -> bool | None:
-    """Return true, false or unknown (None); raise `Failed` where the guide tells of an error."""
+    """Return true, false or unknown (None); raise `Failed` where the guide has an error."""
     match tree:
         case ("or" | "and" as word, left, right):
             decisive: bool = word == "or"
@@ -111,7 +111,7 @@ def evaluated(tree: Tree, message: Message) -> bool | None:
 
 
 def settled(tree: Tree) -> bool | None:
-    """Return what a condition is for every message, None when that is not known."""
+    """Return the value of a condition for every message, None if it is not constant."""
     match tree:
         case ("compare", sign, left, right) if is_constant(left) and is_constant(right):
             return compared(sign, value_of(left, Message()), value_of(right, Message()))
@@ -126,7 +126,7 @@ def settled(tree: Tree) -> bool | None:
 
 
 def is_constant(tree: Tree) -> bool:
-    """Say whether it is a constant; a minus before a number is part of it."""
+    """Return whether it is a constant; a minus before a number is part of it."""
     match tree:
         case ("constant", _):
             return True
@@ -155,7 +155,7 @@ def compared(sign: str, left: Value, right: Value) -> bool | None:
 
 
 def read(text: str, wanted: str) -> Value:
-    """Return the timestamp or UUID that a text says, None when it says none."""
+    """Return the timestamp or UUID in a text, None if there is none."""
     try:
         if wanted == "uuid":
             return uuid.UUID(text)

@@ -1,4 +1,4 @@
-"""One of the many texts of a tree of `tests/rules/sql_oracle.py`, as the grammar allows them."""
+"""Writes a tree of `tests/rules/sql_oracle.py` as one of its many texts in the grammar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from postbus.message.codec import Value
 from tests.rules.sql_oracle import Tree
 
 RANK = {"or": 0, "and": 1, "not": 2, "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
-"""How tightly words and operators bind: parentheses are needed around what binds less."""
+"""Precedence of words and operators: operands of lower precedence need parentheses."""
 SIGN_RANK = 6
 
 
@@ -117,7 +117,7 @@ class Writer:
 
 
 def is_letter(character: str) -> bool:
-    """Say whether it may continue a name or a number."""
+    """Return whether it may continue a name or a number."""
     return character.isalnum() or character in "_."
 
 

@@ -1,4 +1,4 @@
-"""Rules made from their properties: kinds of filters, correlation, and what is refused."""
+"""Rules created from their properties: kinds of filters, correlation, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL actions: what SET and REMOVE do to a copy, and when an action fails."""
+"""SQL actions: effects of SET and REMOVE on a copy, and failures of an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random SQL filters and messages: the product's answer beside that of a second reading.
+"""Random SQL filters and messages: the product compared with a second implementation.
 
 `tests/rules/sql_oracle.py` is the second reading: a plain walk over the tree, from the guide and
 the grammar. A difference is settled by the guide and becomes a named case in
@@ -129,7 +129,7 @@ SYSTEM = [
 
 
 NEVER_MS = (2**63 - 1) // 10_000
-"""Silent: what a message without a time to live has, the longest TimeSpan."""
+"""Silent: the time to live of a message without one, the longest TimeSpan."""
 
 
 @st.composite
@@ -148,7 +148,7 @@ def sent(draw: st.DrawFn) -> Sent:
 
 
 def as_seen(application: dict[str, Value], fields: dict[str, Value], ttl_ms: int | None) -> Message:
-    """Return what a filter sees of a message."""
+    """Return the input of a filter for a message."""
     system = {name.lower(): fields.get(field) for name, field in FIELDS.items()}
     for name in ("messageid", "correlationid"):
         if kind(system[name]) in ("uuid", "number"):

@@ -257,7 +257,7 @@ def test_like(pattern: str, escape: str | None, fitting: list[str], other: list[
 
 
 def like_by_definition(pattern: str, text: str) -> bool:
-    """Say whether a text fits by trying everything."""
+    """Return whether a text matches, by trying everything."""
     if not pattern:
         return not text
     if pattern[0] == "%":
