@@ -43,7 +43,7 @@ from postbus.store.postgres import Store
 NUMBER_BITS = 48
 
 
-class Door:
+class RecordingSink:
     """The sink of one consumer, as the edge registers it; records all calls."""
 
     def __init__(self) -> None:
@@ -105,15 +105,15 @@ class Bus:
 
     async def consume(
         self, address: Address, limit: int = 0, mode: ReceiveMode = ReceiveMode.PEEK_LOCK
-    ) -> tuple[int, Door]:
+    ) -> tuple[int, RecordingSink]:
         """Register a receiver with a demand; return its number and its sink."""
-        door, consumer_id = Door(), self.router.new_consumer_id()
-        self.router.register_sink(address.partition_id, consumer_id, door)
+        sink, consumer_id = RecordingSink(), self.router.new_consumer_id()
+        self.router.register_sink(address.partition_id, consumer_id, sink)
         add = AddConsumer(address.entity_no, address.sub_queue, consumer_id, mode)
         await self.call(address, add)
         if limit:
             await self.call(address, SetDemand(consumer_id, limit))
-        return consumer_id, door
+        return consumer_id, sink
 
     async def drain(self, address: Address, consumer_id: int, limit: int) -> int:
         reply = await self.call(address, SetDemand(consumer_id, limit, is_drain=True))

@@ -345,8 +345,8 @@ async def test_rates_are_those_of_the_last_looks(store: Store, properties: Queue
         assert (await administration.traffic("q")).rates is None
         queue = bus.address("q")
         await bus.sent(queue, *(message(f"{n}") for n in range(40)))
-        _, door = await bus.consume(queue, 10, ReceiveMode.RECEIVE_AND_DELETE)
-        await until(lambda: len(door.deliveries) == 10)
+        _, sink = await bus.consume(queue, 10, ReceiveMode.RECEIVE_AND_DELETE)
+        await until(lambda: len(sink.deliveries) == 10)
         now_s += 2.0
         assert (await administration.traffic("Q")).rates == Rates(20.0, 5.0, 5.0)
         for _ in range(SAMPLES - 1):

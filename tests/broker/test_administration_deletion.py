@@ -59,7 +59,7 @@ from postbus.store.errors import StoreUnavailable
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered, administration_of, refusal_of
 from tests.broker.partition.test_host import until
-from tests.broker.partition_rig import Bus, Door, message, running, spread
+from tests.broker.partition_rig import Bus, RecordingSink, message, running, spread
 from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 from tests.store.driving import connected, wait_until
 
@@ -95,8 +95,8 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
         await administration.put(a_queue("q", properties), NEW)
         queue = bus.address("q")
         await bus.sent(queue, message("x"))
-        consumer, door = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
-        await until(lambda: len(door.deliveries) == 1)
+        consumer, sink = await bus.consume(queue, 1, ReceiveMode.PEEK_LOCK)
+        await until(lambda: len(sink.deliveries) == 1)
         with pytest.raises(DirectoryRefusal, match="q holds 1 message") as caught:
             await administration.delete("q", policy=IF_EMPTY)  # it is locked, and there
         assert caught.value.refused.refusal is Refusal.NOT_EMPTY
@@ -106,14 +106,14 @@ async def test_only_an_empty_queue_is_deleted_if_empty(
             Settle(
                 queue.entity_no,
                 SubQueue.ACTIVE,
-                [door.deliveries[0].lock_token],
+                [sink.deliveries[0].lock_token],
                 Disposition.COMPLETE,
             ),
         )
         assert isinstance(reply, Settled)
         await administration.delete("Q", policy=IF_EMPTY)
         assert administration.find("q") is None
-        assert door.refusals == [Refusal.ENTITY_NOT_FOUND]
+        assert sink.refusals == [Refusal.ENTITY_NOT_FOUND]
         missing = administration.delete("q", policy=IF_EMPTY)
         assert await refusal_of(missing) is Refusal.ENTITY_NOT_FOUND
         del consumer
@@ -196,10 +196,10 @@ async def filled(bus: Bus, name: str) -> dict[str, int]:
     queue = bus.address(name)
     await bus.sent(queue, *(message(f"{n}") for n in range(6)))
     await bus.sent(queue, message("later", scheduled_ms=bus.hosts[0].clock() + HOUR_MS))
-    _, door = await bus.consume(queue, 2, ReceiveMode.PEEK_LOCK)
-    await until(lambda: len(door.deliveries) == 2)
+    _, sink = await bus.consume(queue, 2, ReceiveMode.PEEK_LOCK)
+    await until(lambda: len(sink.deliveries) == 2)
     for delivery, disposition in zip(
-        door.deliveries, (Disposition.DEAD_LETTER, Disposition.DEFER), strict=True
+        sink.deliveries, (Disposition.DEAD_LETTER, Disposition.DEFER), strict=True
     ):
         settle = Settle(queue.entity_no, SubQueue.ACTIVE, [delivery.lock_token], disposition)
         assert isinstance(await bus.call(queue, settle), Settled)
@@ -215,9 +215,9 @@ async def test_a_retained_queue_comes_back_as_it_was(
         made = await administration.put(a_queue("Orders", properties), NEW)
         held = await filled(bus, "orders")
         counts = await administration.runtime("orders")
-        _, door = await bus.consume(bus.address("orders"), 0, ReceiveMode.PEEK_LOCK)
+        _, sink = await bus.consume(bus.address("orders"), 0, ReceiveMode.PEEK_LOCK)
         await administration.delete("orders", policy=RETAIN)
-        assert door.refusals == [Refusal.ENTITY_NOT_FOUND]
+        assert sink.refusals == [Refusal.ENTITY_NOT_FOUND]
         assert administration.find("orders") is None
         assert administration.listed(EntityKind.QUEUE) == []
         assert await refusal_of(administration.runtime("orders")) is Refusal.ENTITY_NOT_FOUND
@@ -294,11 +294,11 @@ def _stored(directory: Directory, entity_no: int) -> CatalogEntry:
 
 async def accepted(bus: Bus, queue: Address, session_id: bytes) -> int:
     """Take a session; return the number of its receiver."""
-    door, consumer_id = Door(), bus.router.new_consumer_id()
-    bus.router.register_sink(queue.partition_id, consumer_id, door)
+    sink, consumer_id = RecordingSink(), bus.router.new_consumer_id()
+    bus.router.register_sink(queue.partition_id, consumer_id, sink)
     mode = ReceiveMode.PEEK_LOCK
     await bus.call(queue, AcceptSession(queue.entity_no, consumer_id, mode, session_id))
-    await until(lambda: door.sessions == [session_id])
+    await until(lambda: sink.sessions == [session_id])
     return consumer_id
 
 

@@ -38,7 +38,7 @@ from postbus.entity.commands import (
 )
 from postbus.store.postgres import Store
 from tests.broker.administration_rig import administered
-from tests.broker.partition_rig import Bus, Door, message
+from tests.broker.partition_rig import Bus, RecordingSink, message
 from tests.broker.putting import EXISTING, NEW, a_queue, a_subscription, a_topic
 from tests.store.driving import wait_until
 
@@ -60,7 +60,7 @@ EXPECTED_OF_SENDERS: Final = {
 }
 
 
-class Receiver(Door):
+class Receiver(RecordingSink):
     """Settles deliveries in all ways; records completed messages."""
 
     def __init__(self, bus: Bus, queue: Address, completed: Counter[str], random: Random) -> None:
@@ -129,29 +129,29 @@ class Load:
         """Receive until the load is over; an ended receiver is opened again."""
         bus, address = self._bus, self._bus.address(path)
         while not self._is_over:
-            door = Receiver(bus, address, self.completed, self._random)
+            sink = Receiver(bus, address, self.completed, self._random)
             consumer_id = bus.router.new_consumer_id()
-            bus.router.register_sink(address.partition_id, consumer_id, door)
+            bus.router.register_sink(address.partition_id, consumer_id, sink)
             add = AddConsumer(
                 address.entity_no, SubQueue.ACTIVE, consumer_id, ReceiveMode.PEEK_LOCK
             )
             if isinstance(await bus.call(address, add), Done):
                 limit = 0
-                while not (self._is_over or door.refusals):
-                    if limit - len(door.deliveries) < 10:
+                while not (self._is_over or sink.refusals):
+                    if limit - len(sink.deliveries) < 10:
                         limit += 20
                         await bus.call(address, SetDemand(consumer_id, limit))
                     await wait_a_moment()
-                self.ended += bool(door.refusals)
+                self.ended += bool(sink.refusals)
             else:
                 await wait_a_moment()
             await bus.call(address, RemoveConsumer(consumer_id))
-            await wait_until(lambda door=door: _is_quiet(door))
+            await wait_until(lambda sink=sink: _is_quiet(sink))
             bus.router.unregister_sink(address.partition_id, consumer_id)
 
 
-async def _is_quiet(door: Receiver) -> bool:
-    return not door.open
+async def _is_quiet(sink: Receiver) -> bool:
+    return not sink.open
 
 
 async def wait_a_moment() -> None:

@@ -48,7 +48,14 @@ from postbus.message.patch import merge_properties
 from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
 from tests.broker.partition.test_shipping import arrived, bodies_of, named, put
-from tests.broker.partition_rig import Bus, Door, keys_for, message, running, wait_for_too_many
+from tests.broker.partition_rig import (
+    Bus,
+    RecordingSink,
+    keys_for,
+    message,
+    running,
+    wait_for_too_many,
+)
 from tests.broker.putting import put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
@@ -70,12 +77,12 @@ def numbered(n: int, *, session: str | None = None, key: str | None = None) -> E
 async def kill(bus: Bus, path: str, *, reason: str = "poison") -> None:
     """Dead-letter all messages of a queue without sessions."""
     address = bus.address(path)
-    consumer_id, door = await bus.consume(address)
+    consumer_id, sink = await bus.consume(address)
     limit = 0
-    while limit == 0 or door.deliveries:
-        door.deliveries.clear()
+    while limit == 0 or sink.deliveries:
+        sink.deliveries.clear()
         limit = await bus.drain(address, consumer_id, limit + 500)
-        tokens = [each.lock_token for each in door.deliveries]
+        tokens = [each.lock_token for each in sink.deliveries]
         settle = Settle(
             address.entity_no, SubQueue.ACTIVE, tokens, Disposition.DEAD_LETTER, reason, "told so"
         )
@@ -193,9 +200,9 @@ async def test_peeked_messages_are_complete_and_unchanged(store: Store) -> None:
         assert view.size_in_bytes >= 100
         (waits,) = (await message_operations.peek("q", state=MessageState.SCHEDULED)).messages
         assert (waits.state, waits.scheduled_at) == ("scheduled", moment_of(due_ms))
-        _, door = await bus.consume(address, 1)
-        await until(lambda: len(door.deliveries) == 1)
-        assert door.deliveries[0].delivery_count == 0
+        _, sink = await bus.consume(address, 1)
+        await until(lambda: len(sink.deliveries) == 1)
+        assert sink.deliveries[0].delivery_count == 0
         result = await message_operations.delete(
             "q", [view.sequence_number, waits.sequence_number, 99]
         )
@@ -345,15 +352,15 @@ async def test_the_keys_of_an_edit_choose_the_partition(store: Store) -> None:
 
 
 async def dead_letter_session(bus: Bus, path: str, session: str, consumer_id: int) -> None:
-    address, door = bus.address(path), Door()
-    bus.router.register_sink(address.partition_id, consumer_id, door)
+    address, sink = bus.address(path), RecordingSink()
+    bus.router.register_sink(address.partition_id, consumer_id, sink)
     await bus.call(
         address,
         AcceptSession(address.entity_no, consumer_id, ReceiveMode.PEEK_LOCK, session.encode()),
     )
-    await until(lambda: len(door.sessions) == 1)
+    await until(lambda: len(sink.sessions) == 1)
     await bus.call(address, SetDemand(consumer_id, 100, is_drain=True))
-    tokens = [each.lock_token for each in door.deliveries]
+    tokens = [each.lock_token for each in sink.deliveries]
     settle = Settle(address.entity_no, SubQueue.ACTIVE, tokens, Disposition.DEAD_LETTER, "poison")
     settle.session_id = session.encode()
     assert await bus.call(address, settle) == Settled()

@@ -239,9 +239,9 @@ async def test_dead_letters_are_forwarded_to_their_target(store: Store) -> None:
         await put(bus, source, forward_dead_lettered_messages_to=target)
         address = bus.address(source)
         await bus.sent(address, message("poison"))
-        _, door = await bus.consume(address, 1)
-        await until(lambda: len(door.deliveries) == 1)
-        tokens = [door.deliveries[0].lock_token]
+        _, sink = await bus.consume(address, 1)
+        await until(lambda: len(sink.deliveries) == 1)
+        tokens = [sink.deliveries[0].lock_token]
         settle = Settle(
             address.entity_no, SubQueue.ACTIVE, tokens, Disposition.DEAD_LETTER, "why", "so"
         )
@@ -262,9 +262,9 @@ async def test_a_transaction_settles_here_and_sends_there(store: Store) -> None:
         address, there = bus.address(source), bus.address(target)
         key = keys_for(4)[3]
         await bus.sent(address, message("work", key=key))
-        consumer_id, door = await bus.consume(address, 1)
-        await until(lambda: len(door.deliveries) == 1)
-        tokens = [door.deliveries[0].lock_token]
+        consumer_id, sink = await bus.consume(address, 1)
+        await until(lambda: len(sink.deliveries) == 1)
+        tokens = [sink.deliveries[0].lock_token]
         complete = Settle(address.entity_no, SubQueue.ACTIVE, tokens, Disposition.COMPLETE)
         work = Transact(
             [
@@ -281,7 +281,7 @@ async def test_a_transaction_settles_here_and_sends_there(store: Store) -> None:
         reply = await bus.call(there, work)  # the lock is gone: nothing of it happens
         assert refusal_of(reply) is Refusal.LOCK_LOST
         await bus.call(address, SetDemand(consumer_id, 2))
-        await until(lambda: len(door.deliveries) == 2)
+        await until(lambda: len(sink.deliveries) == 2)
         await wait_for_too_many(0.1)
         assert await bodies_of(bus, target) == ["done"]
         assert await bodies_of(bus, source) == ["next"]

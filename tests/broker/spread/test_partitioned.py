@@ -253,17 +253,17 @@ async def test_a_receiver_gets_messages_of_all_partitions(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
-        consumer_id, door = await bus.consume(queue, 20)
+        consumer_id, sink = await bus.consume(queue, 20)
         for n in range(8):  # to one that waits
             await bus.sent(queue, message(str(n)))
-        await until(lambda: len(door.deliveries) == 8)
+        await until(lambda: len(sink.deliveries) == 8)
         await bus.call(queue, SetDemand(consumer_id, 8))
         for n in range(8, 16):  # to one that comes later
             await bus.sent(queue, message(str(n)))
-        assert len(door.deliveries) == 8
+        assert len(sink.deliveries) == 8
         await bus.call(queue, SetDemand(consumer_id, 16))
-        await until(lambda: len(door.deliveries) == 16)
-        assert sorted(door.bodies, key=int) == [str(n) for n in range(16)]
+        await until(lambda: len(sink.deliveries) == 16)
+        assert sorted(sink.bodies, key=int) == [str(n) for n in range(16)]
 
 
 @pytest.mark.parametrize("mode", list(ReceiveMode))
@@ -275,12 +275,12 @@ async def test_a_receiver_never_gets_more_than_it_asked_for(
         queue = bus.address("q")
         for n in range(20):
             await bus.sent(queue, message(str(n)))
-        consumer_id, door = await bus.consume(queue, mode=mode)
+        consumer_id, sink = await bus.consume(queue, mode=mode)
         for limit in (1, 2, 7, 8, 13):
             await bus.call(queue, SetDemand(consumer_id, limit))
-            await until(lambda limit=limit: len(door.deliveries) >= limit)
+            await until(lambda limit=limit: len(sink.deliveries) >= limit)
             await asyncio.gather(*(bus.sent(queue, message("more")) for _ in range(4)))
-            assert len(door.deliveries) == limit
+            assert len(sink.deliveries) == limit
         counts = bus.counts(queue)
         taken = 13 if mode is ReceiveMode.RECEIVE_AND_DELETE else 0
         assert counts.active == 40 - taken
@@ -297,16 +297,16 @@ async def test_messages_taken_by_another_receiver_do_not_bind_credit(store: Stor
         for n in range(40):
             await bus.sent(queue, message(str(n)))
             await until(
-                lambda n=n: sum(len(door.deliveries) for _, door in consumers) == min(n + 1, 5)
+                lambda n=n: sum(len(sink.deliveries) for _, sink in consumers) == min(n + 1, 5)
             )
             if n >= 4:
                 break
-        assert [len(door.deliveries) for _, door in consumers] == [1] * 5
+        assert [len(sink.deliveries) for _, sink in consumers] == [1] * 5
         for n in range(5, 40):
-            consumer_id, door = consumers[n % 5]
-            await bus.call(queue, SetDemand(consumer_id, len(door.deliveries) + 1))
+            consumer_id, sink = consumers[n % 5]
+            await bus.call(queue, SetDemand(consumer_id, len(sink.deliveries) + 1))
             await bus.sent(queue, message(str(n)))
-            await until(lambda n=n: sum(len(door.deliveries) for _, door in consumers) == n + 1)
+            await until(lambda n=n: sum(len(sink.deliveries) for _, sink in consumers) == n + 1)
 
 
 async def test_credit_is_shared_fairly_over_partitions(store: Store) -> None:
@@ -315,21 +315,21 @@ async def test_credit_is_shared_fairly_over_partitions(store: Store) -> None:
         queue = bus.address("q")
         for key in keys_for(4):
             await bus.sent(queue, *(message(key=key) for _ in range(100)))
-        consumer_id, door = await bus.consume(queue)
+        consumer_id, sink = await bus.consume(queue)
         limit = 40
         await bus.call(queue, SetDemand(consumer_id, limit))
-        await until(lambda: len(door.deliveries) == 40)
-        places = partitions_of([each.sequence for each in door.deliveries])
+        await until(lambda: len(sink.deliveries) == 40)
+        places = partitions_of([each.sequence for each in sink.deliveries])
         assert [places.count(partition_id) for partition_id in range(4)] == [10] * 4
         for _ in range(8):
             limit += 20
             await bus.call(queue, SetDemand(consumer_id, limit))
-            await until(lambda: len(door.deliveries) >= limit)  # noqa: B023 - called at once
-        places = partitions_of([each.sequence for each in door.deliveries])
+            await until(lambda: len(sink.deliveries) >= limit)  # noqa: B023 - called at once
+        places = partitions_of([each.sequence for each in sink.deliveries])
         assert all(40 <= places.count(partition_id) <= 60 for partition_id in range(4))
         for partition_id in range(4):
             mine = [
-                each.sequence for each in door.deliveries if each.sequence >> 48 == partition_id
+                each.sequence for each in sink.deliveries if each.sequence >> 48 == partition_id
             ]
             assert mine == sorted(mine)
 
@@ -364,19 +364,19 @@ async def test_surplus_is_remembered_and_never_taken(store: Store) -> None:
         await bus.load()
         for n in range(8):
             await bus.sent(queue, message(str(n)))
-        consumer_id, door = await bus.consume(queue, 1)
-        await until(lambda: len(door.deliveries) == 1)
+        consumer_id, sink = await bus.consume(queue, 1)
+        await until(lambda: len(sink.deliveries) == 1)
         asked: list[int] = []
         for host in bus.hosts:
             note_commands(host, asked)
         await bus.call(queue, SetDemand(consumer_id, 2))
-        assert len(door.deliveries) == 2  # at once
+        assert len(sink.deliveries) == 2  # at once
         assert len(asked) == 1  # one partition was asked, not all
         _, other = await bus.consume(queue, 20)
         await until(lambda: len(other.deliveries) == 6)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
         await bus.call(queue, RemoveConsumer(consumer_id))
-        assert sorted(door.bodies + other.bodies) == [str(n) for n in range(8)]
+        assert sorted(sink.bodies + other.bodies) == [str(n) for n in range(8)]
 
 
 @pytest.mark.behaviour("S209", "S210")
@@ -385,7 +385,7 @@ async def test_messages_locked_by_another_client_come_when_its_locks_end(store: 
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         tokens, _ = await locked(bus, 6)
-        consumer_id, door = await bus.consume(queue)
+        consumer_id, sink = await bus.consume(queue)
         assert await bus.drain(queue, consumer_id, 10) == 0
         assert len(await bus.peek_all(queue)) == 6
         await bus.call(queue, SetDemand(consumer_id, 10))
@@ -393,11 +393,11 @@ async def test_messages_locked_by_another_client_come_when_its_locks_end(store: 
         for host in bus.hosts:
             note_commands(host, asked)
         await wait_for_too_many(0.25)
-        assert (asked, door.deliveries) == ([], [])  # locked messages are not requested
+        assert (asked, sink.deliveries) == ([], [])  # locked messages are not requested
         assert await bus.call(queue, LoseLocks(queue.entity_no)) == Done()
-        await until(lambda: len(door.deliveries) == 6)
-        assert {each.delivery_count for each in door.deliveries} == {1}
-        assert not {each.lock_token for each in door.deliveries} & set(tokens)
+        await until(lambda: len(sink.deliveries) == 6)
+        assert {each.delivery_count for each in sink.deliveries} == {1}
+        assert not {each.lock_token for each in sink.deliveries} & set(tokens)
 
 
 @pytest.mark.behaviour("S179")
@@ -419,17 +419,17 @@ async def test_a_message_does_not_wait_for_earlier_ones_of_another_partition(
 
         host.submit = hold_back
         try:
-            _, door = await bus.consume(queue, 12)
-            await until(lambda: len(door.deliveries) == 9)
-            assert "0" not in door.bodies  # what was sent after it is here
+            _, sink = await bus.consume(queue, 12)
+            await until(lambda: len(sink.deliveries) == 9)
+            assert "0" not in sink.bodies  # a later message has arrived
         finally:
             host.submit = submit
             for asked in held_back:
                 submit(*asked)
-        await until(lambda: len(door.deliveries) == 12)
-        assert sorted(door.bodies, key=int) == list(sent.values())
+        await until(lambda: len(sink.deliveries) == 12)
+        assert sorted(sink.bodies, key=int) == list(sent.values())
         for place in range(4):  # in each of them the order is kept
-            there = [each.sequence for each in door.deliveries if each.sequence >> 48 == place]
+            there = [each.sequence for each in sink.deliveries if each.sequence >> 48 == place]
             assert there == sorted(there)
             assert len(there) == 3
 
@@ -441,7 +441,7 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
-        _, door = await bus.consume(queue, 1)
+        _, sink = await bus.consume(queue, 1)
         (key,) = keys_for(1)
         host = bus.hosts[0]
         submit = host.submit
@@ -459,7 +459,7 @@ async def test_demand_of_a_partition_is_free_again_when_it_reloads(
 
         host.submit = ask_and_fail
         await bus.sent(queue, message("first", key=key))
-        await until(lambda: door.bodies == ["first"])
+        await until(lambda: sink.bodies == ["first"])
         assert len(asked) == 1
 
 
@@ -468,7 +468,7 @@ async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
-        consumer_id, door = await bus.consume(queue)
+        consumer_id, sink = await bus.consume(queue)
         began = time.monotonic()
         assert await bus.drain(queue, consumer_id, 5) == 0
         assert time.monotonic() - began < 0.2
@@ -476,10 +476,10 @@ async def test_a_drain_takes_available_messages_and_ends(store: Store) -> None:
             await bus.sent(queue, message(str(n)))
         assert await bus.drain(queue, consumer_id, 5) == 5
         assert await bus.drain(queue, consumer_id, 20) == 7
-        assert sorted(door.bodies) == [str(n) for n in range(7)]
+        assert sorted(sink.bodies) == [str(n) for n in range(7)]
         await bus.sent(queue, message("late"))
         await wait_for_too_many()
-        assert len(door.deliveries) == 7  # the limit fell to what was delivered
+        assert len(sink.deliveries) == 7  # the limit fell to what was delivered
 
 
 async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database: str) -> None:
@@ -489,15 +489,15 @@ async def test_a_drain_does_not_wait_for_a_slow_partition(store: Store, database
         await bus.load()
         slow, fast = keys_for(2)
         mode = ReceiveMode.RECEIVE_AND_DELETE
-        consumer_id, door = await bus.consume(queue, mode=mode)
+        consumer_id, sink = await bus.consume(queue, mode=mode)
         await bus.sent(queue, message("slow", key=slow), message("fast", key=fast))
         async with other.transaction():
             await other.execute("lock table partition_0.message in share mode")
             began = time.monotonic()
             assert await bus.drain(queue, consumer_id, 5) == 1
             assert time.monotonic() - began < 0.2
-            assert door.bodies == ["fast"]
-        await until(lambda: len(door.deliveries) == 2)  # it was deleted, so it must come
+            assert sink.bodies == ["fast"]
+        await until(lambda: len(sink.deliveries) == 2)  # it was deleted, so it must come
 
 
 async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database: str) -> None:
@@ -507,7 +507,7 @@ async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database
         await bus.load()
         slow, fast = keys_for(2)
         mode = ReceiveMode.RECEIVE_AND_DELETE
-        consumer_id, door = await bus.consume(queue, mode=mode)
+        consumer_id, sink = await bus.consume(queue, mode=mode)
         await bus.sent(queue, message("slow", key=slow))
         async with other.transaction():
             await other.execute("lock table partition_0.message in share mode")
@@ -518,8 +518,8 @@ async def test_a_drain_is_not_cut_short_by_the_one_before(store: Store, database
             assert not first
             assert await bus.drain(queue, consumer_id, 5) == 1
             assert first == [DemandSet(0)]
-            assert door.bodies == ["fast"]
-        await until(lambda: len(door.deliveries) == 2)
+            assert sink.bodies == ["fast"]
+        await until(lambda: len(sink.deliveries) == 2)
 
 
 async def test_a_partition_too_busy_to_give_hints_is_asked_again(
@@ -530,18 +530,18 @@ async def test_a_partition_too_busy_to_give_hints_is_asked_again(
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
-        _, door = await bus.consume(queue, 10)
+        _, sink = await bus.consume(queue, 10)
         monkeypatch.setattr("postbus.broker.partition.waiting.WAITING_LIMIT", 100)
         await bus.load()
         await bus.sent(queue, *[message(str(n)) for n in range(4)])
-        await until(lambda: len(door.deliveries) == 4)
+        await until(lambda: len(sink.deliveries) == 4)
 
 
 async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
     async with running(store) as bus:
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
-        consumer_id, door = await bus.consume(queue, 5)
+        consumer_id, sink = await bus.consume(queue, 5)
         bus.router.unregister_sink(queue.partition_id, consumer_id)
         assert await bus.call(queue, RemoveConsumer(consumer_id)) == Done()
         reply = await bus.call(queue, SetDemand(consumer_id, 9))
@@ -550,7 +550,7 @@ async def test_a_receiver_that_left_takes_nothing(store: Store) -> None:
         for n in range(4):
             await bus.sent(queue, message(str(n)))
         await until(lambda: len(other.deliveries) == 4)
-        assert door.deliveries == []
+        assert sink.deliveries == []
 
 
 async def test_one_partition_that_is_reloaded_is_taken_up_again(store: Store) -> None:
@@ -558,18 +558,18 @@ async def test_one_partition_that_is_reloaded_is_taken_up_again(store: Store) ->
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
-        consumer_id, door = await bus.consume(queue, 10)
+        consumer_id, sink = await bus.consume(queue, 10)
         keys = keys_for(2)
         await bus.sent(queue, message("0", key=keys[0]), message("1", key=keys[1]))
-        await until(lambda: len(door.deliveries) == 2)
+        await until(lambda: len(sink.deliveries) == 2)
         bus.hosts[0].interrupt(0.3)
         await until(lambda: not bus.hosts[0].is_loaded)
         await bus.sent(queue, message("2", key=keys[1]))
-        await until(lambda: "2" in door.bodies)
-        await until(lambda: door.bodies.count("0") == 2)  # its lock went with the memory
-        assert door.resets == 0
-        tokens = [each.lock_token for each in door.deliveries]
-        first, last = (n for n, body in enumerate(door.bodies) if body == "0")
+        await until(lambda: "2" in sink.bodies)
+        await until(lambda: sink.bodies.count("0") == 2)  # its lock went with the memory
+        assert sink.resets == 0
+        tokens = [each.lock_token for each in sink.deliveries]
+        first, last = (n for n, body in enumerate(sink.bodies) if body == "0")
         reply = await bus.call(queue, Settle(queue.entity_no, ACTIVE, tokens, Disposition.COMPLETE))
         assert reply == Settled([first])
         assert last > first
@@ -581,9 +581,9 @@ async def test_the_end_of_an_entity_ends_its_receivers_once(store: Store) -> Non
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
-        _, door = await bus.consume(queue, 10)
+        _, sink = await bus.consume(queue, 10)
         await bus.directory.delete("q")
-        assert door.refusals == [Refusal.ENTITY_NOT_FOUND]
+        assert sink.refusals == [Refusal.ENTITY_NOT_FOUND]
         consumer_id, late = await bus.consume(queue)
         assert late.refusals == []  # the reply said it
         reply = await bus.call(queue, SetDemand(consumer_id, 1))
@@ -598,11 +598,11 @@ async def locked(bus: Bus, count: int) -> tuple[list[bytes], list[int]]:
     queue = bus.address("q")
     for n in range(count):
         await bus.sent(queue, message(str(n)))
-    _, door = await bus.consume(queue, count)
-    await until(lambda: len(door.deliveries) == count)
+    _, sink = await bus.consume(queue, count)
+    await until(lambda: len(sink.deliveries) == count)
     return (
-        [each.lock_token for each in door.deliveries],
-        [each.sequence for each in door.deliveries],
+        [each.lock_token for each in sink.deliveries],
+        [each.sequence for each in sink.deliveries],
     )
 
 
@@ -767,15 +767,15 @@ async def test_a_subscription_receives_from_all_partitions_of_its_topic(store: S
         await put_subscription(bus.directory, "news", "none", SubscriptionProperties(), [none])
         topic, everything = bus.address("news"), bus.address("NEWS/subscriptions/ALL")
         assert (topic.is_partitioned, everything.is_partitioned) == (True, True)
-        consumer_id, door = await bus.consume(everything, 20)
+        consumer_id, sink = await bus.consume(everything, 20)
         for n in range(8):
             await bus.sent(topic, message(str(n)))
         await bus.sent(topic, *(message(key, key=key) for key in keys_for(4)))
-        await until(lambda: len(door.deliveries) == 12)
-        numbers = [each.sequence for each in door.deliveries]
+        await until(lambda: len(sink.deliveries) == 12)
+        numbers = [each.sequence for each in sink.deliveries]
         assert set(partitions_of(numbers)) == {0, 1, 2, 3}
         assert len(set(numbers)) == 12
-        tokens = [each.lock_token for each in door.deliveries]
+        tokens = [each.lock_token for each in sink.deliveries]
         settle = Settle(everything.entity_no, ACTIVE, tokens, Disposition.COMPLETE)
         assert await bus.call(everything, settle) == Settled()
         assert await bus.drain(everything, consumer_id, 40) == 12

@@ -28,7 +28,15 @@ from postbus.entity.commands import (
 from postbus.process.embedded import EmbeddedPostgres
 from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
-from tests.broker.partition_rig import Bus, Door, keys_for, message, partitions_of, running, spread
+from tests.broker.partition_rig import (
+    Bus,
+    RecordingSink,
+    keys_for,
+    message,
+    partitions_of,
+    running,
+    spread,
+)
 from tests.broker.putting import put_queue
 from tests.conftest import dsn_of, make_database
 from tests.store.driving import wait_until
@@ -109,9 +117,9 @@ async def test_messages_without_key_go_to_available_partitions(
         await put_queue(bus.directory, "q", spread())
         queue = bus.address("q")
         await bus.load()
-        _, door = await bus.consume(queue, 1_000)
+        _, sink = await bus.consume(queue, 1_000)
         await bus.sent(queue, *(message(f"before-{key}", key=key) for key in keys_for(4)))
-        await until(lambda: len(door.deliveries) == 4)
+        await until(lambda: len(sink.deliveries) == 4)
         await outage.begin()
         began = time.monotonic()
         for n in range(40):  # at once, before anybody noticed
@@ -121,7 +129,7 @@ async def test_messages_without_key_go_to_available_partitions(
             assert isinstance(reply, Enqueued)
             assert set(partitions_of(reply.sequence_numbers)) <= set(HEALTHY)
         assert time.monotonic() - began < 15
-        await until(lambda: len(door.deliveries) == 44)
+        await until(lambda: len(sink.deliveries) == 44)
         await told_of_outage(bus)
         began = time.monotonic()
         await bus.sent(queue, *(message(f"burst-{n}") for n in range(300)))
@@ -140,7 +148,7 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
         queue = bus.address("q")
         await bus.load()
         keys = keys_for(4)
-        consumer_id, door = await bus.consume(queue)
+        consumer_id, sink = await bus.consume(queue)
         await bus.sent(queue, *(message(f"kept-{key}", key=key) for key in keys))
         await outage.begin()
         replies = [await bus.send(queue, message(f"new-{key}", key=key)) for key in keys]
@@ -161,8 +169,8 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
         assert await bus.drain(queue, consumer_id, 100) == 6
         assert time.monotonic() - began < 0.2
         peeked = {each.envelope.body.decode() for each in await bus.peek_all(queue)}
-        assert peeked == set(door.bodies)
-        tokens = [each.lock_token for each in door.deliveries]
+        assert peeked == set(sink.bodies)
+        tokens = [each.lock_token for each in sink.deliveries]
         settle = Settle(queue.entity_no, SubQueue.ACTIVE, tokens, Disposition.COMPLETE)
         assert await bus.call(queue, settle) == Settled()
         gone = [bytes(8) + bytes([0, place]) + bytes(6) for place in DOWN]
@@ -172,13 +180,13 @@ async def test_only_messages_with_a_key_of_a_lost_partition_fail(
 
         await bus.call(queue, SetDemand(consumer_id, 100))
         await outage.end(bus)
-        await until(lambda: len(door.deliveries) >= 8)
+        await until(lambda: len(sink.deliveries) >= 8)
         kept = {f"kept-{keys[place]}" for place in DOWN}
-        assert kept <= set(door.bodies)
+        assert kept <= set(sink.bodies)
         unknown = {f"new-{keys[each]}" for each in DOWN}  # whose answer may have been "unknown"
-        assert set(door.bodies[6:]) <= kept | unknown
+        assert set(sink.bodies[6:]) <= kept | unknown
         assert isinstance(await bus.send(queue, message(key=keys[1])), Enqueued)
-        assert door.resets == 0
+        assert sink.resets == 0
 
 
 @pytest.mark.behaviour("S181", "S182")
@@ -246,21 +254,21 @@ async def test_sessions_of_healthy_partitions_go_on(
         await outage.begin()
         await told_of_outage(bus)
 
-        async def accept(session: str | None) -> tuple[Reply, Door]:
-            door, consumer_id = Door(), bus.router.new_consumer_id()
-            bus.router.register_sink(queue.partition_id, consumer_id, door)
+        async def accept(session: str | None) -> tuple[Reply, RecordingSink]:
+            sink, consumer_id = RecordingSink(), bus.router.new_consumer_id()
+            bus.router.register_sink(queue.partition_id, consumer_id, sink)
             wanted = None if session is None else session.encode()
             command = AcceptSession(queue.entity_no, consumer_id, ReceiveMode.PEEK_LOCK, wanted)
             reply = await bus.call(queue, command)
             if isinstance(reply, Done):
                 await bus.call(queue, SetDemand(consumer_id, 1))
-            return reply, door
+            return reply, sink
 
         for place in HEALTHY:
-            reply, door = await accept(sessions[place] if place else None)
+            reply, sink = await accept(sessions[place] if place else None)
             assert reply == Done()
-            await until(lambda door=door: len(door.deliveries) == 1)
-            assert door.sessions[0].decode() in (sessions[0], sessions[2])
+            await until(lambda sink=sink: len(sink.deliveries) == 1)
+            assert sink.sessions[0].decode() in (sessions[0], sessions[2])
         assert refusal_of((await accept(sessions[1]))[0]) in RETRYABLE
         _, next_one = await accept(None)  # waits: none is left that can be had
         assert next_one.sessions == []

@@ -35,7 +35,7 @@ from postbus.store.postgres import Store
 from tests.broker.partition.test_host import until
 from tests.broker.partition_rig import (
     Bus,
-    Door,
+    RecordingSink,
     keys_for,
     message,
     partitions_of,
@@ -58,22 +58,22 @@ async def made(bus: Bus) -> None:
     await bus.load()
 
 
-def ask(bus: Bus, session: str | None) -> tuple[int, Door, list[Reply]]:
+def ask(bus: Bus, session: str | None) -> tuple[int, RecordingSink, list[Reply]]:
     """Request a session as an endpoint does; return the consumer, its sink and the replies."""
-    queue, door, replies = bus.address("q"), Door(), list[Reply]()
+    queue, sink, replies = bus.address("q"), RecordingSink(), list[Reply]()
     consumer_id = bus.router.new_consumer_id()
-    bus.router.register_sink(queue.partition_id, consumer_id, door)
+    bus.router.register_sink(queue.partition_id, consumer_id, sink)
     wanted = None if session is None else session.encode()
     command = AcceptSession(queue.entity_no, consumer_id, LOCK_MODE, wanted)
     bus.router.submit(queue.partition_id, command, replies.append)
-    return consumer_id, door, replies
+    return consumer_id, sink, replies
 
 
-async def held(bus: Bus, session: str | None) -> tuple[int, Door]:
-    consumer_id, door, replies = ask(bus, session)
-    await until(lambda: len(door.sessions) == 1)
+async def held(bus: Bus, session: str | None) -> tuple[int, RecordingSink]:
+    consumer_id, sink, replies = ask(bus, session)
+    await until(lambda: len(sink.sessions) == 1)
     await until(lambda: replies == [Done()])
-    return consumer_id, door
+    return consumer_id, sink
 
 
 def leave(bus: Bus, consumer_id: int) -> None:
@@ -93,18 +93,18 @@ async def test_a_session_is_served_in_order_by_its_partition(store: Store) -> No
                 (await bus.sent(queue, message(f"{n}", session=session)))[0] for n in range(5)
             ]
             assert len(set(partitions_of(numbers))) == 1
-            consumer_id, door = await held(bus, session)
+            consumer_id, sink = await held(bus, session)
             await bus.call(queue, SetDemand(consumer_id, 5))
-            await until(lambda door=door: len(door.deliveries) == 5)
-            assert door.bodies == ["0", "1", "2", "3", "4"]
-            assert [each.sequence for each in door.deliveries] == numbers
+            await until(lambda sink=sink: len(sink.deliveries) == 5)
+            assert sink.bodies == ["0", "1", "2", "3", "4"]
+            assert [each.sequence for each in sink.deliveries] == numbers
             again, other, replies = ask(bus, session)
             await until(lambda replies=replies: bool(replies))
             assert refusal_of(replies[0]) is Refusal.SESSION_CANNOT_BE_LOCKED
             assert other.sessions == []
             leave(bus, again)
             key = session.encode()
-            tokens = [each.lock_token for each in door.deliveries]
+            tokens = [each.lock_token for each in sink.deliveries]
             settle = Settle(queue.entity_no, ACTIVE, tokens, Disposition.COMPLETE, session_id=key)
             assert await bus.call(queue, settle) == Settled()
             put = SetSessionState(queue.entity_no, key, consumer_id, b"half")
@@ -126,12 +126,12 @@ async def test_the_next_session_comes_from_any_partition(store: Store) -> None:
         for session in sessions:
             await bus.sent(queue, message(session, session=session))
         holders = [await held(bus, None) for _ in sessions]
-        got = [door.sessions[0].decode() for _, door in holders]
+        got = [sink.sessions[0].decode() for _, sink in holders]
         assert sorted(got) == sorted(sessions)
-        for (consumer_id, door), session in zip(holders, got, strict=True):
+        for (consumer_id, sink), session in zip(holders, got, strict=True):
             await bus.call(queue, SetDemand(consumer_id, 5))
-            await until(lambda door=door: len(door.deliveries) == 1)
-            assert door.bodies == [session]
+            await until(lambda sink=sink: len(sink.deliveries) == 1)
+            assert sink.bodies == [session]
 
 
 async def test_a_request_for_the_next_session_gets_exactly_one(store: Store) -> None:
@@ -144,13 +144,13 @@ async def test_a_request_for_the_next_session_gets_exactly_one(store: Store) -> 
         leave(bus, gone_id)
         sessions = keys_for(4)
         await asyncio.gather(*(bus.sent(queue, message(each, session=each)) for each in sessions))
-        await until(lambda: all(len(door.sessions) == 1 for _, door, _ in waiting))
-        taken = {door.sessions[0].decode() for _, door, _ in waiting}
+        await until(lambda: all(len(sink.sessions) == 1 for _, sink, _ in waiting))
+        taken = {sink.sessions[0].decode() for _, sink, _ in waiting}
         assert len(taken) == 2
         for session in set(sessions) - taken:  # whatever was granted besides is free again
             await held(bus, session)
         assert gone.sessions == []
-        assert [len(door.sessions) for _, door, _ in waiting] == [1, 1]
+        assert [len(sink.sessions) for _, sink, _ in waiting] == [1, 1]
 
 
 async def test_grants_that_cross_leave_one_session_held(store: Store, database: str) -> None:
@@ -167,11 +167,11 @@ async def test_grants_that_cross_leave_one_session_held(store: Store, database: 
                 bus.router.submit(queue.partition_id, Enqueue(queue.entity_no, [each]))
             seekers = [ask(bus, None) for _ in range(2)]
             await wait_for_too_many()
-            assert [door.sessions for _, door, _ in seekers] == [[], []]
-        await until(lambda: all(len(door.sessions) == 1 for _, door, _ in seekers))
+            assert [sink.sessions for _, sink, _ in seekers] == [[], []]
+        await until(lambda: all(len(sink.sessions) == 1 for _, sink, _ in seekers))
         await wait_for_too_many(0.1)
-        assert [len(door.sessions) for _, door, _ in seekers] == [1, 1]
-        taken = {door.sessions[0].decode() for _, door, _ in seekers}
+        assert [len(sink.sessions) for _, sink, _ in seekers] == [1, 1]
+        taken = {sink.sessions[0].decode() for _, sink, _ in seekers}
         assert len(taken) == 2
         for session in set(sessions) - taken:
             await held(bus, session)
@@ -187,10 +187,10 @@ async def test_a_session_of_a_reloaded_partition_is_lost_and_free(store: Store) 
         queue = bus.address("q")
         session = keys_for(2)[1]
         await bus.sent(queue, message("1", session=session))
-        consumer_id, door = await held(bus, session)
+        consumer_id, sink = await held(bus, session)
         bus.hosts[0].interrupt(0.1)
         bus.hosts[1].interrupt(0.1)
-        await until(lambda: door.resets == 1)
+        await until(lambda: sink.resets == 1)
         assert consumer_id not in bus.router._partitioned._sinks
         reply = await bus.call(queue, SetDemand(consumer_id, 1))
         assert refusal_of(reply) is Refusal.ENTITY_NOT_FOUND
@@ -230,17 +230,17 @@ async def test_commands_that_need_a_session_are_refused_without(store: Store) ->
         assert isinstance(reply, Enqueued)
         assert reply.refusals is not None
         assert reply.refusals[0].refusal is Refusal.SESSION_REQUIRED
-        door, consumer_id = Door(), bus.router.new_consumer_id()
-        bus.router.register_sink(queue.partition_id, consumer_id, door)
+        sink, consumer_id = RecordingSink(), bus.router.new_consumer_id()
+        bus.router.register_sink(queue.partition_id, consumer_id, sink)
         reply = await bus.call(queue, AddConsumer(queue.entity_no, ACTIVE, consumer_id, LOCK_MODE))
         assert refusal_of(reply) is Refusal.SESSION_REQUIRED
         for session in (None, b"s"):
             consumer_id = bus.router.new_consumer_id()
-            bus.router.register_sink(plain.partition_id, consumer_id, door)
+            bus.router.register_sink(plain.partition_id, consumer_id, sink)
             accept = AcceptSession(plain.entity_no, consumer_id, LOCK_MODE, session)
             reply = await bus.call(plain, accept)
             assert refusal_of(reply) is Refusal.SESSION_NOT_SUPPORTED
-        assert (door.sessions, door.refusals) == ([], [])
+        assert (sink.sessions, sink.refusals) == ([], [])
 
 
 @pytest.mark.parametrize("is_named", [True, False])
