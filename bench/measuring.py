@@ -79,7 +79,7 @@ def finish(client: subprocess.Popen[str]) -> Result:
 
 @contextmanager
 def costing(server: Server) -> Iterator[Cost]:
-    """Measure CPU of a broker and of everybody else while the block runs."""
+    """Measure CPU of a broker and of other processes while the block runs."""
     cost = Cost()
     usage, machine, own = server.usage(), MachineTime.read(), sum(os.times()[:4])
     start = time.monotonic()

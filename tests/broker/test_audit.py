@@ -134,11 +134,11 @@ async def test_change_is_completed_though_its_caller_hangs_up(rig: Rig) -> None:
 
 
 async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
-    def told(count: int) -> AuditResult:
+    def result_of(count: int) -> AuditResult:
         return AuditResult({"deleted": count}, range(count))
 
     for count in (250, 250, 40):
-        await rig.audit.recorded(PURGE, returning(count), told, may_repeat=True)
+        await rig.audit.recorded(PURGE, returning(count), result_of, may_repeat=True)
         rig.now_ms += audit_module.TOGETHER_MS
     (line,) = await rig.lines()
     assert (line.calls, line.outcome) == (3, "done")
@@ -147,8 +147,8 @@ async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
     assert len(line.entry.detail["numbers"]) == audit_module.MOST_NAMED
     rig.now_ms += 1
     for other in (PURGE, replace(PURGE, caller="token b"), replace(PURGE, detail={"where": "b"})):
-        await rig.audit.recorded(other, returning(1), told, may_repeat=True)
-    await rig.audit.recorded(PURGE, returning(1), told)
+        await rig.audit.recorded(other, returning(1), result_of, may_repeat=True)
+    await rig.audit.recorded(PURGE, returning(1), result_of)
     assert len(await rig.lines()) == 5
 
 

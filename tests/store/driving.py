@@ -73,14 +73,14 @@ def block(
 class Recorder:
     """Replaces the host: records the results that the journal releases."""
 
-    told: list[object] = field(default_factory=list)
+    released: list[object] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     failed: list[tuple[object, Refusal]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def committed(self, entries: list[tuple[Outcome, object]]) -> None:
-        self.told += [parked for _, parked in entries]
+        self.released += [parked for _, parked in entries]
         self.batches.append(len(entries))
         self.changed.set()
 
@@ -95,8 +95,8 @@ class Recorder:
                 self.changed.clear()
                 await self.changed.wait()
 
-    async def wait_told(self, count: int) -> None:
-        await self.wait_for(lambda: len(self.told) >= count or bool(self.errors))
+    async def wait_released(self, count: int) -> None:
+        await self.wait_for(lambda: len(self.released) >= count or bool(self.errors))
         assert self.errors == []
 
     async def wait_failed(self) -> Exception:
@@ -114,10 +114,10 @@ class Driven:
 
     async def commit(self, *outcomes: Outcome) -> None:
         """Submit outcomes together and wait until all are released."""
-        wanted = len(self.seen.told) + len(outcomes)
+        wanted = len(self.seen.released) + len(outcomes)
         for one in outcomes:
             self.journal.submit(one, None)
-        await self.seen.wait_told(wanted)
+        await self.seen.wait_released(wanted)
 
 
 async def make_partition(store: Store, partition_id: int) -> None:
@@ -148,7 +148,7 @@ async def driven(store: Store, *, one_by_one: bool = False) -> AsyncIterator[Dri
     opened = await open_driven(store, one_by_one=one_by_one)
     if not opened.loaded.entities:
         await opened.commit(outcome(mutations=[definition(), block()]))
-        opened.seen.told.clear()
+        opened.seen.released.clear()
         opened.seen.batches.clear()
     try:
         yield opened

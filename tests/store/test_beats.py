@@ -89,7 +89,7 @@ async def test_silent_broker_is_taken_over_and_learns_the_successor(
             if not it.seen.errors:  # else it has learned it already
                 it.journal.submit(outcome([insert(2)]), "late")
             await it.seen.wait_failed()
-            assert it.seen.told == [None]
+            assert it.seen.released == [None]
         store.beats._shared.drop()  # it is connected again
         ends: list[Exception] = []
         store.beats.follow(ends.append)

@@ -195,14 +195,14 @@ async def test_of_changes_decided_on_one_version_one_is_written(database: str) -
         CatalogPut(None, f"queue-{number}", EntityKind.QUEUE, QueueProperties(), 0)
         for number in range(3)
     ]
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         *(
             CatalogStore(store).put_all([put], fence)
             for store, put in zip(stores, puts, strict=True)
         ),
         return_exceptions=True,
     )
-    assert sum(isinstance(each, CatalogMoved) for each in told) == 2
+    assert sum(isinstance(each, CatalogMoved) for each in results) == 2
     version, entries = await CatalogStore(stores[0]).load()
     assert (version, len(entries)) == (1, 1)
     for store in stores:

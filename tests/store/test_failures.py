@@ -62,7 +62,7 @@ async def test_backend_ended_during_a_commit_leaves_it_unknown_and_the_rest_unse
         error = await it.seen.wait_failed()
         assert isinstance(error, StoreUnavailable)
         assert it.seen.failed == [("sent", Refusal.UNKNOWN), ("waiting", Refusal.NOT_APPLIED)]
-        assert it.seen.told == []
+        assert it.seen.released == []
         assert await live_keys(store) == []
 
 
@@ -128,7 +128,7 @@ async def test_one_by_one_the_guilty_outcome_fails_alone(store: Store, database:
         it.journal.submit(outcome([insert(3, enqueued_ms=POISON_MS)]), 3)
         it.journal.submit(outcome([insert(4)]), 4)
         await it.seen.wait_failed()
-        assert it.seen.told == [1, 2]
+        assert it.seen.released == [1, 2]
         assert it.seen.batches == [1, 1]
         assert it.seen.failed == [(3, Refusal.NOT_APPLIED), (4, Refusal.NOT_APPLIED)]
     assert await live_keys(store) == [1, 2]
@@ -175,7 +175,7 @@ async def test_first_commit_is_released_before_the_second_fails(
         assert it.seen.errors == []
         await hold.end()
         await it.seen.wait_failed()
-        assert it.seen.told == ["first"]
+        assert it.seen.released == ["first"]
         assert it.seen.failed == [("second", Refusal.UNKNOWN), ("third", Refusal.NOT_APPLIED)]
         assert await live_keys(store) == [1]
 
@@ -249,10 +249,10 @@ async def test_every_confirmed_row_survives_kill_nine_of_the_server(
         store = Store(dsn_of(server, "killed"))
         it = await open_driven(store)
         await it.commit(outcome(mutations=[definition(), block()]))
-        it.seen.told.clear()
+        it.seen.released.clear()
         for key in range(1, 20_001):
             it.journal.submit(outcome([insert(key)]), key)
-        await it.seen.wait_told(2_000)
+        await it.seen.wait_released(2_000)
         os.kill(server.pid, signal.SIGKILL)
         await it.seen.wait_failed()
         with pytest.raises(StoreUnavailable):
@@ -260,7 +260,7 @@ async def test_every_confirmed_row_survives_kill_nine_of_the_server(
         await asyncio.to_thread(server.restart)
         found = set(await live_keys(store))
         unsent = {key for key, refusal in it.seen.failed if refusal is Refusal.NOT_APPLIED}
-        assert set(it.seen.told) <= found
+        assert set(it.seen.released) <= found
         assert found.isdisjoint(unsent)
         assert not (await reload(store)).attempts
         await store.close()
@@ -310,13 +310,13 @@ async def test_commit_with_a_cancelled_wait_for_a_standby_is_unknown(
         )
 
         async def is_cancelled() -> bool:
-            if it.seen.told:  # nobody waits for a standby until the server has read its settings
-                it.seen.told.clear()
+            if it.seen.released:  # no wait for a standby until the server has read its settings
+                it.seen.released.clear()
                 it.journal.submit(outcome([insert(next(rows))]), "sent")
             return "t" in await asyncio.to_thread(run_psql, server, cancel)
 
         await wait_until(is_cancelled)
-        await it.seen.wait_for(lambda: bool(it.seen.told or it.seen.failed))
+        await it.seen.wait_for(lambda: bool(it.seen.released or it.seen.failed))
         assert it.seen.failed == [("sent", Refusal.UNKNOWN)]
         run_psql(server, "alter system reset synchronous_standby_names")
         run_psql(server, "select pg_reload_conf()")
@@ -350,7 +350,7 @@ async def test_second_writer_that_could_not_be_opened_is_tried_again(
         it.journal.submit(outcome([insert(10 + number) for number in range(150)]), "second")
         await wait_until(are_two)
         await hold.end()
-        await it.seen.wait_told(2)
+        await it.seen.wait_released(2)
 
 
 async def test_release_is_done_when_the_server_takes_its_time_to_close(
@@ -384,7 +384,7 @@ async def test_a_loop_that_was_held_up_takes_no_answer_for_missing(
         held_until = time.monotonic() + 0.6
         while time.monotonic() < held_until:
             pass  # the event loop is blocked
-        await wait_until(lambda: asyncio.sleep(0, len(it.seen.told) + len(it.seen.failed) == 2))
+        await wait_until(lambda: asyncio.sleep(0, len(it.seen.released) + len(it.seen.failed) == 2))
         assert it.seen.failed == []
 
 

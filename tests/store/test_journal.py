@@ -36,8 +36,8 @@ async def test_outcomes_submitted_together_are_released_in_order_after_one_commi
     async with driven(store) as it:
         for number in range(50):
             it.journal.submit(outcome([insert(1 + number)]), number)
-        await it.seen.wait_told(50)
-        assert it.seen.told == list(range(50))
+        await it.seen.wait_released(50)
+        assert it.seen.released == list(range(50))
         assert it.seen.batches == [50]
 
 
@@ -69,7 +69,7 @@ async def test_outcomes_submitted_during_a_commit_join_the_next(
         for key in range(2, 50):
             it.journal.submit(outcome([insert(key)]), key)
         await hold.end()
-        await it.seen.wait_told(49)
+        await it.seen.wait_released(49)
         assert it.seen.batches == [1, 48]
 
 
@@ -86,10 +86,10 @@ async def test_second_plain_commit_overlaps_the_first_and_is_released_after_it(
             return bool(await look.fetchval(COUNT) == 200)
 
         await wait_until(is_second_durable)
-        assert it.seen.told == []
+        assert it.seen.released == []
         await hold.end()
-        await it.seen.wait_told(201)
-        assert it.seen.told == ["first", *range(2, 202)]
+        await it.seen.wait_released(201)
+        assert it.seen.released == ["first", *range(2, 202)]
 
 
 async def test_few_waiting_rows_start_no_second_commit(store: Store, database: str) -> None:
@@ -102,7 +102,7 @@ async def test_few_waiting_rows_start_no_second_commit(store: Store, database: s
         writers = "select count(*) from pg_stat_activity where application_name ~ 'writer'"
         assert await hold.connection.fetchval(f"{writers} and datname = current_database()") == 1
         await hold.end()
-        await it.seen.wait_told(99)
+        await it.seen.wait_released(99)
 
 
 async def test_a_small_commit_grows_for_some_rounds_while_other_partitions_commit(
@@ -113,13 +113,13 @@ async def test_a_small_commit_grows_for_some_rounds_while_other_partitions_commi
         for key in (1, 2, 3):
             it.journal.submit(outcome([insert(key)]), key)
             await asyncio.sleep(0)
-        await it.seen.wait_told(3)
+        await it.seen.wait_released(3)
         assert it.seen.batches == [3]
         it.journal.submit(outcome([insert(key) for key in range(100, 200)]), "large")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         it.journal.submit(outcome([insert(4)]), "later")
-        await it.seen.wait_told(5)
+        await it.seen.wait_released(5)
         assert it.seen.batches == [3, 1, 1]
 
 
@@ -130,7 +130,7 @@ async def test_a_small_commit_does_not_wait_while_it_is_alone(store: Store) -> N
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         it.journal.submit(outcome([insert(2)]), "later")
-        await it.seen.wait_told(2)
+        await it.seen.wait_released(2)
         assert it.seen.batches == [1, 1]
 
 
@@ -142,7 +142,7 @@ async def test_commits_under_way_are_counted_until_they_are_durable(
         await hold.wait_held()
         assert store.commits_under_way == 1
         await hold.end()
-        await it.seen.wait_told(1)
+        await it.seen.wait_released(1)
         assert store.commits_under_way == 0
 
 
@@ -174,7 +174,7 @@ async def test_barrier_waits_for_the_commit_in_flight(
 
         await wait_until(has_second_committed)
         await hold.end()
-        await it.seen.wait_told(2)
+        await it.seen.wait_released(2)
         await hold.begin()
         it.journal.submit(outcome([insert(1, enqueued_ms=HELD_MS)]), "first")
         await hold.wait_held()
@@ -187,8 +187,8 @@ async def test_barrier_waits_for_the_commit_in_flight(
         for _ in range(30):
             assert await look.fetchval(COUNT) == 101
         await hold.end()
-        await it.seen.wait_told(5)
-        assert it.seen.told[2:] == ["first", "barrier", "after"]
+        await it.seen.wait_released(5)
+        assert it.seen.released[2:] == ["first", "barrier", "after"]
 
 
 async def test_delete_of_a_row_queued_just_before_comes_in_a_later_commit(store: Store) -> None:
@@ -228,10 +228,10 @@ async def test_reply_without_a_write_is_released_after_the_commit_before_it(
         it.journal.submit(outcome(), "reply")
         assert not it.journal.is_idle
         await hold.end()
-        await it.seen.wait_told(2)
-        assert it.seen.told == ["write", "reply"]
+        await it.seen.wait_released(2)
+        assert it.seen.released == ["write", "reply"]
         it.journal.submit(outcome(), "alone")
-        await it.seen.wait_told(3)
+        await it.seen.wait_released(3)
 
 
 async def test_queued_bytes_count_until_released(store: Store, database: str) -> None:
@@ -245,7 +245,7 @@ async def test_queued_bytes_count_until_released(store: Store, database: str) ->
             it.journal.submit(outcome([insert(key, bytes(5 << 20))]), None)
         assert it.journal.is_congested
         await hold.end()
-        await it.seen.wait_told(12)
+        await it.seen.wait_released(12)
         assert (it.journal.queued_bytes, it.journal.is_congested) == (0, False)
         assert it.journal.is_idle
 
@@ -271,8 +271,8 @@ async def test_staged_body_keeps_the_order_of_outcomes(store: Store) -> None:
     async with driven(store) as it:
         it.journal.submit(outcome([insert(1, bytes(3 << 20))]), "large")
         it.journal.submit(outcome([insert(2)]), "small")
-        await it.seen.wait_told(2)
-        assert it.seen.told == ["large", "small"]
+        await it.seen.wait_released(2)
+        assert it.seen.released == ["large", "small"]
 
 
 async def test_body_staged_without_its_commit_is_removed_after_the_next_load(
@@ -309,6 +309,6 @@ async def test_close_commits_queued_outcomes(store: Store) -> None:
     it.journal.submit(outcome(mutations=[definition(), block()]), 1)
     it.journal.submit(outcome([insert(1)]), 2)
     await it.journal.close()
-    assert it.seen.told == [1, 2]
+    assert it.seen.released == [1, 2]
     loaded = await reload(store)
     assert list(loaded.keys[1, SubQueue.ACTIVE]) == [1]

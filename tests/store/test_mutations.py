@@ -75,7 +75,7 @@ async def test_definition_is_replaced_and_dropped(store: Store) -> None:
             outcome(mutations=[PutDefinition(2, "bills", EntityKind.QUEUE, changed, 4, 17)]),
             outcome(mutations=[PutDefinition(1, "orders", EntityKind.QUEUE, changed, 5, 1)]),
         )
-        assert [len(it.seen.told), it.seen.batches] == [2, [2]]
+        assert [len(it.seen.released), it.seen.batches] == [2, [2]]
         await it.commit(outcome(mutations=[DropDefinition(1, 6)]))
     loaded = await reload(store)
     assert [(one.entity_no, one.name, one.properties) for one in loaded.entities] == [

@@ -25,7 +25,7 @@ def test_an_outage_is_logged_at_once_then_summed_up_until_its_end(
     now = 1_000.0
     outage = Outage("db.example.org:5432", lambda: now, lambda: 1_700_000_000.0)
 
-    def told() -> list[logging.LogRecord]:
+    def logged() -> list[logging.LogRecord]:
         found = list(caplog.records)
         caplog.clear()
         return found
@@ -37,23 +37,23 @@ def test_an_outage_is_logged_at_once_then_summed_up_until_its_end(
     fail()
     text = "the store at db.example.org:5432 is away since 2023-11-14T22:13:20Z: refused"
     assert (outage.is_on, outage.text) == (True, text)
-    (first,) = told()
+    (first,) = logged()
     assert first.levelno == logging.WARNING
     assert vars(first)["why"] == "the store at db.example.org:5432 is away: refused"
     for _ in range(59):
         now += 1
         fail()
-    assert not told()
+    assert not logged()
     now += 1
     fail()
-    (summary,) = told()
+    (summary,) = logged()
     assert (vars(summary)["failures"], vars(summary)["since_s"]) == (60, SUMMARY_S)
     outage.ended()
     outage.ended()
-    (end,) = told()
+    (end,) = logged()
     assert (end.levelno, vars(end)["away_s"], outage.text) == (logging.INFO, 60, None)
     fail()
-    (again,) = told()
+    (again,) = logged()
     assert "failures" not in vars(again)
 
 

@@ -167,9 +167,9 @@ async def test_rows_are_settled_while_their_commit_is_under_way(
                 return await settled_keys(look) == [1, 2]
 
             await wait_until(is_there)
-            told = len(it.seen.told)  # before the first of them can be released
+            released = len(it.seen.released)  # before the first of them can be released
             await hold.end()
-            await it.seen.wait_told(told + 2)
+            await it.seen.wait_released(released + 2)
     assert (await reload(store)).keys[1, SubQueue.ACTIVE][0] == 3
 
 

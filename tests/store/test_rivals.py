@@ -57,14 +57,14 @@ async def test_only_an_incarnation_with_a_changing_beat_lives(
 async def test_a_broker_asked_to_end_learns_the_requester_once(
     looking: Rivals, first: Store
 ) -> None:
-    told: list[str] = []
-    first.beats.on_asked = told.append
+    requesters: list[str] = []
+    first.beats.on_asked = requesters.append
     asked = await looking.ask_to_end()
     assert str(asked[0]).startswith("broker-0, process 1 on host there, there since 20")
-    await wait_until(lambda: asyncio.sleep(0, bool(told)))
+    await wait_until(lambda: asyncio.sleep(0, bool(requesters)))
     beat = first.beats.confirmed_at
     await wait_until(lambda: asyncio.sleep(0, first.beats.confirmed_at > beat))
-    assert told == ["broker-0, process 2 on host here"]
+    assert requesters == ["broker-0, process 2 on host here"]
     assert await looking.outwait(asked, 0.0) == asked  # it is not ended by force
     ending = asyncio.create_task(looking.outwait(asked, 60.0))
     await first.close()
@@ -74,12 +74,12 @@ async def test_a_broker_asked_to_end_learns_the_requester_once(
 async def test_a_broker_that_resumes_after_its_end_learns_the_request(
     looking: Rivals, first: Store, database: str
 ) -> None:
-    told: list[str] = []
-    first.beats.on_asked = told.append
+    requesters: list[str] = []
+    first.beats.on_asked = requesters.append
     async with connected(database) as look:
         await look.execute("update postbus.broker set ended_by = 'a test', asked_by = 'a twin'")
-    await wait_until(lambda: asyncio.sleep(0, bool(told)))
-    assert told == ["a twin"]
+    await wait_until(lambda: asyncio.sleep(0, bool(requesters)))
+    assert requesters == ["a twin"]
 
 
 async def test_a_silent_broker_is_not_waited_for(looking: Rivals, database: str) -> None:

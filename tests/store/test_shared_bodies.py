@@ -287,7 +287,7 @@ async def test_publishes_and_deletes_of_their_rows_overlap(store: Store, databas
         [row] = await it.journal.read_rows([1])
         assert row.envelope.body == b"hello"
         await hold.end()
-        await it.seen.wait_told(3)
+        await it.seen.wait_released(3)
         await assert_empties(it, look, [50, *range(100, 250)])
 
 
@@ -302,7 +302,7 @@ async def test_publish_overlaps_a_commit_in_flight(store: Store, database: str) 
 
         await wait_until(is_second_done)
         await hold.end()
-        await it.seen.wait_told(2)
+        await it.seen.wait_released(2)
 
 
 async def test_body_is_not_lost_when_the_first_of_two_commits_fails(

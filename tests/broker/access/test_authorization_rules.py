@@ -174,11 +174,11 @@ async def test_grants_follow_their_rule(rig: Rig) -> None:
     await rig.rules.put(None, WantedRule("robot", SEND, ONE, TWO))
     (by_first,) = rig.authorizer.check_password("robot", ONE)
     (by_second,) = rig.authorizer.check_password("robot", TWO)
-    told: list[None] = []
+    reviews: list[None] = []
 
     class Holder:
         def review_grants(self) -> None:
-            told.append(None)
+            reviews.append(None)
 
     holder = Holder()
     rig.authorizer.add_holder(holder)
@@ -189,10 +189,10 @@ async def test_grants_follow_their_rule(rig: Rig) -> None:
     assert rig.authorizer.renewed(by_second) is None
     await rig.rules.delete(None, "robot")
     assert rig.authorizer.renewed(by_first) is None
-    assert len(told) == 2
+    assert len(reviews) == 2
     rig.authorizer.remove_holder(holder)
     await rig.rules.put(None, WantedRule("robot", LISTEN))
-    assert len(told) == 2
+    assert len(reviews) == 2
 
 
 async def test_rules_go_with_their_entity(rig: Rig) -> None:

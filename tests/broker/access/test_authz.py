@@ -203,12 +203,12 @@ def test_token_for_a_path_that_is_called_like_the_bus_stays_one_for_that_path() 
 
 
 @pytest.mark.parametrize(
-    ("expiry", "told"), [("999999", "1970-01-12 13:46:39Z"), ("-" + "9" * 17, "long ago")]
+    ("expiry", "shown"), [("999999", "1970-01-12 13:46:39Z"), ("-" + "9" * 17, "long ago")]
 )
-def test_expired_token_is_refused_in_the_words_of_service_bus(expiry: str, told: str) -> None:
+def test_expired_token_is_refused_in_the_words_of_service_bus(expiry: str, shown: str) -> None:
     with pytest.raises(TokenRefused) as caught:
         RULES.check_token(token("sb%3A%2F%2Fh", expiry=expiry), "sb://h/orders", NOW_S)
-    said = f"The token is expired. Expiration time: '{told}'."
+    said = f"The token is expired. Expiration time: '{shown}'."
     assert (caught.value.code, str(caught.value)) == ("ExpiredToken", said)
 
 

@@ -93,14 +93,14 @@ class Partition:
     trouble: str | None = None
     known: dict[int, PutEntity] = field(default_factory=dict)
     version: int = 0
-    told: list[Command] = field(default_factory=list)
+    received: list[Command] = field(default_factory=list)
 
     async def call(self, command: Command) -> Reply:
         self.take(command)
         return Done()
 
     def take(self, command: Command) -> None:
-        self.told.append(command)
+        self.received.append(command)
         if isinstance(command, PutEntity):
             assert command.topic_no is None or command.topic_no in self.known
             self.known[command.entity_no] = command
@@ -210,13 +210,13 @@ async def test_a_new_subscription_takes_everything(store: Store) -> None:
     assert directory.find("shop/events/subscriptions/audit") == entry
     assert (entry.topic_no, entry.home_partition) == (topic.entity_no, topic.home_partition)
     assert [each.properties for each in entry.rules] == [DEFAULT_RULE]
-    told = partitions[topic.home_partition].told
-    assert [command.kind for command in told if isinstance(command, PutEntity)] == [
+    received = partitions[topic.home_partition].received
+    assert [command.kind for command in received if isinstance(command, PutEntity)] == [
         EntityKind.TOPIC,
         EntityKind.SUBSCRIPTION,
     ]
-    assert isinstance(told[1], PutEntity)
-    assert (told[1].topic_no, told[1].rules) == (topic.entity_no, (DEFAULT_RULE,))
+    assert isinstance(received[1], PutEntity)
+    assert (received[1].topic_no, received[1].rules) == (topic.entity_no, (DEFAULT_RULE,))
 
 
 async def test_rules_that_are_given_are_all_there_are(store: Store) -> None:
@@ -268,7 +268,7 @@ async def test_deleting_a_topic_deletes_its_subscriptions_first(store: Store) ->
     await put_subscription(directory, "events", "b", SUBSCRIPTION)
     assert await directory.delete("Events")
     assert directory.entries() == []
-    drops = partitions[topic.home_partition].told[-3:]
+    drops = partitions[topic.home_partition].received[-3:]
     assert [drop.entity_no for drop in drops if isinstance(drop, DropEntity)][-1] == topic.entity_no
     assert not await directory.delete("events/subscriptions/a")
     again = await put_topic(directory, "events", TOPIC)
@@ -462,7 +462,7 @@ async def test_a_topic_changed_after_its_subscription_comes_before_it(store: Sto
     commands = directory.catalog.missing(0, set(), 0, set())
     versions = [command.catalog_version for command in commands]
     assert versions == sorted(versions)
-    for cut in range(len(commands) + 1):  # whatever was told, the rest comes the next time
+    for cut in range(len(commands) + 1):  # the rest comes the next time
         late = Partition(0)
         for command in commands[:cut]:
             late.take(command)

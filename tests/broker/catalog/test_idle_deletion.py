@@ -71,10 +71,10 @@ class Partition:
     epoch: int | None = 0
     trouble: str | None = None
     hold_answer: Reply | None = None
-    told: list[Command] = field(default_factory=list)
+    received: list[Command] = field(default_factory=list)
 
     async def call(self, command: Command) -> Reply:
-        self.told.append(command)
+        self.received.append(command)
         if not isinstance(command, Freeze | Hold):
             return Done()
         if isinstance(command, Hold) and self.hold_answer is not None:
@@ -85,7 +85,7 @@ class Partition:
         return self.answer
 
     def kinds(self) -> list[type[Command]]:
-        return [type(command) for command in self.told if not isinstance(command, PutEntity)]
+        return [type(command) for command in self.received if not isinstance(command, PutEntity)]
 
 
 BUSY = Refused(Refusal.BUSY, "in use")
@@ -144,7 +144,7 @@ async def test_idle_queue_is_deleted_with_a_tombstone(store: Store) -> None:
     assert directory.find("orders") is None
     assert await tombstones(store) == {"orders": DeletedReason.IDLE.value}
     assert partitions[entry.home_partition].kinds() == [Freeze, Hold, DropEntity, Thaw]
-    assert partitions[1 - entry.home_partition].told == []
+    assert partitions[1 - entry.home_partition].received == []
     assert not await directory.idle(entry.entity_no)
     again = await put_queue(directory, "orders", TEMPORARY)
     assert again.entity_no > entry.entity_no
@@ -224,9 +224,9 @@ async def test_a_topic_takes_its_subscriptions_along_and_a_subscription_nothing(
     assert await directory.idle(topic.entity_no)
     await settle()
     assert directory.entries() == []
-    told = partitions[topic.home_partition].told
-    frozen = [command.entity_no for command in told if isinstance(command, Freeze)]
-    dropped = [command.entity_no for command in told if isinstance(command, DropEntity)]
+    received = partitions[topic.home_partition].received
+    frozen = [command.entity_no for command in received if isinstance(command, Freeze)]
+    dropped = [command.entity_no for command in received if isinstance(command, DropEntity)]
     assert frozen == [one.entity_no, topic.entity_no]
     assert dropped == [one.entity_no, two.entity_no, topic.entity_no]
     assert set((await tombstones(store)).values()) == {DeletedReason.IDLE.value}

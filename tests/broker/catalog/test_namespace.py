@@ -25,7 +25,7 @@ from tests.broker.putting import NEW, a_queue, put_queue
 pytestmark = pytest.mark.slow
 
 
-def told(**fields: Any) -> NamespaceDefinition:
+def defined(**fields: Any) -> NamespaceDefinition:
     return NamespaceDefinition.model_validate(fields)
 
 
@@ -51,27 +51,29 @@ async def refused_by(work: Any) -> Refusal:
 
 
 async def test_a_change_is_reported_once_and_survives_a_restart(store: Store) -> None:
-    namespace = await started(store, told())
+    namespace = await started(store, defined())
     heard: list[str] = []
     namespace.on_change.append(lambda changed: heard.append(changed.minimum_tls_version))
     before = namespace._directory.version
-    wanted = told(minimumTlsVersion="1.3", tags={"team": "shop"}, softDelete={"retention": "P3D"})
+    wanted = defined(
+        minimumTlsVersion="1.3", tags={"team": "shop"}, softDelete={"retention": "P3D"}
+    )
     version = await namespace.put(wanted)
     assert version == before + 1
     assert await namespace.put(wanted) == version  # it is so already
     assert heard == ["1.3"]
-    again = (await started(store, told())).definition
+    again = (await started(store, defined())).definition
     assert (again.minimum_tls_version, again.tags) == ("1.3", {"team": "shop"})
     assert again.soft_delete.retention_ms == 3 * DAY_MS
-    assert (await started(store, told()))._directory.version == version
+    assert (await started(store, defined()))._directory.version == version
 
 
 async def test_missing_fields_get_defaults_except_immutable_ones(store: Store) -> None:
-    declared = told(sku={"name": "Premium"}, premiumMessagingPartitions=2)
+    declared = defined(sku={"name": "Premium"}, premiumMessagingPartitions=2)
     namespace = await started(store, declared)
-    await namespace.put(told(tags={"a": "b"}, minimumTlsVersion="1.3"))
-    await namespace.put(told(tags={"a": "c"}))
-    assert namespace.definition == told(
+    await namespace.put(defined(tags={"a": "b"}, minimumTlsVersion="1.3"))
+    await namespace.put(defined(tags={"a": "c"}))
+    assert namespace.definition == defined(
         sku={"name": "Premium"}, premiumMessagingPartitions=2, tags={"a": "c"}
     )
 
@@ -90,21 +92,21 @@ async def test_missing_fields_get_defaults_except_immutable_ones(store: Store) -
 async def test_changes_of_immutable_fields_are_refused_by_name(
     store: Store, field: str, value: dict[str, Any]
 ) -> None:
-    namespace = await started(store, told())
+    namespace = await started(store, defined())
     with pytest.raises(DirectoryRefusal, match=field) as caught:
-        await namespace.put(told(minimumTlsVersion="1.3", **value))
+        await namespace.put(defined(minimumTlsVersion="1.3", **value))
     assert caught.value.refused.refusal is Refusal.NOT_ALLOWED
-    assert namespace.definition == told()
-    assert (await started(store, told())).definition == told()
+    assert namespace.definition == defined()
+    assert (await started(store, defined())).definition == defined()
 
 
 async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> None:
-    namespace = await started(store, told())
+    namespace = await started(store, defined())
     now = Precondition(versions=frozenset({namespace._directory.version}))
-    version = await namespace.put(told(tags={"a": "1"}), now)
+    version = await namespace.put(defined(tags={"a": "1"}), now)
     await put_queue(namespace._directory, "q", QueueProperties())
     assert (
-        await refused_by(namespace.put(told(), Precondition(versions=frozenset({version}))))
+        await refused_by(namespace.put(defined(), Precondition(versions=frozenset({version}))))
         is Refusal.CONFLICT
     )
     assert namespace.definition.tags == {"a": "1"}
@@ -116,26 +118,26 @@ async def test_a_change_may_be_for_one_version_of_the_catalog(store: Store) -> N
 async def test_manifest_wins_at_a_start_and_other_fields_keep_their_values(
     store: Store,
 ) -> None:
-    namespace = await started(store, told(minimumTlsVersion="1.3", tags={"from": "manifest"}))
-    await namespace.put(told(tags={"from": "put"}, softDelete={"retention": "P3D"}))
+    namespace = await started(store, defined(minimumTlsVersion="1.3", tags={"from": "manifest"}))
+    await namespace.put(defined(tags={"from": "put"}, softDelete={"retention": "P3D"}))
     assert namespace.definition.minimum_tls_version == "1.2"
-    again = await started(store, told(minimumTlsVersion="1.3"))
+    again = await started(store, defined(minimumTlsVersion="1.3"))
     assert again.definition.minimum_tls_version == "1.3"
     assert again.definition.tags == {"from": "put"}
     assert again.definition.soft_delete.retention_ms == 3 * DAY_MS
-    silent = await started(store, told())
+    silent = await started(store, defined())
     assert silent.definition.minimum_tls_version == "1.2"
 
 
 async def test_a_tier_that_a_manifest_changed_is_not_changed_back(store: Store) -> None:
-    namespace = await started(store, told(sku={"name": "Premium"}))
-    await namespace.put(told(sku={"name": "Premium", "capacity": 4}))
+    namespace = await started(store, defined(sku={"name": "Premium"}))
+    await namespace.put(defined(sku={"name": "Premium", "capacity": 4}))
     assert namespace.definition.sku.capacity == 4
-    bare = NamespaceDefinition(sku=told(sku={"name": "Premium"}).sku)
+    bare = NamespaceDefinition(sku=defined(sku={"name": "Premium"}).sku)
     bare.__pydantic_fields_set__.discard("sku")
     assert (await started(store, bare)).definition.sku.capacity == 4
-    assert (await started(store, told(sku={"name": "Premium"}))).definition.sku.capacity is None
-    assert (await started(store, told())).definition.sku == told().sku
+    assert (await started(store, defined(sku={"name": "Premium"}))).definition.sku.capacity is None
+    assert (await started(store, defined())).definition.sku == defined().sku
 
 
 # --- a store that fails -------------------------------------------------------------------------
@@ -165,17 +167,17 @@ class LossyNamespaces(NamespaceStore):
 @pytest.mark.parametrize("loses", ["answer", "write"])
 async def test_a_write_with_unknown_result_is_looked_up(store: Store, loses: str) -> None:
     namespaces = LossyNamespaces(store)
-    namespace = await started(store, told(), namespaces)
+    namespace = await started(store, defined(), namespaces)
     before = namespace._directory.version
     namespaces.loses, namespaces.failing_loads = loses, 1
-    wanted = told(minimumTlsVersion="1.3")
+    wanted = defined(minimumTlsVersion="1.3")
     if loses == "answer":
         assert await namespace.put(wanted) == before + 1
         assert namespace.definition == wanted
     else:
         with pytest.raises(NotWritten):
             await namespace.put(wanted)
-        assert namespace.definition == told()
+        assert namespace.definition == defined()
         assert namespace._directory.version == before
 
 
@@ -185,7 +187,7 @@ async def test_a_write_with_unknown_result_is_looked_up(store: Store, loses: str
 async def test_changed_retention_applies_to_later_deletions(store: Store) -> None:
     async with administered(store) as (administration, _):
         for name, days in (("a", 7), ("b", 3)):
-            await administration.put_namespace(told(softDelete={"retention": f"P{days}D"}))
+            await administration.put_namespace(defined(softDelete={"retention": f"P{days}D"}))
             await administration.put(a_queue(name, QueueProperties()), NEW)
             await administration.delete(name, policy=DeletePolicy.RETAIN)
         kept = await administration.tombstones(0)
@@ -193,5 +195,5 @@ async def test_changed_retention_applies_to_later_deletions(store: Store) -> Non
             round(((each.restorable_until_ms or 0) - each.deleted_ms) / DAY_MS) for each in kept
         ]
         assert days_kept == [7, 3]
-        basic = administration.put_namespace(told(sku={"name": "Basic"}))
+        basic = administration.put_namespace(defined(sku={"name": "Basic"}))
         assert await refusal_of(basic) is Refusal.NOT_ALLOWED

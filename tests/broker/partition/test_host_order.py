@@ -213,8 +213,8 @@ async def test_a_broken_state_is_reported_to_all_waiting_callers(
             await wait_blocked(database)
             host.submit(Enqueue(entity_no, [message()]), replies.append)
             host.submit(object(), replies.append)  # what it does not know
-            told = [Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.NOT_APPLIED]
-            assert refusals(replies) == told
+            expected = [Refusal.NOT_APPLIED, Refusal.UNKNOWN, Refusal.NOT_APPLIED]
+            assert refusals(replies) == expected
         assert host.reload_count == 1
         assert isinstance(await host.call(Enqueue(entity_no, [message()])), Enqueued)
 

@@ -1,4 +1,4 @@
-"""What leaves a partition: where it is sent, what is repeated, what the outbox is told."""
+"""Shipments of a partition: destinations, retries, and reports to the outbox."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Source:
     partition_id = 5
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self.told: list[Shipped] = []
+        self.reported: list[Shipped] = []
         self.rows: dict[int, Envelope] = {}
         self.failures: list[Exception] = []
         self.answers: list[Reply] = []
@@ -49,7 +49,7 @@ class Source:
 
     async def call(self, command: Command) -> Reply:
         assert isinstance(command, Shipped)
-        self.told.append(command)
+        self.reported.append(command)
         return self.answers.pop(0) if self.answers else Done()
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -103,10 +103,10 @@ class Port:
 
     async def ship(self, target: str, messages: dict[int, Envelope | None]) -> Shipped:
         """Ship and return the report to the outbox."""
-        count = len(self.source.told)
+        count = len(self.source.reported)
         self.begin(target, messages)
-        await until(lambda: len(self.source.told) > count)
-        return self.source.told[count]
+        await until(lambda: len(self.source.reported) > count)
+        return self.source.reported[count]
 
     def begin(self, target: str, messages: dict[int, Envelope | None]) -> None:
         self.shipper.ship(
@@ -128,8 +128,8 @@ def several(*numbers: int, make: Callable[[], Envelope] = message) -> dict[int, 
 
 async def test_arrivals_are_reported() -> None:
     async with port() as at:
-        told = await at.ship("plain", several(3, 5, 9))
-        assert told == Shipped("plain", [3, 5, 9], {})
+        reported = await at.ship("plain", several(3, 5, 9))
+        assert reported == Shipped("plain", [3, 5, 9], {})
         (arrive,) = at.destinations[2].arrived
         assert (arrive.source_partition, arrive.entity_no, arrive.numbers) == (5, 7, [3, 5, 9])
 
@@ -141,7 +141,7 @@ async def test_a_shipped_copy_records_its_hops() -> None:
         at.source.rows[2] = second
         sources = [b"orders", None]
         at.shipper.ship(Ship("plain", [1, 2], [first, None], sources))
-        await until(lambda: len(at.source.told) == 1)
+        await until(lambda: len(at.source.reported) == 1)
         sent = at.destinations[2].arrived[0].messages
         assert [each.hop_count for each in sent] == [1, 3]
         assert [each.dead_letter_source for each in sent] == [b"orders", None]
@@ -153,8 +153,8 @@ async def test_a_shipped_copy_records_its_hops() -> None:
 async def test_refusals_unrelated_to_the_message_are_retried(again: Refused) -> None:
     async with port() as at:
         at.destinations[2].answers = [again, Arrived(1, again), again]
-        told = await at.ship("plain", several(1, 2, 3))
-        assert told == Shipped("plain", [1, 2, 3], {})
+        reported = await at.ship("plain", several(1, 2, 3))
+        assert reported == Shipped("plain", [1, 2, 3], {})
         assert at.destinations[2].numbers == [[1, 2, 3], [1, 2, 3], [2, 3], [2, 3]]
 
 
@@ -162,27 +162,29 @@ async def test_nothing_is_sent_behind_a_refused_message() -> None:
     """If the refusal were forgotten in a crash, the target would skip that number."""
     async with port() as at:
         at.destinations[2].answers = [Arrived(1, FULL)]
-        told = await at.ship("plain", several(1, 2, 3))
-        assert told == Shipped("plain", [1], {2: FULL})
+        reported = await at.ship("plain", several(1, 2, 3))
+        assert reported == Shipped("plain", [1], {2: FULL})
         assert at.destinations[2].numbers == [[1, 2, 3]]
-        told = await at.ship("plain", several(3))
-        assert told == Shipped("plain", [3], {})
+        reported = await at.ship("plain", several(3))
+        assert reported == Shipped("plain", [3], {})
 
 
 async def test_an_entity_that_takes_nothing_refuses_all() -> None:
     async with port() as at:
         disabled = Refused(Refusal.ENTITY_DISABLED, "plain")
         at.destinations[2].answers = [disabled]
-        told = await at.ship("plain", several(1, 2))
-        assert told == Shipped("plain", [], {1: disabled, 2: disabled})
+        reported = await at.ship("plain", several(1, 2))
+        assert reported == Shipped("plain", [], {1: disabled, 2: disabled})
 
 
 @pytest.mark.behaviour("S289")
 async def test_an_unknown_name_is_refused() -> None:
     async with port() as at:
-        told = await at.ship("nobody", several(1, 2))
-        assert told.arrived == []
-        assert [each.refusal for each in told.refused.values()] == [Refusal.ENTITY_NOT_FOUND] * 2
+        reported = await at.ship("nobody", several(1, 2))
+        assert reported.arrived == []
+        assert [each.refusal for each in reported.refused.values()] == [
+            Refusal.ENTITY_NOT_FOUND
+        ] * 2
 
 
 async def test_a_name_is_looked_up_at_each_attempt() -> None:
@@ -196,8 +198,8 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
             70, 3, is_partitioned=False, detects_duplicates=False
         )
         at.destinations[2].opened.set()
-        await until(lambda: len(at.source.told) == 1)
-        assert at.source.told == [Shipped("plain", [1], {})]
+        await until(lambda: len(at.source.reported) == 1)
+        assert at.source.reported == [Shipped("plain", [1], {})]
         assert [each.entity_no for each in at.destinations[3].arrived] == [70]
         at.destinations[3].opened.clear()
         at.destinations[3].answers = [GONE]
@@ -205,8 +207,8 @@ async def test_a_name_is_looked_up_at_each_attempt() -> None:
         await until(lambda: len(at.destinations[3].arrived) == 2)
         del at.catalog["plain"]
         at.destinations[3].opened.set()
-        await until(lambda: len(at.source.told) == 2)
-        assert at.source.told[1].refused == {2: GONE}
+        await until(lambda: len(at.source.reported) == 2)
+        assert at.source.reported[1].refused == {2: GONE}
 
 
 @pytest.mark.behaviour("S205", "S238")
@@ -220,8 +222,8 @@ async def test_messages_refused_by_a_deleted_entity_go_to_its_namesake() -> None
             12, 3, is_partitioned=False, detects_duplicates=False
         )
         at.destinations[2].opened.set()
-        await until(lambda: len(at.source.told) == 1)
-        assert at.source.told == [Shipped("plain", [1, 2], {})]
+        await until(lambda: len(at.source.reported) == 1)
+        assert at.source.reported == [Shipped("plain", [1, 2], {})]
         assert [(each.entity_no, each.numbers) for each in at.destinations[3].arrived] == [
             (12, [1, 2])
         ]
@@ -235,15 +237,15 @@ async def test_a_retained_entity_is_asked_for_its_last_number(has_namesake: bool
         if not has_namesake:
             del at.catalog["plain"]
         at.destinations[3].answers = [AWAY, LOST, Arrived(1, Refused(Refusal.ENTITY_DISABLED))]
-        told = await at.ship("plain", several(1, 2, 3))
+        reported = await at.ship("plain", several(1, 2, 3))
         assert at.destinations[3].numbers == [[1, 2, 3]] * 3
         assert {each.entity_no for each in at.destinations[3].arrived} == {70}
         if has_namesake:
-            assert told == Shipped("plain", [1, 2, 3], {})
+            assert reported == Shipped("plain", [1, 2, 3], {})
             assert at.destinations[2].numbers == [[2, 3]]
         else:
-            assert told.arrived == [1]
-            assert {n: each.refusal for n, each in told.refused.items()} == {
+            assert reported.arrived == [1]
+            assert {n: each.refusal for n, each in reported.refused.items()} == {
                 2: Refusal.ENTITY_NOT_FOUND,
                 3: Refusal.ENTITY_NOT_FOUND,
             }
@@ -282,7 +284,7 @@ async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None
         at.destinations[3].opened.clear()
         at.destinations[3].answers = [
             Arrived(0, Refused(Refusal.ENTITY_DISABLED)),  # retained
-            LOST,  # restored: it took it, and nobody heard
+            LOST,  # restored: it stored it, and the answer was lost
             Arrived(1),  # retained again
         ]
         at.begin("plain", several(1))
@@ -292,8 +294,8 @@ async def test_an_entity_that_comes_back_and_goes_again_is_asked_again() -> None
         await until(lambda: len(at.destinations[3].arrived) == 2)
         at.retained = [back]
         del at.catalog["plain"]
-        await until(lambda: len(at.source.told) == 1)
-        assert at.source.told == [Shipped("plain", [1], {})]
+        await until(lambda: len(at.source.reported) == 1)
+        assert at.source.reported == [Shipped("plain", [1], {})]
 
 
 async def test_the_key_selects_the_partition_of_a_partitioned_entity() -> None:
@@ -305,8 +307,8 @@ async def test_the_key_selects_the_partition_of_a_partitioned_entity() -> None:
             13: message(),
             14: message(key="k"),
         }
-        told = await at.ship("spread", messages)
-        assert told == Shipped("spread", [10, 11, 12, 13, 14], {})
+        reported = await at.ship("spread", messages)
+        assert reported == Shipped("spread", [10, 11, 12, 13, 14], {})
         places = {n: p for p in range(4) for part in at.destinations[p].numbers for n in part}
         by_key = {10: b"s", 11: b"k", 14: b"k"}
         assert places == {
@@ -325,10 +327,10 @@ async def test_a_partition_that_is_away_gets_its_own_later_and_holds_up_no_other
     async with port() as at:
         at.destinations[1].answers = [AWAY, LOST, AWAY]
         at.begin("spread", several(*range(8)))
-        told = await at.ship("plain", several(100))
-        assert told == Shipped("plain", [100], {})
-        await until(lambda: len(at.source.told) == 2)
-        assert at.source.told[1] == Shipped("spread", list(range(8)), {})
+        reported = await at.ship("plain", several(100))
+        assert reported == Shipped("plain", [100], {})
+        await until(lambda: len(at.source.reported) == 2)
+        assert at.source.reported[1] == Shipped("spread", list(range(8)), {})
         assert at.destinations[0].numbers == [[0, 4]]  # once
         assert at.destinations[1].numbers == [[1, 5]] * 4
 
@@ -337,8 +339,8 @@ async def test_rows_are_read_until_the_store_answers() -> None:
     async with port() as at:
         at.source.rows = {1: message("a"), 2: message("b")}
         at.source.failures = [StoreUnavailable("away"), StoreUnavailable("away")]
-        told = await at.ship("plain", {1: None, 2: None, 3: None})
-        assert told == Shipped("plain", [1, 2, 3], {})  # number 3 has no row: it is gone
+        reported = await at.ship("plain", {1: None, 2: None, 3: None})
+        assert reported == Shipped("plain", [1, 2, 3], {})  # number 3 has no row: it is gone
         assert at.destinations[2].numbers == [[1, 2]]
 
 
@@ -357,7 +359,7 @@ async def test_a_reload_drops_shipments_in_flight() -> None:
         at.shipper.drop()
         at.destinations[2].opened.set()
         assert await at.ship("plain", several(1, 2)) == Shipped("plain", [1, 2], {})
-        assert len(at.source.told) == 1
+        assert len(at.source.reported) == 1
 
 
 async def test_an_outbox_that_could_not_read_gets_the_result_again() -> None:
@@ -366,8 +368,8 @@ async def test_an_outbox_that_could_not_read_gets_the_result_again() -> None:
         at.destinations[2].answers = [Arrived(0, FULL)]
         at.source.answers = [AWAY, AWAY]
         at.begin("plain", several(1))
-        await until(lambda: len(at.source.told) == 3)
-        assert at.source.told == [Shipped("plain", [], {1: FULL})] * 3
+        await until(lambda: len(at.source.reported) == 3)
+        assert at.source.reported == [Shipped("plain", [], {1: FULL})] * 3
         await asyncio.sleep(0)
         assert not at.shipper._tasks
 
@@ -381,7 +383,7 @@ async def test_numbers_written_by_a_failed_target_are_not_sent_again() -> None:
         await until(lambda: len(at.destinations[2].arrived) == 1)
         at.destinations[2].arrived[0].messages[0].origin_sequence = 77
         at.destinations[2].opened.set()
-        await until(lambda: len(at.source.told) == 1)
+        await until(lambda: len(at.source.reported) == 1)
         assert [each.messages[0].origin_sequence for each in at.destinations[2].arrived] == [
             77,
             None,

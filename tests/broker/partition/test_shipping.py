@@ -117,13 +117,13 @@ async def test_a_reload_of_either_side_loses_and_doubles_nothing(store: Store) -
         address = bus.address(source)
         accepted: list[str] = []
 
-        async def send(lane: int) -> None:
+        async def send(worker: int) -> None:
             for n in range(40):
-                body = f"{lane}-{n}"
+                body = f"{worker}-{n}"
                 if not isinstance(await bus.send(address, message(body)), Refused):
                     accepted.append(body)
 
-        sending = asyncio.gather(*(send(lane) for lane in range(5)))
+        sending = asyncio.gather(*(send(worker) for worker in range(5)))
         for n in range(8):
             await wait_for_too_many()
             bus.hosts[n % 4].interrupt(0.05)

@@ -200,12 +200,12 @@ async def test_an_outage_amid_traffic_loses_and_doubles_nothing(
         keys = [None, *keys_for(4)]
         replies: dict[str, Reply] = {}
 
-        async def send(lane: int) -> None:
+        async def send(worker: int) -> None:
             for n in range(60):
-                body = f"{lane}-{n}"
-                replies[body] = await bus.send(queue, message(body, key=keys[lane % 5]))
+                body = f"{worker}-{n}"
+                replies[body] = await bus.send(queue, message(body, key=keys[worker % 5]))
 
-        sending = asyncio.gather(*(send(lane) for lane in range(20)))
+        sending = asyncio.gather(*(send(worker) for worker in range(20)))
         await until(lambda: len(replies) > 200)
         await outage.begin()
         await sending
@@ -217,8 +217,8 @@ async def test_an_outage_amid_traffic_loses_and_doubles_nothing(
         unknown = {body for body, each in replies.items() if refusal_of(each) is Refusal.UNKNOWN}
         assert accepted <= set(bodies)
         assert set(bodies) - accepted <= unknown
-        for lane in (2, 4):  # the keys of the partitions that were lost
-            assert any(body not in bodies for body in replies if body.startswith(f"{lane}-"))
+        for worker in (2, 4):  # the keys of the partitions that were lost
+            assert any(body not in bodies for body in replies if body.startswith(f"{worker}-"))
 
 
 @pytest.mark.behaviour("S186")
