@@ -174,7 +174,7 @@ def test_take_over_asks_the_first_to_end_and_loses_nothing(start: Callable[..., 
     (line,) = first.lines("asked to end")
     host = socket.gethostname()
     assert line["by"] == f"broker-0, process {second.process.pid} on host {host}"
-    assert "postbus: ended because" in first.said()
+    assert "postbus: stopped because" in first.said()
     assert line["by"] in first.said().splitlines()[-1]
     second.wait_ready()
     with (
@@ -222,7 +222,7 @@ def test_no_wait_ends_at_once_while_another_lives(start: Callable[..., Process])
     second = start("second", "--no-wait")
     assert second.ends_with() == STORE
     text = second.said().splitlines()[-1]
-    assert re.search(rf"postbus: broker-0, {first.life}, has this store", text), text
+    assert re.search(rf"postbus: broker-0, {first.life} is using this store", text), text
     first.kill()  # the rest of a killed process does not count as a living broker
     second.start("--no-wait")
     second.wait_ready()
