@@ -26,7 +26,8 @@ LINE_COLUMNS = 100
 BANNED_NAMES = {"utils", "helpers", "common", "base", "manager", "misc", "types"}
 # Words of our own that documents used where the field has others; docs/style.md has examples.
 RETIRED_WORDS = re.compile(
-    r"\b(anew|anyhow|doors?|harbour|intake|mend(s|ed|ing)?|strangers?|suspicion|told|whoever)\b",
+    r"\b(anew|anyhow|doors?|harbours?|intake|lanes?|mend(s|ed|ing)?|strangers?|suspicion|told"
+    r"|triage|whoever)\b",
     re.IGNORECASE,
 )
 
@@ -435,13 +436,16 @@ def test_open_points_name_their_issue() -> None:
     assert found == []
 
 
-def test_documents_use_the_words_of_the_field() -> None:
+def test_documents_and_product_use_the_words_of_the_field() -> None:
+    """The column `door` of the audit stays: an older broker beside this one writes it."""
+    documents = [*markdown_files(), ROOT / "bench" / "README.md", ROOT / "docs" / "alerts.yaml"]
     found = [
         f"{shown(path)}:{number} {match[0]}"
-        for path in [*markdown_files(), ROOT / "bench" / "README.md", ROOT / "docs" / "alerts.yaml"]
+        for path in [*documents, *python_files("dataplane")]
         if path.name != "style.md"
         for number, line in enumerate(read(path).splitlines(), 1)
         for match in RETIRED_WORDS.finditer(line)
+        if (shown(path), match[0]) != ("dataplane/postbus/store/audit.py", "door")
     ]
     assert found == []
 

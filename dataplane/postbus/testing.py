@@ -64,8 +64,8 @@ class Bus:
             with urllib.request.urlopen(request, timeout=ANSWER_S):
                 pass
         except urllib.error.HTTPError as error:
-            told = json.loads(error.read())
-            raise BusFailed(told.get("error") or told.get("detail")) from None
+            answer = json.loads(error.read())
+            raise BusFailed(answer.get("error") or answer.get("detail")) from None
 
 
 @contextmanager

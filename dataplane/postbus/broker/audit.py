@@ -89,12 +89,12 @@ class Line:
     numbers: list[int] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
 
-    def count(self, told: AuditResult) -> None:
+    def count(self, result: AuditResult) -> None:
         """Add the result of a call."""
-        for name, count in told.counts.items():
+        for name, count in result.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        self.numbers += told.numbers[: MOST_NAMED - len(self.numbers)]
-        self.rules += told.rules[: MOST_NAMED - len(self.rules)]
+        self.numbers += result.numbers[: MOST_NAMED - len(self.numbers)]
+        self.rules += result.rules[: MOST_NAMED - len(self.rules)]
 
     def written(self) -> AuditEnd:
         """Return the outcome to store."""
@@ -138,7 +138,7 @@ class Audit:
         self,
         entry: AuditEntry,
         work: Awaitable[T],
-        told: Callable[[T], AuditResult] = lambda _: AuditResult(),
+        result_of: Callable[[T], AuditResult] = lambda _: AuditResult(),
         *,
         may_repeat: bool = False,
         may_change_nothing: bool = False,
@@ -153,7 +153,7 @@ class Audit:
 
         async def run() -> None:
             try:
-                result = await self._record(entry, work, told, may_repeat, may_change_nothing)
+                result = await self._record(entry, work, result_of, may_repeat, may_change_nothing)
             except Exception as error:  # noqa: BLE001 - raised to the caller
                 if not answered.done():
                     answered.set_exception(error)
@@ -178,7 +178,7 @@ class Audit:
         self,
         entry: AuditEntry,
         work: Awaitable[T],
-        told: Callable[[T], AuditResult],
+        result_of: Callable[[T], AuditResult],
         may_repeat: bool,
         may_change_nothing: bool,
     ) -> T:
@@ -193,7 +193,7 @@ class Audit:
         except Exception as error:
             self.end(line, outcome_of(error))
             raise
-        line.count(told(result))
+        line.count(result_of(result))
         is_unchanged = may_change_nothing and self._version() == before
         self.end(line, None if is_unchanged else DONE)
         return result

@@ -52,7 +52,7 @@ class Disposition(IntEnum):
 
 
 class Refusal(Enum):
-    """Expected refusals: values, not exceptions. Each door has one total table for them."""
+    """Expected refusals: values, not exceptions. Each protocol has one total table for them."""
 
     ENTITY_NOT_FOUND = "entity-not-found"
     ENTITY_DISABLED = "entity-disabled"
@@ -678,7 +678,7 @@ Reply: TypeAlias = (
 
 OnReply: TypeAlias = Callable[[Reply], None]
 """Called once with the reply to a command, by the event loop. It may be called before the function
-returns that was given the command: whoever submits one sets its own state first."""
+returns that was given the command: a caller sets its own state before it submits one."""
 
 
 class PeekedMessage(NamedTuple):

@@ -1,6 +1,6 @@
 """Messages handled by hand: chosen by number, deleted or sent again.
 
-A dead letter that is sent again is removed and stored anew by one outcome, and an outcome is one
+A dead letter that is sent again is removed and stored again by one outcome, and an outcome is one
 commit: there is one of it at any time, whatever crashes. It is stored as a new message is, not
 moved as a row: number, times, time to live and usually properties are other ones, and it takes the
 same way as any send into sessions, receivers, forwards and topics. For an entity of another
@@ -217,7 +217,7 @@ def _renewed(
 ) -> Envelope | Refused:
     """Return the message as it is sent again: nothing says that it was a dead letter.
 
-    Ids, session and keys stay, and the time to live, which begins anew; an expiry that is over is
+    Ids, session and keys stay, and the time to live, which starts again; an expiry that is over is
     dropped, and so is a scheduled time. Hops are counted from here. `is_home`: it returns to the
     entity it is from, where its number in the topic still says which message it is.
     """

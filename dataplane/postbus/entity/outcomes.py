@@ -461,7 +461,7 @@ class LoadedPartition:
     def begin_at(self, now_ms: int) -> None:
         """Set the first key above those of all former lives, also of forgotten ones.
 
-        Outboxes and whoever reads by key compare keys with those of former lives. A database that
+        Outboxes and readers by key compare keys with those of former lives. A database that
         was restored to an earlier moment does not know what it handed out after that; time goes on.
         """
         first_key = min(now_ms * KEYS_OF_A_MS, MAX_FIRST_KEY)

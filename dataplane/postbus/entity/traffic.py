@@ -9,8 +9,8 @@ from typing import Final
 
 MAX_REASONS: Final = 20
 MAX_REASON_CHARS: Final = 100
-"""Reasons of death that are counted apart for an entity, and how much of each is told. Our choice:
-each is a series, and applications may put anything into them."""
+"""Reasons of death that are counted apart for an entity, and the reported length of each. Our
+choice: each is a series, and applications may put anything into them."""
 
 UNPRINTABLE: Final = "\N{REPLACEMENT CHARACTER}"
 """Stands for each character that is not printable: metrics are read in terminals, too."""

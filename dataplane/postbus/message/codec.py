@@ -439,7 +439,7 @@ def _width_of(code: int) -> int:
 
 
 _WIDTH_BY_CODE: Final = tuple(_width_of(code) for code in range(256))
-"""Payload octets after each constructor; below zero: how the size is told."""
+"""Payload octets after each constructor; below zero: how the size is encoded."""
 
 
 # --- encoding -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from postbus.message.envelope import Envelope
 MAX_UINT: Final = 0xFFFF_FFFF
 
 MAX_EXPIRY_MS: Final = 253_402_214_399_999
-"""The last expiry that is told, the end of 9999-12-30: what the SDK of .NET caps its own at, since
+"""The last expiry that is sent, the end of 9999-12-30: what the SDK of .NET caps its own at, since
 times of clients end with that year."""
 
 

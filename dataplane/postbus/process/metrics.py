@@ -104,7 +104,7 @@ class StoreSample:
 
 @dataclass(slots=True)
 class BusSample:
-    """Values for the metrics; made anew for each scrape. Times in entity milliseconds."""
+    """Values for the metrics; made for each scrape. Times in entity milliseconds."""
 
     version: str
     now_ms: int = 0

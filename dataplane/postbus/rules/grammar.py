@@ -484,7 +484,7 @@ def _parts(node: Predicate | Expression | _Parameter) -> tuple[Predicate | Expre
             assert_never(node)
 
 
-# --- what is told about a wrong text --------------------------------------------------------------
+# --- errors of syntax -----------------------------------------------------------------------------
 
 _CALL: Final = "'('"
 _VALUE: Final = {"INTEGER", "TEXT", "NAME"}

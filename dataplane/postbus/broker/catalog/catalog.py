@@ -1,10 +1,10 @@
 """The catalog in the memory of a broker: the owner of partition 0 changes it, all others follow.
 
-What is decided under its lock is decided on the version that is durable, and written only while
-partition 0 is still ours (`store/catalog_change.py`). A write that failed may be durable all the
-same: the tables are read again before anybody is answered. A broker that does not own partition 0
-reads the tables whenever their version moves; no partition that was loaded goes to work before the
-catalog here is at least as new as what it holds.
+Decisions under its lock are made on the durable version, and written only while partition 0 is
+still ours (`store/catalog_change.py`). A failed write may be durable nevertheless: the tables are
+read again before any caller is answered. A broker that does not own partition 0 reads the tables
+when their version changes; a loaded partition accepts no commands before the catalog here is at
+least as new as its own copy.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ FOLLOW_S: Final = 1.0
 """How often a broker that does not change definitions looks for changes. Our choice: one row."""
 
 caller_epoch: Final[ContextVar[int | None]] = ContextVar("caller_epoch", default=None)
-"""What `CallerFence` admitted the change under way with."""
+"""Epoch with which `CallerFence` admitted the current change."""
 
 
 class Catalog:
     """Entries and version in step with the tables; `read` comes first.
 
-    `on_read` are called whenever the tables were read again, before the version is known: what lies
-    beside the catalog is read there.
+    `on_read` are called after each reading of the tables, before the version is visible: they read
+    tables beside the catalog.
     """
 
     def __init__(
         self,
         store: CatalogStore,
         partition_count: int,
-        on_told: Callable[[CatalogEntry], None],
+        on_put: Callable[[CatalogEntry], None],
     ) -> None:
-        """`on_told` is called with what was put, before partitions are told."""
+        """`on_put` is called with each entry that was put, before partitions are notified."""
         self.store = store
         self.entries = Entries()
         self.followers = Followers(partition_count)
         self.on_read: list[Callable[[], Awaitable[None]]] = []
-        self._on_told = on_told
+        self._on_put = on_put
         self._lock = asyncio.Lock()
-        self._is_unsure = False  # a write began whose result nobody learned
+        self._is_unsure = False  # the result of a write is unknown
         self._version = 0
         self._moved = asyncio.Event()
 
@@ -82,18 +82,18 @@ class Catalog:
         self.entries = Entries(entries)
         self.version = version
 
-    # --- whose it is ----------------------------------------------------------------------------
+    # --- ownership ------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of partition 0 while it is ours, so that definitions are changed here."""
+        """The epoch of partition 0 while it is ours; only then definitions are changed here."""
         hosts = self.followers.hosts
         return hosts[CATALOG_PARTITION].epoch if hosts else None
 
     async def own(self) -> int:
-        """Return that epoch, after one more attempt to claim partition 0 where it is not ours.
+        """Return that epoch; try to claim partition 0 once if it is not ours.
 
-        Raises `DirectoryRefusal`, NOT_APPLIED, saying who owns it.
+        Raises `DirectoryRefusal`, NOT_APPLIED, naming the owner.
         """
         owner = self.followers.hosts[CATALOG_PARTITION]
         if owner.epoch is None:
@@ -109,14 +109,14 @@ class Catalog:
         return owner.epoch
 
     def fence(self) -> CatalogFence:
-        """Return what must still be true when what is decided now commits."""
+        """Return the condition under which a decision of now may commit."""
         return CatalogFence(self._owned(), self._version, caller_epoch.get())
 
     # --- changing -------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Let nobody else change the catalog in a block; raises `DirectoryRefusal` as `own`."""
+        """Lock the catalog for changes in a block; raises `DirectoryRefusal` as `own`."""
         await self.own()
         async with self._lock:
             await self._resolve_unknown_write()
@@ -124,9 +124,9 @@ class Catalog:
             yield
 
     async def written(self, work: Awaitable[T], is_written: Callable[[], bool]) -> T | None:
-        """Write to the tables. None: the answer was lost, but the tables say that it is written.
+        """Write to the tables. None: the answer was lost, but the tables show the write.
 
-        Then partitions and `on_read` know of it already. Raises `NotWritten` when it is not.
+        Partitions and `on_read` then know of it already. Raises `NotWritten` if it is not there.
         """
         self._is_unsure = True
         try:
@@ -172,7 +172,7 @@ class Catalog:
     # --- following ------------------------------------------------------------------------------
 
     async def keep_following(self) -> None:
-        """Follow whoever owns partition 0 while that is not us; ends when it is cancelled."""
+        """Follow the owner of partition 0 while that is another broker; ends when cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
             if self.epoch is not None:
@@ -279,7 +279,7 @@ class Catalog:
     async def _notify(self, news: Sequence[tuple[CatalogEntry, PutEntity]]) -> None:
         """Let partitions follow; that thaws what was frozen since the write began."""
         for entry, _ in news:
-            self._on_told(entry)
+            self._on_put(entry)
         await self.followers.notify(news)
 
 

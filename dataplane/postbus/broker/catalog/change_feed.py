@@ -1,8 +1,8 @@
-"""What changed since a version of the catalog: for operators that follow it and for audits.
+"""Feed of changes since a version of the catalog, for operators and audits.
 
-The feed is made of what is: entities with the version of their last change, and tombstones. It
-needs no history in memory, survives restarts, and says of an entity that changed twice what it is
-now. Only what is older than the oldest tombstone that was forgotten cannot be told.
+The feed is made of the present state: entities with the version of their last change, and
+tombstones. It needs no history in memory, survives restarts, and shows an entity that changed twice
+once, as it is now. It cannot go back beyond the oldest tombstone that was removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from postbus.entity.commands import Refusal, Refused
 from postbus.store.tombstones import Tombstone, TombstoneStore
 
 MOST: Final = 1_000
-"""Tombstones of one answer, or a few more; who gets that many asks again."""
+"""Tombstones in one answer, or a few more; a caller that gets this many asks again."""
 
 
 class Change(NamedTuple):

@@ -1,8 +1,8 @@
-"""How a change of what is stored runs: to its end, and with an answer that is no guess.
+"""Runs changes of stored definitions to completion, with answers that are certain.
 
-A door cancels what it does for a client that hangs up. A change that has begun must not end there,
-between what the store has and what is in force: it runs in a task of the bus. "Not applied" is said
-only where the tables say so; what broke after that, or beside it, is "unknown".
+Listeners cancel their work for a client that disconnects. A change that has begun must not stop
+there, between the tables and memory, so it runs in a task of the bus. "Not applied" is answered
+only when the tables confirm it; any other failure is "unknown".
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Changes:
             error: Exception = DirectoryRefusal(CUT_SHORT)
             try:
                 result = await work
-            except Exception as problem:  # noqa: BLE001 - told, and logged when it is unexpected
+            except Exception as problem:  # noqa: BLE001 - answered, and logged if unexpected
                 error = explained(problem)
             else:
                 if not answered.done():

@@ -151,7 +151,7 @@ class Entries:
 
 
 def put_of(entry: CatalogEntry, version: int | None = None) -> PutEntity:
-    """Return what a partition is told of an entry."""
+    """Return the command that brings an entry to a partition."""
     return PutEntity(
         entry.entity_no,
         entry.name,
@@ -193,14 +193,14 @@ def puts_in_order(
     """
     wanted = sorted(entries, key=lambda entry: entry.version)
     topics = {entry.entity_no: entry for entry in wanted if entry.kind is EntityKind.TOPIC}
-    told = set(known)
+    placed = set(known)
     puts = []
     for entry in wanted:
         if entry.entity_no in known and entry.version <= version:
             continue
-        if entry.topic_no is not None and entry.topic_no not in told:
+        if entry.topic_no is not None and entry.topic_no not in placed:
             puts.append(put_of(topics[entry.topic_no], entry.version))
-            told.add(entry.topic_no)
+            placed.add(entry.topic_no)
         puts.append(put_of(entry))
-        told.add(entry.entity_no)
+        placed.add(entry.entity_no)
     return puts

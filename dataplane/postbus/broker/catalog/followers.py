@@ -1,7 +1,7 @@
-"""Who is told of a change of the catalog: the partitions it concerns, then whoever asked for it.
+"""Followers of the catalog: partitions, then callbacks, are notified of each change.
 
-A partition follows when it has committed the change to its own copy of the definitions. One that is
-not loaded is not told: it catches up when it loads, before it takes anything.
+A partition follows when it has committed the change to its own copy of the definitions. A partition
+that is not loaded is not notified: it catches up when it loads, before it accepts commands.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 NOTIFIED_AT_ONCE: Final = 100
-"""Entities that partitions are told of together. Our choice: each commits them at once, and the
-commands for sixteen partitions hold up others for less than a tenth of a second."""
+"""Number of definition changes sent to a partition at a time, which it commits together. Our
+choice: the commands for sixteen partitions delay others by less than a tenth of a second."""
 
 DONE: Final = Done()
 
@@ -27,7 +27,7 @@ News: TypeAlias = tuple[CatalogEntry, PutEntity | DropEntity]
 
 
 class DefinitionFollower(Protocol):
-    """A partition's host, as far as the directory knows it."""
+    """A partition's host, as the directory sees it."""
 
     @property
     def is_loaded(self) -> bool: ...
@@ -45,13 +45,12 @@ class DefinitionFollower(Protocol):
 
 
 class Followers:
-    """`on_deleted` and `on_restored` get numbers of entities when their partitions know of it."""
+    """`on_deleted` and `on_restored` are called with entity numbers after the partitions follow."""
 
     def __init__(self, partition_count: int) -> None:
         self._partition_count = partition_count
-        self._notified: dict[
-            int, int
-        ] = {}  # partition that is being told -> what it has until then
+        self._notified: dict[int, int] = {}
+        """Partition that is being notified -> the version it has until then."""
         self.hosts: Sequence[DefinitionFollower] = ()
         """In order of partition id."""
 
@@ -73,21 +72,18 @@ class Followers:
         }
 
     async def notify(self, news: Sequence[News]) -> None:
-        """Return when the loaded partitions follow all of it, in this order, or are being loaded.
-
-        Whom it concerns they learn of many at a time, which they commit together.
-        """
+        """Return when loaded partitions follow all changes, in this order, or are being loaded."""
         if not self.hosts:
             return
-        told = {home for entry, _ in news for home in self.homes_of(entry)}
-        told = {home for home in told if self.hosts[home].is_loaded}
-        for home in told:
+        homes = {home for entry, _ in news for home in self.homes_of(entry)}
+        homes = {home for home in homes if self.hosts[home].is_loaded}
+        for home in homes:
             self._notified.setdefault(home, news[0][1].catalog_version - 1)
         try:
             for start in range(0, len(news), NOTIFIED_AT_ONCE):
                 await self._notify_some(news[start : start + NOTIFIED_AT_ONCE])
         finally:
-            for home in told:
+            for home in homes:
                 self._notified.pop(home, None)
 
     async def _notify_some(self, news: Sequence[News]) -> None:
@@ -99,25 +95,25 @@ class Followers:
         ]
         replies = await asyncio.gather(*(self._call(home, command) for home, command in calls))
         for (home, _), reply in zip(calls, replies, strict=True):
-            if isinstance(reply, Refused):  # whatever the store said, the reload catches up
+            if isinstance(reply, Refused):  # the reload catches up
                 logger.warning(
                     "partition did not take a definition",
                     extra={"partition": home, "refusal": reply.refusal.value},
                 )
 
     async def _call(self, home: int, command: PutEntity | DropEntity) -> Reply:
-        """Tell one partition; it does not wait for a load, which waits for the catalog."""
+        """Notify one partition; do not wait for a load, which waits for the catalog."""
         host = self.hosts[home]
         return await host.call(command) if host.is_loaded else DONE
 
     async def notify_gone(self, entries: Sequence[CatalogEntry], version: int) -> None:
-        """Have partitions drop entities, subscriptions before their topic; then tell others."""
+        """Have partitions drop entities, subscriptions before topics; then call the callbacks."""
         await self.notify([(entry, DropEntity(entry.entity_no, version)) for entry in entries])
         for entry in entries:
             for notify in self.on_deleted:
                 notify(entry.entity_no)
 
     def notify_move(self, entry: CatalogEntry) -> None:
-        """Tell that an entity is retained now, or came back; its partitions know."""
+        """Call the callbacks of an entity that was retained or restored; its partitions know."""
         for notify in self.on_deleted if entry.is_retained else self.on_restored:
             notify(entry.entity_no)

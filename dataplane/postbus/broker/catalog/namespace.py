@@ -1,7 +1,7 @@
-"""What the namespace itself is: its manifest whenever that is read, and what is put while it runs.
+"""The definition of the namespace: its manifest, and changes while the bus runs.
 
-What is for life the manifest alone says. The rest is stored beside the catalog and raises its
-version; it concerns doors and the administration, no partition has to follow.
+Immutable fields come from the manifest alone. Changes of the others are stored beside the catalog
+and raise its version; they concern listeners and the administration, and no partition follows them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from postbus.store.namespace import NamespaceStore
 
 
 class Namespace:
-    """One namespace; `load` comes first. `on_change` are told whenever its definition changed."""
+    """One namespace; call `load` first. `on_change` are called after each change."""
 
     def __init__(
         self, name: str, declared: NamespaceDefinition, store: NamespaceStore, directory: Directory
     ) -> None:
-        """`declared`: what manifests say; what they do not say is not set, and can be put."""
+        """`declared`: the fields that manifests name; others are unset and can be put."""
         self.name = name
         self.definition = declared
         self.on_change: list[Callable[[NamespaceDefinition], None]] = []
@@ -30,7 +30,7 @@ class Namespace:
         self._directory = directory
 
     async def load(self) -> None:
-        """Take over what is stored, also when the catalog moved; raises `StoreUnavailable`."""
+        """Read the stored definition, also after the catalog changed; raises `StoreUnavailable`."""
         before, put = self.definition, await self._store.load()
         self.definition = in_force(self._declared, put)
         if self.definition != before:
@@ -38,9 +38,9 @@ class Namespace:
                 notify(self.definition)
 
     async def redeclare(self, declared: NamespaceDefinition) -> None:
-        """Let another manifest count, which says the same of what is for life.
+        """Apply another manifest, with the same immutable fields.
 
-        Raises `StoreUnavailable`; the manifest counts with the next `load` all the same.
+        Raises `StoreUnavailable`; the manifest then applies at the next `load`.
         """
         self._declared = declared
         await self.load()
@@ -48,7 +48,7 @@ class Namespace:
     async def put(
         self, wanted: NamespaceDefinition, condition: Precondition = UNCONDITIONAL
     ) -> int:
-        """Change the definition; return the catalog's version that it has then.
+        """Change the definition; return the version of the catalog afterwards.
 
         An equal definition changes nothing. Versions of the condition are the catalog's. Raises
         `DirectoryRefusal`, and `NotWritten`.

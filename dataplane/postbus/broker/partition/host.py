@@ -327,10 +327,10 @@ class Host:
                 self._release(outcome, on_reply)
 
     def _release_durable(
-        self, journal: PartitionJournal, told: Sequence[tuple[Outcome, OnReply | None]]
+        self, journal: PartitionJournal, durable: Sequence[tuple[Outcome, OnReply | None]]
     ) -> None:
         """Release in order; effects of a release itself follow everything released before."""
-        self._unreleased.extend(told)
+        self._unreleased.extend(durable)
         if not self._is_releasing:
             self._release_in_order(journal)
 

@@ -220,7 +220,7 @@ class _Shipment:
                 self._arrived.add(number)
                 continue
             message = copy.copy(envelope)  # the outbox may have to emit it again
-            if number not in ship.resent:  # a resend starts anew and is no hop
+            if number not in ship.resent:  # a resend counts no hop
                 message.hop_count += 1
             if source is not None:
                 message.dead_letter_source = source

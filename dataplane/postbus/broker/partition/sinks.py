@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class DeliverySink(Protocol):
     """The receiving end of one consumer, called on the event loop.
 
-    A call may come before the `submit` that caused it returns, on the stack of whoever submits:
+    A call may come before the `submit` that caused it returns, on the stack of the submitter:
     always when nothing has to be committed first, as for the first demand of a receiver. A sink
     therefore sets its own state before it submits.
 

@@ -71,7 +71,7 @@ class PartitionedConsumer:
             if not self.is_closed:
                 part.register()
 
-    # --- for the door ---------------------------------------------------------------------------
+    # --- for the endpoint -----------------------------------------------------------------------
 
     def set_demand(self, command: SetDemand, on_reply: OnReply) -> None:
         """Set the limit over all partitions; a drain is answered when none has more, or late."""
@@ -330,7 +330,7 @@ class _Part:
 class SessionSeeker:
     """Asks every partition for its next session; the first grant wins, the others are withdrawn.
 
-    The losers are withdrawn before the winner is told, in the same step, so that the receiver
+    The losers are withdrawn before the winner is notified, in the same step, so that the receiver
     never holds two sessions. A session a loser was granted meanwhile is free again at once.
     """
 

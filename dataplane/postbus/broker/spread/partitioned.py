@@ -290,7 +290,7 @@ class PartitionedEntities:
     def _settle_part(
         self, partition_id: int, part: Settle | CheckLocks, answer: OnReply, repeats: int
     ) -> None:
-        """Repeat what could not be read: the client cannot, for it is told of all parts at once."""
+        """Repeat failed reads: the client cannot, because it gets one answer for all parts."""
         host = self._host_of(partition_id)
         if host is None or not host.is_loaded:
             answer(GONE)

@@ -1,4 +1,4 @@
-"""`postbus report`: an archive for whoever analyses a problem with a bus.
+"""`postbus report`: an archive for the analysis of a problem with a bus.
 
 It is meant to be sent elsewhere, so it must contain no secret: keys are never requested, and
 anything that looks like a secret is masked. A missing part is listed with the reason, since reports

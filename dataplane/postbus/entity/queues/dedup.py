@@ -30,7 +30,7 @@ DIGEST_BYTES: Final = 16
 
 MAX_IDS: Final = 16 * 1024 * 1024
 """Most ids of one entity in one partition, 8.5 bytes each. Our choice; a window that holds more is
-told to be shorter."""
+refused as too long."""
 
 RECENT_IDS: Final = 16_384
 """Ids known exactly, at most 300 bytes each: a client that repeats itself does so soon."""

@@ -38,7 +38,7 @@ MAX_ROW_BYTES: Final = 64 * 1024 * 1024
 
 BURST_FACTOR: Final = 4
 """So many times the copies fit into a burst of single messages, in the bytes of one; the rest is
-told to come again. They are one commit, but each is acknowledged for itself. Source: measured,
+refused for the moment. They are one commit, but each is acknowledged for itself. Source: measured,
 docs/benchmarks.md: a commit of either takes about a second."""
 
 SHARE_ALWAYS_BYTES: Final = 8_192
