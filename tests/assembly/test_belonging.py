@@ -34,7 +34,9 @@ async def test_another_bus_is_refused_and_touches_nothing(brokers: Brokers, data
         with pytest.raises(BusError, match="belongs to the bus test-bus") as caught:
             await brokers.start_with("second", defined, brokers.sealing_key())
         assert caught.value.is_about_store  # exit code 6
-        assert f"one of {defined.name}: start with the manifests of test-bus" in str(caught.value)
+        assert f"this bus is {defined.name}: start with the manifests of test-bus" in str(
+            caught.value
+        )
     look = await asyncpg.connect(database)
     names = [row["name"] for row in await look.fetch("select name from postbus.catalog")]
     assert names == ["orders"]

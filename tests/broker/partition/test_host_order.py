@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -290,6 +291,32 @@ async def test_a_commit_is_not_released_until_a_beat_confirms_ownership(
         assert replies[0] == Enqueued([1])
         assert host.reload_count == 0
         fixed.clear()
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "logged"),
+    [
+        (0.0, (logging.ERROR, "partition state failed")),
+        (100.0, (logging.WARNING, "partition may belong to another broker")),
+    ],
+)
+async def test_a_broken_state_is_no_bug_while_ownership_is_not_confirmed(
+    store: Store,
+    ahead_s: float,
+    logged: tuple[int, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broker that was paused reads rows that its successor has changed."""
+    now_ahead_s = 0.0
+    async with served(store, monotonic_s=lambda: boottime_s() + now_ahead_s) as (host, _):
+        await host.call(Tick())
+        now_ahead_s = ahead_s
+        replies: list[Reply] = []
+        host.submit(object(), replies.append)
+        await until(lambda: bool(replies))
+        assert refusals(replies) == [Refusal.NOT_APPLIED]
+        now_ahead_s = 0.0
+    assert logged in [(record.levelno, record.message) for record in caplog.records]
 
 
 async def test_outcomes_held_when_the_journal_fails_are_unknown(

@@ -1,9 +1,8 @@
 """The host of one partition: order, release after commit, timers, reload.
 
 Every command of a partition passes `submit`; its replies and effects are released only after the
-commit that justifies them, and in order. The host does the I/O that the state machine requests. On
-any failure of a commit it drops the partition's memory, claims the partition again and loads it:
-there is no rollback. It never looks into a message.
+commit that justifies them, and in order. The host does the I/O that the state machine requests. If
+a commit fails, it drops the partition's memory, claims it again and loads it, without a rollback.
 """
 
 from __future__ import annotations
@@ -268,8 +267,9 @@ class Host:
             return
         try:
             result = state.apply(command, self.clock(), found)
-        except Exception:
-            logger.exception("partition state failed", extra={"partition": self.partition_id})
+        except Exception as error:  # noqa: BLE001 - logged; the partition is reloaded
+            is_ours = self._monotonic_s() - journal.confirmed_at <= CONFIRMATION_S
+            self._troubles.log_broken_state(self.partition_id, error, is_ours=is_ours)
             self._reply(on_reply, Refused(Refusal.NOT_APPLIED, "the partition was reloaded"))
             journal.fail(StoreUnavailable("the state failed"))  # answers callers
             return

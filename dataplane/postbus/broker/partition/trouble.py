@@ -26,10 +26,10 @@ class Troubles:
     def __init__(self, where: str, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._where = where
         self._monotonic_s = monotonic_s
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._failed_at = float("-inf")
         self._since = 0.0
-        self._untold = 0
+        self._unlogged = 0
         self._known: tuple[str, str] | None = None  # problem for an operator, as last logged
         self._known_at = 0.0
 
@@ -57,13 +57,23 @@ class Troubles:
             logger.error(what, extra=extra, exc_info=error)
             return
         if now - self._failed_at >= SUMMARY_S:  # another outage
-            self._since, self._untold = now, 0
-            self._told_at = float("-inf")
+            self._since, self._unlogged = now, 0
+            self._logged_at = float("-inf")
         self._failed_at = now
-        self._untold += 1
-        if now - self._told_at < SUMMARY_S:
+        self._unlogged += 1
+        if now - self._logged_at < SUMMARY_S:
             return
-        if self._untold > 1:
-            extra |= {"failures": self._untold, "since_s": round(now - self._since)}
-        self._told_at, self._untold = now, 0
+        if self._unlogged > 1:
+            extra |= {"failures": self._unlogged, "since_s": round(now - self._since)}
+        self._logged_at, self._unlogged = now, 0
         logger.warning(what, extra=extra)
+
+    def log_broken_state(self, partition_id: int, error: Exception, *, is_ours: bool) -> None:
+        """Log a command that broke a partition's state, with a traceback.
+
+        A bug, unless ownership is not confirmed (ADR 22): then another broker may have changed rows
+        that this one knows, for example while this one was paused.
+        """
+        level = logging.ERROR if is_ours else logging.WARNING
+        what = "partition state failed" if is_ours else "partition may belong to another broker"
+        logger.log(level, what, extra={"partition": partition_id}, exc_info=error)
