@@ -106,7 +106,7 @@ format: setup ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: test
-test: setup ## all tests, on real Postgres and sockets; 15 min on two cores
+test: setup ## all tests, on real Postgres and sockets; 7 min on two cores
 	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 .PHONY: test-fast
