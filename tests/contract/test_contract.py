@@ -50,6 +50,7 @@ def queue(**fields: object) -> QueueProperties:
         ("PT1M", 60_000),
         ("P14D", 14 * DAY_MS),
         ("PT0.5S", 500),
+        ("PT19.9999999S", 19_999),  # not 20 s, the least window of duplicate detection
         ("P1DT2H3M4.005S", DAY_MS + 7_384_005),
         ("P10675199DT2H48M5.4775807S", MAX_DURATION_MS),
         ("P10675199DT2H48M5.477581S", MAX_DURATION_MS),
@@ -61,7 +62,7 @@ def test_duration_is_read_as_milliseconds(text: str, expected_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "P", "PT", "P1DT", "1M", "PT-1S", "P1W", "PT1H1H", None, True]
+    "text", ["", "P", "PT", "P1DT", "1M", "PT-1S", "P1W", "PT1H1H", "PT1M\n", "PT١M", None, True]
 )
 def test_invalid_durations_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="ISO 8601"):

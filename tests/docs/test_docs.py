@@ -41,6 +41,7 @@ from postbus.contract.entities import (
     SqlFilter,
     parse_duration_ms,
 )
+from postbus.contract.resources import MAX_RULES, QueueSpec
 from postbus.edge.amqp import transactions
 from postbus.edge.amqp.session_links import NEXT_SESSION_S
 from postbus.edge.atom import errors as atom_errors
@@ -54,7 +55,6 @@ from postbus.entity.queues.dead_letter_reasons import DESCRIPTION, EXPIRED, HEAD
 from postbus.entity.topics import topic_state
 from postbus.entity.transfer import outbox
 from postbus.entity.transfer.inbox import MAX_FORWARD_HOPS
-from postbus.manifests.documents import MAX_RULES, QueueSpec
 from postbus.manifests.reader import read_one_bus
 from postbus.process.settings import Settings
 from postbus.rules import actions as sql_actions

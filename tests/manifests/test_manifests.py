@@ -365,6 +365,15 @@ def test_circle_of_forwarding_is_warned_of(tmp_path: Path) -> None:
     ]
 
 
+def test_zone_redundancy_is_for_the_operator(tmp_path: Path) -> None:
+    bus = read(tmp_path, NAMESPACE.replace("{}", "{zoneRedundant: true}"))
+    [warning] = bus.warnings
+    assert str(warning).endswith(
+        "spec.zoneRedundant: has an effect on Kubernetes only, where the operator spreads brokers"
+    )
+    assert not bus.properties.zone_redundant
+
+
 def test_basic_has_no_topics(tmp_path: Path) -> None:
     basic = NAMESPACE.replace("{}", "{sku: {name: Basic}}")
     found = complaints(tmp_path, basic, TOPIC)

@@ -37,7 +37,8 @@ T = TypeVar("T")
 MAX_DURATION_MS: Final = 922_337_203_685_477  # .NET TimeSpan.MaxValue: "never"
 DAY_MS: Final = 86_400_000
 DURATION: Final = re.compile(
-    r"^P(?:(\d{1,8})D)?(?:T(?:(\d{1,4})H)?(?:(\d{1,5})M)?(?:(\d{1,7}(?:\.\d{1,7})?)S)?)?$"
+    r"P(?:([0-9]{1,8})D)?"
+    r"(?:T(?:([0-9]{1,4})H)?(?:([0-9]{1,5})M)?(?:([0-9]{1,7}(?:\.[0-9]{1,7})?)S)?)?"
 )
 ROOT_RULE_NAME: Final = "RootManageSharedAccessKey"  # what Azure calls a namespace's first rule
 
@@ -144,15 +145,19 @@ LIMITS: Final = {
 
 
 def parse_duration_ms(value: object) -> int:
-    """Return the milliseconds of an ISO 8601 duration such as `PT1M`; integers pass unchanged."""
+    """Return the milliseconds of an ISO 8601 duration such as `PT1M`; integers pass unchanged.
+
+    Fractions of a millisecond are dropped, so that rounding passes no limit.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = DURATION.match(value) if isinstance(value, str) else None
+    match = DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not any(match.groups()) or str(value).endswith("T"):
         raise ValueError("use an ISO 8601 duration such as PT30S, PT5M or P14D")
     days, hours, minutes, seconds = match.groups(default="0")
-    whole_ms = (int(days) * 86_400 + int(hours) * 3_600 + int(minutes) * 60) * 1_000
-    return min(whole_ms + round(float(seconds) * 1_000), MAX_DURATION_MS)
+    whole, _, fraction = seconds.partition(".")
+    whole_s = int(days) * 86_400 + int(hours) * 3_600 + int(minutes) * 60 + int(whole)
+    return min(whole_s * 1_000 + int(fraction[:3].ljust(3, "0")), MAX_DURATION_MS)
 
 
 def format_duration(value_ms: int) -> str:
@@ -194,7 +199,11 @@ DurationMs = Annotated[
     BeforeValidator(_read_duration),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema(
-        {"type": "string", "pattern": DURATION.pattern, "description": "ISO 8601, such as PT1M"}
+        {
+            "type": "string",
+            "pattern": f"^{DURATION.pattern}$",
+            "description": "ISO 8601, such as PT1M",
+        }
     ),
 ]
 

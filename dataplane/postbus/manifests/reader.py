@@ -46,18 +46,17 @@ from postbus.contract.entities import (
     subscription_path,
 )
 from postbus.contract.namespace import NamespaceDefinition, SoftDelete
-from postbus.manifests.documents import (
+from postbus.contract.operator_spec import NamespaceOperatorSpec
+from postbus.contract.resources import (
     API_VERSION,
-    MODELS,
     Metadata,
     NamespaceDocument,
-    NamespaceOperatorSpec,
     QueueDocument,
     QueueSpec,
-    SecretDocument,
     SubscriptionDocument,
     TopicDocument,
 )
+from postbus.manifests.documents import MODELS, SecretDocument
 from postbus.manifests.yaml_documents import (
     Document,
     ManifestError,
@@ -324,14 +323,14 @@ class _BusReader:
         spec = self._bus.spec
         definition = BusDefinition(
             spec.entity_name or self._bus.metadata.name,
-            _only(NamespaceProperties, spec),
+            _only(NamespaceProperties, spec).model_copy(update={"zone_redundant": False}),
             self._read.rules(self._document, self._key[0], spec.authorization_rules),
             tuple(self._queues()),
             tuple(self._topics()),
             tuple(self._subscribed()),
             _said_retention_ms(spec.operator_spec),
         )
-        warnings = tuple(self._check_forwarding())
+        warnings = (*self._without_operator(), *self._check_forwarding())
         self._check_counts()
         return replace(definition, warnings=warnings)
 
@@ -435,6 +434,12 @@ class _BusReader:
         too_large = rules_size_problem(rules)
         if too_large is not None:
             self._complain(document, ("spec", "rules"), too_large)
+
+    def _without_operator(self) -> Iterator[Problem]:
+        """Yield warnings for what one machine cannot do."""
+        if self._bus.spec.zone_redundant:
+            message = "has an effect on Kubernetes only, where the operator spreads brokers"
+            yield self._document.problem(("spec", "zoneRedundant"), message)
 
     def _check_forwarding(self) -> Iterator[Problem]:
         """Report invalid forwarding targets; yield warnings."""

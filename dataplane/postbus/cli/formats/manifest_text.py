@@ -24,7 +24,7 @@ from postbus.contract.entities import (
     TopicProperties,
 )
 from postbus.contract.namespace import SoftDelete
-from postbus.manifests.documents import API_VERSION
+from postbus.contract.resources import API_VERSION
 from postbus.manifests.reader import (
     BusDefinition,
     QueueDefinition,

@@ -1,0 +1,180 @@
+"""The four kinds of resources: documents of manifests, and objects of a Kubernetes API server.
+
+Manifests are read with these models, custom resource definitions are generated from them, and the
+operator reads with them what the API server returns. A known feature that does not exist is
+rejected by name. Source of fields: the templates of Azure Service Bus, Azure Service Operator.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from postbus.contract.entities import (
+    LIMITS,
+    DurationMs,
+    Model,
+    NamespaceProperties,
+    QueueFields,
+    RuleProperties,
+    Rules,
+    Sku,
+    SubscriptionFields,
+    TopicProperties,
+    check_entity_name,
+    check_namespace_name,
+    check_subscription_name,
+    not_yet,
+)
+from postbus.contract.operator_spec import (
+    DnsName,
+    NamespaceOperatorSpec,
+    StoredOperatorSpec,
+    TopicOperatorSpec,
+)
+
+API_VERSION: Final = "postbus.dev/v1alpha1"
+MAX_RULES: Final = 100
+"""Rules of one Subscription: two thousand would not fit an object of the API server."""
+
+
+class Metadata(Model):
+    """The part of Kubernetes' metadata that means something here; the rest is let through."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: DnsName
+    namespace: str = Field("default", min_length=1, max_length=63)
+
+
+class Owner(Model):
+    """The owner of an entity: a bus namespace, or the topic of a subscription.
+
+    The owner's cluster namespace defaults to that of the entity.
+    """
+
+    name: str = Field(min_length=1)
+    namespace: str | None = Field(None, min_length=1)
+
+
+class NamespaceSpec(NamespaceProperties):
+    """`spec` of kind Namespace."""
+
+    entity_name: Annotated[str, AfterValidator(check_namespace_name)] | None = Field(
+        None, alias="entityName"
+    )
+    zone_redundant: bool = Field(False, alias="zoneRedundant")
+    """For the operator: brokers in several zones."""
+
+    operator_spec: NamespaceOperatorSpec = Field(NamespaceOperatorSpec(), alias="operatorSpec")
+
+    @model_validator(mode="after")
+    def _partitions_suffice(self) -> NamespaceSpec:
+        partitions = self.known_partition_count
+        if partitions is None:
+            return self
+        if self.operator_spec.brokers > partitions:
+            raise ValueError(f"operatorSpec.brokers: at most one a partition, here {partitions}")
+        if len(self.operator_spec.storage.stores) > partitions:
+            raise ValueError(
+                f"operatorSpec.storage.stores: at most one a partition, here {partitions}"
+            )
+        return self
+
+    @property
+    def known_partition_count(self) -> int | None:
+        """The number of partitions; None in Premium without it: that of the store, or 1."""
+        if self.sku.name is Sku.PREMIUM:
+            return self.premium_messaging_partitions
+        return LIMITS[self.sku.name].partition_count
+
+
+class QueueSpec(QueueFields):
+    """`spec` of kind Queue."""
+
+    owner: Owner
+    entity_name: Annotated[str, AfterValidator(check_entity_name)] | None = Field(
+        None, alias="entityName"
+    )
+    authorization_rules: Rules = Field((), alias="authorizationRules")
+    operator_spec: StoredOperatorSpec = Field(StoredOperatorSpec(), alias="operatorSpec")
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """Retention of settled messages; None: they are deleted."""
+        return self.operator_spec.history.retention_ms
+
+
+class TopicSpec(TopicProperties):
+    """`spec` of kind Topic."""
+
+    owner: Owner
+    entity_name: Annotated[str, AfterValidator(check_entity_name)] | None = Field(
+        None, alias="entityName"
+    )
+    authorization_rules: Rules = Field((), alias="authorizationRules")
+    operator_spec: TopicOperatorSpec = Field(TopicOperatorSpec(), alias="operatorSpec")
+
+
+class SubscriptionSpec(SubscriptionFields):
+    """`spec` of kind Subscription. Without `rules` it gets every message of its topic."""
+
+    owner: Owner
+    entity_name: Annotated[str, AfterValidator(check_subscription_name)] | None = Field(
+        None, alias="entityName"
+    )
+    rules: tuple[RuleProperties, ...] | None = Field(None, max_length=MAX_RULES)
+    duplicate_detection_history_time_window: DurationMs | None = Field(
+        None, alias="duplicateDetectionHistoryTimeWindow"
+    )
+    """Present in Azure's templates, without a meaning there either."""
+
+    is_client_affine: Annotated[bool, not_yet(False, "subscriptions of one client are")] = Field(
+        False, alias="isClientAffine"
+    )
+    client_affine_properties: Annotated[Any, not_yet(None, "subscriptions of one client are")] = (
+        Field(None, alias="clientAffineProperties")
+    )
+    operator_spec: StoredOperatorSpec = Field(StoredOperatorSpec(), alias="operatorSpec")
+
+    @property
+    def history_retention_ms(self) -> int | None:
+        """Retention of settled messages; None: they are deleted."""
+        return self.operator_spec.history.retention_ms
+
+
+class NamespaceDocument(Model):
+    """A whole document of kind Namespace."""
+
+    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["Namespace"]
+    metadata: Metadata
+    spec: NamespaceSpec
+
+
+class QueueDocument(Model):
+    """A whole document of kind Queue."""
+
+    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["Queue"]
+    metadata: Metadata
+    spec: QueueSpec
+
+
+class TopicDocument(Model):
+    """A whole document of kind Topic."""
+
+    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["Topic"]
+    metadata: Metadata
+    spec: TopicSpec
+
+
+class SubscriptionDocument(Model):
+    """A whole document of kind Subscription."""
+
+    api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["Subscription"]
+    metadata: Metadata
+    spec: SubscriptionSpec
