@@ -1,4 +1,4 @@
-"""AMQP conditions and texts of refusals (one total table).
+"""AMQP conditions and texts of refusals.
 
 Each text contains a tracking id that is also in the broker's log, so that a user's error can be
 found.
@@ -23,150 +23,115 @@ logger = logging.getLogger(__name__)
 
 IsLogged: TypeAlias = Callable[[Refusal | None, str], bool]
 
-REFUSALS: Final = {
-    Refusal.ENTITY_NOT_FOUND: (
-        conditions.NOT_FOUND,
-        404,
-        # JavaScript's and .NET's clients recognise this sentence.
-        (
-            "The messaging entity '{path}' could not be found."
-            " To know more visit https://aka.ms/sbResourceMgrExceptions."
-        ),
-    ),
-    Refusal.ENTITY_DISABLED: (
-        conditions.ENTITY_DISABLED,
-        403,
-        "Messaging entity '{path}' is currently disabled.",
-    ),
-    Refusal.SEND_DISABLED: (
-        conditions.ENTITY_DISABLED,
-        403,
-        "Messaging entity '{path}' is currently disabled for sending.",
-    ),
-    Refusal.RECEIVE_DISABLED: (
-        conditions.ENTITY_DISABLED,
-        403,
-        "Messaging entity '{path}' is currently disabled for receiving.",
-    ),
-    Refusal.QUOTA_EXCEEDED: (
-        conditions.RESOURCE_LIMIT_EXCEEDED,
-        403,
-        "The maximum entity size has been reached or exceeded for Queue: '{path}'.",
-    ),
-    Refusal.STORE_FULL: (
-        conditions.RESOURCE_LIMIT_EXCEEDED,
-        403,
-        "The store is full. Receive messages or add disk space.",
-    ),
-    Refusal.MESSAGE_TOO_LARGE: (
-        conditions.MESSAGE_SIZE_EXCEEDED,
-        403,
-        "The message is larger than '{path}' allows.",
-    ),
-    Refusal.PROPERTIES_TOO_LARGE: (
-        conditions.MESSAGE_SIZE_EXCEEDED,
-        403,
-        "The properties of the message are larger than allowed.",
-    ),
-    Refusal.MESSAGE_MALFORMED: (
-        conditions.DECODE_ERROR,
-        400,
-        "The message is not a valid AMQP message.",
-    ),
-    Refusal.ARGUMENT_OUT_OF_RANGE: (
-        conditions.ARGUMENT_OUT_OF_RANGE,
-        400,
-        "An argument is out of range.",
-    ),
-    Refusal.LOCK_LOST: (
-        conditions.MESSAGE_LOCK_LOST,
-        410,
-        (
-            "The lock supplied is invalid. Either the lock expired, or the message has already"
-            " been removed from the queue. For more information please see"
-            " https://aka.ms/ServiceBusExceptions ."
-        ),
-    ),
-    Refusal.SESSION_LOCK_LOST: (
-        conditions.SESSION_LOCK_LOST,
-        410,
-        "The session lock has expired on the MessageSession. Accept a new MessageSession.",
-    ),
-    Refusal.SESSION_CANNOT_BE_LOCKED: (
-        conditions.SESSION_CANNOT_BE_LOCKED,
-        410,
-        "The requested session cannot be accepted. It may be locked by another receiver.",
-    ),
-    Refusal.SESSION_REQUIRED: (
-        conditions.NOT_ALLOWED,
-        400,
-        "The entity '{path}' requires sessions.",
-    ),
-    Refusal.SESSION_NOT_SUPPORTED: (
-        conditions.NOT_ALLOWED,
-        400,
-        (
-            "A sessionful message receiver cannot be created on an entity that does not require"
-            " sessions. Ensure RequiresSession is set to true when creating a Queue or"
-            " Subscription to enable sessionful behavior."
-        ),
-    ),
-    Refusal.HOPS_EXCEEDED: (
-        conditions.NOT_ALLOWED,
-        403,
-        "The message was forwarded too many times.",
-    ),
-    Refusal.PUBLISH_TOO_LARGE: (
-        conditions.MESSAGE_SIZE_EXCEEDED,
-        403,
-        "The publish makes too many copies at once. Split it into smaller batches.",
-    ),
-    Refusal.ALREADY_EXISTS: (
-        conditions.ENTITY_ALREADY_EXISTS,
-        409,
-        "The name already exists in '{path}'.",
-    ),
-    Refusal.MESSAGE_NOT_FOUND: (
-        conditions.MESSAGE_NOT_FOUND,
-        404,
-        "There is no message with this number in the required state.",
-    ),
-    Refusal.MESSAGE_LOCKED: (
-        conditions.NOT_ALLOWED,
-        409,
-        "The message is locked by a receiver of '{path}'.",
-    ),
-    Refusal.NOT_ALLOWED: (
-        conditions.NOT_ALLOWED,
-        400,
-        "The operation is not allowed on '{path}'.",
-    ),
-    Refusal.CONFLICT: (
-        conditions.NOT_ALLOWED,
-        409,
-        "The definition of '{path}' was changed since it was read. Read it again.",
-    ),
-    Refusal.NOT_EMPTY: (
-        conditions.NOT_ALLOWED,
-        409,
-        "The entity '{path}' holds messages or is in use.",
-    ),
-    Refusal.NOT_APPLIED: (
-        conditions.SERVER_BUSY,
-        503,
-        "The store could not take the operation; it had no effect. Try again.",
-    ),
-    Refusal.UNKNOWN: (
-        conditions.TIMEOUT,
-        408,
-        "The store did not answer in time; the operation may have had an effect.",
-    ),
-    Refusal.BUSY: (
-        conditions.SERVER_BUSY,
-        503,
-        "The broker is busy. Try again in a moment.",
-    ),
-}
+LOCK_LOST: Final = (
+    "The lock supplied is invalid. Either the lock expired, or the message has already been removed"
+    " from the queue. For more information please see https://aka.ms/ServiceBusExceptions ."
+)
+SESSION_NOT_SUPPORTED: Final = (
+    "A sessionful message receiver cannot be created on an entity that does not require sessions."
+    " Ensure RequiresSession is set to true when creating a Queue or Subscription to enable"
+    " sessionful behavior."
+)
+
+
+def _condition_of(refusal: Refusal) -> tuple[str, int]:
+    match refusal:
+        case Refusal.ENTITY_NOT_FOUND:
+            return conditions.NOT_FOUND, 404
+        case Refusal.ENTITY_DISABLED | Refusal.SEND_DISABLED | Refusal.RECEIVE_DISABLED:
+            return conditions.ENTITY_DISABLED, 403
+        case Refusal.QUOTA_EXCEEDED | Refusal.STORE_FULL:
+            return conditions.RESOURCE_LIMIT_EXCEEDED, 403
+        case Refusal.MESSAGE_TOO_LARGE | Refusal.PROPERTIES_TOO_LARGE | Refusal.PUBLISH_TOO_LARGE:
+            return conditions.MESSAGE_SIZE_EXCEEDED, 403
+        case Refusal.MESSAGE_MALFORMED:
+            return conditions.DECODE_ERROR, 400
+        case Refusal.ARGUMENT_OUT_OF_RANGE:
+            return conditions.ARGUMENT_OUT_OF_RANGE, 400
+        case Refusal.LOCK_LOST:
+            return conditions.MESSAGE_LOCK_LOST, 410
+        case Refusal.SESSION_LOCK_LOST:
+            return conditions.SESSION_LOCK_LOST, 410
+        case Refusal.SESSION_CANNOT_BE_LOCKED:
+            return conditions.SESSION_CANNOT_BE_LOCKED, 410
+        case Refusal.SESSION_REQUIRED | Refusal.SESSION_NOT_SUPPORTED | Refusal.NOT_ALLOWED:
+            return conditions.NOT_ALLOWED, 400
+        case Refusal.HOPS_EXCEEDED:
+            return conditions.NOT_ALLOWED, 403
+        case Refusal.MESSAGE_LOCKED | Refusal.CONFLICT | Refusal.NOT_EMPTY:
+            return conditions.NOT_ALLOWED, 409
+        case Refusal.ALREADY_EXISTS:
+            return conditions.ENTITY_ALREADY_EXISTS, 409
+        case Refusal.MESSAGE_NOT_FOUND:
+            return conditions.MESSAGE_NOT_FOUND, 404
+        case Refusal.NOT_APPLIED | Refusal.BUSY:
+            return conditions.SERVER_BUSY, 503
+        case Refusal.UNKNOWN:
+            return conditions.TIMEOUT, 408
+
+
+def _text_of(refusal: Refusal) -> str:
+    match refusal:
+        case Refusal.ENTITY_NOT_FOUND:  # JavaScript's and .NET's clients recognise this sentence
+            return (
+                "The messaging entity '{path}' could not be found."
+                " To know more visit https://aka.ms/sbResourceMgrExceptions."
+            )
+        case Refusal.ENTITY_DISABLED:
+            return "Messaging entity '{path}' is currently disabled."
+        case Refusal.SEND_DISABLED:
+            return "Messaging entity '{path}' is currently disabled for sending."
+        case Refusal.RECEIVE_DISABLED:
+            return "Messaging entity '{path}' is currently disabled for receiving."
+        case Refusal.QUOTA_EXCEEDED:
+            return "The maximum entity size has been reached or exceeded for Queue: '{path}'."
+        case Refusal.STORE_FULL:
+            return "The store is full. Receive messages or add disk space."
+        case Refusal.MESSAGE_TOO_LARGE:
+            return "The message is larger than '{path}' allows."
+        case Refusal.PROPERTIES_TOO_LARGE:
+            return "The properties of the message are larger than allowed."
+        case Refusal.MESSAGE_MALFORMED:
+            return "The message is not a valid AMQP message."
+        case Refusal.ARGUMENT_OUT_OF_RANGE:
+            return "An argument is out of range."
+        case Refusal.LOCK_LOST:
+            return LOCK_LOST
+        case Refusal.SESSION_LOCK_LOST:
+            return (
+                "The session lock has expired on the MessageSession. Accept a new MessageSession."
+            )
+        case Refusal.SESSION_CANNOT_BE_LOCKED:
+            return "The requested session cannot be accepted. It may be locked by another receiver."
+        case Refusal.SESSION_REQUIRED:
+            return "The entity '{path}' requires sessions."
+        case Refusal.SESSION_NOT_SUPPORTED:
+            return SESSION_NOT_SUPPORTED
+        case Refusal.HOPS_EXCEEDED:
+            return "The message was forwarded too many times."
+        case Refusal.PUBLISH_TOO_LARGE:
+            return "The publish makes too many copies at once. Split it into smaller batches."
+        case Refusal.ALREADY_EXISTS:
+            return "The name already exists in '{path}'."
+        case Refusal.MESSAGE_NOT_FOUND:
+            return "There is no message with this number in the required state."
+        case Refusal.MESSAGE_LOCKED:
+            return "The message is locked by a receiver of '{path}'."
+        case Refusal.NOT_ALLOWED:
+            return "The operation is not allowed on '{path}'."
+        case Refusal.CONFLICT:
+            return "The definition of '{path}' was changed since it was read. Read it again."
+        case Refusal.NOT_EMPTY:
+            return "The entity '{path}' holds messages or is in use."
+        case Refusal.NOT_APPLIED:
+            return "The store could not take the operation; it had no effect. Try again."
+        case Refusal.UNKNOWN:
+            return "The store did not answer in time; the operation may have had an effect."
+        case Refusal.BUSY:
+            return "The broker is busy. Try again in a moment."
+
+
+REFUSALS: Final = {each: (*_condition_of(each), _text_of(each)) for each in Refusal}
 """Refusal -> AMQP condition, status code of a management response, text."""
 
 

@@ -52,7 +52,7 @@ class Disposition(IntEnum):
 
 
 class Refusal(Enum):
-    """Expected refusals: values, not exceptions. Each protocol has one total table for them."""
+    """Expected refusals: values, not exceptions. Each protocol has one function of all of them."""
 
     ENTITY_NOT_FOUND = "entity-not-found"
     ENTITY_DISABLED = "entity-disabled"

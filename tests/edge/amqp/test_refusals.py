@@ -1,4 +1,4 @@
-"""The one table of refusals, and the texts made from it."""
+"""Errors of refusals over AMQP, and their log."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from postbus.entity.commands import Refusal, Refused
 
 RETRIED = {conditions.SERVER_BUSY, conditions.TIMEOUT}
 """Conditions that every SDK repeats after."""
-
-
-def test_table_is_total() -> None:
-    assert set(REFUSALS) == set(Refusal)
 
 
 @pytest.mark.behaviour("S7", "S8")

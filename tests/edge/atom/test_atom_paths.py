@@ -59,10 +59,6 @@ def test_a_path_names_one_thing(path: str, target: Target) -> None:
     assert target_of(path) == target
 
 
-def test_every_refusal_has_a_status() -> None:
-    assert set(REFUSALS) == set(Refusal)
-
-
 @pytest.mark.parametrize(
     ("refusal", "status", "sub_code"),
     [

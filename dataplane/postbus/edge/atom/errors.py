@@ -31,34 +31,46 @@ CHANGED: Final = (
 UNSURE: Final = (500, 50000, "Internal Server Error. The change may have had an effect.")
 BUSY: Final = (503, 50300, "Server Busy. Nothing was changed; try again.")
 
-REFUSALS: Final = {
-    Refusal.ENTITY_NOT_FOUND: NOT_FOUND,
-    Refusal.MESSAGE_NOT_FOUND: NOT_FOUND,
-    Refusal.ALREADY_EXISTS: CONFLICT,
-    Refusal.NOT_EMPTY: CONFLICT,
-    Refusal.CONFLICT: CHANGED,
-    Refusal.QUOTA_EXCEEDED: QUOTA,
-    Refusal.STORE_FULL: QUOTA,
-    Refusal.ARGUMENT_OUT_OF_RANGE: BAD_REQUEST,
-    Refusal.NOT_ALLOWED: BAD_REQUEST,
-    Refusal.MESSAGE_TOO_LARGE: BAD_REQUEST,
-    Refusal.PROPERTIES_TOO_LARGE: BAD_REQUEST,
-    Refusal.MESSAGE_MALFORMED: BAD_REQUEST,
-    Refusal.SESSION_REQUIRED: BAD_REQUEST,
-    Refusal.SESSION_NOT_SUPPORTED: BAD_REQUEST,
-    Refusal.HOPS_EXCEEDED: BAD_REQUEST,
-    Refusal.PUBLISH_TOO_LARGE: BAD_REQUEST,
-    Refusal.ENTITY_DISABLED: INVALID_OPERATION,
-    Refusal.SEND_DISABLED: INVALID_OPERATION,
-    Refusal.RECEIVE_DISABLED: INVALID_OPERATION,
-    Refusal.MESSAGE_LOCKED: INVALID_OPERATION,
-    Refusal.LOCK_LOST: INVALID_OPERATION,
-    Refusal.SESSION_LOCK_LOST: INVALID_OPERATION,
-    Refusal.SESSION_CANNOT_BE_LOCKED: INVALID_OPERATION,
-    Refusal.NOT_APPLIED: BUSY,
-    Refusal.BUSY: BUSY,
-    Refusal.UNKNOWN: UNSURE,
-}
+
+def _answer_of(refusal: Refusal) -> tuple[int, int, str]:
+    match refusal:
+        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND:
+            return NOT_FOUND
+        case Refusal.ALREADY_EXISTS | Refusal.NOT_EMPTY:
+            return CONFLICT
+        case Refusal.CONFLICT:
+            return CHANGED
+        case Refusal.QUOTA_EXCEEDED | Refusal.STORE_FULL:
+            return QUOTA
+        case (
+            Refusal.ARGUMENT_OUT_OF_RANGE
+            | Refusal.NOT_ALLOWED
+            | Refusal.MESSAGE_TOO_LARGE
+            | Refusal.PROPERTIES_TOO_LARGE
+            | Refusal.MESSAGE_MALFORMED
+            | Refusal.SESSION_REQUIRED
+            | Refusal.SESSION_NOT_SUPPORTED
+            | Refusal.HOPS_EXCEEDED
+            | Refusal.PUBLISH_TOO_LARGE
+        ):
+            return BAD_REQUEST
+        case (
+            Refusal.ENTITY_DISABLED
+            | Refusal.SEND_DISABLED
+            | Refusal.RECEIVE_DISABLED
+            | Refusal.MESSAGE_LOCKED
+            | Refusal.LOCK_LOST
+            | Refusal.SESSION_LOCK_LOST
+            | Refusal.SESSION_CANNOT_BE_LOCKED
+        ):
+            return INVALID_OPERATION
+        case Refusal.NOT_APPLIED | Refusal.BUSY:
+            return BUSY
+        case Refusal.UNKNOWN:
+            return UNSURE
+
+
+REFUSALS: Final = {each: _answer_of(each) for each in Refusal}
 """Refusal -> status, sub-code, text."""
 
 

@@ -85,35 +85,47 @@ class ControlRefused(Exception):
         super().__init__(detail)
 
 
-STATUS_OF: Final[dict[Refusal, tuple[int, ProblemType]]] = {
-    Refusal.ENTITY_NOT_FOUND: (404, ProblemType.NOT_FOUND),
-    Refusal.MESSAGE_NOT_FOUND: (404, ProblemType.NOT_FOUND),
-    Refusal.ENTITY_DISABLED: (409, ProblemType.PLAIN),
-    Refusal.SEND_DISABLED: (409, ProblemType.PLAIN),
-    Refusal.RECEIVE_DISABLED: (409, ProblemType.PLAIN),
-    Refusal.ALREADY_EXISTS: (409, ProblemType.ALREADY_EXISTS),
-    Refusal.NOT_ALLOWED: (409, ProblemType.IMMUTABLE),
-    Refusal.QUOTA_EXCEEDED: (403, ProblemType.QUOTA_EXCEEDED),
-    Refusal.STORE_FULL: (503, ProblemType.UNAVAILABLE),
-    Refusal.MESSAGE_TOO_LARGE: (400, ProblemType.INVALID),
-    Refusal.PROPERTIES_TOO_LARGE: (400, ProblemType.INVALID),
-    Refusal.MESSAGE_MALFORMED: (400, ProblemType.INVALID),
-    Refusal.ARGUMENT_OUT_OF_RANGE: (400, ProblemType.INVALID),
-    Refusal.LOCK_LOST: (409, ProblemType.PLAIN),
-    Refusal.MESSAGE_LOCKED: (409, ProblemType.PLAIN),
-    Refusal.SESSION_LOCK_LOST: (409, ProblemType.PLAIN),
-    Refusal.SESSION_CANNOT_BE_LOCKED: (409, ProblemType.PLAIN),
-    Refusal.SESSION_REQUIRED: (400, ProblemType.INVALID),
-    Refusal.SESSION_NOT_SUPPORTED: (400, ProblemType.INVALID),
-    Refusal.HOPS_EXCEEDED: (409, ProblemType.PLAIN),
-    Refusal.PUBLISH_TOO_LARGE: (400, ProblemType.INVALID),
-    Refusal.CONFLICT: (412, ProblemType.VERSION_DIFFERS),
-    Refusal.NOT_EMPTY: (409, ProblemType.NOT_EMPTY),
-    Refusal.NOT_APPLIED: (503, ProblemType.UNAVAILABLE),
-    Refusal.UNKNOWN: (503, ProblemType.UNAVAILABLE),
-    Refusal.BUSY: (503, ProblemType.UNAVAILABLE),
-}
-"""Total over the refusals of entities and of the catalog; a test compares."""
+def _status_of(refusal: Refusal) -> tuple[int, ProblemType]:
+    match refusal:
+        case Refusal.ENTITY_NOT_FOUND | Refusal.MESSAGE_NOT_FOUND:
+            return 404, ProblemType.NOT_FOUND
+        case (
+            Refusal.ENTITY_DISABLED
+            | Refusal.SEND_DISABLED
+            | Refusal.RECEIVE_DISABLED
+            | Refusal.LOCK_LOST
+            | Refusal.MESSAGE_LOCKED
+            | Refusal.SESSION_LOCK_LOST
+            | Refusal.SESSION_CANNOT_BE_LOCKED
+            | Refusal.HOPS_EXCEEDED
+        ):
+            return 409, ProblemType.PLAIN
+        case Refusal.ALREADY_EXISTS:
+            return 409, ProblemType.ALREADY_EXISTS
+        case Refusal.NOT_ALLOWED:
+            return 409, ProblemType.IMMUTABLE
+        case Refusal.NOT_EMPTY:
+            return 409, ProblemType.NOT_EMPTY
+        case Refusal.CONFLICT:
+            return 412, ProblemType.VERSION_DIFFERS
+        case Refusal.QUOTA_EXCEEDED:
+            return 403, ProblemType.QUOTA_EXCEEDED
+        case (
+            Refusal.MESSAGE_TOO_LARGE
+            | Refusal.PROPERTIES_TOO_LARGE
+            | Refusal.MESSAGE_MALFORMED
+            | Refusal.ARGUMENT_OUT_OF_RANGE
+            | Refusal.SESSION_REQUIRED
+            | Refusal.SESSION_NOT_SUPPORTED
+            | Refusal.PUBLISH_TOO_LARGE
+        ):
+            return 400, ProblemType.INVALID
+        case Refusal.STORE_FULL | Refusal.NOT_APPLIED | Refusal.UNKNOWN | Refusal.BUSY:
+            return 503, ProblemType.UNAVAILABLE
+
+
+STATUS_OF: Final = {each: _status_of(each) for each in Refusal}
+"""Refusal of an entity or of the catalog -> status, type of problem."""
 
 
 def refused(refusal: Refused) -> ControlRefused:

@@ -24,34 +24,48 @@ DEFAULT_TIMEOUT_S: Final = 60.0
 MAX_TIMEOUT_S: Final = 3_600.0
 """Upper bound of timeouts. Our choice: no proxy keeps a silent connection for longer."""
 
-STATUSES: Final = {
-    Refusal.ENTITY_NOT_FOUND: 404,
-    Refusal.ENTITY_DISABLED: 403,
-    Refusal.SEND_DISABLED: 403,
-    Refusal.RECEIVE_DISABLED: 403,
-    Refusal.QUOTA_EXCEEDED: 403,
-    Refusal.STORE_FULL: 403,
-    Refusal.MESSAGE_TOO_LARGE: 403,
-    Refusal.PROPERTIES_TOO_LARGE: 403,
-    Refusal.MESSAGE_MALFORMED: 400,
-    Refusal.ARGUMENT_OUT_OF_RANGE: 400,
-    Refusal.LOCK_LOST: 404,
-    Refusal.SESSION_LOCK_LOST: 404,
-    Refusal.SESSION_CANNOT_BE_LOCKED: 400,
-    Refusal.SESSION_REQUIRED: 400,
-    Refusal.SESSION_NOT_SUPPORTED: 400,
-    Refusal.HOPS_EXCEEDED: 403,
-    Refusal.PUBLISH_TOO_LARGE: 403,
-    Refusal.MESSAGE_NOT_FOUND: 404,
-    Refusal.NOT_ALLOWED: 400,
-    Refusal.ALREADY_EXISTS: 409,  # this and the next three are not answers about one message
-    Refusal.MESSAGE_LOCKED: 409,
-    Refusal.CONFLICT: 409,
-    Refusal.NOT_EMPTY: 409,
-    Refusal.NOT_APPLIED: 503,
-    Refusal.UNKNOWN: 504,
-    Refusal.BUSY: 503,
-}
+
+def _status_of(refusal: Refusal) -> int:
+    match refusal:
+        case (
+            Refusal.MESSAGE_MALFORMED
+            | Refusal.ARGUMENT_OUT_OF_RANGE
+            | Refusal.SESSION_CANNOT_BE_LOCKED
+            | Refusal.SESSION_REQUIRED
+            | Refusal.SESSION_NOT_SUPPORTED
+            | Refusal.NOT_ALLOWED
+        ):
+            return 400
+        case (
+            Refusal.ENTITY_DISABLED
+            | Refusal.SEND_DISABLED
+            | Refusal.RECEIVE_DISABLED
+            | Refusal.QUOTA_EXCEEDED
+            | Refusal.STORE_FULL
+            | Refusal.MESSAGE_TOO_LARGE
+            | Refusal.PROPERTIES_TOO_LARGE
+            | Refusal.HOPS_EXCEEDED
+            | Refusal.PUBLISH_TOO_LARGE
+        ):
+            return 403
+        case (
+            Refusal.ENTITY_NOT_FOUND
+            | Refusal.MESSAGE_NOT_FOUND
+            | Refusal.LOCK_LOST
+            | Refusal.SESSION_LOCK_LOST
+        ):
+            return 404
+        case (  # not answers about one message
+            Refusal.ALREADY_EXISTS | Refusal.MESSAGE_LOCKED | Refusal.CONFLICT | Refusal.NOT_EMPTY
+        ):
+            return 409
+        case Refusal.NOT_APPLIED | Refusal.BUSY:
+            return 503
+        case Refusal.UNKNOWN:
+            return 504
+
+
+STATUSES: Final = {each: _status_of(each) for each in Refusal}
 """Refusal -> status. 503 had no effect and may be repeated; 504 may have had one.
 Source: Service Bus REST, send message and its relatives."""
 

@@ -46,55 +46,66 @@ RESENT: Final = 2
 RETRY_MS: Final = 1_000
 """Time until a target is tried again that decided nothing. Our choice."""
 
-_TRANSFER_REASONS: Final[dict[Refusal, tuple[str, str | None] | None]] = {
-    Refusal.HOPS_EXCEEDED: ("MaxTransferHopCountExceeded", None),
-    Refusal.ENTITY_NOT_FOUND: (
-        "MessagingEntityNotFound",
-        "The entity the message was to be transferred to does not exist.",
-    ),
-    Refusal.ENTITY_DISABLED: (
-        "MessagingEntityDisabled",
-        "The entity the message was to be transferred to is disabled.",
-    ),
-    Refusal.SEND_DISABLED: (
-        "MessagingEntityDisabled",
-        "The entity the message was to be transferred to is disabled for sending.",
-    ),
-    Refusal.QUOTA_EXCEEDED: (
-        "QuotaExceeded",
-        "The entity the message was to be transferred to has reached its maximum size.",
-    ),
-    Refusal.MESSAGE_TOO_LARGE: (
-        "MessageSizeExceeded",
-        "The message is larger than its transfer destination allows.",
-    ),
-    Refusal.PROPERTIES_TOO_LARGE: (
-        "HeaderSizeExceeded",
-        "The size quota for this stream has been exceeded.",
-    ),
-    Refusal.SESSION_REQUIRED: (
-        "Session id is null.",
-        "Session enabled entity doesn't allow a message whose session identifier is null.",
-    ),
-    Refusal.PUBLISH_TOO_LARGE: ("PublishTooLarge", "The message has too many copies."),
-    Refusal.RECEIVE_DISABLED: ("TransferFailed", None),
-    Refusal.MESSAGE_MALFORMED: ("TransferFailed", None),
-    Refusal.ARGUMENT_OUT_OF_RANGE: ("TransferFailed", None),
-    Refusal.LOCK_LOST: ("TransferFailed", None),
-    Refusal.SESSION_LOCK_LOST: ("TransferFailed", None),
-    Refusal.SESSION_CANNOT_BE_LOCKED: ("TransferFailed", None),
-    Refusal.SESSION_NOT_SUPPORTED: ("TransferFailed", None),
-    Refusal.ALREADY_EXISTS: ("TransferFailed", None),
-    Refusal.MESSAGE_NOT_FOUND: ("TransferFailed", None),
-    Refusal.MESSAGE_LOCKED: ("TransferFailed", None),
-    Refusal.NOT_ALLOWED: ("TransferFailed", None),
-    Refusal.CONFLICT: ("TransferFailed", None),
-    Refusal.NOT_EMPTY: ("TransferFailed", None),
-    Refusal.STORE_FULL: None,
-    Refusal.NOT_APPLIED: None,
-    Refusal.UNKNOWN: None,
-    Refusal.BUSY: None,
-}
+
+def _transfer_reason_of(refusal: Refusal) -> tuple[str, str | None] | None:
+    match refusal:
+        case Refusal.HOPS_EXCEEDED:
+            return "MaxTransferHopCountExceeded", None
+        case Refusal.ENTITY_NOT_FOUND:
+            return (
+                "MessagingEntityNotFound",
+                "The entity the message was to be transferred to does not exist.",
+            )
+        case Refusal.ENTITY_DISABLED:
+            return (
+                "MessagingEntityDisabled",
+                "The entity the message was to be transferred to is disabled.",
+            )
+        case Refusal.SEND_DISABLED:
+            return (
+                "MessagingEntityDisabled",
+                "The entity the message was to be transferred to is disabled for sending.",
+            )
+        case Refusal.QUOTA_EXCEEDED:
+            return (
+                "QuotaExceeded",
+                "The entity the message was to be transferred to has reached its maximum size.",
+            )
+        case Refusal.MESSAGE_TOO_LARGE:
+            return (
+                "MessageSizeExceeded",
+                "The message is larger than its transfer destination allows.",
+            )
+        case Refusal.PROPERTIES_TOO_LARGE:
+            return "HeaderSizeExceeded", "The size quota for this stream has been exceeded."
+        case Refusal.SESSION_REQUIRED:
+            return (
+                "Session id is null.",
+                "Session enabled entity doesn't allow a message whose session identifier is null.",
+            )
+        case Refusal.PUBLISH_TOO_LARGE:
+            return "PublishTooLarge", "The message has too many copies."
+        case (
+            Refusal.RECEIVE_DISABLED
+            | Refusal.MESSAGE_MALFORMED
+            | Refusal.ARGUMENT_OUT_OF_RANGE
+            | Refusal.LOCK_LOST
+            | Refusal.SESSION_LOCK_LOST
+            | Refusal.SESSION_CANNOT_BE_LOCKED
+            | Refusal.SESSION_NOT_SUPPORTED
+            | Refusal.ALREADY_EXISTS
+            | Refusal.MESSAGE_NOT_FOUND
+            | Refusal.MESSAGE_LOCKED
+            | Refusal.NOT_ALLOWED
+            | Refusal.CONFLICT
+            | Refusal.NOT_EMPTY
+        ):
+            return "TransferFailed", None
+        case Refusal.STORE_FULL | Refusal.NOT_APPLIED | Refusal.UNKNOWN | Refusal.BUSY:
+            return None
+
+
+_TRANSFER_REASONS: Final = {each: _transfer_reason_of(each) for each in Refusal}
 """Refusal of the target -> reason and description in the transfer dead-letter queue; None: the
 message is offered again. The name for the hop limit is Azure's (S263), the others are ours."""
 
