@@ -248,7 +248,8 @@ def decode_state(value: object) -> DeliveryState | None:
                 transaction_id if isinstance(transaction_id, bytes) else b"",
                 None if isinstance(inner, TransactionalState) else inner,
             )
-    return None
+        case _:
+            return None
 
 
 def encode_state(state: DeliveryState | None) -> bytes:
@@ -365,7 +366,9 @@ def decode_transaction_request(value: object) -> Declare | Discharge | None:
             transaction_id, has_failed = fields_of(value, 2)
             if isinstance(transaction_id, bytes):
                 return Discharge(transaction_id, has_failed is True)
-    return None
+            return None
+        case _:
+            return None
 
 
 # --- checks of decoded fields -------------------------------------------------------------------

@@ -204,11 +204,12 @@ def _check_value(value: object, info: ValidationInfo) -> object:
             return value
         case float():
             raise ValueError("a rule cannot compare with this number")
-    raise ValueError(
-        "a rule compares with text, a number, true and false,"
-        ' {"dateTime": "2026-01-01T00:00:00Z"}, {"duration": "PT5M"}, {"uuid": "..."} or'
-        ' {"binary": "base64"}'
-    )
+        case _:
+            raise ValueError(
+                "a rule compares with text, a number, true and false,"
+                ' {"dateTime": "2026-01-01T00:00:00Z"}, {"duration": "PT5M"}, {"uuid": "..."} or'
+                ' {"binary": "base64"}'
+            )
 
 
 RuleValue: TypeAlias = bool | int | float | str | Moment | Span | Identifier | Octets

@@ -186,7 +186,8 @@ def amqp_value(value: RuleValue) -> Value:
             return value_id
         case Octets(octets=octets):
             return octets
-    return value
+        case _:
+            return value
 
 
 def correlated(value: Value) -> Hashable:

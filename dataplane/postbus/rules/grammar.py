@@ -369,7 +369,8 @@ class _Nodes(Transformer[Token, Any]):
                 if argument is None:
                     _fail(name, f"{name}() takes the name of a property")
                 return PropertyCall(argument)
-        _fail(name, f"expected newid, property or p as the function, found '{name}'")
+            case _:
+                _fail(name, f"expected newid, property or p as the function, found '{name}'")
 
     def integer(self, token: Token) -> Constant:
         value = int(token)

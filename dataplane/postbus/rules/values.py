@@ -192,7 +192,8 @@ def text_of(value: Value) -> str:
             except OverflowError:
                 raise EvaluationError("a timestamp is out of the range of dates") from None
             return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    raise EvaluationError(f"a value of type {kind_name(value)} has no text")
+        case Kind.OCTETS | None:
+            raise EvaluationError(f"a value of type {kind_name(value)} has no text")
 
 
 def kind_name(value: Value) -> str:

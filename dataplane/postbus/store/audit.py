@@ -147,7 +147,8 @@ def storable_json(value: Any) -> Any:
             return {storable(str(key)): storable_json(each) for key, each in value.items()}
         case list() | tuple():
             return [storable_json(each) for each in value]
-    return value
+        case _:
+            return value
 
 
 MOST_CHARS: Final = 2_048

@@ -25,11 +25,19 @@ SUB_QUEUE_NAMES: Final[dict[SubQueue, SubQueueName]] = {
     SubQueue.DEAD_LETTER: "deadLetter",
     SubQueue.TRANSFER_DEAD_LETTER: "transferDeadLetter",
 }
-STATE_NAMES: Final[dict[MessageState, StateName]] = {
-    MessageState.ACTIVE: "active",
-    MessageState.DEFERRED: "deferred",
-    MessageState.SCHEDULED: "scheduled",
-}
+
+
+def _name_of(state: MessageState) -> StateName:
+    match state:
+        case MessageState.ACTIVE:
+            return "active"
+        case MessageState.DEFERRED:
+            return "deferred"
+        case MessageState.SCHEDULED:
+            return "scheduled"
+
+
+STATE_NAMES: Final = {each: _name_of(each) for each in MessageState}
 FIRST_MS: Final = -62_135_596_800_000
 LAST_MS: Final = 253_402_300_799_999
 """Calendars know the years 1 to 9999; other times are not shown."""

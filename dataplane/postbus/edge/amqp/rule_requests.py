@@ -221,7 +221,8 @@ def _asked(value: Any) -> Any:
             return Identifier(id=value)
         case bytes():
             return Octets(octets=value)
-    return value
+        case _:
+            return value
 
 
 def describe(rule: RuleProperties, created_ms: int) -> Described:
@@ -257,4 +258,5 @@ def _wide(value: RuleValue) -> Value:
             return value_id
         case Octets(octets=octets):
             return octets
-    return Ulong(value) if type(value) is int and value > MAX_LONG else value
+        case _:
+            return Ulong(value) if type(value) is int and value > MAX_LONG else value

@@ -30,6 +30,8 @@ def _read_rule(said: Element) -> WantedRule:
                 read["primary"] = text_of(child) or None
             case "SecondaryKey":
                 read["secondary"] = text_of(child) or None
+            case _:
+                pass
     if not read["name"]:
         raise BadDocument("AuthorizationRule: must have a KeyName")
     return WantedRule(**read)

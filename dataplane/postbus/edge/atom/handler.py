@@ -123,13 +123,13 @@ class AtomHandler:
                     return await self._put(request, target)
                 case "DELETE":
                     return await self._delete(request, target)
+                case other:
+                    text = f"Administration supports GET, PUT and DELETE, not {other}."
+                    raise HttpRefused(405, text, ALLOW)
         except BadDocument as error:
             raise bad_request(str(error)) from None
         except DirectoryRefusal as error:
             raise explained(error.refused) from error
-        raise HttpRefused(
-            405, f"Administration supports GET, PUT and DELETE, not {request.method}.", ALLOW
-        )
 
     # --- queries --------------------------------------------------------------------------------
 
@@ -215,7 +215,9 @@ class AtomHandler:
                 return await self._put_entity(request, target)
             case RuleAt(at, name):
                 return await self._put_rule(request, at, name)
-        raise bad_request(f"{request.path} cannot be created: it is not the name of an entity")
+            case _:
+                text = f"{request.path} cannot be created: it is not the name of an entity"
+                raise bad_request(text)
 
     async def _put_entity(
         self, request: web.BaseRequest, target: EntityAt | SubscriptionAt

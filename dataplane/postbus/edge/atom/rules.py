@@ -74,6 +74,8 @@ def read_rule(description: Element, name: str | None = None) -> RuleProperties:
                 said["action"] = _read_action(child)
             case "Name":
                 said["name"] = text_of(child).strip() or DEFAULT_RULE_NAME
+            case _:
+                pass
     if not said.keys() & {"sql_filter", "correlation_filter", "filter_type"}:
         said["filter_type"] = "TrueFilter"
     said["name"] = said.get("name", DEFAULT_RULE_NAME) if name is None else name

@@ -171,7 +171,8 @@ def read_boolean(text: str) -> bool:
             return True
         case "false" | "0":
             return False
-    raise ValueError("use true or false")
+        case _:
+            raise ValueError("use true or false")
 
 
 def read_integer(text: str) -> int:

@@ -75,6 +75,8 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
             if isinstance(body, ResendMessages) and body.edit is not None:
                 verb = "edit messages"
                 detail["edited"] = sorted(body.edit.model_dump(by_alias=True, exclude_unset=True))
+        case _:
+            pass
     return AuditEntry(caller.name, address, PROTOCOL, verb, entity, detail)
 
 
@@ -88,7 +90,8 @@ def result_of(answer: Answer) -> AuditResult:
         case ResentMessages(resent=resent, forwarded=forwarded, refused=refused):
             numbers = [*(each.number for each in resent), *forwarded]
             return AuditResult({"resent": len(numbers), "refused": len(refused)}, numbers)
-    return AuditResult()
+        case _:
+            return AuditResult()
 
 
 class ControlAudit:

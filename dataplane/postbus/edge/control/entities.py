@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from postbus.broker.administration import (
     Administration,
@@ -47,12 +47,6 @@ from postbus.contract.entities import (
     subscription_path,
 )
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler, answering_if_match
-
-POLICIES: Final = {
-    DeletionPolicy.DELETE: DeletePolicy.DELETE,
-    DeletionPolicy.DELETE_IF_EMPTY: DeletePolicy.DELETE_IF_EMPTY,
-    DeletionPolicy.RETAIN: DeletePolicy.RETAIN,
-}
 
 
 class ControlEntities:
@@ -216,7 +210,7 @@ class ControlEntities:
 
     async def _delete(self, call: Call, kind: EntityKind, path: str) -> Answer:
         before = self._get(kind, path)
-        policy = POLICIES[DeletionPolicy(call.text("policy"))]
+        policy = _policy_of(DeletionPolicy(call.text("policy")))
         with answering_if_match(f"the {kind.value} {path}"):
             await self._administration.delete(path, policy=policy, condition=call.condition)
         is_restorable = policy is DeletePolicy.RETAIN
@@ -354,3 +348,13 @@ def _runtime(counted: Counted, traffic: EntityTraffic) -> RuntimeInformation:
         ),
         oldest_message_age_seconds=traffic.oldest_age_s,
     )
+
+
+def _policy_of(policy: DeletionPolicy) -> DeletePolicy:
+    match policy:
+        case DeletionPolicy.DELETE:
+            return DeletePolicy.DELETE
+        case DeletionPolicy.DELETE_IF_EMPTY:
+            return DeletePolicy.DELETE_IF_EMPTY
+        case DeletionPolicy.RETAIN:
+            return DeletePolicy.RETAIN

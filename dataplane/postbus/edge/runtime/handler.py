@@ -84,14 +84,6 @@ class RuntimeHandler:
         self._limits = limits
         self._inflight = inflight
         self._receives = receives or Receives(router)
-        self._handlings: dict[Action, Handling] = {
-            Action.SEND: self._send,
-            Action.PEEK_LOCK: self._peek_lock,
-            Action.READ_AND_DELETE: self._read_and_delete,
-            Action.COMPLETE: self._complete,
-            Action.UNLOCK: self._unlock,
-            Action.RENEW: self._renew,
-        }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request; raises `HttpRefused`."""
@@ -107,7 +99,23 @@ class RuntimeHandler:
             )
         if refused is not None:
             raise refusal_of(refused, target)
-        return await self._handlings[target.action](request, target, address, grant)
+        handling = self._handling_of(target.action)
+        return await handling(request, target, address, grant)
+
+    def _handling_of(self, action: Action) -> Handling:
+        match action:
+            case Action.SEND:
+                return self._send
+            case Action.PEEK_LOCK:
+                return self._peek_lock
+            case Action.READ_AND_DELETE:
+                return self._read_and_delete
+            case Action.COMPLETE:
+                return self._complete
+            case Action.UNLOCK:
+                return self._unlock
+            case Action.RENEW:
+                return self._renew
 
     def stop(self) -> None:
         """End the waits of all receives."""
