@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from postbus.broker import audit as audit_module
-from postbus.broker.audit import Audit, AuditEntry, AuditLine, AuditResult
+from postbus.broker.audit import Audit, AuditedChange, AuditEntry, AuditResult
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.entity.commands import Refusal, Refused
 from postbus.store.audit import AuditEnd, AuditStore
 from postbus.store.errors import StoreFull, StoreUnavailable
 from postbus.store.postgres import Store
 
-ENTRY = AuditEntry("token ci", "127.0.0.1", "control API", "put", "orders", {})
-PURGE = replace(ENTRY, verb="purge messages", detail={"where": "a = 1"})
+CHANGE = AuditedChange("token ci", "127.0.0.1", "control API", "put", "orders", {})
+PURGE = replace(CHANGE, verb="purge messages", detail={"where": "a = 1"})
 ALL = 2**63 - 1
 
 
@@ -29,9 +29,9 @@ class FailingStore(AuditStore):
         self.failures: list[Exception] = []
         self.failed = asyncio.Event()
 
-    async def begin(self, begun_ms: int, entries: Sequence[AuditEntry]) -> list[int]:
+    async def begin(self, begun_ms: int, changes: Sequence[AuditedChange]) -> list[int]:
         self._fail()
-        return await super().begin(begun_ms, entries)
+        return await super().begin(begun_ms, changes)
 
     async def end(self, ends: Sequence[AuditEnd]) -> None:
         self._fail()
@@ -53,11 +53,11 @@ class Rig:
         self.audit = Audit(self.store, tasks.create_task, lambda: self.version, lambda: self.now_ms)
         self.writing = tasks.create_task(self.audit.keep_writing())
 
-    async def lines(self, **said: str) -> list[AuditLine]:
+    async def entries(self, **said: str) -> list[AuditEntry]:
         return await self.audit.page(ALL, 1_000, **said)
 
     async def outcomes(self) -> list[str | None]:
-        return [line.outcome for line in await self.lines()]
+        return [entry.outcome for entry in await self.entries()]
 
 
 @pytest.fixture
@@ -78,31 +78,31 @@ async def refusing(refusal: Refusal) -> None:
 
 
 async def test_line_is_durable_before_its_change_begins(rig: Rig) -> None:
-    async def work() -> list[AuditLine]:
+    async def work() -> list[AuditEntry]:
         return await rig.store.page(ALL, 10)
 
-    (seen,) = await rig.audit.recorded(ENTRY, work())
-    assert (seen.entry, seen.begun_ms) == (ENTRY, rig.now_ms)
+    (seen,) = await rig.audit.recorded(CHANGE, work())
+    assert (seen.change, seen.begun_ms) == (CHANGE, rig.now_ms)
     assert (seen.outcome, seen.ended_ms) == (None, None)
-    (line,) = await rig.lines()
-    assert (line.number, line.outcome, line.ended_ms) == (seen.number, "done", rig.now_ms)
+    (entry,) = await rig.entries()
+    assert (entry.number, entry.outcome, entry.ended_ms) == (seen.number, "done", rig.now_ms)
 
 
 async def test_result_of_a_change_in_the_audit_is_that_of_its_caller(rig: Rig) -> None:
-    assert await rig.audit.recorded(ENTRY, returning()) == 7
+    assert await rig.audit.recorded(CHANGE, returning()) == 7
     for refusal, outcome in (
         (Refusal.NOT_EMPTY, "refused: for a reason"),
         (Refusal.UNKNOWN, "unknown"),
     ):
         with pytest.raises(DirectoryRefusal, match="for a reason"):
-            await rig.audit.recorded(ENTRY, refusing(refusal))
+            await rig.audit.recorded(CHANGE, refusing(refusal))
         assert (await rig.outcomes())[0] == outcome
 
     async def broken() -> None:
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        await rig.audit.recorded(ENTRY, broken())
+        await rig.audit.recorded(CHANGE, broken())
     assert (await rig.outcomes())[0] == "unknown"
 
 
@@ -110,9 +110,9 @@ async def test_definition_that_stays_as_it_is_leaves_no_line(rig: Rig) -> None:
     async def changing() -> None:
         rig.version += 1
 
-    await rig.audit.recorded(ENTRY, returning(), may_change_nothing=True)
-    assert await rig.lines() == []
-    await rig.audit.recorded(ENTRY, changing(), may_change_nothing=True)
+    await rig.audit.recorded(CHANGE, returning(), may_change_nothing=True)
+    assert await rig.entries() == []
+    await rig.audit.recorded(CHANGE, changing(), may_change_nothing=True)
     assert await rig.outcomes() == ["done"]
 
 
@@ -123,7 +123,7 @@ async def test_change_is_completed_though_its_caller_hangs_up(rig: Rig) -> None:
         begun.set()
         await go_on.wait()
 
-    calling = asyncio.create_task(rig.audit.recorded(ENTRY, slow()))
+    calling = asyncio.create_task(rig.audit.recorded(CHANGE, slow()))
     await begun.wait()
     calling.cancel()
     await asyncio.wait({calling})
@@ -140,30 +140,30 @@ async def test_calls_that_follow_each_other_are_one_line(rig: Rig) -> None:
     for count in (250, 250, 40):
         await rig.audit.recorded(PURGE, returning(count), result_of, may_repeat=True)
         rig.now_ms += audit_module.TOGETHER_MS
-    (line,) = await rig.lines()
-    assert (line.calls, line.outcome) == (3, "done")
-    assert line.entry.detail["where"] == "a = 1"
-    assert line.entry.detail["counts"] == {"deleted": 540}
-    assert len(line.entry.detail["numbers"]) == audit_module.MOST_NAMED
+    (entry,) = await rig.entries()
+    assert (entry.calls, entry.outcome) == (3, "done")
+    assert entry.change.detail["where"] == "a = 1"
+    assert entry.change.detail["counts"] == {"deleted": 540}
+    assert len(entry.change.detail["numbers"]) == audit_module.MOST_NAMED
     rig.now_ms += 1
     for other in (PURGE, replace(PURGE, caller="token b"), replace(PURGE, detail={"where": "b"})):
         await rig.audit.recorded(other, returning(1), result_of, may_repeat=True)
     await rig.audit.recorded(PURGE, returning(1), result_of)
-    assert len(await rig.lines()) == 5
+    assert len(await rig.entries()) == 5
 
 
 async def test_further_call_is_under_way_until_it_ends(rig: Rig) -> None:
     """A broker that dies meanwhile leaves no entry of a completed change."""
     await rig.audit.recorded(PURGE, returning(), may_repeat=True)
-    seen: list[AuditLine] = []
+    seen: list[AuditEntry] = []
 
     async def second() -> None:
         seen.extend(await rig.store.page(ALL, 10))
-        await rig.audit.recorded(PURGE, returning(), may_repeat=True)  # beside it: its own line
+        await rig.audit.recorded(PURGE, returning(), may_repeat=True)  # beside it: its own entry
 
     await rig.audit.recorded(PURGE, second(), may_repeat=True)
-    assert [(line.outcome, line.calls) for line in seen] == [(None, 2)]
-    assert [line.calls for line in await rig.lines()] == [1, 2]
+    assert [(entry.outcome, entry.calls) for entry in seen] == [(None, 2)]
+    assert [entry.calls for entry in await rig.entries()] == [1, 2]
 
 
 async def test_nothing_is_changed_without_a_line(rig: Rig) -> None:
@@ -174,26 +174,26 @@ async def test_nothing_is_changed_without_a_line(rig: Rig) -> None:
 
     rig.store.failures = [StoreUnavailable("gone")]
     with pytest.raises(DirectoryRefusal, match="cannot be audited: gone") as caught:
-        await rig.audit.recorded(ENTRY, change())
+        await rig.audit.recorded(CHANGE, change())
     assert caught.value.refused.refusal is Refusal.NOT_APPLIED
     assert not changed
-    assert await rig.lines() == []
+    assert await rig.entries() == []
 
 
 async def test_full_store_does_not_prevent_freeing_space(rig: Rig) -> None:
     rig.store.failures = [StoreFull(), StoreFull()]
     assert await rig.audit.recorded(PURGE, returning(), may_repeat=True) == 7
-    while not await rig.lines():
+    while not await rig.entries():
         await asyncio.sleep(0)
-    (line,) = await rig.lines()
-    assert (line.entry.verb, line.outcome) == ("purge messages", "done")
+    (entry,) = await rig.entries()
+    assert (entry.change.verb, entry.outcome) == ("purge messages", "done")
 
 
 async def test_end_is_written_until_the_store_takes_it(rig: Rig) -> None:
     async def change() -> None:
         rig.store.failures = [StoreUnavailable()] * 3
 
-    await rig.audit.recorded(ENTRY, change())
+    await rig.audit.recorded(CHANGE, change())
     while rig.store.failures:
         await asyncio.sleep(0)
     while not (outcomes := await rig.outcomes()) or None in outcomes:
@@ -202,12 +202,12 @@ async def test_end_is_written_until_the_store_takes_it(rig: Rig) -> None:
 
 
 async def test_stop_writes_ended_changes_and_does_not_wait_for_a_store(rig: Rig) -> None:
-    await rig.audit.recorded(ENTRY, returning())
+    await rig.audit.recorded(CHANGE, returning())
     rig.audit.stop()
     await rig.writing
-    assert [line.outcome for line in await rig.store.page(ALL, 10)] == ["done"]
-    (line,) = await rig.audit.begin_all([ENTRY])
-    rig.audit.end(line, "done")
+    assert [entry.outcome for entry in await rig.store.page(ALL, 10)] == ["done"]
+    (entry,) = await rig.audit.begin_all([CHANGE])
+    rig.audit.end(entry, "done")
     rig.store.failures = [StoreUnavailable()] * 9
     await rig.audit.keep_writing()
     assert len(rig.store.failures) == 8
@@ -217,41 +217,41 @@ async def test_old_lines_and_too_many_are_forgotten(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "FORGET_AFTER", 1)
-    monkeypatch.setattr(audit_module, "MOST_LINES", 4)
+    monkeypatch.setattr(audit_module, "MOST_ENTRIES", 4)
     for number in range(6):
-        await rig.audit.recorded(replace(ENTRY, entity=f"q{number}"), returning())
+        await rig.audit.recorded(replace(CHANGE, entity=f"q{number}"), returning())
         rig.now_ms += audit_module.KEPT_MS // 4
-    while len(lines := await rig.lines()) > 4:
+    while len(entries := await rig.entries()) > 4:
         await asyncio.sleep(0)
-    assert [line.entry.entity for line in lines] == ["q5", "q4", "q3", "q2"]
-    monkeypatch.setattr(audit_module, "MOST_LINES", 100)
+    assert [entry.change.entity for entry in entries] == ["q5", "q4", "q3", "q2"]
+    monkeypatch.setattr(audit_module, "MOST_ENTRIES", 100)
     rig.now_ms += audit_module.KEPT_MS // 2
-    await rig.audit.recorded(ENTRY, returning())
-    while len(lines := await rig.lines()) > 3:
+    await rig.audit.recorded(CHANGE, returning())
+    while len(entries := await rig.entries()) > 3:
         await asyncio.sleep(0)
-    assert [line.entry.entity for line in lines] == ["orders", "q5", "q4"]
+    assert [entry.change.entity for entry in entries] == ["orders", "q5", "q4"]
 
 
 async def test_anything_that_is_refused_can_be_noted(rig: Rig) -> None:
     odd = "a\0b\ud800\n" + "x" * 9_000
-    entry = replace(ENTRY, caller=odd, entity=odd, detail={"where": odd, odd: [odd]})
+    change = replace(CHANGE, caller=odd, entity=odd, detail={"where": odd, odd: [odd]})
     with pytest.raises(DirectoryRefusal):
-        await rig.audit.recorded(entry, refusing(Refusal.ARGUMENT_OUT_OF_RANGE))
-    (line,) = await rig.lines()
+        await rig.audit.recorded(change, refusing(Refusal.ARGUMENT_OUT_OF_RANGE))
+    (entry,) = await rig.entries()
     shown = "a\\x00b\\ud800\n"
-    for text in (line.entry.caller, line.entry.entity, line.entry.detail["where"]):
+    for text in (entry.change.caller, entry.change.entity, entry.change.detail["where"]):
         assert text.startswith(shown)
         assert len(text) < 3_000
-    assert await rig.lines(entity=odd) == [line]
+    assert await rig.entries(entity=odd) == [entry]
 
 
 async def test_lines_are_found_by_entity_and_caller_page_by_page(rig: Rig) -> None:
     for number in range(6):
         caller, entity = f"token {number % 2}", f"Queue-{number % 3}"
-        await rig.audit.recorded(replace(ENTRY, caller=caller, entity=entity), returning())
-    numbers = [line.number for line in await rig.lines()]
+        await rig.audit.recorded(replace(CHANGE, caller=caller, entity=entity), returning())
+    numbers = [entry.number for entry in await rig.entries()]
     assert numbers == sorted(numbers, reverse=True)
     assert [each.number for each in await rig.audit.page(numbers[1], 2)] == numbers[2:4]
-    assert len(await rig.lines(entity="queue-1")) == 2
-    assert len(await rig.lines(caller="token 0")) == 3
-    assert len(await rig.lines(entity="QUEUE-1", caller="token 1")) == 1
+    assert len(await rig.entries(entity="queue-1")) == 2
+    assert len(await rig.entries(caller="token 0")) == 3
+    assert len(await rig.entries(entity="QUEUE-1", caller="token 1")) == 1

@@ -21,7 +21,7 @@ from postbus.broker.administration import (
     EntityDescription,
     WantedEntity,
 )
-from postbus.broker.audit import DONE, Audit, AuditEntry, outcome_of
+from postbus.broker.audit import DONE, Audit, AuditedChange, outcome_of
 from postbus.broker.catalog.catalog import Catalog
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.checks import PlainDefinition, in_order_of_forwarding
@@ -42,7 +42,7 @@ MANIFESTS: Final = "manifests"
 START: Final = "start"
 """Caller and origin of these changes in the audit."""
 
-MAX_LINE: Final = 2**63 - 1
+MAX_ENTRY: Final = 2**63 - 1
 OWN_LOOK_S: Final = 0.5
 """Interval at which a broker with waiting manifests checks whether it owns partition 0."""
 
@@ -126,25 +126,25 @@ async def define_entities(
     wanted = _wanted_of(definition)
     before = administration.version
     differing = [
-        AuditEntry(MANIFESTS, "", START, "put", path, {})
+        AuditedChange(MANIFESTS, "", START, "put", path, {})
         for path, each in wanted.items()
         if _differs(administration.find(path), each)
     ]
     try:
-        lines = await audit.begin_all(differing)
+        entries = await audit.begin_all(differing)
     except StoreError as error:
         refused = Refused(Refusal.NOT_APPLIED, f"the store is away: {error}")
         raise DirectoryRefusal(refused) from error
     try:
         await _define(wanted, administration)
     except DirectoryRefusal as error:
-        for line in lines:
-            audit.end(line, outcome_of(error))
+        for entry in entries:
+            audit.end(entry, outcome_of(error))
         raise
-    for line in lines:
-        put = administration.find(line.entry.entity)
+    for entry in entries:
+        put = administration.find(entry.change.entity)
         is_changed = put is not None and put.version > before
-        audit.end(line, DONE if is_changed else None)
+        audit.end(entry, DONE if is_changed else None)
     await _note_rules(rules, audit)
 
 
@@ -163,8 +163,8 @@ async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
     Earlier rules are known by a salted digest, from which no key can be derived. Raises
     `DirectoryRefusal` while the store is away.
     """
-    last = await audit.page(MAX_LINE, 1, "", MANIFESTS)
-    known = last[0].entry.detail if last else {}
+    last = await audit.page(MAX_ENTRY, 1, "", MANIFESTS)
+    known = last[0].change.detail if last else {}
     salt = str(known.get("salt", secrets.token_hex(16)))
     said = sorted(
         (rule.scope or "", rule.name, *sorted(right.value for right in rule.rights),
@@ -176,8 +176,8 @@ async def _note_rules(rules: Sequence[KeyRule], audit: Audit) -> None:
     if digest != known.get("digest"):
         names = [f"{rule.scope}/{rule.name}" if rule.scope else rule.name for rule in rules]
         detail = {"rules": sorted(names), "salt": salt, "digest": digest}
-        entry = AuditEntry(MANIFESTS, "", START, "declare authorization rules", "", detail)
-        await audit.recorded(entry, asyncio.sleep(0))
+        change = AuditedChange(MANIFESTS, "", START, "declare authorization rules", "", detail)
+        await audit.recorded(change, asyncio.sleep(0))
 
 
 async def _define(wanted: dict[str, WantedEntity], administration: Administration) -> None:

@@ -19,7 +19,7 @@ from postbus.broker.backoff import Backoff
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.entities import DAY_MS
 from postbus.entity.commands import Refusal, Refused
-from postbus.store.audit import AuditEnd, AuditEntry, AuditLine, AuditStore
+from postbus.store.audit import AuditedChange, AuditEnd, AuditEntry, AuditStore
 from postbus.store.errors import StoreError, StoreFull
 
 __all__ = [
@@ -27,9 +27,9 @@ __all__ = [
     "UNKNOWN",
     "Audit",
     "AuditEntry",
-    "AuditLine",
     "AuditResult",
-    "Line",
+    "AuditedChange",
+    "PendingEntry",
     "outcome_of",
 ]
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_LINES: Final = 100_000
+MOST_ENTRIES: Final = 100_000
 KEPT_MS: Final = 400 * DAY_MS
 """Limits of the audit: some 30 MB, and a year. Our choice."""
 
@@ -76,10 +76,10 @@ class AuditResult:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class PendingEntry:
     """An entry whose change is in progress, or that later calls may join."""
 
-    entry: AuditEntry
+    change: AuditedChange
     begun_ms: int
     number: int | None = None  # None: not written yet
     ended_ms: int = 0
@@ -99,7 +99,7 @@ class Line:
     def written(self) -> AuditEnd:
         """Return the outcome to store."""
         assert self.number is not None
-        detail = dict(self.entry.detail)
+        detail = dict(self.change.detail)
         if self.counts:
             detail["counts"] = dict(self.counts)
         if self.numbers:
@@ -124,8 +124,8 @@ class Audit:
         self._start = start
         self._version = version
         self._now_ms = now_ms
-        self._recent: OrderedDict[str, Line] = OrderedDict()
-        self._ended: deque[Line] = deque(maxlen=WAITING_ENDS)
+        self._recent: OrderedDict[str, PendingEntry] = OrderedDict()
+        self._ended: deque[PendingEntry] = deque(maxlen=WAITING_ENDS)
         self._has_ended = asyncio.Event()
         self._is_settled = asyncio.Event()
         self._is_settled.set()
@@ -136,7 +136,7 @@ class Audit:
 
     async def recorded(
         self,
-        entry: AuditEntry,
+        change: AuditedChange,
         work: Awaitable[T],
         result_of: Callable[[T], AuditResult] = lambda _: AuditResult(),
         *,
@@ -153,7 +153,7 @@ class Audit:
 
         async def run() -> None:
             try:
-                result = await self._record(entry, work, result_of, may_repeat, may_change_nothing)
+                result = await self._record(change, work, result_of, may_repeat, may_change_nothing)
             except Exception as error:  # noqa: BLE001 - raised to the caller
                 if not answered.done():
                     answered.set_exception(error)
@@ -176,14 +176,14 @@ class Audit:
 
     async def _record(
         self,
-        entry: AuditEntry,
+        change: AuditedChange,
         work: Awaitable[T],
         result_of: Callable[[T], AuditResult],
         may_repeat: bool,
         may_change_nothing: bool,
     ) -> T:
         try:
-            line = await self._begin(entry, may_repeat)
+            entry = await self._begin(change, may_repeat)
         except BaseException:
             _close(work)
             raise
@@ -191,70 +191,73 @@ class Audit:
         try:
             result = await work
         except Exception as error:
-            self.end(line, outcome_of(error))
+            self.end(entry, outcome_of(error))
             raise
-        line.count(result_of(result))
+        entry.count(result_of(result))
         is_unchanged = may_change_nothing and self._version() == before
-        self.end(line, None if is_unchanged else DONE)
+        self.end(entry, None if is_unchanged else DONE)
         return result
 
-    async def begin_all(self, entries: Sequence[AuditEntry]) -> list[Line]:
+    async def begin_all(self, changes: Sequence[AuditedChange]) -> list[PendingEntry]:
         """Write the entries of changes that are made together; raises `StoreUnavailable`."""
         now_ms = self._now_ms()
-        numbers = await self._store.begin(now_ms, entries) if entries else []
-        return [Line(entry, now_ms, number) for entry, number in zip(entries, numbers, strict=True)]
+        numbers = await self._store.begin(now_ms, changes) if changes else []
+        return [
+            PendingEntry(change, now_ms, number)
+            for change, number in zip(changes, numbers, strict=True)
+        ]
 
-    def end(self, line: Line, outcome: str | None) -> None:
+    def end(self, entry: PendingEntry, outcome: str | None) -> None:
         """Set the outcome of a change; None: nothing changed, and there is no entry."""
-        line.is_open = False
-        line.ended_ms = self._now_ms()
-        line.outcome = outcome
-        self._ended.append(line)
+        entry.is_open = False
+        entry.ended_ms = self._now_ms()
+        entry.outcome = outcome
+        self._ended.append(entry)
         self._is_settled.clear()
         self._has_ended.set()
 
-    async def _begin(self, entry: AuditEntry, may_repeat: bool) -> Line:
-        key = json.dumps([entry.caller, entry.address, entry.protocol, entry.verb, entry.entity,
-                          entry.detail], sort_keys=True)  # fmt: skip
+    async def _begin(self, change: AuditedChange, may_repeat: bool) -> PendingEntry:
+        key = json.dumps([change.caller, change.address, change.protocol, change.verb,
+                          change.entity, change.detail], sort_keys=True)  # fmt: skip
         now_ms = self._now_ms()
         try:
-            line = await self._joined(key, now_ms) if may_repeat else None
-            if line is None:
-                line = Line(entry, now_ms)
-                (line.number,) = await self._store.begin(now_ms, [entry])
+            entry = await self._joined(key, now_ms) if may_repeat else None
+            if entry is None:
+                entry = PendingEntry(change, now_ms)
+                (entry.number,) = await self._store.begin(now_ms, [change])
         except StoreFull:
             # A purge may free the space: it continues, and its entry is written later.
-            line = Line(entry, now_ms)
+            entry = PendingEntry(change, now_ms)
             logger.warning(
-                "audit entries are delayed: the store is full", extra={"verb": entry.verb}
+                "audit entries are delayed: the store is full", extra={"verb": change.verb}
             )
         except StoreError as error:
             detail = f"the store is away, so the change cannot be audited: {error}; try again"
             raise DirectoryRefusal(Refused(Refusal.NOT_APPLIED, detail)) from error
         if may_repeat:
-            self._recent[key] = line
+            self._recent[key] = entry
             self._recent.move_to_end(key)
             if len(self._recent) > REMEMBERED:
                 self._recent.popitem(last=False)
-        return line
+        return entry
 
-    async def _joined(self, key: str, now_ms: int) -> Line | None:
+    async def _joined(self, key: str, now_ms: int) -> PendingEntry | None:
         """Return the entry of an equal call that has ended shortly before."""
-        line = self._recent.get(key)
-        if line is None or line.is_open or now_ms - line.ended_ms > TOGETHER_MS:
+        entry = self._recent.get(key)
+        if entry is None or entry.is_open or now_ms - entry.ended_ms > TOGETHER_MS:
             return None
-        line.is_open = True  # for calls that come while this one waits
+        entry.is_open = True  # for calls that come while this one waits
         await self._settled()
-        if line in self._ended or line.number is None:  # the store is slow, or was full
+        if entry in self._ended or entry.number is None:  # the store is slow, or was full
             return None
-        await self._store.resume(line.number)
-        return line
+        await self._store.resume(entry.number)
+        return entry
 
     # --- questions ------------------------------------------------------------------------------
 
     async def page(
         self, before: int, top: int, entity: str | None = None, caller: str | None = None
-    ) -> list[AuditLine]:
+    ) -> list[AuditEntry]:
         """Return entries below a number, newest first.
 
         Raises `DirectoryRefusal` while the store is away.
@@ -304,18 +307,18 @@ class Audit:
         self._has_ended.set()
 
     async def _write(self) -> None:
-        lines = [self._ended[n] for n in range(min(len(self._ended), WRITTEN_AT_ONCE))]
-        for line in lines:
-            if line.number is None:
-                (line.number,) = await self._store.begin(line.begun_ms, [line.entry])
-        await self._store.end([line.written() for line in lines])
-        for line in lines:
-            if self._ended and self._ended[0] is line:
+        entries = [self._ended[n] for n in range(min(len(self._ended), WRITTEN_AT_ONCE))]
+        for entry in entries:
+            if entry.number is None:
+                (entry.number,) = await self._store.begin(entry.begun_ms, [entry.change])
+        await self._store.end([entry.written() for entry in entries])
+        for entry in entries:
+            if self._ended and self._ended[0] is entry:
                 self._ended.popleft()
-        self._since_forgotten += len(lines)
+        self._since_forgotten += len(entries)
         if self._since_forgotten >= FORGET_AFTER:
             self._since_forgotten = 0
-            await self._store.forget(MOST_LINES, self._now_ms() - KEPT_MS)
+            await self._store.forget(MOST_ENTRIES, self._now_ms() - KEPT_MS)
 
 
 def outcome_of(error: Exception) -> str:

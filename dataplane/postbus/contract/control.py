@@ -503,7 +503,7 @@ class Problem(ResponseBody):
 # --- audit --------------------------------------------------------------------------------------
 
 
-class AuditedChange(ResponseBody):
+class AuditEntry(ResponseBody):
     """A manual change and its caller.
 
     Equal `calls` of one caller within a minute are one entry. `entity` "" is the namespace.
@@ -527,5 +527,5 @@ class AuditedChange(ResponseBody):
 class AuditPage(ResponseBody):
     """Audit entries, newest first. Next page: `next_before` as `before`; null on the last page."""
 
-    items: list[AuditedChange]
+    items: list[AuditEntry]
     next_before: int | None

@@ -15,7 +15,7 @@ from postbus.store.postgres import Store
 
 
 @dataclass(frozen=True, slots=True)
-class AuditEntry:
+class AuditedChange:
     """A change and its caller. `entity` "" is the namespace; `detail` is JSON."""
 
     caller: str
@@ -26,7 +26,7 @@ class AuditEntry:
     detail: Mapping[str, Any]
 
 
-class AuditLine(NamedTuple):
+class AuditEntry(NamedTuple):
     """A stored entry. Times are real times in milliseconds.
 
     `ended_ms` and `outcome` None: in progress, or unknown. `calls`: number of calls in the entry.
@@ -36,7 +36,7 @@ class AuditLine(NamedTuple):
     begun_ms: int
     ended_ms: int | None
     calls: int
-    entry: AuditEntry
+    change: AuditedChange
     outcome: str | None
 
 
@@ -55,16 +55,16 @@ class AuditStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def begin(self, begun_ms: int, entries: Sequence[AuditEntry]) -> list[int]:
-        """Write entries durably; return their numbers, which rise."""
+    async def begin(self, begun_ms: int, changes: Sequence[AuditedChange]) -> list[int]:
+        """Write entries of changes durably; return their numbers, which rise."""
         await self._store.open()
         columns = [
-            [storable(each.caller) for each in entries],
-            [storable(each.address) for each in entries],
-            [each.protocol for each in entries],
-            [each.verb for each in entries],
-            [storable(each.entity) for each in entries],
-            [json.dumps(storable_json(each.detail)) for each in entries],
+            [storable(each.caller) for each in changes],
+            [storable(each.address) for each in changes],
+            [each.protocol for each in changes],
+            [each.verb for each in changes],
+            [storable(each.entity) for each in changes],
+            [json.dumps(storable_json(each.detail)) for each in changes],
         ]
         async with self._store.aside() as connection:
             rows = await connection.fetch(BEGIN, begun_ms, *columns)
@@ -95,19 +95,19 @@ class AuditStore:
 
     async def page(
         self, before: int, top: int, entity: str | None = None, caller: str | None = None
-    ) -> list[AuditLine]:
+    ) -> list[AuditEntry]:
         """Return entries below a number, newest first; of an entity or a caller if given."""
         await self._store.open()
         async with self._store.aside() as connection:
             said = [None if each is None else storable(each) for each in (entity, caller)]
             rows = await connection.fetch(PAGE, before, top, *said)
         return [
-            AuditLine(
+            AuditEntry(
                 row["audit_no"],
                 row["begun_ms"],
                 row["ended_ms"],
                 row["calls"],
-                AuditEntry(
+                AuditedChange(
                     row["caller"],
                     row["address"],
                     row["protocol"],

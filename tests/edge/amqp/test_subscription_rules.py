@@ -1,4 +1,4 @@
-"""Rules of subscriptions by callback: changes, refusals and audit lines."""
+"""Rules of subscriptions by callback: changes, refusals and audit entries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from postbus.broker.audit import Audit, AuditEntry
+from postbus.broker.audit import Audit, AuditedChange
 from postbus.contract.entities import (
     RuleProperties,
     SqlFilter,
@@ -25,7 +25,7 @@ from tests.broker.putting import put_subscription, put_topic
 
 pytestmark = pytest.mark.slow
 
-BY = AuditEntry("rule root", "127.0.0.1", "AMQP", "put rule", "t/Subscriptions/s", {})
+BY = AuditedChange("rule root", "127.0.0.1", "AMQP", "put rule", "t/Subscriptions/s", {})
 MISSING = "t/Subscriptions/x"
 
 
@@ -60,9 +60,9 @@ async def test_rules_are_changed_by_callback_and_audited(store: Store) -> None:
         assert await answer(rules.add, path, rule("more")) == Done()
         assert await answer(rules.remove, path, "$Default") == Done()
         assert names() == ["more"]
-        (line,) = await audit.page(2**31, 10)
-        assert (line.entry.caller, line.outcome) == (BY.caller, "done")
-        assert line.entry.detail == {"rules": ["more", "$Default"]}
+        (entry,) = await audit.page(2**31, 10)
+        assert (entry.change.caller, entry.outcome) == (BY.caller, "done")
+        assert entry.change.detail == {"rules": ["more", "$Default"]}
         for call, arguments, refusal in (
             (rules.add, (path, rule("more")), Refusal.ALREADY_EXISTS),
             (rules.remove, (path, "$Default"), Refusal.ENTITY_NOT_FOUND),

@@ -57,7 +57,7 @@ EPILOG: Final = examples(
 PART_S: Final = 60.0
 """Limit for each part, so that a bus that does not answer does not hold up the rest."""
 
-AUDIT_LINES: Final = 200
+AUDIT_ENTRIES: Final = 200
 LOG_LINES: Final = 1_000
 LOG_BYTES: Final = 1024 * 1024
 STDIO: Final = Path("-")
@@ -228,7 +228,7 @@ async def _ask(control: ControlClient, made: Report) -> None:
         made.collect("status.json", lambda: control.get("/v1/status")),
         made.collect("namespace.json", lambda: control.get("/v1/namespace")),
         made.collect("connections.json", lambda: control.all_of("/v1/connections")),
-        made.collect("audit.json", lambda: control.get("/v1/audit", top=AUDIT_LINES)),
+        made.collect("audit.json", lambda: control.get("/v1/audit", top=AUDIT_ENTRIES)),
         made.collect("entities.json", lambda: _entities(control, entities)),
     )
     if entities:  # also entities before one that failed

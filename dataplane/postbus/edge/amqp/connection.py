@@ -37,7 +37,7 @@ from postbus.amqp.performatives import Rejected
 from postbus.amqp.session import Session
 from postbus.broker.access.authz import Authorizer, Grant, TokenRefused
 from postbus.broker.address import Address
-from postbus.broker.audit import AuditEntry
+from postbus.broker.audit import AuditedChange
 from postbus.broker.router import Router
 from postbus.contract.entities import NamespaceLimits, Right
 from postbus.edge.access.admission import Admission
@@ -290,11 +290,11 @@ class AmqpConnection:
         """Return whether a valid grant of this connection covers a right on a path."""
         return self._grants.find(path, right) is not None
 
-    def audit_entry(self, verb: str, path: str, right: Right) -> AuditEntry:
-        """Return the audit entry of an action under a right on a path."""
+    def audited_change(self, verb: str, path: str, right: Right) -> AuditedChange:
+        """Describe an action under a right on a path for the audit."""
         grant = self._grants.find(path, right)
         caller = "nobody" if grant is None else grant.caller
-        return AuditEntry(caller, self.address or "", "AMQP", verb, path, {})
+        return AuditedChange(caller, self.address or "", "AMQP", verb, path, {})
 
     def pump_soon(self, endpoint: Pumped) -> None:
         """Pump an endpoint before the next write."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from postbus.broker.address import Address
-from postbus.broker.audit import AuditEntry
+from postbus.broker.audit import AuditedChange
 from postbus.contract.entities import (
     CorrelationFilter,
     EntityKind,
@@ -71,8 +71,8 @@ class RuleContext(Protocol):
 
     subscription_rules: SubscriptionRules
 
-    def audit_entry(self, verb: str, path: str, right: Right) -> AuditEntry:
-        """Return the audit entry of a change that a right on a path allows."""
+    def audited_change(self, verb: str, path: str, right: Right) -> AuditedChange:
+        """Describe a change that a right on a path allows for the audit."""
 
 
 class RuleRequests:
@@ -90,9 +90,9 @@ class RuleRequests:
     def _add(self, address: Address, body: Any, respond: Respond) -> None:
         rule = rule_of(body)
         if self._is_subscription(address, respond):
-            entry = self._connection.audit_entry("put rule", address.name, Right.LISTEN)
+            change = self._connection.audited_change("put rule", address.name, Right.LISTEN)
             self._connection.subscription_rules.add(
-                address.name, rule, entry, lambda reply: self._answer(respond, reply)
+                address.name, rule, change, lambda reply: self._answer(respond, reply)
             )
 
     def _remove(self, address: Address, body: Any, respond: Respond) -> None:
@@ -100,9 +100,9 @@ class RuleRequests:
         if not isinstance(name, str):
             raise BadRequest("rule-name is missing")
         if self._is_subscription(address, respond):
-            entry = self._connection.audit_entry("delete rule", address.name, Right.LISTEN)
+            change = self._connection.audited_change("delete rule", address.name, Right.LISTEN)
             self._connection.subscription_rules.remove(
-                address.name, name, entry, lambda reply: self._answer(respond, reply)
+                address.name, name, change, lambda reply: self._answer(respond, reply)
             )
 
     def _list(self, address: Address, body: Any, respond: Respond) -> None:

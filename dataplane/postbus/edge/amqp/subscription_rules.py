@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from postbus.broker.administration import Administration, PutMode, RuleDescription
-from postbus.broker.audit import Audit, AuditEntry, AuditResult
+from postbus.broker.audit import Audit, AuditedChange, AuditResult
 from postbus.broker.catalog.changes import explained
 from postbus.contract.entities import RuleProperties
 from postbus.entity.commands import Done, Refusal, Refused
@@ -43,39 +43,39 @@ class SubscriptionRules:
         self,
         path: str,
         rule: RuleProperties,
-        entry: AuditEntry,
+        change: AuditedChange,
         on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Add a new rule. `entry`: the caller, for the audit."""
+        """Add a new rule. `change`: verb and caller, for the audit."""
         work = self._administration.put_rule(path, rule, mode=PutMode.CREATE)
-        self._start(self._change(work, rule.name, entry, on_reply))
+        self._start(self._change(work, rule.name, change, on_reply))
 
     def remove(
         self,
         path: str,
         name: str,
-        entry: AuditEntry,
+        change: AuditedChange,
         on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Remove a rule. `entry`: the caller, for the audit."""
+        """Remove a rule. `change`: verb and caller, for the audit."""
         work = self._administration.delete_rule(path, name)
-        self._start(self._change(work, name, entry, on_reply))
+        self._start(self._change(work, name, change, on_reply))
 
     async def _change(
         self,
         work: Awaitable[object],
         rule: str,
-        entry: AuditEntry,
+        change: AuditedChange,
         on_reply: Callable[[Done | Refused], None],
     ) -> None:
-        """Make a change with a line of audit, and answer.
+        """Make a change with an audit entry, and answer.
 
-        Clients that may listen may change rules, as often as they like: such calls share lines.
+        Clients that may listen may change rules, as often as they like: such calls share entries.
         """
         reply: Done | Refused = Done()
         try:
             await self._audit.recorded(
-                entry, work, lambda _: AuditResult(rules=(rule,)), may_repeat=True
+                change, work, lambda _: AuditResult(rules=(rule,)), may_repeat=True
             )
         except Exception as error:  # noqa: BLE001 - a client's definition may not end the bus
             reply = explained(error).refused

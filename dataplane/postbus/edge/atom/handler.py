@@ -24,7 +24,7 @@ from postbus.broker.administration import (
     PutMode,
     RuntimeInformation,
 )
-from postbus.broker.audit import Audit, AuditEntry
+from postbus.broker.audit import Audit, AuditedChange
 from postbus.broker.catalog.preconditions import DirectoryRefusal, Precondition, WantedEntity
 from postbus.contract.entities import (
     EntityKind,
@@ -326,7 +326,7 @@ class AtomHandler:
         """Return the result of a change, recorded in the audit with its caller."""
         caller, address = request[GRANT].caller, request.remote or ""
         return await self._audit.recorded(
-            AuditEntry(caller, address, "administration", verb, path, detail), work
+            AuditedChange(caller, address, "administration", verb, path, detail), work
         )
 
     async def _check_forwards(

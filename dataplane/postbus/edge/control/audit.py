@@ -1,4 +1,4 @@
-"""Audit lines of control API calls, and the operation that lists lines."""
+"""Audit entries of control API calls, and the operation that lists them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from postbus.broker.audit import Audit, AuditEntry, AuditLine, AuditResult
-from postbus.contract.control import AuditedChange, AuditPage, AuthorizationRuleDefinition
+from postbus.broker.audit import Audit, AuditedChange, AuditEntry, AuditResult
+from postbus.contract import control as contract
+from postbus.contract.control import AuditPage, AuthorizationRuleDefinition
 from postbus.contract.control_messages import (
     DeletedMessages,
     MessagesOf,
@@ -42,15 +43,16 @@ VERBS: Final = {
         f"delete{of}AuthorizationRule": "delete authorization rule" for of in ("", "Queue", "Topic")
     },
 }
-"""Operation -> verb of its audit line; a test compares with the operations that change something.
-"""
+"""Operation -> verb in the audit; a test compares with the operations that change something."""
 
 MAY_CHANGE_NOTHING: Final = frozenset({"put", "put namespace"})
 """Verbs of definitions that leave the catalog as it is when repeated."""
 
 
-def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> AuditEntry | None:
-    """Return the audit line of a call; None for a call that changes nothing."""
+def change_of(
+    route: Route, call: Call, caller: ControlCaller, address: str
+) -> AuditedChange | None:
+    """Return the change that a call makes, for the audit; None if it makes none."""
     verb = VERBS.get(route.operation)
     if verb is None or (isinstance(call.body, PurgeMessages) and call.body.dry_run):
         return None
@@ -77,11 +79,11 @@ def entry_of(route: Route, call: Call, caller: ControlCaller, address: str) -> A
                 detail["edited"] = sorted(body.edit.model_dump(by_alias=True, exclude_unset=True))
         case _:
             pass
-    return AuditEntry(caller.name, address, PROTOCOL, verb, entity, detail)
+    return AuditedChange(caller.name, address, PROTOCOL, verb, entity, detail)
 
 
 def result_of(answer: Answer) -> AuditResult:
-    """Return the result of a call for its audit line."""
+    """Return the result of a call for its audit entry."""
     match answer.body:
         case DeletedMessages(numbers=numbers, refused=refused):
             return AuditResult({"deleted": len(numbers), "refused": len(refused)}, numbers)
@@ -95,7 +97,7 @@ def result_of(answer: Answer) -> AuditResult:
 
 
 class ControlAudit:
-    """Writes audit lines for calls, and handles the operation that lists them."""
+    """Writes audit entries for calls, and handles the operation that lists them."""
 
     def __init__(self, audit: Audit) -> None:
         self._audit = audit
@@ -106,42 +108,42 @@ class ControlAudit:
     async def run(
         self, operation: Handler, route: Route, call: Call, caller: ControlCaller, address: str
     ) -> Answer:
-        """Run a handler, with an audit line if it changes something."""
-        entry = entry_of(route, call, caller, address)
-        if entry is None:
+        """Run a handler, with an audit entry if it changes something."""
+        change = change_of(route, call, caller, address)
+        if change is None:
             return await operation(call)
         return await self._audit.recorded(
-            entry,
+            change,
             operation(call),
             result_of,
             may_repeat=isinstance(call.body, MessagesOf),
-            may_change_nothing=entry.verb in MAY_CHANGE_NOTHING,
+            may_change_nothing=change.verb in MAY_CHANGE_NOTHING,
         )
 
     async def _list(self, call: Call) -> Answer:
         top = call.number("top")
-        lines = await self._audit.page(
+        entries = await self._audit.page(
             call.number("before"), top + 1, call.text("entity") or None, call.text("caller") or None
         )
-        items = [_shown(line) for line in lines[:top]]
-        following = items[-1].number if len(lines) > top else None
+        items = [_shown(entry) for entry in entries[:top]]
+        following = items[-1].number if len(entries) > top else None
         return Answer(AuditPage(items=items, next_before=following))
 
 
-def _shown(line: AuditLine) -> AuditedChange:
-    entry = line.entry
-    return AuditedChange(
-        number=line.number,
-        begun_at=_time(line.begun_ms),
-        ended_at=None if line.ended_ms is None else _time(line.ended_ms),
-        calls=line.calls,
-        caller=entry.caller,
-        address=entry.address,
-        protocol=entry.protocol,
-        verb=entry.verb,
-        entity=entry.entity,
-        detail=dict(entry.detail),
-        outcome=line.outcome,
+def _shown(entry: AuditEntry) -> contract.AuditEntry:
+    change = entry.change
+    return contract.AuditEntry(
+        number=entry.number,
+        begun_at=_time(entry.begun_ms),
+        ended_at=None if entry.ended_ms is None else _time(entry.ended_ms),
+        calls=entry.calls,
+        caller=change.caller,
+        address=change.address,
+        protocol=change.protocol,
+        verb=change.verb,
+        entity=change.entity,
+        detail=dict(change.detail),
+        outcome=entry.outcome,
     )
 
 
