@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from postbus.broker.administration import Administration
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.contract.namespace import NamespaceDefinition
@@ -32,7 +32,7 @@ def administration_of(
         bus.hosts,
         TombstoneStore(store),
         Namespace("test-bus", declared, NamespaceStore(store), bus.directory),
-        Changes(start or bus.hosts[0].start),
+        ChangeTasks(start or bus.hosts[0].start),
         **{"now_ms": bus.hosts[0].clock, **options},
     )
 

@@ -14,8 +14,8 @@ import pytest
 from postbus.broker.address import Address
 from postbus.broker.administration import (
     Administration,
-    Change,
     DeletePolicy,
+    EntityChange,
     Tombstone,
     WantedEntity,
 )
@@ -631,7 +631,7 @@ async def test_a_crash_between_any_two_steps_is_made_good(
         for host, call in zip(bus.hosts, calls, strict=True):
             host.call = call  # type: ignore[method-assign]
         for task in asyncio.all_tasks():
-            if "Changes.run" in str(task.get_coro()):
+            if "ChangeTasks.run" in str(task.get_coro()):
                 task.cancel()
     async with administered(store) as (administration, bus):
         await bus.load()
@@ -667,7 +667,7 @@ async def test_the_feed_returns_changes_and_waits_for_more(store: Store) -> None
         await asyncio.sleep(0)
         assert not waiting.done()
         await administration.delete("a")
-        assert await waiting == (4, [Change(4, made.entity_no, "a", EntityKind.QUEUE, True)])
+        assert await waiting == (4, [EntityChange(4, made.entity_no, "a", EntityKind.QUEUE, True)])
         assert await administration.changes(4, wait_s=0.01) == (4, [])
         with pytest.raises(DirectoryRefusal, match="list everything again"):
             await administration.changes(5)

@@ -35,7 +35,7 @@ from postbus.broker.access.own_names import OwnNames
 from postbus.broker.access.sealing import KeySeal
 from postbus.broker.administration import Administration
 from postbus.broker.audit import Audit
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.operate.controls import Controls
@@ -282,7 +282,7 @@ class BusThread:
     async def _administer(self, store: Store, tasks: asyncio.TaskGroup) -> None:
         """Let definitions and authorization rules be changed while it runs."""
         sku = next((sku for sku, limits in LIMITS.items() if limits == self.limits), Sku.STANDARD)
-        changes = Changes(tasks.create_task)
+        change_tasks = ChangeTasks(tasks.create_task)
         self.administration = Administration(
             self._directory,
             self._hosts,
@@ -293,7 +293,7 @@ class BusThread:
                 NamespaceStore(store),
                 self._directory,
             ),
-            changes,
+            change_tasks,
             now_ms=self.clock,
         )
         self.authorization_rules = AuthorizationRules(
@@ -303,7 +303,7 @@ class BusThread:
             self.authorizer,
             RULES,
             new_key,
-            changes,
+            change_tasks,
             keep_no_keys,
         )
         await self.authorization_rules.load()

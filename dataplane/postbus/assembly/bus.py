@@ -30,7 +30,7 @@ from postbus.broker.administration import (
 )
 from postbus.broker.audit import Audit
 from postbus.broker.catalog.catalog import Catalog
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.preconditions import DirectoryRefusal
 from postbus.broker.operate.controls import Controls
@@ -212,14 +212,14 @@ class Bus:
                 readiness = Readiness(self._hosts, stores.home_of, stores=stores.all)
                 self._readiness = readiness
                 sampler = self._sampler = self._make_sampler(stores)
-                changes = Changes(tasks.create_task)
+                change_tasks = ChangeTasks(tasks.create_task)
                 try:
                     await self._open_metrics(readiness, sampler)
                     on_step("opening the store")
-                    opened = await self._unless_stopped(self._open(stores, changes, on_step))
+                    opened = await self._unless_stopped(self._open(stores, change_tasks, on_step))
                     if opened is not None:
                         self._opened, sampler.directory = opened, opened.directory
-                        await self._serve(stores, opened, changes, tasks, on_step, ready)
+                        await self._serve(stores, opened, change_tasks, tasks, on_step, ready)
                 finally:
                     await self._listeners.close_metrics()
         finally:
@@ -234,7 +234,7 @@ class Bus:
         self,
         stores: Stores,
         opened: Opened,
-        changes: Changes,
+        change_tasks: ChangeTasks,
         tasks: asyncio.TaskGroup,
         on_step: Callable[[str], None],
         ready: asyncio.Future[None],
@@ -248,7 +248,7 @@ class Bus:
             self._hosts,
             TombstoneStore(stores.first),
             opened.namespace,
-            changes,
+            change_tasks,
             now_ms=self._clocks[stores.first],
         )
         store, version = AuditStore(stores.first), lambda: self.administration.version
@@ -306,7 +306,7 @@ class Bus:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
     async def _open(
-        self, stores: Stores, changes: Changes, on_step: Callable[[str], None]
+        self, stores: Stores, change_tasks: ChangeTasks, on_step: Callable[[str], None]
     ) -> Opened:
         opening = Opening(
             stores,
@@ -314,7 +314,7 @@ class Bus:
             read_seal(self._settings, self._data),
             self._keys,
             self._authorizer,
-            changes,
+            change_tasks,
             is_embedded=self._is_embedded,
         )
         return await opening.open(lambda why: on_step(f"waiting for the store: {why}"))

@@ -18,7 +18,7 @@ from postbus.broker.access.authz import Authorizer
 from postbus.broker.access.caller_fence import CallerFence
 from postbus.broker.access.sealing import KeySeal
 from postbus.broker.backoff import Backoff
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory
 from postbus.broker.catalog.namespace import Namespace
 from postbus.manifests.reader import BusDefinition
@@ -66,7 +66,7 @@ class Opening:
         seal: KeySeal,
         keys: DeclaredKeys,
         authorizer: Authorizer,
-        changes: Changes,
+        change_tasks: ChangeTasks,
         *,
         is_embedded: bool,
     ) -> None:
@@ -75,7 +75,7 @@ class Opening:
         self._seal = seal
         self._keys = keys
         self._authorizer = authorizer
-        self._changes = changes
+        self._change_tasks = change_tasks
         self._is_embedded = is_embedded
 
     async def open(self, on_wait: Callable[[str], None]) -> Opened:
@@ -138,7 +138,7 @@ class Opening:
             self._authorizer,
             self._keys.rules(),
             new_key,
-            self._changes,
+            self._change_tasks,
             self._keys.keep,
         )
         await rules.load()

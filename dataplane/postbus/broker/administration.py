@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeVar, assert_never
 
-from postbus.broker.catalog.change_feed import MOST, Change, ChangeFeed
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_feed import MOST, ChangeFeed, EntityChange
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import PURGED_AT_ONCE, Directory
 from postbus.broker.catalog.namespace import Namespace
 from postbus.broker.catalog.preconditions import (
@@ -47,8 +47,8 @@ from postbus.store.tombstones import Tombstone, TombstoneStore
 __all__ = [
     "Administration",
     "Availability",
-    "Change",
     "DeletePolicy",
+    "EntityChange",
     "EntityDescription",
     "PutMode",
     "RuleDescription",
@@ -174,7 +174,7 @@ class Administration:
         hosts: Sequence[Host],
         tombstones: TombstoneStore,
         namespace: Namespace,
-        changes: Changes,
+        change_tasks: ChangeTasks,
         *,
         now_ms: Callable[[], int],
         loading_s: float = LOADING_S,
@@ -189,7 +189,7 @@ class Administration:
         self._loading_s = loading_s
         self._stopping = asyncio.Event()
         self._namespace = namespace
-        self._changes = changes
+        self._change_tasks = change_tasks
 
     # --- questions ------------------------------------------------------------------------------
 
@@ -311,11 +311,11 @@ class Administration:
 
         Versions of the condition are the catalog's. Raises NOT_ALLOWED naming what is for life.
         """
-        return await self._changes.run(self._namespace.put(wanted, condition))
+        return await self._change_tasks.run(self._namespace.put(wanted, condition))
 
     async def put(self, wanted: WantedEntity, condition: Precondition) -> EntityDescription:
         """Create an entity or replace its definition; returns when its partitions follow it."""
-        put = await self._changes.run(self._directory.put(wanted, condition))
+        put = await self._change_tasks.run(self._directory.put(wanted, condition))
         self._warn(put.entry)
         return self._described(put.entry, is_new=put.is_new)
 
@@ -331,21 +331,21 @@ class Administration:
 
         The refusal names the one that cannot be so; those before it are perhaps put.
         """
-        await self._changes.run(self._directory.put_all(wanted))
+        await self._change_tasks.run(self._directory.put_all(wanted))
         for each in wanted:
             if (entry := self._directory.find(catalog_key(each.path))) is not None:
                 self._warn(entry)
 
     async def put_rule(self, path: str, rule: RuleProperties, *, mode: PutMode) -> RuleDescription:
         """Give a subscription a rule or change the one of that name, which keeps its time."""
-        put = await self._changes.run(self._directory.add_rule(catalog_key(path), rule, mode))
+        put = await self._change_tasks.run(self._directory.add_rule(catalog_key(path), rule, mode))
         stored = rule_named(put.entry.rules, rule.name)
         assert stored is not None
         return RuleDescription(stored.properties, stored.created_ms, put.is_new)
 
     async def delete_rule(self, path: str, name: str) -> None:
         """Take a rule from a subscription; one without rules gets nothing."""
-        await self._changes.run(self._directory.remove_rule(catalog_key(path), name))
+        await self._change_tasks.run(self._directory.remove_rule(catalog_key(path), name))
 
     async def delete(
         self,
@@ -375,7 +375,7 @@ class Administration:
                 work = directory.retain(name, until_ms, condition)
             case _:
                 assert_never(policy)
-        if not await self._changes.run(work):
+        if not await self._change_tasks.run(work):
             raise refusal(Refusal.ENTITY_NOT_FOUND, f"there is no entity {path}")
 
     # --- deleted and kept -----------------------------------------------------------------------
@@ -385,7 +385,7 @@ class Administration:
 
         Its name must be free.
         """
-        return self._described(await self._changes.run(self._directory.restore(entity_no)))
+        return self._described(await self._change_tasks.run(self._directory.restore(entity_no)))
 
     async def tombstones(self, since_version: int, top: int = MOST) -> list[Tombstone]:
         """Return what was deleted after a version of the catalog, in order of version.
@@ -395,7 +395,9 @@ class Administration:
         """
         return await self._asked(self._feed.tombstones(max(since_version, 0), max(top, 1)))
 
-    async def changes(self, since_version: int, wait_s: float = 0.0) -> tuple[int, list[Change]]:
+    async def changes(
+        self, since_version: int, wait_s: float = 0.0
+    ) -> tuple[int, list[EntityChange]]:
         """Return what changed after a version, and the version up to which this is all.
 
         Waits so long for the first change. An entity that changed twice is there once. Raises
@@ -443,7 +445,7 @@ class Administration:
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
         """Run what consists of several changes to its end, whatever becomes of who asked for it."""
-        return await self._changes.run(work)
+        return await self._change_tasks.run(work)
 
     def _described(self, entry: CatalogEntry, *, is_new: bool = False) -> EntityDescription:
         return EntityDescription(

@@ -294,7 +294,7 @@ class Tombstones(ResponseBody):
     items: list[Tombstone]
 
 
-class Change(ResponseBody):
+class EntityChange(ResponseBody):
     """A change of the catalog: an entity was put (created or changed), or deleted."""
 
     version: int
@@ -304,11 +304,11 @@ class Change(ResponseBody):
     change: Literal["put", "deleted"]
 
 
-class Changes(ResponseBody):
+class EntityChanges(ResponseBody):
     """Changes after a version, oldest first. `version`: start of the next request."""
 
     version: int
-    items: list[Change]
+    items: list[EntityChange]
 
 
 # --- authorization rules ------------------------------------------------------------------------

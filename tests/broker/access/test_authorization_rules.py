@@ -19,7 +19,7 @@ from postbus.broker.access.authorization_rules import (
 )
 from postbus.broker.access.authz import Authorizer, KeyRule, TokenRefused
 from postbus.broker.access.sealing import KeySeal, SealBroken
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import DirectoryRefusal
 from postbus.contract.entities import QueueProperties, Right
 from postbus.entity.commands import Refusal
@@ -83,7 +83,7 @@ class Rig:
             self.authorizer,
             (ROOT, FIRST),
             lambda: f"made-{next(self.numbers)}",
-            Changes(self.start),
+            ChangeTasks(self.start),
             self.keep_keys,
         )
 

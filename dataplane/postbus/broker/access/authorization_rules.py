@@ -13,7 +13,7 @@ from typing import Final
 
 from postbus.broker.access.authz import Authorizer, KeyPair, KeyRule
 from postbus.broker.access.sealing import KeySeal, SealBroken
-from postbus.broker.catalog.changes import Changes
+from postbus.broker.catalog.change_tasks import ChangeTasks
 from postbus.broker.catalog.directory import Directory, DirectoryRefusal
 from postbus.contract.entities import (
     LEAST_KEY_CHARS,
@@ -85,7 +85,7 @@ class AuthorizationRules:
         authorizer: Authorizer,
         declared: Sequence[KeyRule],
         new_key: Callable[[], str],
-        changes: Changes,
+        change_tasks: ChangeTasks,
         keep_keys: Callable[[KeyRule, Keys], Awaitable[bool]],
     ) -> None:
         """`new_key` returns a random key as text.
@@ -99,7 +99,7 @@ class AuthorizationRules:
         self._authorizer = authorizer
         self._declared = list(declared)
         self._new_key = new_key
-        self._changes = changes
+        self._change_tasks = change_tasks
         self._keep_keys = keep_keys
         self._stored: dict[int, list[AuthorizationRuleDescription]] = {}
 
@@ -143,7 +143,7 @@ class AuthorizationRules:
 
     async def put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         """Create or change a rule."""
-        return await self._changes.run(self._put(scope, wanted))
+        return await self._change_tasks.run(self._put(scope, wanted))
 
     async def _put(self, scope: str | None, wanted: WantedRule) -> AuthorizationRuleDescription:
         async with self._directory.catalog.changing():
@@ -179,7 +179,7 @@ class AuthorizationRules:
 
         A declared rule may be repeated unchanged, since clients send back all rules they read.
         """
-        await self._changes.run(self._replace_all(scope, wanted))
+        await self._change_tasks.run(self._replace_all(scope, wanted))
 
     async def _replace_all(self, scope: str | None, wanted: Sequence[WantedRule]) -> None:
         async with self._directory.catalog.changing():
@@ -202,7 +202,7 @@ class AuthorizationRules:
 
     async def delete(self, scope: str | None, name: str) -> None:
         """Delete a rule; its keys and tokens become invalid at once."""
-        await self._changes.run(self._delete(scope, name))
+        await self._change_tasks.run(self._delete(scope, name))
 
     async def _delete(self, scope: str | None, name: str) -> None:
         async with self._directory.catalog.changing():

@@ -20,7 +20,7 @@ MOST: Final = 1_000
 """Tombstones in one answer, or a few more; a caller that gets this many asks again."""
 
 
-class Change(NamedTuple):
+class EntityChange(NamedTuple):
     """What became of an entity. `is_deleted`: it is gone, perhaps restorable (a tombstone)."""
 
     version: int
@@ -60,7 +60,7 @@ class ChangeFeed:
             raise TooOld(since)
         return [stone for stone in found if stone.version <= self._directory.version]
 
-    async def changes(self, since: int, wait_s: float = 0.0) -> tuple[int, list[Change]]:
+    async def changes(self, since: int, wait_s: float = 0.0) -> tuple[int, list[EntityChange]]:
         """Return what changed after a version, and the version up to which this is all.
 
         Waits so long for the first change when there is none yet.
@@ -77,14 +77,14 @@ class ChangeFeed:
         if version == since:
             return version, []
         puts = [
-            Change(entry.version, entry.entity_no, entry.name, entry.kind, is_deleted=False)
+            EntityChange(entry.version, entry.entity_no, entry.name, entry.kind, is_deleted=False)
             for entry in self._directory.changed_since(since)
         ]
         stones = await self.tombstones(since)
         if len(stones) >= MOST:
             version = min(version, stones[-1].version)
         gone = [
-            Change(stone.version, stone.entity_no, stone.name, stone.kind, is_deleted=True)
+            EntityChange(stone.version, stone.entity_no, stone.name, stone.kind, is_deleted=True)
             for stone in stones
         ]
         found = [change for change in (*puts, *gone) if since < change.version <= version]

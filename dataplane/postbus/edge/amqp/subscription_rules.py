@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from postbus.broker.administration import Administration, PutMode, RuleDescription
 from postbus.broker.audit import Audit, AuditedChange, AuditResult
-from postbus.broker.catalog.changes import explained
+from postbus.broker.catalog.change_tasks import explained
 from postbus.contract.entities import RuleProperties
 from postbus.entity.commands import Done, Refusal, Refused
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from postbus.broker.administration import Administration
 from postbus.broker.catalog.preconditions import DirectoryRefusal
-from postbus.contract.control import Change, Changes, ProblemType, Tombstone, Tombstones
+from postbus.contract.control import EntityChange, EntityChanges, ProblemType, Tombstone, Tombstones
 from postbus.edge.control.calls import Answer, Call, ControlRefused, Handler
 from postbus.edge.control.entities import applied
 from postbus.entity.commands import Refusal
@@ -35,7 +35,7 @@ class ControlHistory:
                 call.number("since"), call.number("wait")
             )
         items = [
-            Change(
+            EntityChange(
                 version=each.version,
                 entity_id=each.entity_no,
                 name=each.name,
@@ -44,7 +44,7 @@ class ControlHistory:
             )
             for each in found
         ]
-        return Answer(Changes(version=version, items=items))
+        return Answer(EntityChanges(version=version, items=items))
 
     async def _tombstones(self, call: Call) -> Answer:
         since, version = call.number("since"), self._administration.version

@@ -32,7 +32,7 @@ BROKE: Final = Refused(
 )
 
 
-class Changes:
+class ChangeTasks:
     """Runs changes in tasks of one bus."""
 
     def __init__(self, start: Callable[[Coroutine[object, object, None]], object]) -> None:
