@@ -10,14 +10,14 @@ from postbus.edge.atom.paths import (
     Entities,
     EntityAt,
     NamespaceInfo,
+    ParsedPath,
     Root,
     RuleAt,
     Rules,
     SubscriptionAt,
     Subscriptions,
-    Target,
     Unknown,
-    target_of,
+    parse_path,
 )
 from postbus.entity.commands import Refusal, Refused
 
@@ -25,7 +25,7 @@ AT = SubscriptionAt("a/b", "S")
 
 
 @pytest.mark.parametrize(
-    ("path", "target"),
+    ("path", "parsed"),
     [
         ("", Root()),
         ("/", Root()),
@@ -55,8 +55,8 @@ AT = SubscriptionAt("a/b", "S")
         ),
     ],
 )
-def test_a_path_names_one_thing(path: str, target: Target) -> None:
-    assert target_of(path) == target
+def test_a_path_names_one_thing(path: str, parsed: ParsedPath) -> None:
+    assert parse_path(path) == parsed
 
 
 @pytest.mark.parametrize(

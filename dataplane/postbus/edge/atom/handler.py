@@ -38,14 +38,14 @@ from postbus.edge.atom.paths import (
     Entities,
     EntityAt,
     NamespaceInfo,
+    ParsedPath,
     Root,
     RuleAt,
     Rules,
     SubscriptionAt,
     Subscriptions,
-    Target,
     Unknown,
-    target_of,
+    parse_path,
 )
 from postbus.edge.atom.rules import read_rule
 from postbus.edge.atom.xml_text import (
@@ -106,11 +106,11 @@ class AtomHandler:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
-        target = target_of(request.path)
-        if isinstance(target, Root) and request.method == "GET":
+        parsed = parse_path(request.path)
+        if isinstance(parsed, Root) and request.method == "GET":
             return _feed(nothing(self._now_ms()))
-        if isinstance(target, Subscriptions):  # Manage on a topic includes its subscriptions
-            path, below = target.topic, "subscriptions"
+        if isinstance(parsed, Subscriptions):  # Manage on a topic includes its subscriptions
+            path, below = parsed.topic, "subscriptions"
         else:
             path, below = "/".join(part for part in request.path.split("/") if part), ""
         grant = await self._authorizer.authorize(request, path, Right.MANAGE, below=below)
@@ -118,11 +118,11 @@ class AtomHandler:
         try:
             match request.method:
                 case "GET":
-                    return await self._get(request, target)
+                    return await self._get(request, parsed)
                 case "PUT":
-                    return await self._put(request, target)
+                    return await self._put(request, parsed)
                 case "DELETE":
-                    return await self._delete(request, target)
+                    return await self._delete(request, parsed)
                 case other:
                     text = f"Administration supports GET, PUT and DELETE, not {other}."
                     raise HttpRefused(405, text, ALLOW)
@@ -133,10 +133,10 @@ class AtomHandler:
 
     # --- queries --------------------------------------------------------------------------------
 
-    async def _get(self, request: web.BaseRequest, target: Target) -> web.Response:
+    async def _get(self, request: web.BaseRequest, parsed: ParsedPath) -> web.Response:
         administration = self._administration
         feeds = self._feeds(request)
-        match target:
+        match parsed:
             case Root():
                 return _feed(nothing(self._now_ms()))
             case NamespaceInfo():
@@ -154,7 +154,7 @@ class AtomHandler:
                 kind = EntityKind.SUBSCRIPTION
                 return await self._list(request, path, "Subscriptions", kind, topic)
             case SubscriptionAt():
-                return await self._answer(request, self._subscription(target))
+                return await self._answer(request, self._subscription(parsed))
             case Rules(at):
                 return self._list_rules(request, self._subscription(at))
             case RuleAt(at, name):
@@ -166,7 +166,7 @@ class AtomHandler:
             case Unknown():
                 raise not_found(f"there is nothing at {request.path}")
             case _:
-                assert_never(target)
+                assert_never(parsed)
 
     async def _list(
         self,
@@ -209,10 +209,10 @@ class AtomHandler:
 
     # --- changes --------------------------------------------------------------------------------
 
-    async def _put(self, request: web.BaseRequest, target: Target) -> web.Response:
-        match target:
+    async def _put(self, request: web.BaseRequest, parsed: ParsedPath) -> web.Response:
+        match parsed:
             case EntityAt() | SubscriptionAt():
-                return await self._put_entity(request, target)
+                return await self._put_entity(request, parsed)
             case RuleAt(at, name):
                 return await self._put_rule(request, at, name)
             case _:
@@ -220,25 +220,25 @@ class AtomHandler:
                 raise bad_request(text)
 
     async def _put_entity(
-        self, request: web.BaseRequest, target: EntityAt | SubscriptionAt
+        self, request: web.BaseRequest, parsed: EntityAt | SubscriptionAt
     ) -> web.Response:
         condition = _condition(request)
         tag, description = await self._read(request)
         kind = DESCRIPTIONS.get(tag)
-        is_subscription = isinstance(target, SubscriptionAt)
+        is_subscription = isinstance(parsed, SubscriptionAt)
         if kind is None or is_subscription is not (kind is EntityKind.SUBSCRIPTION):
             expected = "SubscriptionDescription"
             if not is_subscription:
                 expected = "QueueDescription or a TopicDescription"
             raise bad_request(f"the entry describes something else; send a {expected}")
-        path = target.path if isinstance(target, SubscriptionAt) else target.name
+        path = parsed.path if isinstance(parsed, SubscriptionAt) else parsed.name
         known = self._administration.find(path)
         before = None if known is None else known.properties
         wanted = read_description(kind, description, before, self._administration.limits)
         await self._check_forwards(request, wanted.properties, known)
         if wanted.authorization_rules is not None:
             self._rules.check(path, wanted.authorization_rules)
-        entity = _wanted_entity(target, kind, wanted, condition.mode)
+        entity = _wanted_entity(parsed, kind, wanted, condition.mode)
         work = self._administration.run(
             self._put_whole(entity, condition, wanted.authorization_rules)
         )
@@ -300,12 +300,12 @@ class AtomHandler:
         entry = self._feeds(request).rule(self._subscription(at), rule)
         return _entry(entry, CREATED if mode is PutMode.CREATE else 200)
 
-    async def _delete(self, request: web.BaseRequest, target: Target) -> web.Response:
+    async def _delete(self, request: web.BaseRequest, parsed: ParsedPath) -> web.Response:
         administration = self._administration
         condition = Precondition(versions=_condition(request).versions)
-        match target:
+        match parsed:
             case EntityAt() | SubscriptionAt():
-                path = target.name if isinstance(target, EntityAt) else target.path
+                path = parsed.name if isinstance(parsed, EntityAt) else parsed.path
                 work = administration.delete(path, condition=condition)
                 await self._audited(request, "delete", path, {}, work)
             case RuleAt(at, name):
@@ -442,15 +442,15 @@ def _feed(text: str) -> web.Response:
 
 
 def _wanted_entity(
-    target: EntityAt | SubscriptionAt, kind: EntityKind, wanted: Wanted, mode: PutMode
+    parsed: EntityAt | SubscriptionAt, kind: EntityKind, wanted: Wanted, mode: PutMode
 ) -> WantedEntity:
     """Return the definition in a request; its default rule is for a new subscription."""
     sent = wanted.forwards_as_sent
-    if isinstance(target, EntityAt):
-        return WantedEntity(kind, target.name, wanted.properties, forwards_as_sent=sent)
+    if isinstance(parsed, EntityAt):
+        return WantedEntity(kind, parsed.name, wanted.properties, forwards_as_sent=sent)
     rule = wanted.default_rule if mode is PutMode.CREATE else None
     rules = None if rule is None else [rule]
-    return WantedEntity(kind, target.name, wanted.properties, target.topic, rules, sent)
+    return WantedEntity(kind, parsed.name, wanted.properties, parsed.topic, rules, sent)
 
 
 def _condition(request: web.BaseRequest) -> Precondition:

@@ -71,7 +71,7 @@ class Unknown:
     """A path with an unknown `$` part."""
 
 
-Target: TypeAlias = (
+ParsedPath: TypeAlias = (
     Root
     | NamespaceInfo
     | Entities
@@ -89,8 +89,8 @@ _RESOURCES: Final = {
 }
 
 
-def target_of(path: str) -> Target:
-    """Return the target of a decoded path, whether it exists or not."""
+def parse_path(path: str) -> ParsedPath:
+    """Parse a decoded path, whether its entity exists or not."""
     parts = [part for part in path.split("/") if part]
     if not parts:
         return Root()
