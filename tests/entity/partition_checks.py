@@ -93,7 +93,7 @@ def check_sessions(queue: SessionQueue) -> int:
     holders = [session.holder for session in queue.held]
     assert len(queue.consumers) == len(holders) + len(queue.waiters)
     assert queue.waiters.keys() <= queue.consumers.keys()
-    return len(queue.idle) * SESSION_BYTES + queue.values.held_bytes
+    return len(queue.idle) * SESSION_BYTES + queue.states.held_bytes
 
 
 def _deferred_keys(sub: SubQueueState) -> Iterator[int]:

@@ -41,7 +41,7 @@ from postbus.entity.outcomes import (
     ReserveBlock,
 )
 from postbus.entity.partition_state import PartitionState, WindowBudget
-from postbus.entity.sessions import messages_by_session, session_values
+from postbus.entity.sessions import messages_by_session, session_states
 from postbus.entity.sessions.session_queue import SessionQueue
 from tests.entity.partition_rig import (
     ACTIVE,
@@ -398,7 +398,7 @@ def test_states_that_were_removed_are_not_remembered_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A state set first and kept stands before those that come and go with their sessions."""
-    monkeypatch.setattr(session_values, "KEPT_VALUES", 50)
+    monkeypatch.setattr(session_states, "KEPT_STATES", 50)
     rig = Rig(QueueProperties(requires_session=True))
     rig.accept("first", "first")
     rig.apply(SetSessionState(QUEUE, b"first", rig.names["first"], b"kept"))
@@ -412,7 +412,7 @@ def test_states_that_were_removed_are_not_remembered_for_ever(
     entity = rig.state.entities.get(QUEUE)
     assert entity is not None
     assert isinstance(entity.active, SessionQueue)
-    assert len(entity.active.values._held) < 60
+    assert len(entity.active.states._held) < 60
     assert rig.apply(GetSessionState(QUEUE, b"first", rig.names["first"])) == SessionState(b"kept")
 
 

@@ -50,7 +50,7 @@ from postbus.entity.outcomes import (
 )
 from postbus.entity.sessions import messages_by_session
 from postbus.entity.sessions.session_queue import SessionQueue
-from postbus.entity.sessions.session_values import ROW_BYTES
+from postbus.entity.sessions.session_states import ROW_BYTES
 from tests.entity.partition_rig import (
     ACTIVE,
     DELETE,
@@ -609,7 +609,7 @@ def test_states_are_read_again_when_they_take_too_much_memory() -> None:
         session = f"s{number}".encode()
         rig.apply(SetSessionState(QUEUE, session, rig.names["A"], bytes([number]) * 1_000))
         rig.detach("A")
-    assert queue_of(rig).values.held_bytes <= 11_000
+    assert queue_of(rig).states.held_bytes <= 11_000
     for number in range(20):
         rig.accept("A", f"s{number}")
         assert state_of(rig, "A", f"s{number}".encode()) == bytes([number]) * 1_000
@@ -633,7 +633,7 @@ def test_a_state_is_kept_until_it_is_committed() -> None:
     rig.submit(SetSessionState(QUEUE, b"s", rig.names["A"], b"x"))
     rig.commit()
     queue_of(rig).make_room(1 << 20)
-    assert queue_of(rig).values.held_bytes == 1
+    assert queue_of(rig).states.held_bytes == 1
 
 
 def test_sessions_are_listed_in_pages() -> None:

@@ -18,7 +18,7 @@ from postbus.entity.queues import paging
 from postbus.entity.queues.queued_message import QueuedMessage
 from postbus.entity.queues.sub_queue import SubQueueState
 from postbus.entity.sessions.session_messages import SESSION_BYTES, SessionMessages
-from postbus.entity.sessions.session_values import SessionValues
+from postbus.entity.sessions.session_states import SessionStates
 from postbus.entity.window import MESSAGE_OVERHEAD_BYTES, WINDOW_MESSAGES
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class MessagesBySession(SubQueueState):
         "held",
         "idle",
         "open_sessions",
-        "values",
+        "states",
     )
 
     def __init__(self, entity: EntityState, context: PartitionContext, next_sequence: int) -> None:
@@ -74,7 +74,7 @@ class MessagesBySession(SubQueueState):
         self.dormant: dict[bytes, array[int]] = {}
         self.dormant_deferred: dict[bytes, dict[int, int]] = {}
         self.available: deque[bytes] = deque()
-        self.values = SessionValues(entity, context)
+        self.states = SessionStates(entity, context)
         self._orphans = 0
         self._spare: list[SessionMessages] = []
         self._hungry: deque[SessionMessages] = deque()
@@ -96,7 +96,7 @@ class MessagesBySession(SubQueueState):
             self.dormant[session_id] = keys
             if keys:
                 self.available.append(session_id)
-        self.values.load(loaded.session_states.get(entity_no, {}))
+        self.states.load(loaded.session_states.get(entity_no, {}))
 
     # --- arrivals ---------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class MessagesBySession(SubQueueState):
 
     def make_room(self, wanted_bytes: int) -> None:
         """Unload messages without a waiting receiver: of held sessions, then the latest idle."""
-        self.values.trim(0)
+        self.states.trim(0)
         for session in self.held:
             SubQueueState.make_room(session, wanted_bytes)
         window = self.context.window
@@ -368,7 +368,7 @@ class MessagesBySession(SubQueueState):
         self.dormant.clear()
         self.dormant_deferred.clear()
         self.available.clear()
-        self.values.clear()
+        self.states.clear()
         super().clear()
 
     def unrecorded(self) -> Iterator[tuple[QueuedMessage, int]]:

@@ -196,7 +196,7 @@ def _paged(session: SessionMessages, limit: int) -> list[tuple[int, bytes, int |
 
 def list_sessions(queue: MessagesBySession, command: ListSessions) -> SessionsListed:
     """List sessions with messages or a state, or those whose state changed after a time."""
-    stored = queue.values.stored
+    stored = queue.states.stored
     names: set[bytes]
     if command.updated_after_ms is not None:
         after_ms = command.updated_after_ms

@@ -113,9 +113,9 @@ class SessionQueue(MessagesBySession):
             case RenewSession():
                 return self._renew(session)
             case GetSessionState():
-                return self.values.get(command.session_id, found)
+                return self.states.get(command.session_id, found)
             case SetSessionState():
-                reply = self.values.set(command.session_id, command.state)
+                reply = self.states.set(command.session_id, command.state)
                 if self.context.window.is_over:
                     for sub in self.context.sub_queues:
                         sub.make_room(0)

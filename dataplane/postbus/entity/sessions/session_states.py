@@ -1,8 +1,9 @@
 """Session states: bytes that applications store with a session, durable, of limited size.
 
-A value set in this life stays in memory until its row is committed, and longer while there is room
-for it; others are read when asked for. The times of the last changes and the sizes are always in
-memory: values count in the size of their entity, and stay until they are cleared, as in Azure.
+A state that was set stays in memory until its row is committed, and longer while there is memory
+for it; others are read from the store on request. The times of the last changes and the sizes are
+always in memory: states count in the size of their entity, and stay until they are cleared, as in
+Azure.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     from postbus.entity.entity_state import EntityState
 
 KEPT_SHIFT: Final = 4
-"""Committed values of an entity may use 1/16 of the window's budget. Our choice."""
+"""Committed states of an entity may use 1/16 of the window's budget. Our choice."""
 
-KEPT_VALUES: Final = 10_000
-"""Most committed values of an entity, whatever their size; one that was removed counts as well."""
+KEPT_STATES: Final = 10_000
+"""Maximum number of committed states of an entity in memory, cleared ones included."""
 
 ROW_BYTES: Final = 100
-"""Size counted for a value besides its bytes and the session's id. Our choice."""
+"""Size counted for a state besides its bytes and the session's id. Our choice."""
 
 
-class SessionValues:
-    """See the module's docstring. `stored`: session -> when its value changed last, and its size.
+class SessionStates:
+    """Session states of one entity. `stored`: session -> time of its last change, and its size.
 
-    What all of them count is `state_bytes` of the entity.
+    Their total size is `state_bytes` of the entity.
     """
 
     __slots__ = ("_context", "_entity", "_entity_no", "_held", "held_bytes", "stored")
@@ -47,7 +48,7 @@ class SessionValues:
         self.held_bytes = 0
 
     def load(self, stored: dict[bytes, StoredState]) -> None:
-        """Take over times and sizes of an earlier life."""
+        """Take over times and sizes from the tables."""
         self.stored = dict(stored)
         self._entity.state_bytes = sum(
             _counted_bytes(session_id, state.size_bytes) for session_id, state in stored.items()
@@ -64,7 +65,7 @@ class SessionValues:
         return SessionState(found.states.get((self._entity_no, session_id)))
 
     def set(self, session_id: bytes, state: bytes | None) -> Reply:
-        """Keep a value, or clear it: by None or by no bytes."""
+        """Set a state; None or no bytes clears it."""
         context = self._context
         state = state or None
         limit_bytes = context.limits.max_session_state_bytes
@@ -97,14 +98,14 @@ class SessionValues:
         return DONE
 
     def trim(self, most_bytes: int) -> None:
-        """Forget committed values, the oldest first, down to `most_bytes`."""
+        """Forget committed states, the oldest first, down to `most_bytes`."""
         committed_ms = self._context.committed_ms
         while self._held:
             session_id, (set_ms, state) = next(iter(self._held.items()))
             if set_ms >= committed_ms or (
                 state is not None
                 and self.held_bytes <= most_bytes
-                and len(self._held) <= KEPT_VALUES
+                and len(self._held) <= KEPT_STATES
             ):
                 return
             self._drop(session_id)
