@@ -42,7 +42,7 @@ from postbus.rules.grammar import (
     parse_filter,
 )
 from postbus.rules.steps import FIELD_STEPS, NODE_STEPS
-from postbus.rules.values import KINDS, EvaluationError, Kind, seconds_of
+from postbus.rules.values import KINDS, EvaluationError, ValueKind, seconds_of
 
 __all__ = ["CompiledRule", "EvaluationError", "RuleError", "check_rule", "compile_rule"]
 
@@ -200,10 +200,10 @@ def correlated(value: Value) -> Hashable:
         text: str = value
         return text
     match KINDS.get(value.__class__):
-        case Kind.NUMBER | Kind.TEXT | Kind.OCTETS:
+        case ValueKind.NUMBER | ValueKind.TEXT | ValueKind.OCTETS:
             found: Hashable = value
             return found
-        case Kind.ID:
+        case ValueKind.ID:
             return str(value)
         case None:
             return _correlated_ticks(value) if isinstance(value, Described) else None
@@ -216,7 +216,7 @@ def _correlated_ticks(value: Described) -> Hashable:
     ticks, at_ms = span_ticks(value), offset_ms(value)
     if ticks is not None:
         return (TIME_SPAN, ticks)
-    return None if at_ms is None else (Kind.TIME, at_ms)
+    return None if at_ms is None else (ValueKind.TIME, at_ms)
 
 
 def _correlation_test(criteria: Criteria) -> Callable[[MessageFields], bool]:

@@ -55,7 +55,7 @@ class EvaluationError(Exception):
         self.name = name
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """Kinds of comparable values. A value without a kind is not comparable."""
 
     NUMBER = "number"
@@ -80,13 +80,13 @@ INTEGERS: Final[dict[type[int], tuple[int, int]]] = {
 
 NUMBERS: Final[frozenset[type[Any]]] = frozenset({*INTEGERS, float, Float})
 
-KINDS: Final[dict[type, Kind]] = {
-    **dict.fromkeys(NUMBERS, Kind.NUMBER),
-    **dict.fromkeys((str, Char, Symbol), Kind.TEXT),
-    bool: Kind.BOOLEAN,
-    Timestamp: Kind.TIME,
-    uuid.UUID: Kind.ID,
-    bytes: Kind.OCTETS,
+KINDS: Final[dict[type, ValueKind]] = {
+    **dict.fromkeys(NUMBERS, ValueKind.NUMBER),
+    **dict.fromkeys((str, Char, Symbol), ValueKind.TEXT),
+    bool: ValueKind.BOOLEAN,
+    Timestamp: ValueKind.TIME,
+    uuid.UUID: ValueKind.ID,
+    bytes: ValueKind.OCTETS,
 }
 
 Compare = Callable[[Any, Any], bool]
@@ -111,9 +111,9 @@ def compare(operation: Compare, left: Value, right: Value) -> bool | None:
         left, right = _plain_time(left), _plain_time(right)
         left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
     if left_kind is not right_kind:
-        if left_kind is Kind.TEXT:
+        if left_kind is ValueKind.TEXT:
             left = _read_as(right_kind, left)
-        elif right_kind is Kind.TEXT:
+        elif right_kind is ValueKind.TEXT:
             right = _read_as(left_kind, right)
         else:
             return None
@@ -143,11 +143,11 @@ def _plain_time(value: Value) -> Value:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-def _read_as(kind: Kind | None, text: str) -> Value:
+def _read_as(kind: ValueKind | None, text: str) -> Value:
     """Read a text beside a value of another kind; None when it is not one."""
-    if kind is Kind.TIME:
+    if kind is ValueKind.TIME:
         return timestamp_of(text)
-    return uuid_of(text) if kind is Kind.ID else None
+    return uuid_of(text) if kind is ValueKind.ID else None
 
 
 MAX_READ_CHARS: Final = 100
@@ -179,20 +179,20 @@ def uuid_of(text: str) -> uuid.UUID | None:
 def text_of(value: Value) -> str:
     """Return a value as text, as .NET writes it without a culture. Raises `EvaluationError`."""
     match KINDS.get(value.__class__):
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return str(value)
-        case Kind.NUMBER:
+        case ValueKind.NUMBER:
             is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
             return str(int(value)) if is_whole else repr(value + 0)
-        case Kind.BOOLEAN | Kind.ID:
+        case ValueKind.BOOLEAN | ValueKind.ID:
             return str(value)
-        case Kind.TIME:
+        case ValueKind.TIME:
             try:
                 moment = _EPOCH + timedelta(milliseconds=value)
             except OverflowError:
                 raise EvaluationError("a timestamp is out of the range of dates") from None
             return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        case Kind.OCTETS | None:
+        case ValueKind.OCTETS | None:
             raise EvaluationError(f"a value of type {kind_name(value)} has no text")
 
 
@@ -213,16 +213,16 @@ def calculate(sign: str, left: Value, right: Value) -> Value:
     if left is None or right is None:
         return None
     kinds = (KINDS.get(left.__class__), KINDS.get(right.__class__))
-    if kinds == (Kind.NUMBER, Kind.NUMBER):
+    if kinds == (ValueKind.NUMBER, ValueKind.NUMBER):
         return _checked(_NUMERIC[sign](left, right))
-    if sign == "+" and Kind.TEXT in kinds:
+    if sign == "+" and ValueKind.TEXT in kinds:
         joined = text_of(left) + text_of(right)
         if len(joined) > MAX_TEXT_CHARS:
             raise EvaluationError(f"a text grew over {MAX_TEXT_CHARS} characters")
         return joined
-    if sign == "-" and kinds == (Kind.TIME, Kind.TIME):
+    if sign == "-" and kinds == (ValueKind.TIME, ValueKind.TIME):
         return (left - right) / 1000
-    if sign in "+-" and kinds == (Kind.TIME, Kind.NUMBER):
+    if sign in "+-" and kinds == (ValueKind.TIME, ValueKind.NUMBER):
         shift_ms = right * 1000
         if not math.isfinite(shift_ms):
             raise EvaluationError(_OVERFLOW)
@@ -305,7 +305,7 @@ def convert(value: Value, model: Value) -> Value:
         converted = _float(value, wanted)
     elif wanted in (str, Symbol, Char):
         converted = _text(value, wanted)
-    elif KINDS.get(value.__class__) is Kind.TEXT:
+    elif KINDS.get(value.__class__) is ValueKind.TEXT:
         if wanted is bool:
             short = value[:MAX_READ_CHARS].strip().lower()
             converted = {"true": True, "false": False}.get(short)
@@ -332,10 +332,10 @@ def _float(value: Value, wanted: type) -> Value:
 def _number(value: Value) -> int | float | None:
     """Return a number, or what a text says that is one; None for anything else."""
     kind = KINDS.get(value.__class__)
-    if kind is Kind.NUMBER:
+    if kind is ValueKind.NUMBER:
         found: int | float = value + 0
         return found
-    if kind is not Kind.TEXT or not value.isascii() or "_" in value or len(value) > 64:
+    if kind is not ValueKind.TEXT or not value.isascii() or "_" in value or len(value) > 64:
         return None
     try:
         return int(value)

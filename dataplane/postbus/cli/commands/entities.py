@@ -48,7 +48,7 @@ RESTORE_EPILOG: Final = examples(
 STATUS_EPILOG: Final = examples("postbus status", "postbus status --context prod -o json")
 
 
-class Kind(StrEnum):
+class ObjectKind(StrEnum):
     """Kinds of objects to list."""
 
     QUEUES = "queues"
@@ -59,15 +59,18 @@ class Kind(StrEnum):
     DELETED = "deleted"
 
 
-def read_kind(text: str) -> Kind:
+def read_kind(text: str) -> ObjectKind:
     """Return the kind for a word, plural or singular: `queues`, `queue`."""
-    known = {**{each.value: each for each in Kind}, **{each.value[:-1]: each for each in Kind}}
-    known["namespace"] = Kind.NAMESPACE
+    known = {
+        **{each.value: each for each in ObjectKind},
+        **{each.value[:-1]: each for each in ObjectKind},
+    }
+    known["namespace"] = ObjectKind.NAMESPACE
     if text.lower() in known:
         return known[text.lower()]
     near = difflib.get_close_matches(text.lower(), known, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise typer.BadParameter(f"use {', '.join(Kind)}{hint}")
+    raise typer.BadParameter(f"use {', '.join(ObjectKind)}{hint}")
 
 
 Entity = Annotated[
@@ -109,18 +112,18 @@ WIDE_COLUMNS: Final = {
 }
 
 
-COUNTED: Final = frozenset({Kind.QUEUES, Kind.TOPICS, Kind.SUBSCRIPTIONS})
+COUNTED: Final = frozenset({ObjectKind.QUEUES, ObjectKind.TOPICS, ObjectKind.SUBSCRIPTIONS})
 SUBSCRIPTIONS_HINT: Final = "; subscriptions are topic/Subscriptions/name"
 
 
 def get(
     kind: Annotated[
-        Kind,
+        ObjectKind,
         typer.Argument(
             parser=read_kind,
             metavar="KIND",
-            help=f"What to list: {', '.join(Kind)}; also in the singular.",
-            autocompletion=lambda: list(Kind),
+            help=f"What to list: {', '.join(ObjectKind)}; also in the singular.",
+            autocompletion=lambda: list(ObjectKind),
         ),
     ],
     name: Annotated[
@@ -142,12 +145,13 @@ def get(
     """List entities of the bus."""
     from postbus.cli.client.control_client import run_with
 
-    wanted = {Kind.SUBSCRIPTIONS: 1, Kind.RULES: 2}.get(kind, 0)
+    wanted = {ObjectKind.SUBSCRIPTIONS: 1, ObjectKind.RULES: 2}.get(kind, 0)
     names = [each for each in (name, subscription) if each is not None]
-    only = names.pop() if kind in {Kind.QUEUES, Kind.TOPICS} and len(names) == 1 else None
+    is_one = kind in {ObjectKind.QUEUES, ObjectKind.TOPICS} and len(names) == 1
+    only = names.pop() if is_one else None
     if watch and (kind not in COUNTED or not output.is_table):
         raise typer.BadParameter("--watch is for tables of queues, topics and subscriptions")
-    if kind is Kind.RULES and len(names) == 1:
+    if kind is ObjectKind.RULES and len(names) == 1:
         names = _topic_and_subscription(names[0])
     if len(names) != wanted:
         needs = ["no more than a name", "a topic", "a topic and a subscription"]
@@ -155,15 +159,15 @@ def get(
 
     async def work(control: ControlClient) -> Any:
         match kind:
-            case Kind.QUEUES | Kind.TOPICS:
+            case ObjectKind.QUEUES | ObjectKind.TOPICS:
                 return await _counted(control, f"/v1/{kind.value}", only)
-            case Kind.SUBSCRIPTIONS:
+            case ObjectKind.SUBSCRIPTIONS:
                 return await _counted(control, f"{_topic(names[0])}/subscriptions")
-            case Kind.RULES:
+            case ObjectKind.RULES:
                 return await _rules(control, *names)
-            case Kind.DELETED:
+            case ObjectKind.DELETED:
                 return await _tombstones(control)
-            case Kind.NAMESPACE:
+            case ObjectKind.NAMESPACE:
                 answer = await control.get("/v1/namespace")
                 if not output.is_table:
                     return answer
@@ -179,9 +183,8 @@ def get(
         if kind in COUNTED:
             columns = WIDE_COLUMNS if output is Format.WIDE else COLUMNS
             columns = with_availability(columns, found)
-        empty = f"no {kind.value}"
-        if kind is Kind.DELETED:
-            empty = "no restorable entities"
+        is_deleted = kind is ObjectKind.DELETED
+        empty = "no restorable entities" if is_deleted else f"no {kind.value}"
         print_objects(found, output, columns, empty)
 
 
