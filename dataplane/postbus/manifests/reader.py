@@ -60,7 +60,7 @@ from postbus.manifests.documents import MODELS, SecretDocument
 from postbus.manifests.yaml_documents import (
     Document,
     ManifestError,
-    Problem,
+    ManifestProblem,
     files_of,
     read_documents,
 )
@@ -128,7 +128,7 @@ class BusDefinition:
     topics: tuple[TopicDefinition, ...] = ()
     subscriptions: tuple[SubscriptionDefinition, ...] = ()
     deleted_retention_ms: int | None = None
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[ManifestProblem, ...] = ()
 
     @property
     def declared(self) -> NamespaceDefinition:
@@ -173,7 +173,7 @@ def _field_names(model: type[Model]) -> list[str]:
 class _Read:
     """Everything read so far, by cluster namespace and resource name."""
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ManifestProblem] = field(default_factory=list)
     namespaces: dict[tuple[str, str], tuple[Document, NamespaceDocument]] = field(
         default_factory=dict
     )
@@ -435,13 +435,13 @@ class _BusReader:
         if too_large is not None:
             self._complain(document, ("spec", "rules"), too_large)
 
-    def _without_operator(self) -> Iterator[Problem]:
+    def _without_operator(self) -> Iterator[ManifestProblem]:
         """Yield warnings for what one machine cannot do."""
         if self._bus.spec.zone_redundant:
             message = "has an effect on Kubernetes only, where the operator spreads brokers"
             yield self._document.problem(("spec", "zoneRedundant"), message)
 
-    def _check_forwarding(self) -> Iterator[Problem]:
+    def _check_forwarding(self) -> Iterator[ManifestProblem]:
         """Report invalid forwarding targets; yield warnings."""
 
         def find(name: str) -> PlainDefinition | None:
@@ -555,4 +555,4 @@ def read_one_bus(paths: Sequence[Path], given: Sequence[Document] = ()) -> BusDe
         return buses[0]
     found = ", ".join(bus.name for bus in buses) or "none"
     message = f"exactly one Namespace of {API_VERSION} is needed, found {found}"
-    raise ManifestError([Problem(", ".join(map(str, paths)), 0, "", message)])
+    raise ManifestError([ManifestProblem(", ".join(map(str, paths)), 0, "", message)])

@@ -24,7 +24,7 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class ManifestProblem:
     """One complaint; `line` counts from 1, `where` is a field such as `spec.lockDuration`."""
 
     file: str
@@ -40,7 +40,7 @@ class Problem:
 class ManifestError(Exception):
     """The manifests cannot be used."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[ManifestProblem]) -> None:
         self.problems = sorted(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
@@ -109,13 +109,15 @@ class Document:
             result[key] = self._convert(value_node, (*path, key))
         return result
 
-    def problem(self, path: FieldPath, message: str) -> Problem:
+    def problem(self, path: FieldPath, message: str) -> ManifestProblem:
         """Return a complaint about a field; a field that is not there is its parent's."""
         known = path
         while known and known not in self.lines:
             known = known[:-1]
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-        return Problem(self.file, self.lines.get(known, 0), where.removeprefix("."), message)
+        return ManifestProblem(
+            self.file, self.lines.get(known, 0), where.removeprefix("."), message
+        )
 
 
 def read_documents(path: Path, shown: str) -> Iterator[Document]:
@@ -129,13 +131,15 @@ def read_documents(path: Path, shown: str) -> Iterator[Document]:
         with sys.stdin.buffer if is_stdin else path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise ManifestError([Problem(shown, 0, "", "the file is larger than 4 MiB")])
+            raise ManifestError([ManifestProblem(shown, 0, "", "the file is larger than 4 MiB")])
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise ManifestError([Problem(shown, 0, "", "the file is not UTF-8 text")]) from error
+        raise ManifestError(
+            [ManifestProblem(shown, 0, "", "the file is not UTF-8 text")]
+        ) from error
     except OSError as error:
         reason = error.strerror or "cannot be read"
-        raise ManifestError([Problem(shown, 0, "", reason.lower())]) from error
+        raise ManifestError([ManifestProblem(shown, 0, "", reason.lower())]) from error
     yield from parse_documents(text, shown)
 
 
@@ -149,13 +153,13 @@ def parse_documents(text: str, shown: str) -> Iterator[Document]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0
         message = f"no valid YAML: {error.problem or error}"
-        raise ManifestError([Problem(shown, line, "", message)]) from error
+        raise ManifestError([ManifestProblem(shown, line, "", message)]) from error
     except yaml.YAMLError as error:
-        raise ManifestError([Problem(shown, 0, "", f"no valid YAML: {error}")]) from error
+        raise ManifestError([ManifestProblem(shown, 0, "", f"no valid YAML: {error}")]) from error
     except Malformed as error:
-        raise ManifestError([Problem(shown, error.line, "", error.message)]) from error
+        raise ManifestError([ManifestProblem(shown, error.line, "", error.message)]) from error
     except RecursionError as error:  # PyYAML descends by calls, before `MAX_DEPTH` is looked at
-        raise ManifestError([Problem(shown, 0, "", TOO_DEEP)]) from error
+        raise ManifestError([ManifestProblem(shown, 0, "", TOO_DEEP)]) from error
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:
@@ -164,7 +168,9 @@ def files_of(paths: Sequence[Path]) -> Iterator[Path]:
         if path.is_dir():
             found = sorted(item for item in path.iterdir() if item.suffix in {".yaml", ".yml"})
             if not found:
-                raise ManifestError([Problem(str(path), 0, "", "no .yaml files in this folder")])
+                raise ManifestError(
+                    [ManifestProblem(str(path), 0, "", "no .yaml files in this folder")]
+                )
             yield from found
         else:
             yield path
