@@ -70,7 +70,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Property:
+class PropertyElement:
     """An element for a property. `write` returns None where the element is omitted."""
 
     element: str
@@ -83,7 +83,7 @@ class Property:
         return "" if text is None else element(self.element, text)
 
 
-class SizeLimit(Property):
+class SizeLimit(PropertyElement):
     """The quota of an entity, written as the total of all its parts."""
 
     def shown(self, shown: Shown) -> str:
@@ -91,7 +91,7 @@ class SizeLimit(Property):
         return element(self.element, str(most_mb))
 
 
-class ForwardTarget(Property):
+class ForwardTarget(PropertyElement):
     """A forwarding target: stored as an entity's name, written as the URL that a client sent."""
 
     def shown(self, shown: Shown) -> str:
@@ -104,20 +104,20 @@ class ForwardTarget(Property):
         return element(self.element, sent)
 
 
-def _duration(name: str, field: str) -> Property:
-    return Property(name, field, read_duration_ms, lambda value, _: format_duration(value))
+def _duration(name: str, field: str) -> PropertyElement:
+    return PropertyElement(name, field, read_duration_ms, lambda value, _: format_duration(value))
 
 
-def _boolean(name: str, field: str) -> Property:
-    return Property(name, field, read_boolean, lambda value, _: write_boolean(value))
+def _boolean(name: str, field: str) -> PropertyElement:
+    return PropertyElement(name, field, read_boolean, lambda value, _: write_boolean(value))
 
 
-def _integer(name: str, field: str) -> Property:
-    return Property(name, field, read_integer, lambda value, _: str(value))
+def _integer(name: str, field: str) -> PropertyElement:
+    return PropertyElement(name, field, read_integer, lambda value, _: str(value))
 
 
-def _text(name: str, field: str) -> Property:
-    return Property(name, field, lambda text: text, lambda value, _: value)
+def _text(name: str, field: str) -> PropertyElement:
+    return PropertyElement(name, field, lambda text: text, lambda value, _: value)
 
 
 def _target(name: str, field: str) -> ForwardTarget:
@@ -136,7 +136,7 @@ def _read_status(text: str) -> str:
     return text.strip()
 
 
-_STATUS: Final = Property("Status", "status", _read_status, lambda value, _: value.value)
+_STATUS: Final = PropertyElement("Status", "status", _read_status, lambda value, _: value.value)
 
 
 # --- further facts about an entity ----------------------------------------------------------------
@@ -229,7 +229,7 @@ _FORWARD_DEAD: Final = _target("ForwardDeadLetteredMessagesTo", "forward_dead_le
 _METADATA: Final = _text("UserMetadata", "user_metadata")
 _MESSAGE_SIZE: Final = _integer("MaxMessageSizeInKilobytes", "max_message_size_in_kilobytes")
 
-COLUMNS: Final[Mapping[EntityKind, Sequence[Property | Fact]]] = {
+COLUMNS: Final[Mapping[EntityKind, Sequence[PropertyElement | Fact]]] = {
     EntityKind.QUEUE: (
         _LOCK,
         _SIZE_LIMIT,
@@ -315,7 +315,7 @@ MAX_URL: Final = 1_024
 """Longest URL of a target that is stored as sent. Our choice: a path has at most 260."""
 
 _READABLE: Final = {
-    kind: {column.element: column for column in columns if isinstance(column, Property)}
+    kind: {column.element: column for column in columns if isinstance(column, PropertyElement)}
     for kind, columns in COLUMNS.items()
 }
 _ELEMENTS: Final = {
@@ -391,7 +391,7 @@ def read_description(
     return Wanted(properties, default_rule, authorization_rules, sent)
 
 
-def _kept(known: EntityProperties, readable: Mapping[str, Property]) -> dict[str, Any]:
+def _kept(known: EntityProperties, readable: Mapping[str, PropertyElement]) -> dict[str, Any]:
     """Return the properties that a description leaves unchanged if it omits them."""
     given = {column.field for column in readable.values()} - IMMUTABLE.keys()
     return {name: getattr(known, name) for name in known.model_fields_set if name not in given}
