@@ -37,7 +37,7 @@ class WebSocketError(Exception):
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedFrames:
     """Result of received bytes.
 
     `payload` is the stream before a close frame. `ping` is the payload of the last ping, which
@@ -61,9 +61,9 @@ class FrameReader:
         self._is_in_message = False  # more frames of it will come
         self._is_closed = False
 
-    def receive(self, data: bytes) -> Received:
+    def receive(self, data: bytes) -> ReceivedFrames:
         """Take bytes; raises `WebSocketError`. Bytes after a close frame are ignored."""
-        received = Received()
+        received = ReceivedFrames()
         if self._rest:
             data = self._rest + data
         at, end = 0, len(data)
@@ -87,7 +87,7 @@ class FrameReader:
         received.payload = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         return received
 
-    def _begin_frame(self, data: bytes, at: int, received: Received) -> int:
+    def _begin_frame(self, data: bytes, at: int, received: ReceivedFrames) -> int:
         """Read a head, and the whole of a control frame; return how many bytes, 0 for too few."""
         available = len(data) - at
         if available < 2:
@@ -128,7 +128,7 @@ class FrameReader:
             raise WebSocketError(PROTOCOL_ERROR, "the frames of a message are out of order")
 
     def _read_control(
-        self, data: bytes, at: int, opcode: int, size: int, is_last: bool, received: Received
+        self, data: bytes, at: int, opcode: int, size: int, is_last: bool, received: ReceivedFrames
     ) -> int:
         if opcode > PONG:
             raise WebSocketError(PROTOCOL_ERROR, f"opcode {opcode} is reserved")
