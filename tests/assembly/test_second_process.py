@@ -210,6 +210,9 @@ def test_take_over_of_a_paused_process_waits_for_its_silence(
     first.wait_ready()
     first.process.send_signal(signal.SIGSTOP)
     second = start("second", "--take-over")
+    waiting = rf"not ready\nwaiting for broker-0, {first.life} to end\n"
+    wait_until(lambda: re.fullmatch(waiting, second.get("/readyz")[1]))
+    assert second.get("/healthz") == (200, "ok\n")
     second.wait_ready()
     first.process.send_signal(signal.SIGCONT)
     assert first.ends_with() == REPLACED  # it gets the request when it wakes up

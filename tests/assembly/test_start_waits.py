@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import re
 import signal
 import socket
@@ -27,11 +28,13 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 from postbus.assembly.bus import Bus, BusError
 from postbus.broker.placement import home_of
 from postbus.cli.failures import Exit
+from postbus.cli.serving.rivals import Meeting, meet_rivals
 from postbus.contract.entities import QueueProperties
 from postbus.manifests.reader import QueueDefinition
 from postbus.process.data_directory import DataDirectory
 from postbus.process.embedded import EmbeddedPostgres
 from postbus.process.settings import Settings
+from postbus.store.postgres import Store
 from tests.broker.brokers_rig import PORTS, client_of, definition, peek, send
 from tests.broker.partition.test_host import until
 from tests.conftest import dsn_of, make_database, run_psql
@@ -148,7 +151,9 @@ async def test_a_bus_reports_that_it_waits_for_its_store_and_starts(
         assert (await start.look("/healthz"))[0] == 200
         status, text = await start.look("/readyz")
         assert status == 503
-        assert re.fullmatch(r"not ready\nthe store at /\S+ is away since \S+Z: \w+.*\n", text), text
+        assert re.fullmatch(
+            r"not ready\nwaiting for the store\nthe store at /\S+ is away since \S+Z: \w+.*\n", text
+        ), text
         assert re.search(r'store_up\{.*store="1"\} 0.0', (await start.look("/metrics"))[1])
         await until(lambda: len(start.waits) > 4)
         assert not start.task.done()
@@ -280,20 +285,67 @@ async def test_serve_reports_that_it_waits_and_ends_in_order(folder: Path) -> No
     assert logged.count("waiting for the store") == 1
 
 
-async def test_a_take_over_waits_for_the_store_too(folder: Path) -> None:
-    address = str(folder / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(address)
-        manager.settimeout(LIMIT_S)
-        variables = {"POSTBUS_STORES": NOWHERE, "NOTIFY_SOCKET": address}
-        with serving(folder, "--take-over", **variables) as (process, _):
-            said = ""
-            while said.count("STATUS=waiting for the store: the store at 127.0.0.1:1 is away") < 2:
-                said += await asyncio.to_thread(lambda: manager.recv(4_096).decode())
-            process.send_signal(signal.SIGTERM)
-            _, logged = await asyncio.to_thread(process.communicate, None, LIMIT_S)
-            assert "EXTEND_TIMEOUT_USEC=120000000" in said
-            assert (process.returncode, "Traceback" in logged) == (Exit.INTERRUPTED, False), logged
+@pytest.mark.parametrize("options", [(), ("--take-over",)])
+async def test_health_is_served_before_any_store_is_used(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    with serving(folder, *options, POSTBUS_STORES=NOWHERE) as (process, url):
+
+        async def is_waiting() -> bool:
+            ready = await asyncio.to_thread(_status, f"{url}/readyz")
+            assert ready is None or ready[0] == 503
+            assert process.poll() is None
+            return ready is not None and "is away" in ready[1]
+
+        await wait_until(is_waiting)
+        assert await asyncio.to_thread(_status, f"{url}/healthz") == (200, "ok\n")
+        _, text = await asyncio.to_thread(_status, f"{url}/readyz") or (0, "")
+        at = r"the store at 127\.0\.0\.1:1 is away since \S+Z: ConnectionRefusedError"
+        assert re.match(f"not ready\nwaiting for the store\n{at}", text)
+        assert (
+            "postbus_store_up"
+            in (await asyncio.to_thread(_status, f"{url}/metrics") or ("", ""))[1]
+        )
+        process.send_signal(signal.SIGTERM)
+        _, logged = await asyncio.to_thread(process.communicate, None, LIMIT_S)
+        assert (process.returncode, "Traceback" in logged) == (Exit.OK, False), logged
+
+
+async def test_a_start_waits_for_the_process_that_uses_its_folder(
+    dsns: list[str], folder: Path
+) -> None:
+    with (
+        DataDirectory(folder / "bus") as data,  # as of a process that is still stopping
+        serving(folder, POSTBUS_STORES=dsns[0]) as (process, url),
+    ):
+        waiting = f"not ready\nwaiting for process {os.getpid()}, which uses {data.path}\n"
+
+        async def is_waiting() -> bool:
+            assert process.poll() is None
+            return await asyncio.to_thread(_status, f"{url}/readyz") == (503, waiting)
+
+        await wait_until(is_waiting)
+        assert await asyncio.to_thread(_status, f"{url}/healthz") == (200, "ok\n")
+        assert (await asyncio.to_thread(_status, f"{url}/metrics") or (0, ""))[0] == 200
+        data.close()
+
+        async def is_ready() -> bool:
+            assert process.poll() is None
+            return await asyncio.to_thread(_status, f"{url}/readyz") == (200, "ready\n")
+
+        await wait_until(is_ready)
+
+
+async def test_a_take_over_repeats_its_request_when_the_connection_is_lost(dsns: list[str]) -> None:
+    steps: list[str] = []
+    async with relaying(dsns[0]) as (relay, through):
+        relay.deafen_at = ("postbus side", b"asked_by")
+        store = Store(through)
+        await meet_rivals(store, "bus", Meeting.TAKE_OVER, 1.0, steps.append)
+        assert not store.outage.is_on
+        await store.close()
+    (step,) = steps
+    assert re.match(r"waiting for the store: the store at /\S+ is away since \S+Z: \w+", step)
 
 
 # --- one of several -----------------------------------------------------------------------------

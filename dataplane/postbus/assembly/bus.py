@@ -11,9 +11,9 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from postbus.assembly.control_listener import Controlled
 from postbus.assembly.declared_keys import DeclaredKeys, refuse_public_keys
@@ -70,6 +70,8 @@ __all__ = ["Bus", "BusError"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+OnStep: TypeAlias = Callable[[str], None]
+Prepare: TypeAlias = Callable[[Store, OnStep], Awaitable[None]]
 
 AHEAD_MS = 60_000
 """Difference between clocks of machines above which a warning is logged."""
@@ -93,13 +95,15 @@ class Bus:
         is_embedded: bool,
         dev_clock: ClockMode | None = None,
         on_asked: Callable[[str], None] = lambda _by: None,
+        prepare: Prepare | None = None,
         loading_s: float = LOADING_S,
     ) -> None:
         """Prepare a bus; one with a `dev_clock` is for development and allows its time to be moved.
 
         `on_asked` is called with the requester when another process of the same broker name asks
-        this one to end. Raises `SettingsError` for a publicly known key on an address that others
-        reach.
+        this one to end. `prepare` opens `data` if it is not open, and may wait before: it is
+        awaited with the first store before any is used, while health is served. Raises
+        `SettingsError` for a publicly known key on an address that others reach.
         """
         refuse_public_keys(settings.host, definition)
         self._settings = settings
@@ -108,6 +112,7 @@ class Bus:
         self._is_embedded = is_embedded
         self._dev_clock = dev_clock
         self._on_asked = on_asked
+        self._prepare = prepare
         self._loading_s = loading_s
         self._postgres: EmbeddedPostgres | None = None
         self._budget = WindowBudget(settings.window_bytes)
@@ -132,7 +137,7 @@ class Bus:
 
     # --- life cycle -----------------------------------------------------------------------------
 
-    async def start(self, on_step: Callable[[str], None] = lambda _: None) -> None:
+    async def start(self, on_step: OnStep = lambda _: None) -> None:
         """Start; return when clients may connect. Raises `BusError`. `on_step` is called with each
         step.
         """
@@ -195,8 +200,14 @@ class Bus:
         """Stop waiting for clients."""
         self._listeners.abort()
 
-    async def _run(self, on_step: Callable[[str], None], ready: asyncio.Future[None]) -> None:
+    async def _run(self, report: OnStep, ready: asyncio.Future[None]) -> None:
         stores: Stores | None = None
+
+        def on_step(step: str) -> None:
+            if self._readiness is not None:
+                self._readiness.step = step
+            report(step)
+
         try:
             if self._is_embedded:
                 on_step("starting Postgres")
@@ -204,7 +215,7 @@ class Bus:
             stores = Stores(
                 self._dsns(),
                 unsafe=self._settings.is_unsafe,
-                broker=Broker(self._settings.broker_name, this_process(self._data.lock_identity)),
+                broker=self._broker(),
             )
             stores.when_asked_to_end(self._on_asked)
             self._clocks = self._make_clocks(stores)
@@ -214,9 +225,10 @@ class Bus:
                 sampler = self._sampler = self._make_sampler(stores)
                 change_tasks = ChangeTasks(tasks.create_task)
                 try:
-                    await self._open_metrics(readiness, sampler)
-                    on_step("opening the store")
-                    opened = await self._unless_stopped(self._open(stores, change_tasks, on_step))
+                    await self._open_metrics(readiness, sampler, may_wait=self._prepare is not None)
+                    opened = await self._unless_stopped(
+                        self._open(stores, change_tasks, readiness, sampler, on_step)
+                    )
                     if opened is not None:
                         self._opened, sampler.directory = opened, opened.directory
                         await self._serve(stores, opened, change_tasks, tasks, on_step, ready)
@@ -236,7 +248,7 @@ class Bus:
         opened: Opened,
         change_tasks: ChangeTasks,
         tasks: asyncio.TaskGroup,
-        on_step: Callable[[str], None],
+        on_step: OnStep,
         ready: asyncio.Future[None],
     ) -> None:
         """Load, serve clients, and stop in order when asked to."""
@@ -270,7 +282,7 @@ class Bus:
             ready.set_result(None)
             await self._stopping.wait()
         finally:
-            readiness.is_open = False
+            readiness.is_open, readiness.step = False, "stopping"
             for task in following:
                 task.cancel()
             self._administration.stop()
@@ -305,9 +317,22 @@ class Bus:
     def _dsns(self) -> list[str]:
         return self._settings.store_dsns if self._postgres is None else [self._postgres.dsn]
 
+    def _broker(self) -> Broker:
+        return Broker(self._settings.broker_name, this_process(self._data.lock_identity))
+
     async def _open(
-        self, stores: Stores, change_tasks: ChangeTasks, on_step: Callable[[str], None]
+        self,
+        stores: Stores,
+        change_tasks: ChangeTasks,
+        readiness: Readiness,
+        sampler: Sampler,
+        on_step: OnStep,
     ) -> Opened:
+        if self._prepare is not None:
+            await self._prepare(stores.first, on_step)
+            stores.act_as(self._broker())
+            await self._open_metrics(readiness, sampler)
+        on_step("opening the store")
         opening = Opening(
             stores,
             self._definition,
@@ -415,10 +440,15 @@ class Bus:
         except ListenError as error:
             raise BusError(str(error)) from error
 
-    async def _open_metrics(self, readiness: Readiness, sampler: Sampler) -> None:
+    async def _open_metrics(
+        self, readiness: Readiness, sampler: Sampler, *, may_wait: bool = False
+    ) -> None:
+        """Serve metrics and health. `may_wait`: ignore that another process has the port."""
         try:
             await self._listeners.open_metrics(readiness, sampler, self._names)
         except ListenError as error:
+            if may_wait and error.is_port_in_use:
+                return
             raise BusError(str(error)) from error
 
     def _make_sampler(self, stores: Stores) -> Sampler:

@@ -11,7 +11,7 @@ import shutil
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -54,6 +54,10 @@ class Listener(Enum):
 
 class ListenError(Exception):
     """A listener cannot be opened; the text is for the user."""
+
+    def __init__(self, message: str, *, is_port_in_use: bool = False) -> None:
+        self.is_port_in_use = is_port_in_use
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +105,23 @@ class Listeners:
             await self._open_control(inside, tasks)
 
     async def open_metrics(self, readiness: Readiness, sampler: Sampler, names: OwnNames) -> None:
-        """Serve metrics and health, also before clients may connect; raises `ListenError`."""
+        """Serve metrics and health, also before clients may connect; raises `ListenError`.
+
+        Does nothing when they are served already.
+        """
         settings = self._settings
-        if settings.is_metrics_enabled:
-            registry = make_registry(sampler.sample)
-            self._metrics = MetricsServer(
-                registry,
-                readiness.is_ready,
-                readiness.troubles,
-                sampler.prepare,
-                names if is_loopback(settings.metrics_host) else None,
-            )
-            with _port_errors(settings.metrics_host, settings.metrics_port):
-                await self._metrics.start(settings.metrics_host, settings.metrics_port)
+        if not settings.is_metrics_enabled or self._metrics is not None:
+            return
+        metrics = MetricsServer(
+            make_registry(sampler.sample),
+            readiness.is_ready,
+            readiness.troubles,
+            sampler.prepare,
+            names if is_loopback(settings.metrics_host) else None,
+        )
+        with _port_errors(settings.metrics_host, settings.metrics_port):
+            await metrics.start(settings.metrics_host, settings.metrics_port)
+        self._metrics = metrics
 
     async def _open_front(self, inside: Inside, tasks: asyncio.TaskGroup) -> None:
         settings, name = self._settings, self._definition.name
@@ -247,8 +255,9 @@ class Listeners:
         """Add the counts of listeners to a sample of the bus."""
         for name, context in self._certificates.items():
             sample.certificate_expiries[name] = context.expires_s
-        volume = shutil.disk_usage(self._data.path)
-        sample.volume_bytes, sample.volume_free_bytes = volume.total, volume.free
+        with suppress(FileNotFoundError):  # a start that waits may not have made it yet
+            volume = shutil.disk_usage(self._data.path)
+            sample.volume_bytes, sample.volume_free_bytes = volume.total, volume.free
         if self._front is None:
             return
         sample.refused_connections = self._front.refused_count
@@ -325,4 +334,5 @@ def _port_errors(host: str, port: int) -> Iterator[None]:
             reason = "needs more rights than this user has"
         else:
             reason = f"cannot be listened on: {(error.strerror or str(error)).lower()}"
-        raise ListenError(f"port {port} on {host} {reason}") from error
+        is_in_use = error.errno == errno.EADDRINUSE
+        raise ListenError(f"port {port} on {host} {reason}", is_port_in_use=is_in_use) from error

@@ -29,6 +29,17 @@ class DataDirectoryError(Exception):
     """The folder cannot be used."""
 
 
+class DataDirectoryInUse(DataDirectoryError):
+    """Another process uses the folder."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        self.holder = holder
+        super().__init__(
+            f"data directory {path} is in use by process {holder}:"
+            " stop it, or choose another with --data"
+        )
+
+
 class DataDirectory:
     """An open data directory; a context manager that holds the lock."""
 
@@ -56,10 +67,7 @@ class DataDirectory:
         except OSError as error:
             holder = os.read(descriptor, 20).decode("ascii", "replace").strip()
             os.close(descriptor)
-            raise DataDirectoryError(
-                f"data directory {self.path} is in use by process {holder or 'unknown'}:"
-                " stop it, or choose another with --data"
-            ) from error
+            raise DataDirectoryInUse(self.path, holder or "unknown") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._lock_fd = descriptor

@@ -39,6 +39,11 @@ class Stores:
         """Return the database of a partition."""
         return self.all[partition_id % len(self.all)]
 
+    def act_as(self, broker: Broker) -> None:
+        """Claim partitions as this broker; only before the first claim."""
+        for store in self.all:
+            store.beats.broker = broker
+
     def when_asked_to_end(self, on_asked: Callable[[str], None]) -> None:
         """Call `on_asked` with the caller, once for each database, when we are asked to end."""
         for store in self.all:

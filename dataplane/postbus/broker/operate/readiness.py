@@ -37,6 +37,8 @@ class Readiness:
     ) -> None:
         """`store_of` returns the database of a partition; `stores`: all that may be in trouble."""
         self.is_open = False
+        self.step: str | None = None
+        """Current step of the start or the stop; what follows a colon is left out."""
         self._hosts = hosts
         self._stores = stores
         self._looks: dict[Store, _Look] = {}
@@ -66,9 +68,11 @@ class Readiness:
         return next((text for host in self._hosts if (text := host.ownership.held_by)), None)
 
     def troubles(self) -> list[str]:
-        """Return the problem of each store and partition that has one."""
+        """Return the step while not open, and the problem of each store and partition."""
         partitions = [(host.partition_id, host.trouble) for host in self._hosts]
+        step = [] if self.is_open or self.step is None else [self.step.partition(": ")[0]]
         return [
+            *step,
             *(text for store in self._stores if (text := store.outage.text)),
             *(f"partition {number}: {text}" for number, text in partitions if text),
         ]

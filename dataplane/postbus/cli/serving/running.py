@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,13 @@ import uvloop
 from rich.markup import escape
 from rich.table import Table
 
-from postbus.assembly.bus import Bus, BusError
+from postbus.assembly.bus import Bus, BusError, OnStep
 from postbus.broker.partition.clock import ClockMode
 from postbus.cli.failures import Exit, err, fail, out
 from postbus.cli.formats.emulator_config import EMULATOR_KEYS
 from postbus.cli.formats.output import print_table
 from postbus.cli.serving.rereading import Rereading
-from postbus.cli.serving.rivals import Meeting, meet_rivals
+from postbus.cli.serving.rivals import Meeting, lock_data, meet_rivals
 from postbus.contract.entities import ROOT_RULE_NAME, NamespaceProperties, QueueProperties, Right
 from postbus.edge.access.admission import MAX_CONNECTIONS
 from postbus.manifests.reader import BusDefinition, QueueDefinition, RuleDefinition
@@ -39,6 +39,7 @@ from postbus.process.local_bus import announced_as
 from postbus.process.service_manager import MORE_TIME, notify
 from postbus.process.settings import Settings, default_ssl_mode, is_loopback, unknown_variables
 from postbus.process.telemetry import configure_logging
+from postbus.store.postgres import Store
 
 logger = logging.getLogger(__name__)
 
@@ -143,11 +144,20 @@ def run_bus(
         logger.warning("unknown setting", extra={"remark": remark})
     for remark in exposures(settings, default_ssl_mode()):
         logger.warning("insecure setting", extra={"remark": remark})
-    if meeting is not Meeting.WAIT:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, _progress() as step:
-            runner.run(meet_rivals(settings, definition.name, meeting, _with_time(step)))
-    with DataDirectory(settings.data) as data:
-        end = End()
+
+    async def prepare(store: Store, on_step: OnStep) -> None:
+        if meeting is not Meeting.WAIT:
+            await meet_rivals(store, definition.name, meeting, settings.grace_s, on_step)
+        if meeting is Meeting.REFUSE:
+            data.open()
+        else:
+            await lock_data(data, on_step)
+
+    is_dev = dev_clock is not None
+    end = End()
+    with closing(DataDirectory(settings.data)) as data:
+        if is_dev:
+            data.open()
         bus = Bus(
             settings,
             definition,
@@ -155,10 +165,10 @@ def run_bus(
             is_embedded=is_embedded,
             dev_clock=dev_clock,
             on_asked=end.hand_over,
+            prepare=None if is_dev else prepare,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                is_dev = dev_clock is not None
                 said = [*remarks, *key_remarks(definition)] if is_dev else []
                 runner.run(
                     _run_until_end(bus, data, read, end, settings.grace_s, is_dev, said, found_as)
@@ -250,7 +260,7 @@ async def _unless(stopping: asyncio.Future[Any], work: Coroutine[Any, Any, None]
     return False
 
 
-def _with_time(step: Callable[[str], None]) -> Callable[[str], None]:
+def _with_time(step: OnStep) -> OnStep:
     """Return a reporter of start steps that also extends the service manager's timeout."""
 
     def say(text: str) -> None:
