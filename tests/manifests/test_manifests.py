@@ -510,7 +510,7 @@ def test_same_queue_twice(tmp_path: Path) -> None:
     (found,) = complaints(tmp_path, NAMESPACE, QUEUE, again)
     assert found.endswith("has a queue ORDERS already")
     (found,) = complaints(tmp_path, NAMESPACE, QUEUE, QUEUE)
-    assert "the same object stands in" in found
+    assert "the same object is defined in" in found
 
 
 @pytest.mark.parametrize(
@@ -531,7 +531,7 @@ def test_other_kinds(tmp_path: Path, api_version: str, kind: str, expected: str)
     ("text", "expected"),
     [
         ("a:\n  - [", ":2: no valid YAML"),
-        ("a: 1\na: 2", ":2: the key 'a' stands here twice"),
+        ("a: 1\na: 2", ":2: the key 'a' occurs twice"),
         ("- 1", ":1: a document must be a mapping"),
         ("? [a]\n: 1", ":1: keys must be plain text"),
         ("a: &a [*a]", ":1: the document is too large or nested too deeply"),

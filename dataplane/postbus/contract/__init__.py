@@ -1,1 +1,1 @@
-"""Models of what can be defined and asked for; anything may import them."""
+"""Models of definitions, requests and responses; every package may import them."""

@@ -83,7 +83,9 @@ class SubscriptionDefinition(SubscriptionProperties):
 
 
 class DeletionPolicy(Enum):
-    """Whether a deletion drops messages, fails if there are any, or keeps them for a restore."""
+    """Fate of an entity's messages: deleted, a reason to refuse the deletion, or kept for a
+    restore.
+    """
 
     DELETE = "Delete"
     DELETE_IF_EMPTY = "DeleteIfEmpty"
@@ -456,7 +458,7 @@ class LocksLost(ResponseBody):
 
 
 class StoreInterrupted(ResponseBody):
-    """The partitions without a store, and for how long."""
+    """The partitions without a store, and the duration of the outage."""
 
     duration: DurationMs
     partitions: list[int]
@@ -466,7 +468,7 @@ class StoreInterrupted(ResponseBody):
 
 
 class ProblemType(Enum):
-    """Kinds of problems, for programs; `about:blank` where the status says everything."""
+    """Kinds of problems, for programs; `about:blank` if the status says everything."""
 
     PLAIN = "about:blank"
     INVALID = "urn:postbus:problem:invalid"

@@ -40,7 +40,7 @@ DURATION: Final = re.compile(
     r"P(?:([0-9]{1,8})D)?"
     r"(?:T(?:([0-9]{1,4})H)?(?:([0-9]{1,5})M)?(?:([0-9]{1,7}(?:\.[0-9]{1,7})?)S)?)?"
 )
-ROOT_RULE_NAME: Final = "RootManageSharedAccessKey"  # what Azure calls a namespace's first rule
+ROOT_RULE_NAME: Final = "RootManageSharedAccessKey"  # Azure's name for a namespace's first rule
 
 
 class EntityStatus(Enum):
@@ -107,7 +107,7 @@ class NamespaceLimits:
 
     @property
     def is_wholly_partitioned(self) -> bool:
-        """Whether every entity is partitioned, regardless of its definition."""
+        """True if every entity is partitioned, regardless of its definition."""
         return self.max_partitioned_count is None and self.partition_count > 1
 
     def size_factor(self, *, is_partitioned: bool) -> int:
@@ -418,9 +418,9 @@ TtlDuration = Annotated[DurationMs, _duration_between(1_000, MAX_DURATION_MS)]
 DetectionWindow = Annotated[DurationMs, _duration_between(20_000, 7 * DAY_MS)]
 IdleDuration = Annotated[DurationMs, _duration_between(300_000, MAX_DURATION_MS)]
 Retention = Annotated[DurationMs, _duration_between(60_000, 90 * DAY_MS)]
-"""How long settled messages are kept. Our choice: the store looks for expired rows every ten
-seconds, so it could not honour less than a minute; 90 days is the longest retention of a log in
-Azure (Event Hubs), and kept messages count towards no quota."""
+"""Retention of settled messages. Our choice: the store looks for expired rows every ten seconds, so
+it could not honour less than a minute; 90 days is the longest retention of a log in Azure (Event
+Hubs), and kept messages count towards no quota."""
 
 
 class QueueFields(Model):

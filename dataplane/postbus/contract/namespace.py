@@ -10,7 +10,7 @@ from postbus.contract.entities import DAY_MS, Model, NamespaceProperties, Retent
 
 
 class SoftDelete(Model):
-    """How long entities deleted with the policy Retain can be restored."""
+    """Retention of entities deleted with the policy Retain, which can be restored until then."""
 
     retention_ms: Retention = Field(7 * DAY_MS, alias="retention")
 
@@ -18,8 +18,8 @@ class SoftDelete(Model):
 class NamespaceDefinition(NamespaceProperties):
     """The definition of a namespace in a `PUT`.
 
-    Immutable fields may be left out. `authorizationRules` are those of the manifest; rules have
-    paths of their own for changes.
+    Immutable fields may be left out. `authorizationRules` are those of the manifest; rules are
+    changed by paths of their own.
     """
 
     soft_delete: SoftDelete = Field(SoftDelete(), alias="softDelete")
@@ -54,10 +54,12 @@ def changed(before: NamespaceDefinition, wanted: NamespaceDefinition) -> Namespa
 
 
 def in_force(declared: NamespaceDefinition, put: NamespaceDefinition | None) -> NamespaceDefinition:
-    """Return the definition after a start: fields of the manifest, else those of the last PUT."""
+    """Return the definition after a start: fields of the manifest, and of the last PUT for the
+    rest.
+    """
     if put is None:
         return declared
     said = declared.model_fields_set | set(FOR_LIFE)
     if "sku" not in declared.model_fields_set and put.sku.name is declared.sku.name:
-        said -= {"sku"}  # its capacity was put
+        said -= {"sku"}  # its capacity was set by a PUT
     return put.model_copy(update={name: getattr(declared, name) for name in said})

@@ -1,4 +1,4 @@
-"""`operatorSpec` of the four kinds: what the Kubernetes operator reads beside Service Bus's fields.
+"""`operatorSpec` of the four kinds: fields for the Kubernetes operator beside Service Bus's fields.
 
 A bus without an operator reads `allowedNamespaces`, `softDelete` and `history` only; the other
 fields are checked and have no effect there. Names and shapes are those of Azure Service Operator
@@ -126,7 +126,9 @@ SslMode = Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-
 
 
 class PostgresStore(Model):
-    """A database that somebody else runs. `caSecretRef` holds the authority of its certificate."""
+    """A database that is not run by the operator. `caSecretRef` holds the authority of its
+    certificate.
+    """
 
     secret_ref: DsnReference = Field(alias="secretRef")
     ca_secret_ref: CaReference | None = Field(None, alias="caSecretRef")
@@ -272,19 +274,19 @@ class Tls(Model):
 
 
 class NetworkPolicy(Model):
-    """Whether the operator restricts who may connect to pods of the bus."""
+    """Restriction by the operator of connections to pods of the bus."""
 
     enabled: bool = True
 
 
 class PodDisruptionBudget(Model):
-    """Brokers that may be away at once while nodes are drained."""
+    """Maximum number of brokers that may be unavailable at once while nodes are drained."""
 
     max_unavailable: CountOrPercent = Field(1, alias="maxUnavailable")
 
 
 class UpgradeStrategy(Model):
-    """How brokers are replaced. OnDelete: each when somebody deletes its pod."""
+    """Replacement of brokers. OnDelete: a broker is replaced when its pod is deleted."""
 
     type: Literal["RollingUpdate", "OnDelete"] = "RollingUpdate"
     max_unavailable: CountOrPercent = Field(1, alias="maxUnavailable")

@@ -1,8 +1,8 @@
 """The four kinds of resources: documents of manifests, and objects of a Kubernetes API server.
 
-Manifests are read with these models, custom resource definitions are generated from them, and the
-operator reads with them what the API server returns. A known feature that does not exist is
-rejected by name. Source of fields: the templates of Azure Service Bus, Azure Service Operator.
+Manifests and objects of the API server are parsed with these models, and custom resource
+definitions are generated from them. A known feature that does not exist is rejected by name. Source
+of fields: the templates of Azure Service Bus, Azure Service Operator.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from postbus.contract.operator_spec import (
 
 API_VERSION: Final = "postbus.dev/v1alpha1"
 MAX_RULES: Final = 100
-"""Rules of one Subscription: two thousand would not fit an object of the API server."""
+"""Maximum number of rules of a Subscription: 2,000 would not fit an object of the API server."""
 
 
 class Metadata(Model):
-    """The part of Kubernetes' metadata that means something here; the rest is let through."""
+    """The part of Kubernetes' metadata that is used here; other fields are accepted and ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -118,7 +118,7 @@ class TopicSpec(TopicProperties):
 
 
 class SubscriptionSpec(SubscriptionFields):
-    """`spec` of kind Subscription. Without `rules` it gets every message of its topic."""
+    """`spec` of kind Subscription. Without `rules` it receives every message of its topic."""
 
     owner: Owner
     entity_name: Annotated[str, AfterValidator(check_subscription_name)] | None = Field(
@@ -128,7 +128,7 @@ class SubscriptionSpec(SubscriptionFields):
     duplicate_detection_history_time_window: DurationMs | None = Field(
         None, alias="duplicateDetectionHistoryTimeWindow"
     )
-    """Present in Azure's templates, without a meaning there either."""
+    """Present in Azure's templates, where it has no effect either."""
 
     is_client_affine: Annotated[bool, not_yet(False, "subscriptions of one client are")] = Field(
         False, alias="isClientAffine"
@@ -145,7 +145,7 @@ class SubscriptionSpec(SubscriptionFields):
 
 
 class NamespaceDocument(Model):
-    """A whole document of kind Namespace."""
+    """A document of kind Namespace."""
 
     api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["Namespace"]
@@ -154,7 +154,7 @@ class NamespaceDocument(Model):
 
 
 class QueueDocument(Model):
-    """A whole document of kind Queue."""
+    """A document of kind Queue."""
 
     api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["Queue"]
@@ -163,7 +163,7 @@ class QueueDocument(Model):
 
 
 class TopicDocument(Model):
-    """A whole document of kind Topic."""
+    """A document of kind Topic."""
 
     api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["Topic"]
@@ -172,7 +172,7 @@ class TopicDocument(Model):
 
 
 class SubscriptionDocument(Model):
-    """A whole document of kind Subscription."""
+    """A document of kind Subscription."""
 
     api_version: Literal["postbus.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["Subscription"]

@@ -1,8 +1,8 @@
-"""Values that rules of subscriptions compare with: plain ones, times, durations, ids and octets.
+"""Values that rules of subscriptions compare with: JSON values, times, durations, ids and octets.
 
-JSON has no notation for the latter, and a string stays a string: in definitions they are
-`{"dateTime": "2026-01-01T00:00:00Z"}`, `{"duration": "PT5M"}`, `{"uuid": "..."}` and
-`{"binary": "base64"}`. A time without a zone counts as UTC and is written back without one.
+JSON has no notation for the last four, and a string stays a string: in definitions they are
+`{"dateTime": "2026-01-01T00:00:00Z"}`, `{"duration": "PT5M"}`, `{"uuid": "..."}` and `{"binary":
+"base64"}`. A time without a zone counts as UTC and is written back without one.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _read_moment(value: object, info: ValidationInfo) -> int:
     elif info.mode == "json" or not isinstance(value, int):
         raise ValueError("use an ISO 8601 time such as 2026-01-01T00:00:00Z")
     if not _FIRST_MS <= value <= _LAST_MS:
-        raise ValueError("a time is in the years 1 to 9999")
+        raise ValueError("a time must be in the years 1 to 9999")
     return value if isinstance(value, Zoneless) else int(value)
 
 
@@ -188,7 +188,7 @@ class Octets(BaseModel):
 
 
 def _check_value(value: object, info: ValidationInfo) -> object:
-    """Validate a value by its shape, so that a mistake gives one error only."""
+    """Validate a value by its shape, so that a mistake causes one error only."""
     match value:
         case {"dateTime": at, **rest} if not rest:
             return Moment(at_ms=_read_moment(at, info))

@@ -1,1 +1,1 @@
-"""Manifests in YAML, read into definitions."""
+"""Reader of YAML manifests."""

@@ -18,7 +18,7 @@ from postbus.contract.resources import (
 
 
 class SecretDocument(Model):
-    """A whole document of kind Secret: `stringData` wins over `data`, as in Kubernetes."""
+    """A document of kind Secret: `stringData` overrides `data`, as in Kubernetes."""
 
     api_version: Literal["v1"] = Field(alias="apiVersion")
     kind: Literal["Secret"]

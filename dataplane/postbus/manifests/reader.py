@@ -1,9 +1,9 @@
 """Reader of Kubernetes manifests for a bus that runs without Kubernetes.
 
 Kinds: Namespace, Queue, Topic and Subscription of `postbus.dev/v1alpha1`, and the core Secret that
-holds keys. The command line calls it once at start. It only reads files; it must never guess: every
-field is checked, and every complaint names file, line and field. All complaints are collected, so
-that one run shows them all.
+holds keys. The command line calls it once at start. It never guesses: every field is checked, and
+every problem names file, line and field. All problems are collected, so that one run shows them
+all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from postbus.rules.grammar import RuleError, pointed
 
 @dataclass(frozen=True, slots=True)
 class RuleKeys:
-    """The keys of a rule as text; either signs."""
+    """The keys of a rule as text; tokens may be signed with either."""
 
     primary: str = field(repr=False)
     secondary: str | None = field(default=None, repr=False)
@@ -117,8 +117,8 @@ class SubscriptionDefinition:
 class BusDefinition:
     """A bus namespace with everything that belongs to it.
 
-    `deleted_retention_ms`: how long what is deleted is kept; None: that is not said. `warnings`:
-    what is allowed and hardly meant.
+    `deleted_retention_ms`: retention of deleted entities; None: not set by the manifest.
+    `warnings`: definitions that are valid but probably not intended.
     """
 
     name: str
@@ -132,7 +132,7 @@ class BusDefinition:
 
     @property
     def declared(self) -> NamespaceDefinition:
-        """The namespace alone; fields that the manifest leaves out are not set."""
+        """The namespace without its entities; fields that the manifest leaves out are unset."""
         said = set(self.properties.model_fields_set)
         values = {name: getattr(self.properties, name) for name in NamespaceProperties.model_fields}
         values["soft_delete"] = SoftDelete()
@@ -149,7 +149,7 @@ M = TypeVar("M", bound=Model)
 
 
 def _explain(error: Any, model: type[Model]) -> str:
-    """Return one sentence for an error of pydantic."""
+    """Return a sentence for an error of pydantic."""
     kind = error["type"]
     if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(error["loc"][-1]), _field_names(model), 1)
@@ -171,7 +171,7 @@ def _field_names(model: type[Model]) -> list[str]:
 
 @dataclass(slots=True)
 class _Read:
-    """Everything read so far, by cluster namespace and resource name."""
+    """All documents read so far, by cluster namespace and resource name."""
 
     problems: list[ManifestProblem] = field(default_factory=list)
     namespaces: dict[tuple[str, str], tuple[Document, NamespaceDocument]] = field(
@@ -185,7 +185,7 @@ class _Read:
     secrets: dict[tuple[str, str], tuple[Document, SecretDocument]] = field(default_factory=dict)
 
     def add(self, document: Document) -> None:
-        """Check one document by itself and store it."""
+        """Validate a document by itself and store it."""
         value = document.value
         if not isinstance(value, dict):
             self.problems.append(document.problem((), "a document must be a mapping"))
@@ -224,7 +224,7 @@ class _Read:
         key = (metadata.namespace, metadata.name)
         if key in shelf:
             first = shelf[key][0]
-            message = f"the same object stands in {first.file}:{first.lines[()]}"
+            message = f"the same object is defined in {first.file}:{first.lines[()]}"
             self.problems.append(document.problem(("metadata", "name"), message))
             return
         shelf[key] = (document, parsed)
@@ -234,7 +234,7 @@ class _Read:
     def rules(
         self, document: Document, cluster_namespace: str, rules: Sequence[AuthorizationRule]
     ) -> tuple[RuleDefinition, ...]:
-        """Return rules with the keys of the Secrets that they name."""
+        """Return rules with the keys of their Secrets."""
         return tuple(
             RuleDefinition(
                 rule.name,
@@ -267,7 +267,7 @@ class _Read:
         return RuleKeys(primary, secondary)
 
     def _refuse_short(self, document: Document, secret: SecretDocument, key: str) -> None:
-        """Note a problem with a key, once for all rules that name its Secret."""
+        """Add a problem with a key, once for all rules that name its Secret."""
         message = (
             f"a key has at least {LEAST_KEY_CHARS} characters: `openssl rand -base64 32` makes one"
         )
@@ -307,7 +307,7 @@ def _wrong_kind(api_version: str, kind: str) -> str:
 
 
 class _BusReader:
-    """Builds the definition of one bus and collects problems of its entities."""
+    """Builds the definition of one bus and collects the problems of its entities."""
 
     def __init__(self, read: _Read, key: tuple[str, str]) -> None:
         self._read = read
@@ -319,7 +319,7 @@ class _BusReader:
         self._topic_rules: dict[str, list[RuleProperties]] = {}
 
     def define(self) -> BusDefinition:
-        """Return the whole definition; mistakes are added to the problems."""
+        """Return the definition; add errors in it to the problems."""
         spec = self._bus.spec
         definition = BusDefinition(
             spec.entity_name or self._bus.metadata.name,
@@ -395,7 +395,7 @@ class _BusReader:
         kind: EntityKind,
         properties: EntityProperties,
     ) -> bool:
-        """Check one entity by itself and store it; False when its name is already used."""
+        """Validate an entity by itself and store it; return False if its name is already used."""
         allowed = self._bus.spec.operator_spec.allowed_namespaces.source
         if allowed == "Same" and cluster_namespace != self._key[0]:
             message = f"the bus admits entities of its own cluster namespace {self._key[0]} only"
@@ -436,7 +436,7 @@ class _BusReader:
             self._complain(document, ("spec", "rules"), too_large)
 
     def _without_operator(self) -> Iterator[ManifestProblem]:
-        """Yield warnings for what one machine cannot do."""
+        """Yield warnings for fields that have no effect on one machine."""
         if self._bus.spec.zone_redundant:
             message = "has an effect on Kubernetes only, where the operator spreads brokers"
             yield self._document.problem(("spec", "zoneRedundant"), message)
@@ -457,7 +457,7 @@ class _BusReader:
                 yield document.problem(("spec", where), message)
 
     def _check_counts(self) -> None:
-        """Check limits of all entities together."""
+        """Check the limits on numbers of entities."""
         limits = self._limits
         top = [
             described.properties
@@ -492,7 +492,7 @@ def _said_retention_ms(spec: NamespaceOperatorSpec) -> int | None:
 
 
 def _only(model: type[M], spec: Model) -> M:
-    """Return the part of a spec that is the broker's; what was said stays known as such."""
+    """Return the part of a spec that is the broker's; pydantic's set of given fields is kept."""
     values = {name: getattr(spec, name) for name in model.model_fields}
     said = spec.model_fields_set & set(model.model_fields)
     return cast("M", model.model_construct(_fields_set=said, **values))
@@ -527,8 +527,7 @@ def read_manifests(
 ) -> tuple[BusDefinition, ...]:
     """Return every bus namespace defined in files or folders of `*.yaml`.
 
-    `given` documents count as if they stood in a file too. Raises `ManifestError` with everything
-    that is wrong with them.
+    `given` documents are treated like those of files. Raises `ManifestError` with all problems.
     """
     read = _Read()
     for document in given:

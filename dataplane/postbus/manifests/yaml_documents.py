@@ -1,7 +1,7 @@
-"""YAML documents with the line of every field, for messages that say where something is wrong.
+"""YAML documents with the line of every field, for error messages with a location.
 
-Stricter than YAML where Kubernetes is: a key stands once, keys are text, dates stay text. Knows
-nothing of kinds; `reader` gives the values a meaning.
+As strict as Kubernetes: a key occurs once, keys are text, dates stay text. Kinds are interpreted by
+`reader`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # an API server refuses objects above 1.5 MB; several fit
-MAX_NODES: Final = 200_000  # aliases may not make a small file large
+MAX_FILE_BYTES: Final = 4 * 1024 * 1024  # several objects of up to 1.5 MB (API server)
+MAX_NODES: Final = 200_000  # aliases must not make a small file large
 MAX_DEPTH: Final = 50
 TOO_DEEP: Final = "the document is too large or nested too deeply"
 
@@ -25,7 +25,9 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class ManifestProblem:
-    """One complaint; `line` counts from 1, `where` is a field such as `spec.lockDuration`."""
+    """An error in a manifest; `line` counts from 1, `where` is a field such as
+    `spec.lockDuration`.
+    """
 
     file: str
     line: int
@@ -38,7 +40,7 @@ class ManifestProblem:
 
 
 class ManifestError(Exception):
-    """The manifests cannot be used."""
+    """The manifests are invalid or cannot be read."""
 
     def __init__(self, problems: Iterable[ManifestProblem]) -> None:
         self.problems = sorted(problems)
@@ -56,7 +58,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class Malformed(Exception):
-    """The text is no YAML, or none that Kubernetes would take."""
+    """The text is not YAML, or not YAML that Kubernetes would accept."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -104,13 +106,13 @@ class Document:
                 raise Malformed(line, "keys must be plain text")
             key = str(key_node.value)
             if key in result:
-                raise Malformed(line, f"the key {key!r} stands here twice")
+                raise Malformed(line, f"the key {key!r} occurs twice")
             self.lines[*path, key] = line
             result[key] = self._convert(value_node, (*path, key))
         return result
 
     def problem(self, path: FieldPath, message: str) -> ManifestProblem:
-        """Return a complaint about a field; a field that is not there is its parent's."""
+        """Return a problem with a field; its line is its parent's if the field is absent."""
         known = path
         while known and known not in self.lines:
             known = known[:-1]
@@ -158,12 +160,12 @@ def parse_documents(text: str, shown: str) -> Iterator[Document]:
         raise ManifestError([ManifestProblem(shown, 0, "", f"no valid YAML: {error}")]) from error
     except Malformed as error:
         raise ManifestError([ManifestProblem(shown, error.line, "", error.message)]) from error
-    except RecursionError as error:  # PyYAML descends by calls, before `MAX_DEPTH` is looked at
+    except RecursionError as error:  # PyYAML recurses before `MAX_DEPTH` is checked
         raise ManifestError([ManifestProblem(shown, 0, "", TOO_DEEP)]) from error
 
 
 def files_of(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield files as given, and of a folder its `*.yaml` and `*.yml` in order."""
+    """Yield files as given, and the `*.yaml` and `*.yml` files of folders in order."""
     for path in paths:
         if path.is_dir():
             found = sorted(item for item in path.iterdir() if item.suffix in {".yaml", ".yml"})
