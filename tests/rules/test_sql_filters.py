@@ -418,7 +418,7 @@ def test_broken_properties_fail_only_the_rules_that_read_them() -> None:
         ),
         ("a = 9223372036854775808", "the number 9223372036854775808 is too large"),
         ("a = 1e999", "line 1, column 5: the number 1e999 is too large"),
-        ("sys.SequenceNumber = 1", "sys.SequenceNumber has no value yet when rules are asked"),
+        ("sys.SequenceNumber = 1", "sys.SequenceNumber has no value yet when rules are evaluated"),
     ],
 )
 def test_an_invalid_filter_is_reported_with_place_and_expectation(text: str, message: str) -> None:

@@ -1,11 +1,11 @@
 """SQL actions as functions: statements that change a copy of a message, one after the other.
 
-A statement sees what those before it did. SET keeps the type of a property where nothing is lost by
-it and otherwise gives it the type of the expression; an unknown value sets null. REMOVE of what is
-not there does nothing. Of the system properties the ones in `SETTABLE` can be set: texts take the
-text of any value; sys.TimeToLive takes seconds or a TimeSpan text (`[d.]hh:mm:ss[.f]`, ISO 8601);
-sys.ScheduledEnqueueTimeUtc a timestamp or an ISO 8601 text; null takes each of them away.
-Source: "SQL action syntax" of Azure Service Bus, RuleActionException of its .NET client.
+A statement sees the result of those before it. SET keeps the type of a property if no information
+is lost, else the property takes the type of the expression; an unknown value sets null. REMOVE of
+an absent property does nothing. System properties in `SETTABLE` can be set: text properties take
+the text of any value; sys.TimeToLive takes seconds or a TimeSpan text (`[d.]hh:mm:ss[.f]`, ISO
+8601); sys.ScheduledEnqueueTimeUtc a timestamp or an ISO 8601 text; null removes them. Source: "SQL
+action syntax" of Azure Service Bus, RuleActionException of its .NET client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACTION_ERROR: Final = "RuleActionException"
 RULE_NAME: Final = "RuleName"
 
 SPARE_BYTES: Final = 256
-"""Room over the limit of all properties for the name of the rule: the broker adds it, not us."""
+"""Allowance above the limit of all properties for the name of the rule, which the broker adds."""
 
 Act: TypeAlias = Callable[[MessageFields], Envelope]
 """Returns the changed copy of a message. Raises `EvaluationError`."""
@@ -52,7 +52,7 @@ _Store: TypeAlias = Callable[[MessageDraft, Value], None]
 
 
 def compile_action(rule_name: str, statements: tuple[Statement, ...], source: random.Random) -> Act:
-    """Return an action as a function; `source` is what newid() draws from.
+    """Return an action as a function; `source` supplies randomness for newid().
 
     The copy carries the name of its rule as `RuleName`, set before the first statement.
     Raises `RuleError`.
@@ -147,10 +147,10 @@ SETTABLE: Final[dict[str, _Store]] = {
     "scheduledenqueuetimeutc": _set_scheduled,
     "timetolive": _set_ttl,
 }
-"""Lower-case names of the system properties that an action can set -> how.
+"""Lower-case name of a system property that an action can set -> its setter.
 
 Source: the publicly settable properties of BrokeredMessage, without ViaPartitionKey and
-ForcePersistence, which mean nothing to a copy that is already on its way.
+ForcePersistence, which have no effect on a copy that is already routed.
 """
 
 _TIME_SPAN: Final = re.compile(

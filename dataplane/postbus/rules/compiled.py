@@ -1,7 +1,7 @@
 """Compiled rules of subscriptions: they select messages and change copies.
 
-A rule without an action passes the message on as it was published. `routing` asks the rules of a
-whole topic; manifests and management check a text with `check_rule` before they keep it.
+A rule without an action passes the message on as it was published. `routing` evaluates the rules of
+a topic; manifests and management validate a rule with `check_rule` before they store it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Criteria: TypeAlias = dict[Field | str, Hashable]
 """Criteria of a correlation filter: field or application property -> `correlated`."""
 
 MAX_RULE_BYTES: Final = 65_536
-"""Largest rule as JSON. Our choice."""
+"""Maximum size of a rule as JSON. Our choice."""
 
 CORRELATION_FIELDS: Final = {
     "content_type": Field.CONTENT_TYPE,
@@ -68,8 +68,8 @@ CORRELATION_FIELDS: Final = {
 class CompiledRule:
     """A rule with its filter and action as functions.
 
-    `criteria` is what a correlation filter asks for, None of a SQL filter. `steps`: what asking
-    it takes, whatever the message.
+    `criteria` of a correlation filter; None for a SQL filter. `steps`: cost of an evaluation,
+    independent of the message.
     """
 
     properties: RuleProperties
@@ -80,28 +80,30 @@ class CompiledRule:
 
     @property
     def is_always(self) -> bool:
-        """Whether the filter takes every message without looking at it."""
+        """True if the filter selects every message without looking at it."""
         return self.test is always
 
     @property
     def is_never(self) -> bool:
-        """Whether the filter takes no message at all."""
+        """True if the filter selects no message at all."""
         return self.test is never or self.test is unknown
 
     def act(self, fields: MessageFields) -> Envelope:
-        """Return what becomes of a selected message. Raises `EvaluationError`."""
+        """Return the copy of a selected message, changed by the action. Raises
+        `EvaluationError`.
+        """
         return fields.envelope if self.action is None else self.action(fields)
 
 
 def malformed(error: DecodeError) -> EvaluationError:
-    """Return what a filter says of a message that it cannot read."""
+    """Return the error of a filter for a message that cannot be parsed."""
     return EvaluationError(f"The properties are malformed: {error}.")
 
 
 def compile_rule(properties: RuleProperties, source: random.Random | None = None) -> CompiledRule:
     """Compile a rule; raises `RuleError`.
 
-    `source` is what newid() draws from; without one its ids are the same in every process.
+    `source` supplies randomness for newid(); without it the ids are the same in every process.
     """
     source = random.Random(0) if source is None else source
     action = None
@@ -123,7 +125,7 @@ def compile_rule(properties: RuleProperties, source: random.Random | None = None
 
 
 def _sql_values(parameters: Mapping[str, RuleValue]) -> Values:
-    """Return what parameters stand for in SQL, where a duration is a number of seconds."""
+    """Return the values of parameters in SQL, where a duration is a number of seconds."""
     return {name: _sql_value(value) for name, value in parameters.items()}
 
 
@@ -132,7 +134,7 @@ def _sql_value(value: RuleValue) -> Value:
 
 
 def check_rule(properties: RuleProperties) -> None:
-    """Raise `RuleError` when the text of a filter or an action is not valid or cannot be kept."""
+    """Raise `RuleError` if the text of a filter or an action is invalid or cannot be stored."""
     size_bytes = len(properties.text.encode())
     if size_bytes > MAX_RULE_BYTES:
         raise RuleError(
@@ -145,7 +147,7 @@ def check_rule(properties: RuleProperties) -> None:
 
 
 def _texts(properties: RuleProperties) -> Iterator[str]:
-    """Return what a client can put into a rule as text; the store's JSON has no NUL."""
+    """Return all text of a rule that comes from a client; the store's JSON has no NUL."""
     for given in (properties.sql_filter, properties.action):
         if given is not None:
             yield given.sql_expression
@@ -164,7 +166,7 @@ def _texts(properties: RuleProperties) -> Iterator[str]:
 
 
 def correlation_criteria(given: CorrelationFilter) -> Criteria:
-    """Return what a correlation filter asks for; names of properties are exact."""
+    """Return the criteria of a correlation filter; names of properties are case-sensitive."""
     criteria: Criteria = {}
     for name, place in CORRELATION_FIELDS.items():
         text = getattr(given, name)
@@ -176,7 +178,7 @@ def correlation_criteria(given: CorrelationFilter) -> Criteria:
 
 
 def amqp_value(value: RuleValue) -> Value:
-    """Return what a client would send to be equal to a value."""
+    """Return the AMQP value that equals a value of a definition."""
     match value:
         case Moment(at_ms=at_ms):
             return Timestamp(at_ms)
@@ -191,7 +193,7 @@ def amqp_value(value: RuleValue) -> Value:
 
 
 def correlated(value: Value) -> Hashable:
-    """Return what a value is compared by: equal for equal numbers of any width.
+    """Return the key by which a value is compared: equal for equal numbers of any width.
 
     A boolean or a timestamp equals no number, a uuid equals its text; compounds equal nothing but
     the times and durations that .NET and Java send in types of their own.
@@ -212,7 +214,7 @@ def correlated(value: Value) -> Hashable:
 
 
 def _correlated_ticks(value: Described) -> Hashable:
-    """Return what a TimeSpan or a DateTimeOffset is compared by, None for all else."""
+    """Return the key by which a TimeSpan or a DateTimeOffset is compared, None for other values."""
     ticks, at_ms = span_ticks(value), offset_ms(value)
     if ticks is not None:
         return (TIME_SPAN, ticks)

@@ -1,13 +1,13 @@
-"""SQL filters as functions: a parsed condition becomes closures over the fields of a message.
+"""Compiler of SQL filters: a parsed condition becomes closures over the fields of a message.
 
-Conditions are True, False or None (unknown), and only True selects a message. AND gives False
-before None before True, OR True before None before False, both from left to right and no further
-than needed. Arithmetic, comparison and LIKE of an unknown value are unknown; IN is unknown only
-when its left side is, an item that does not compare is merely not equal; IS NULL and EXISTS never
-are. LIKE of what is no text is unknown. A system property that does not exist is an error when it
-is looked at, as Service Bus documents it; one that has no value before the message is stored is
-refused when the rule is made (`refuse_unstored`), because it could never be true. Conditions over
-messages that are stored may ask for it, and are refused what no message has (`refuse_unknown`).
+Conditions are True, False or None (unknown), and only True selects a message. False dominates in
+AND, True in OR, and None comes next; both evaluate from left to right and stop early. Arithmetic,
+comparison and LIKE of an unknown value are unknown; IN is unknown only if its left side is: an item
+that does not compare is not equal; IS NULL and EXISTS are never unknown. LIKE of a value that is
+not text is unknown. A system property that does not exist is an error when it is evaluated, as
+Service Bus documents; one that has no value before the message is stored is rejected when the rule
+is created (`refuse_unstored`), because it could never be true. Conditions on stored messages may
+use it; they may not use a property that no message has (`refuse_unknown`).
 """
 
 from __future__ import annotations
@@ -63,24 +63,24 @@ from postbus.rules.values import (
 )
 
 Read: TypeAlias = Callable[[MessageFields], Value]
-"""Returns a value of a message, None when it is unknown. Raises `EvaluationError`."""
+"""Returns a value of a message, or None if it is unknown. Raises `EvaluationError`."""
 
 Test: TypeAlias = Callable[[MessageFields], bool | None]
-"""Returns whether a message fits, None when it is unknown. Raises `EvaluationError`."""
+"""Returns whether a message matches, or None if that is unknown. Raises `EvaluationError`."""
 
 
 def always(_fields: MessageFields) -> bool:
-    """Be true of every message; known by identity, so that it need not be asked."""
+    """Return True for every message; recognized by identity, so that it is not called."""
     return True
 
 
 def never(_fields: MessageFields) -> bool:
-    """Be false of every message; known by identity, so that it need not be asked."""
+    """Return False for every message; recognized by identity, so that it is not called."""
     return False
 
 
 def unknown(_fields: MessageFields) -> None:
-    """Be unknown of every message; known by identity, so that it need not be asked."""
+    """Return None for every message; recognized by identity, so that it is not called."""
     return
 
 
@@ -91,10 +91,10 @@ _SETTLED: Final[dict[bool | None, Test]] = {True: always, False: never, None: un
 
 
 def compile_test(node: Predicate, source: random.Random) -> Test:
-    """Return a condition as a function; `source` is what newid() draws from.
+    """Return a condition as a function; `source` supplies randomness for newid().
 
-    Raises `RuleError`. What is the same for every message is decided now: the result is then one
-    of `always`, `never` and `unknown`.
+    Raises `RuleError`. A condition that is the same for every message is evaluated now: the result
+    is then one of `always`, `never` and `unknown`.
     """
     match node:
         case Comparison(sign, left, right):
@@ -120,7 +120,7 @@ def compile_test(node: Predicate, source: random.Random) -> Test:
 def _joined(
     terms: list[Test], neutral: Test, decisive: Test, join: Callable[[tuple[Test, ...]], Test]
 ) -> Test:
-    """Join terms by AND or OR; those that are the same for every message drop out."""
+    """Join terms by AND or OR; those that are the same for every message are left out."""
     if decisive in terms:
         return decisive
     left = tuple(term for term in terms if term is not neutral)
@@ -192,7 +192,7 @@ def _comparison(
 
 
 def _comparison_with_constant(operation: Compare, read: Read, constant: Value) -> Test:
-    """Compare with what has a known kind: most filters are made of this."""
+    """Compare with a value of a known kind, as most filters do."""
     if constant is None:
         return lambda fields: compare(operation, read(fields), None)
     if type(constant) is str:
@@ -262,7 +262,7 @@ def _is_in(value: Expression, items: tuple[Expression, ...], source: random.Rand
     texts = frozenset(
         item.value for item in items if isinstance(item, Constant) and type(item.value) is str
     )
-    # Texts are found by their hash; what else there is, and a value that is no text, one by one.
+    # Texts are looked up by hash; items and values of other kinds are compared one by one.
     others = tuple(
         compile_read(item, source)
         for item in items
@@ -290,7 +290,7 @@ def _is_null(read: Read) -> Test:
 
 
 def _exists(named: Property) -> Test:
-    """Be true of a user property even when its value is null, of a system one with a value."""
+    """Test that a user property exists, even if null, or that a system property has a value."""
     if named.is_system:
         read = _system_read(named.name)
         return lambda fields: read(fields) is not None
@@ -302,7 +302,7 @@ def _exists(named: Property) -> Test:
 
 
 def compile_read(node: Expression, source: random.Random) -> Read:
-    """Return an expression as a function; `source` is what newid() draws from.
+    """Return an expression as a function; `source` supplies randomness for newid().
 
     Raises `RuleError`.
     """
@@ -388,7 +388,7 @@ SYSTEM_FIELDS: Final[dict[str, Field]] = {
     "subject": Field.SUBJECT,
     "to": Field.TO,
 }
-"""The system properties that are texts of the properties section, by lower-case name."""
+"""Lower-case name of a system property -> its text field in the properties section."""
 
 _READS: Final[dict[str, Read]] = {
     **{name: _field(field) for name, field in SYSTEM_FIELDS.items()},
@@ -408,7 +408,7 @@ _NOT_YET: Final[dict[str, Read]] = {
     "locktoken": lambda _fields: None,
     "sequencenumber": lambda fields: fields.sequence,
 }
-"""What a message gets when a subscription stores or delivers it, after its rules were asked."""
+"""Properties that are set when a subscription stores or delivers a message, after its rules."""
 
 SYSTEM_NAMES: Final = frozenset({*_READS, *_NOT_YET})
 
@@ -417,7 +417,7 @@ def refuse_unstored(node: object) -> None:
     """Raise `RuleError` for a system property that only stored messages have."""
     for name in _system_names(node):
         if name.lower() in _NOT_YET:
-            raise RuleError(f"sys.{name} has no value yet when rules are asked")
+            raise RuleError(f"sys.{name} has no value yet when rules are evaluated")
 
 
 def refuse_unknown(node: object) -> None:
@@ -431,7 +431,7 @@ def refuse_unknown(node: object) -> None:
 
 
 def user_properties(node: object) -> set[str]:
-    """Return the application properties that a condition names."""
+    """Yield the application properties that a condition names."""
     return {named.name for named in _properties(node) if not named.is_system}
 
 

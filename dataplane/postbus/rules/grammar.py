@@ -1,8 +1,8 @@
-"""The language of SQL filters and actions: from text to nodes, or to a `RuleError` with a place.
+"""Parser of SQL filters and actions: from text to nodes, or a `RuleError` with line and column.
 
-`expressions` and `actions` give the nodes their meaning. The grammar is a constant and not
-a file because nothing in this package reads files. Source: "Subscription rule SQL filter syntax"
-and "SQL action syntax" of Azure Service Bus; its quotas for the limits.
+`expressions` and `actions` compile the nodes. The grammar is a constant because nothing in this
+package reads files. Source: "Subscription rule SQL filter syntax" and "SQL action syntax" of Azure
+Service Bus; its quotas for the limits.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_COMPARISONS: Final = 32
 MAX_STATEMENTS: Final = 32
 
 PARSED_TEXTS: Final = 2_048
-"""Texts parsed last that are kept for rules that are equal: some 10 KiB each at most, measured."""
+"""Number of cached results for equal rules: at most some 10 KiB each, measured."""
 
 MAX_DEPTH: Final = 64
-"""Nesting of a parsed expression, which is what evaluating recurses by. Our choice."""
+"""Maximum nesting of an expression, since its evaluation recurses. Our choice."""
 
 MAX_INTEGER: Final = 2**63 - 1
 
@@ -105,7 +105,7 @@ PARAMETER: /@\w+/
 
 
 class RuleError(ValueError):
-    """A rule's text is not valid."""
+    """The text of a rule is invalid."""
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A property by name; `is_system` says in which scope. User names compare without case."""
+    """A property by name, of the system or the user scope. User names are case-insensitive."""
 
     name: str
     is_system: bool
@@ -128,7 +128,7 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class PropertyCall:
-    """`property(name)`: the user property whose name an expression says."""
+    """`property(name)`: the user property whose name is the value of an expression."""
 
     name: Expression
 
@@ -222,14 +222,14 @@ class Remove:
 Statement: TypeAlias = Assign | Remove
 
 Values: TypeAlias = Mapping[str, Value]
-"""What parameters stand for. Names ignore case and may begin with `@`."""
+"""Values of parameters. Names are case-insensitive and may begin with `@`."""
 
 NOTHING: Final[Values] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """A parameter, before its value takes its place."""
+    """A parameter that is not replaced by its value yet."""
 
     name: str
     line: int
@@ -246,7 +246,7 @@ def parse_filter(text: str, values: Values = NOTHING) -> Predicate:
 
 
 def parse_action(text: str, values: Values = NOTHING) -> tuple[Statement, ...]:
-    """Return the statements of an action, as of a filter. Raises `RuleError`."""
+    """Return the statements of an action, with values for its parameters. Raises `RuleError`."""
     statements: tuple[Statement, ...] = _parse(text, "action", "an action")
     if len(statements) > MAX_STATEMENTS:
         raise RuleError(f"an action has at most {MAX_STATEMENTS} statements")
@@ -292,7 +292,7 @@ def _fail(token: Token, text: str) -> NoReturn:
 
 @v_args(inline=True)
 class _Nodes(Transformer[Token, Any]):
-    """Turns what the parser found into nodes, from the innermost outwards."""
+    """Transforms the parse tree to nodes, from the innermost outwards."""
 
     def filter(self, predicate: Predicate) -> Predicate:
         return predicate
@@ -401,7 +401,7 @@ class _Nodes(Transformer[Token, Any]):
 
 
 def _unquoted(token: Token) -> str:
-    """Return the text or the name that a token says, without its quotes."""
+    """Return the text or name of a token without its quotes."""
     close = _CLOSING.get(token[0]) if token.type != "NAME" else None
     return str(token) if close is None else token[1:-1].replace(close * 2, close)
 
@@ -417,7 +417,7 @@ def _named(values: Values) -> Values:
 
 
 def _bound(node: Any, values: Values) -> Any:
-    """Return a node with constants for parameters; its depth was checked."""
+    """Replace the parameters of a node by constants; its depth was checked."""
     if isinstance(node, _Parameter):
         name = node.name.removeprefix("@").lower()
         if name not in values:
@@ -441,7 +441,7 @@ def _bound(node: Any, values: Values) -> Any:
 
 
 def _check_size(root: Predicate | Expression | _Parameter) -> None:
-    """Refuse what evaluating could not bear; walks without recursion."""
+    """Reject expressions that are too large to evaluate; walks without recursion."""
     comparisons = 0
     pending: list[tuple[Predicate | Expression | _Parameter, int]] = [(root, 1)]
     while pending:
@@ -460,7 +460,7 @@ def _check_size(root: Predicate | Expression | _Parameter) -> None:
 
 
 def node_count(root: Predicate) -> int:
-    """Return of how many comparisons, operators, names and constants a condition is made."""
+    """Return the number of comparisons, operators, names and constants in a condition."""
     count = 0
     pending: list[Predicate | Expression] = [root]
     while pending:
@@ -509,7 +509,7 @@ _EXPECTATIONS: Final[tuple[tuple[set[str], str], ...]] = (
     ({"RPAR"}, "')'"),
     ({"$END"}, "the end"),
 )
-"""What to call the terminals that may come next; the first that fits stands for its terminals."""
+"""Names of the expected terminals; the first entry that fits replaces its terminals."""
 
 
 def _expected(accepted: set[str]) -> str:
@@ -519,7 +519,7 @@ def _expected(accepted: set[str]) -> str:
         if terminals <= left:
             words.append(word)
             left -= _BEGINS_VALUE if terminals >= _VALUE else terminals | _FOLLOWS.get(word, set())
-    if len(words) > 1 and _CALL in words:  # any name may begin a call; saying so helps nobody
+    if len(words) > 1 and _CALL in words:  # any name may begin a call, which is no useful hint
         words.remove(_CALL)
     if len(words) < 2:
         return "".join(words)
@@ -554,7 +554,7 @@ def _describe(error: UnexpectedToken | UnexpectedCharacters, text: str, start: s
 
 
 def pointed(message: str, text: str) -> str:
-    """Return what a `RuleError` says of a text, with line and caret where it names a place."""
+    """Return the message of a `RuleError`, with the line and a caret if it has a position."""
     place = _PLACE.search(message)
     lines = text.split("\n")
     if place is None or not 0 < int(place[1]) <= len(lines):
@@ -568,7 +568,7 @@ _PLACE: Final = re.compile(r"line (\d+), column (\d+): ")
 
 
 def _accepted(text: str, start: str, end: int | None) -> set[str]:
-    """Return the terminals that could come at a place; the parser that failed has lost some."""
+    """Return the terminals that are valid at a position; the failed parser has lost some."""
     cursor: Any = _parser().parse_interactive(text[:end], start)
     cursor.exhaust_lexer()
     accepted: set[str] = cursor.accepts()

@@ -1,8 +1,8 @@
-"""LIKE patterns: `%` is any run of characters, `_` any one of them, the rest is itself.
+"""LIKE patterns: `%` matches any run of characters, `_` any one, others match themselves.
 
-Matching takes time in proportion to the text, whatever the pattern: nothing ever backtracks. The
-table of a pattern with `_` is some two hundred times as large as its text: a few short ones are
-kept, others are made when they are needed.
+Matching takes time in proportion to the text, whatever the pattern: it never backtracks. The table
+of a pattern with `_` is some two hundred times as large as its text: a few short ones are cached,
+others are made for each match.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 MAX_PATTERN_CHARS: Final = 1_024
-"""Longest pattern; one that comes from a property may be longer than any rule. Our choice."""
+"""Maximum length of a pattern; one from a property may be longer than any rule. Our choice."""
 
 MAX_TEXT_CHARS: Final = 4_096
-"""Longest text that is matched. Our choice; as long as a dead letter's description may be."""
+"""Maximum length of a text that is matched. Our choice: the limit of a dead letter's
+description."""
 
 READY_CHARS: Final = 64
 READY_TABLES: Final = 256
-"""Tables that are kept, and for patterns how long: some 3 MiB at the most. Our choice."""
+"""Number of cached tables, and maximum length of their patterns: at most some 3 MiB. Our choice."""
 
 FIND_STEPS: Final = 1
 TABLE_STEPS: Final = 4
-"""What a character of a text costs that is looked for literally, or in a table; in steps, see
-`steps`."""
+"""Cost of a character of a text, in a literal search or in a table; in steps, see `steps`."""
 
 PATTERN_STEPS: Final = 10
 READY_STEPS: Final = 4
-"""What a character of a pattern costs whose table is made for one match, or is perhaps kept: what
-is counted must not depend on what is kept."""
+"""Cost of a character of a pattern whose table is made for one match, or may be cached: the cost
+must not depend on the cache."""
 
 Matcher = Callable[[str], bool]
 
 
 class Pattern(NamedTuple):
-    """A pattern ready to match, and what that costs: once, and for each character of a text."""
+    """A pattern ready to match, and the cost of matching: once, and for each character of a
+    text.
+    """
 
     fits: Matcher
     once_steps: int
@@ -51,7 +53,7 @@ class PatternError(ValueError):
 
 
 def rule_pattern(pattern: str, escape: str | None) -> Pattern:
-    """Return a pattern of a rule, which is matched again and again. Raises `PatternError`."""
+    """Return a pattern of a rule, which is matched repeatedly. Raises `PatternError`."""
     items = _items(pattern, escape)
     if _ANY_ONE not in items:
         return _literal(_pieces(items))
@@ -69,7 +71,7 @@ def rule_pattern(pattern: str, escape: str | None) -> Pattern:
 
 
 def message_pattern(pattern: str, escape: str | None) -> Pattern:
-    """Return a pattern that came with a message: nothing of it is kept. Raises `PatternError`."""
+    """Return a pattern that came with a message, without caching it. Raises `PatternError`."""
     items = _items(pattern, escape)
     if _ANY_ONE in items:
         return Pattern(_bits(items), 0, TABLE_STEPS)
@@ -119,7 +121,7 @@ def _items(pattern: str, escape: str | None) -> list[str | None]:
 
 
 def _pieces(items: list[str | None]) -> list[str]:
-    """Return the literal texts between the runs; empty ones in the middle say nothing."""
+    """Return the literal texts between the runs, without empty ones in the middle."""
     pieces = [""]
     for item in items:
         if item is None:
@@ -130,7 +132,7 @@ def _pieces(items: list[str | None]) -> list[str]:
 
 
 def _finder(first: str, middle: tuple[str, ...], last: str) -> Matcher:
-    """Look for each piece after the one before; the leftmost place is always good enough."""
+    """Search for each piece after the previous one; the leftmost match is always sufficient."""
     least = len(first) + len(last)
 
     def fits(text: str) -> bool:
@@ -148,7 +150,7 @@ def _finder(first: str, middle: tuple[str, ...], last: str) -> Matcher:
 
 
 def _bits(items: list[str | None]) -> Matcher:
-    """Follow all ways through the pattern at once: bit n says that n items are behind us."""
+    """Follow all paths through the pattern at once: bit n is set if n items have matched."""
     ones = 0
     runs = 0
     accepting: dict[str, int] = {}

@@ -1,10 +1,10 @@
 """Values of a message in SQL: kinds, comparison, arithmetic, texts, conversion.
 
 None is both NULL and unknown. Numbers compare by value whatever their AMQP width; a boolean or a
-timestamp is no number. A text beside a timestamp or a uuid is read as one (ISO 8601; UTC when it
-names no zone), because there is no other way to write them. Values of different kinds do not
-compare: the result is unknown. What Service Bus counts as a TimeSpan is a number of seconds.
-Source: "SQL filter syntax" of Azure Service Bus; where it is silent the choice is ours.
+timestamp is not a number. A text compared with a timestamp or a uuid is parsed as one (ISO 8601;
+UTC without a zone), because there is no other way to write them. Values of different kinds do not
+compare: the result is unknown. A TimeSpan of Service Bus is a number of seconds. Source: "SQL
+filter syntax" of Azure Service Bus; where it is silent the choice is ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from postbus.message.codec import (
 from postbus.message.described_times import offset_ms, span_ticks
 
 MAX_TEXT_CHARS: Final = 32 * 1024
-"""Longest text that adding may give: the limit of one property, which it would have to fit."""
+"""Maximum length of the result of an addition of texts: the limit of a property."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MIN_LONG: Final = -(2**63)
@@ -47,7 +47,8 @@ _MAX_FLOAT32: Final = 3.4028234663852886e38
 class EvaluationError(Exception):
     """A filter or action cannot be evaluated for a message.
 
-    `name` is the exception of Service Bus that dead-lettering names; the text describes it.
+    `name` is the exception of Service Bus that becomes the dead-letter reason; the text describes
+    it.
     """
 
     def __init__(self, text: str, name: str = "FilterException") -> None:
@@ -76,7 +77,7 @@ INTEGERS: Final[dict[type[int], tuple[int, int]]] = {
     Short: (-(2**15), 2**15 - 1),
     Int: (-(2**31), 2**31 - 1),
 }
-"""The least and the greatest that each class of integers can hold."""
+"""Range of each class of integers."""
 
 NUMBERS: Final[frozenset[type[Any]]] = frozenset({*INTEGERS, float, Float})
 
@@ -103,7 +104,7 @@ COMPARISONS: Final[dict[str, Compare]] = {
 
 
 def compare(operation: Compare, left: Value, right: Value) -> bool | None:
-    """Compare two values; None when it is unknown."""
+    """Compare two values; return None if the result is unknown."""
     if left is None or right is None:
         return None
     left_kind, right_kind = KINDS.get(left.__class__), KINDS.get(right.__class__)
@@ -125,13 +126,13 @@ def compare(operation: Compare, left: Value, right: Value) -> bool | None:
 
 
 def seconds_of(ticks: int) -> int | float:
-    """Return what a duration is in SQL."""
+    """Return the value of a duration in SQL."""
     whole, rest = divmod(ticks, TICKS_A_SECOND)
     return ticks / TICKS_A_SECOND if rest else whole
 
 
 def _plain_time(value: Value) -> Value:
-    """Return a duration or a time of .NET as what it compares as, anything else as it is."""
+    """Convert a duration or a time of .NET to a comparable value; return others unchanged."""
     if value.__class__ is not Described:
         return value
     ticks, at_ms = span_ticks(value), offset_ms(value)
@@ -144,18 +145,18 @@ def _plain_time(value: Value) -> Value:
 
 
 def _read_as(kind: ValueKind | None, text: str) -> Value:
-    """Read a text beside a value of another kind; None when it is not one."""
+    """Parse a text that is compared with a value of another kind; None if it is malformed."""
     if kind is ValueKind.TIME:
         return timestamp_of(text)
     return uuid_of(text) if kind is ValueKind.ID else None
 
 
 MAX_READ_CHARS: Final = 100
-"""No text of a time or a uuid is longer, braces and prefixes included."""
+"""Maximum length of the text of a time or a uuid, with braces and prefixes."""
 
 
 def timestamp_of(text: str) -> Timestamp | None:
-    """Read an ISO 8601 time, None when it is none."""
+    """Parse an ISO 8601 time; return None for other text."""
     if len(text) > MAX_READ_CHARS:
         return None
     try:
@@ -177,7 +178,9 @@ def uuid_of(text: str) -> uuid.UUID | None:
 
 
 def text_of(value: Value) -> str:
-    """Return a value as text, as .NET writes it without a culture. Raises `EvaluationError`."""
+    """Return a value as text, as .NET formats it in the invariant culture. Raises
+    `EvaluationError`.
+    """
     match KINDS.get(value.__class__):
         case ValueKind.TEXT:
             return str(value)
@@ -207,8 +210,9 @@ def kind_name(value: Value) -> str:
 def calculate(sign: str, left: Value, right: Value) -> Value:
     """Return `left sign right`: 64-bit integers, doubles, joined texts, shifted timestamps.
 
-    Integers divide towards zero and must not overflow; doubles may become infinite. Dividing by
-    zero is an error for both. A text plus anything joins their texts. Raises `EvaluationError`.
+    Integer division truncates towards zero; overflow is an error; doubles may become infinite.
+    Division by zero is an error for both. Text plus any value joins their texts. Raises
+    `EvaluationError`.
     """
     if left is None or right is None:
         return None
@@ -290,10 +294,10 @@ _NUMERIC: Final[dict[str, Callable[[Any, Any], Value]]] = {
 
 
 def convert(value: Value, model: Value) -> Value:
-    """Return `value` with the type of `model` when nothing is lost by it, else as it is.
+    """Convert `value` to the type of `model` if no information is lost, else return it unchanged.
 
-    A text becomes a number, a boolean, a timestamp or a uuid when it reads as one, and every value
-    that has a text becomes one.
+    A text becomes a number, a boolean, a timestamp or a uuid if it can be parsed as one, and every
+    value with a text form becomes text.
     """
     wanted: type[Any] = model.__class__
     if value is None or model is None or value.__class__ is wanted:
@@ -330,7 +334,7 @@ def _float(value: Value, wanted: type) -> Value:
 
 
 def _number(value: Value) -> int | float | None:
-    """Return a number, or what a text says that is one; None for anything else."""
+    """Return a number, or the number that a text denotes; None for other values."""
     kind = KINDS.get(value.__class__)
     if kind is ValueKind.NUMBER:
         found: int | float = value + 0
