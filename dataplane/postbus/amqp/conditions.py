@@ -1,6 +1,6 @@
-"""Error conditions of AMQP 1.0 and of Service Bus, and errors by their reach.
+"""Error conditions of AMQP 1.0 and of Service Bus, and errors by scope.
 
-The class of an error decides what ends: close, end or detach.
+The class of an error determines the frame that reports it: close, end or detach.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from typing import Final
 SERIAL: Final = 1 << 32
 
 MAX_UNKNOWN: Final = 1_024
-"""Maximum number of unknown deliveries answered at once: some clients make a list of the range."""
+"""Maximum number of unknown deliveries answered at once: some clients expand the range to a
+list."""
 
 
 def gaps_of(first: int, last: int, known: list[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
 """Messages as bytes: AMQP value codec, section slicer, envelope, property patches.
 
-The pure bottom layer everyone may import. No clock, no I/O, no other package of ours.
+The bottom layer, which every package may import. Pure: no clock, no I/O, no other package.
 """

@@ -1,6 +1,6 @@
 """The readable body of a message: its bytes without the sections around them.
 
-For people and for filters of tools; deliveries carry the sections as they came.
+For people and for filters of tools; deliveries contain the sections as received.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _KINDS: Final[dict[object, BodyKind]] = {
 }
 
 MAX_READ_BYTES: Final = 64 * 1024
-"""Most bytes of lists, maps and the like that are read. A megabyte of them would take two seconds,
-in which nothing else of the process runs. Our choice: a tenth of one."""
+"""Maximum size of lists, maps and other compounds that are decoded. A megabyte would block the
+event loop for two seconds. Our choice: a tenth of a second."""
 
 MAX_SECTIONS: Final = 1_000
-"""Most sections that are put together. Our choice: clients write one."""
+"""Maximum number of sections that are joined. Our choice: clients write one."""
 
 MAX_DESCRIPTOR_BYTES: Final = 64
 
@@ -42,8 +42,8 @@ MAX_DESCRIPTOR_BYTES: Final = 64
 def read_body(body: bytes) -> tuple[BodyKind, bytes]:
     """Return the kind and the content of an envelope's body.
 
-    Data sections are put together; a value or a sequence is its text in UTF-8, binary as it is. Of
-    a body that is malformed, or that would take too long to read, the content is all of it.
+    Data sections are joined; a value or a sequence is its text in UTF-8, binary as it is. A body
+    that is malformed, or would take too long to decode, is returned as it is.
     """
     kind = BodyKind.NONE
     parts: list[bytes] = []
@@ -76,7 +76,7 @@ def read_body(body: bytes) -> tuple[BodyKind, bytes]:
 
 
 def _section(body: bytes, pos: int) -> tuple[object, int]:
-    """Return the code of a section, None for what is none, and where its value starts."""
+    """Return the code of a section, or None if it is none, and the start of its value."""
     if body[pos] != 0x00:
         return None, pos
     content = skip_value(body, pos + 1, min(len(body), pos + MAX_DESCRIPTOR_BYTES))
@@ -85,5 +85,5 @@ def _section(body: bytes, pos: int) -> tuple[object, int]:
 
 
 def _is_scalar(constructor: int) -> bool:
-    """Return whether a value is read in one step at any length: a number, text, binary."""
+    """Return whether a value is decoded in one step whatever its length: a number, text, binary."""
     return 0x40 <= constructor < 0xC0

@@ -1,7 +1,7 @@
 """AMQP 1.0 values: every primitive, list, map, array and described type, in and out.
 
-Source: AMQP 1.0 part 1. Sizes and counts are checked against the bytes at hand, and what values
-will take against a budget, before anything is allocated. An `int` is an AMQP long, a `float` a
+Source: AMQP 1.0 part 1. Before anything is allocated, sizes and counts are checked against the
+available bytes, and the heap size of values against a budget. An `int` is an AMQP long, a `float` a
 double; every other width has a class of its own, so values keep their type.
 """
 
@@ -13,36 +13,37 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 MAX_DEPTH: Final = 32
-"""Nesting of compounds that is decoded. Our choice: SDKs need 6, proton's own tests 8."""
+"""Maximum nesting of compounds. Our choice: SDKs need 6, proton's own tests 8."""
 
 MAX_WIDTHLESS_ITEMS: Final = 128
-"""Array items without payload (null, true, uint0, list0) in one value, however nested.
+"""Maximum number of array items without payload (null, true, uint0, list0) in a value.
 
-They cost the sender nothing, so no size bounds them. Our choice: no SDK sends such an array,
-booleans come as 0x56.
+They cost the sender nothing, so they are not bounded by a size. Our choice: no SDK sends such an
+array, booleans are sent as 0x56.
 """
 
 MAX_ODD_KEYS: Final = 256
-"""Keys of one map that are neither strings nor binary.
+"""Maximum number of keys of a map that are neither strings nor binary.
 
-Hashes of numbers and uuids are no secret: a map of keys that all collide takes quadratic time.
-Our choice: SDKs key maps by strings and symbols only.
+Hashes of numbers and uuids are predictable: a map of colliding keys takes quadratic time. Our
+choice: SDKs use strings and symbols as keys only.
 """
 
 MAX_HEAP_BYTES: Final = 16 << 20
-"""What the values of one decoding may take, where nobody says less: some 170,000 of them.
+"""Default heap limit of the values of one decoding: some 170,000 values.
 
-Bytes on the wire are no bound: an empty list has one there and 72 on the heap. Frames, requests and
-keys have less. Our choice: a body that somebody reads as text has fewer.
+Bytes on the wire are no bound: an empty list takes one there and 72 on the heap. Frames, requests
+and keys have lower limits. Our choice: bodies that people read are smaller.
 """
 
 VALUE_BYTES: Final = 96
-"""What an item counts: an empty list with its place has 64, a uuid 116. Text and binary have their
-length beside it, which is no more than on the wire."""
+"""Heap size charged for an item: an empty list with its slot takes 64, a uuid 116. The lengths of
+text and binary are not charged: they take no more than on the wire."""
 
 COMPOUND_BYTES: Final = 64
 MAP_BYTES: Final = 256
-"""What a list, an array or a described value, and what a map, counts beside its items."""
+"""Heap sizes charged for a list, an array or a described value, and for a map, without their
+items."""
 
 Value: TypeAlias = Any
 
@@ -113,8 +114,8 @@ class Decimal128(bytes):
 
 TIME_SPAN: Final = "com.microsoft:timespan"
 DATE_TIME_OFFSET: Final = "com.microsoft:datetime-offset"
-"""What .NET and Java describe a duration and a time by: a number of ticks of 100 ns, the time's
-since the year 1 in UTC. Source: azure-amqp's encoding of .NET's types."""
+"""Descriptors of durations and times of .NET and Java: numbers of ticks of 100 ns, for a time since
+the year 1 in UTC. Source: azure-amqp's encoding of .NET's types."""
 
 
 class Described:
@@ -141,7 +142,7 @@ class Described:
 
 
 class Array:
-    """Items of one type. `code` is the constructor the items are encoded with."""
+    """Items of one type. `code` is the constructor of the items."""
 
     __slots__ = ("code", "descriptor", "items")
 
@@ -235,7 +236,7 @@ def decode_value(
 ) -> tuple[Value, int]:
     """Return the value at `pos` and the position after it. Raises `DecodeError` only.
 
-    `max_heap_bytes`: what the objects it is made of may take, beside the bytes of text and binary.
+    `max_heap_bytes`: limit of the objects that are allocated, without the bytes of text and binary.
     """
     if end is None or end > len(buf):
         end = len(buf)
@@ -243,7 +244,7 @@ def decode_value(
 
 
 def skip_value(buf: bytes, pos: int, end: int) -> int:
-    """Return the position after the value at `pos` without looking inside of compounds."""
+    """Return the position after the value at `pos` without looking into compounds."""
     if pos >= end:
         raise DecodeError("value is cut off")
     width = _WIDTH_BY_CODE[buf[pos]]
@@ -275,9 +276,7 @@ def _skip_described(buf: bytes, pos: int, end: int) -> int:
 
 
 def _value(buf: bytes, pos: int, end: int, depth: int, room: list[int]) -> tuple[Value, int]:
-    """Decode one value. `room[0]` is how many widthless items arrays may still hold, `room[1]`
-    what further values may take.
-    """
+    """Decode a value. `room`: remaining widthless items of arrays, and remaining heap bytes."""
     if pos >= end:
         raise DecodeError("value is cut off")
     code = buf[pos]
@@ -294,7 +293,7 @@ def _value(buf: bytes, pos: int, end: int, depth: int, room: list[int]) -> tuple
 def _payload(
     code: int, buf: bytes, pos: int, end: int, depth: int, room: list[int]
 ) -> tuple[Value, int]:
-    """Decode what follows the constructor `code`."""
+    """Decode the value after the constructor `code`."""
     fixed = _FIXED.get(code)
     if fixed is not None:
         after = pos + fixed[0]
@@ -323,14 +322,14 @@ def _payload(
 
 
 def _charge(room: list[int], size_bytes: int) -> None:
-    """Count what values will take, before they are made."""
+    """Charge for the heap size of values before they are allocated."""
     room[1] -= size_bytes
     if room[1] < 0:
         raise DecodeError("too many values")
 
 
 def _bounds(code: int, buf: bytes, pos: int, end: int) -> tuple[int, int]:
-    """Return where the content of a variable-width value starts and ends."""
+    """Return start and end of the content of a variable-width value."""
     width = _WIDTH_BY_CODE[code]
     if width == _SIZE8:
         if pos + 1 > end:
@@ -439,14 +438,16 @@ def _width_of(code: int) -> int:
 
 
 _WIDTH_BY_CODE: Final = tuple(_width_of(code) for code in range(256))
-"""Payload octets after each constructor; below zero: how the size is encoded."""
+"""Payload octets after each constructor; below zero: the encoding of the size."""
 
 
 # --- encoding -----------------------------------------------------------------------------------
 
 
 def encode_value(value: Value) -> bytes:
-    """Return the smallest encoding. Raises `TypeError` for what is or fits no AMQP type."""
+    """Return the smallest encoding. Raises `TypeError` for values without or outside an AMQP
+    type.
+    """
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         raise TypeError(f"no AMQP type for {type(value).__name__}")
@@ -459,7 +460,7 @@ def encode_value(value: Value) -> bytes:
 def _ranged(
     width: struct.Struct, wide: bytes, small: bytes, low: int, high: int, zero: bytes = b""
 ) -> Callable[[Any], bytes]:
-    """Encoder of an integer with a one-octet form for low..high and maybe one for zero."""
+    """Encoder of an integer with a one-octet form for low..high and possibly a form for zero."""
 
     def encode(value: int) -> bytes:
         if zero and value == 0:
@@ -545,7 +546,7 @@ def _bare(code: int, value: Value) -> bytes:
 
 
 def _only(expected: Value) -> Callable[[Any], bytes]:
-    """Encoder of a widthless array item, which can be one value only."""
+    """Encoder of a widthless array item, which has one possible value."""
 
     def encode(value: Any) -> bytes:
         if value != expected:

@@ -1,6 +1,6 @@
-"""Encodes a message on its way out: header and annotations before the bare message as received.
+"""Encoder of deliveries: header and annotations before the bare message as received.
 
-The edge calls it once for each delivery. Also the two forms of a lock token.
+Called by the edge once for each delivery. Also converts between the two forms of a lock token.
 Source: AMQP 1.0 part 3, 3.2.1 and 3.2.3; the annotations of Service Bus.
 """
 
@@ -16,8 +16,8 @@ from postbus.message.envelope import Envelope
 MAX_UINT: Final = 0xFFFF_FFFF
 
 MAX_EXPIRY_MS: Final = 253_402_214_399_999
-"""The last expiry that is sent, the end of 9999-12-30: what the SDK of .NET caps its own at, since
-times of clients end with that year."""
+"""Latest expiry that is sent, the end of 9999-12-30: the cap of the .NET SDK, since times of
+clients end with that year."""
 
 
 def _symbol(name: bytes) -> bytes:
@@ -48,7 +48,8 @@ _TOKEN: Final = b"\x00\x53\x71\xc1\x24\x02" + LOCK_TOKEN + b"\x98"
 """Delivery annotations up to the octets of the lock token, which is a uuid."""
 
 _GUID: Final = struct.Struct("<IHH8s").unpack
-"""A delivery tag: the first three numbers of a .NET GUID are little-endian, those of a uuid not."""
+"""Parts of a delivery tag: the first three numbers of a .NET GUID are little-endian, unlike a
+uuid's."""
 
 # The usual prefixes: a header with a delivery count below 256, then short annotations. The map's
 # size octet counts the octet of the count, then 8 octets and a name for each annotation.
@@ -83,11 +84,11 @@ def encode_prefix(  # positional on purpose: keyword-only arguments bind slower
     lock_token: bytes | None,
     state: int | None = None,
 ) -> bytes:
-    """Return everything that comes before `properties`.
+    """Return the sections before `properties`.
 
-    `ttl_ms` is the one to tell (None: none); `locked_until_ms` None leaves the annotation out;
-    `lock_token` is a delivery tag, b"" in receive-and-delete; None, of what is no delivery, leaves
-    the delivery annotations to the sender. Only what is locked has a lock token.
+    `ttl_ms` None: no TTL; `locked_until_ms` None: no such annotation; `lock_token` is a delivery
+    tag, b"" in receive-and-delete; None for a message that is not delivered, whose delivery
+    annotations stay the sender's. Only locked messages have a lock token.
     """
     annotations, count = envelope.annotations, envelope.annotation_count
     if envelope.origin_sequence is not None or envelope.hop_count:
@@ -142,10 +143,11 @@ def encode_prefix(  # positional on purpose: keyword-only arguments bind slower
 
 
 def with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
-    """Return the properties section with the expiry and creation that clients take the life from.
+    """Return the properties section with expiry and creation time, from which clients compute the
+    TTL.
 
-    A section that cannot be read is returned as it is: nobody else can read it either.
-    Source: Azure's AMQP guide, "absolute-expiry-time: ignored on input, authoritative on output".
+    A section that cannot be decoded is returned as it is. Source: Azure's AMQP guide,
+    "absolute-expiry-time: ignored on input, authoritative on output".
     """
     times = _TIMES(0x83, min(enqueued_ms + ttl_ms, MAX_EXPIRY_MS), 0x83, enqueued_ms)
     if not properties:
@@ -176,7 +178,7 @@ def _with_any_times(properties: bytes, times: bytes) -> bytes:
         count, pos = properties[pos + 2], pos + 3
     elif properties[pos] == 0xD0:
         count, pos = int.from_bytes(properties[pos + 5 : pos + 9], "big"), pos + 9
-    else:  # an empty list: `slice_message` takes no third form
+    else:  # an empty list: `slice_message` accepts no third form
         return _LIST8 + _NO_OTHERS + times
     first = pos
     for _ in range(min(count, 8)):
@@ -194,14 +196,16 @@ _LIST8: Final = _PROPERTIES + b"\xc0"
 _NULLS: Final = b"\x40" * 8
 _NO_OTHERS: Final = b"\x1b\x0a" + _NULLS
 _SEVEN_NULLS: Final = b"\x40" * 7 + b"\x83"
-"""Properties behind a message id and before the creation time, as SDKs write them with a TTL."""
+"""Properties between message id and creation time, as SDKs write them with a TTL."""
 
 _SHORT_BYTES: Final = 234
-"""A list of fewer octets stays a short one with eight nulls and two times more."""
+"""Maximum size of a list that stays short with eight nulls and two times added."""
 
 
 def _with_origin(envelope: Envelope) -> tuple[bytes, int]:
-    """Return the client's annotations and their count with what tells where it came from."""
+    """Return the client's annotations and their count, with the annotations of the message's
+    origin.
+    """
     annotations, count = envelope.annotations, envelope.annotation_count
     if envelope.dead_letter_source is not None:
         source = envelope.dead_letter_source
@@ -266,7 +270,7 @@ def encode_message(
     state: int | None = None,
     lock_token: bytes | None = None,
 ) -> bytes:
-    """Return a whole message, as management responses embed it."""
+    """Return an encoded message, as management responses embed it."""
     prefix = encode_prefix(
         envelope,
         sequence=sequence,

@@ -1,4 +1,4 @@
-"""Durations and times in types of .NET, which the .NET and Java SDKs send in described longs."""
+"""Durations and times of .NET, which the .NET and Java SDKs send as described longs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TICKS_A_MILLISECOND: Final = 10_000
 
 
 def span_ticks(value: Described) -> int | None:
-    """Return the ticks, of 100 ns, of a TimeSpan; None when it is none."""
+    """Return the ticks, of 100 ns, of a TimeSpan; None for other values."""
     return _ticks(value, TIME_SPAN)
 
 
 def offset_ms(value: Described) -> int | None:
-    """Return milliseconds since the epoch of a DateTimeOffset; None when it is none."""
+    """Return milliseconds since the epoch of a DateTimeOffset; None for other values."""
     ticks = _ticks(value, DATE_TIME_OFFSET)
     return None if ticks is None else (ticks - EPOCH_TICKS) // _TICKS_A_MILLISECOND
 

@@ -1,7 +1,7 @@
-"""The parts of one message, sliced once on arrival and never re-encoded.
+"""The parts of a message, sliced once on arrival and never re-encoded.
 
 The edge makes an `Envelope` of each transfer (and of each member of a batch); entity, store and
-delivery carry it unchanged. Only a patch (dead-letter reason, modified properties) replaces
+delivery pass it on unchanged. Only a patch (dead-letter reason, modified properties) replaces
 `application_properties`. Source: AMQP 1.0 part 3, 3.2.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import Final
 
 LEAST_BYTES: Final = 100
-"""What a message counts for at least, however empty it is: it takes a row and its place in memory.
-Our choice, half of what that costs."""
+"""Minimum size counted for a message: an empty one takes a row and memory too. Our choice, half of
+what they cost."""
 
 
 class SharedBody:
-    """A body that the copies of one publish have in common.
+    """A body that the copies of a publish share.
 
-    `holders` counts the copies that are loaded: the window counts the bytes for one of them.
+    `holders`: number of loaded copies; the window counts the bytes for one of them.
     """
 
     __slots__ = ("holders", "size_bytes")
@@ -28,19 +28,18 @@ class SharedBody:
 
 
 class Envelope:
-    """One message at rest: what the broker looks at, and the raw sections it forwards.
+    """A message at rest: fields that the broker uses, and the raw sections that it forwards.
 
-    `size_bytes` is what it counts for in limits: its length, `LEAST_BYTES` at least.
-    Shape: `properties`, `application_properties` and `body` are whole encoded sections as
-    received (b"" when absent); `body` is all body sections followed by the footer. `annotations`
-    are encoded key/value pairs of the client's message annotations without a map header and
-    without the keys the broker owns; `annotation_count` counts pairs. `message_id` is the encoded
-    AMQP value with its type. `session_id` and the keys are UTF-8. `delivery_annotations` are the
-    client's without a lock token: the count of keys and values in four octets, then the encoded
-    pairs; b"" when there are none.
-    `hop_count` counts forwards; `origin_sequence` is the number it got in the topic or the entity
+    `size_bytes` is the size counted for limits: its length, at least `LEAST_BYTES`. Shape:
+    `properties`, `application_properties` and `body` are whole encoded sections as received (b""
+    when absent); `body` is all body sections followed by the footer. `annotations` are encoded
+    key/value pairs of the client's message annotations without a map header and without the keys
+    the broker owns; `annotation_count` counts pairs. `message_id` is the encoded AMQP value with
+    its type. `session_id` and the keys are UTF-8. `delivery_annotations` are the client's without a
+    lock token: the count of keys and values in four octets, then the encoded pairs; b"" when there
+    are none. `hop_count` counts forwards; `origin_sequence` is its number in the topic or entity
     where it was sent first, `dead_letter_source` the name of the entity whose dead letters were
-    forwarded; both None where the message lies as it was sent. `shared` lives in memory only.
+    forwarded; both None for a message that was not forwarded. `shared` exists in memory only.
     """
 
     __slots__ = (

@@ -1,7 +1,8 @@
-"""The fields of a message as rules see them, decoded once and only when somebody asks.
+"""The fields of a message as rules see them, decoded once, on first access.
 
 The rules of subscriptions read `MessageFields` and change a `MessageDraft`. The body is never
-looked at, and what a draft does not change keeps its bytes. Source: AMQP 1.0 part 3, 3.2.4, 3.2.5.
+decoded, and fields that a draft does not change keep their bytes. Source: AMQP 1.0 part 3, 3.2.4,
+3.2.5.
 """
 
 from __future__ import annotations
@@ -67,16 +68,18 @@ ID_FIELDS: Final = {
 
 
 class MessageFields:
-    """A message as rules see it; reading raises `DecodeError` when a section is malformed.
+    """A message as rules see it; reading raises `DecodeError` if a section is malformed.
 
-    `enqueued_ms` is when the broker took the message. What it gets later is none here.
+    `enqueued_ms`: time when the broker received the message. Properties that are set later are
+    None.
     """
 
     sequence: int | None = None
     delivery_count = 0
     dead_letter_source: str | None = None
     steps_left = 500_000
-    """What rules may still spend on it, in steps; routing sets it, others have this for each."""
+    """Steps that rules may still spend on it; set by routing, others use the default for each
+    message."""
 
     def __init__(self, envelope: Envelope, enqueued_ms: int = 0) -> None:
         self.envelope = envelope
@@ -85,9 +88,9 @@ class MessageFields:
 
     @cached_property
     def system(self) -> list[Value]:
-        """Return the thirteen fields of the properties section, by `Field`; None is absent.
+        """Return the thirteen fields of the properties section, by `Field`; None: absent.
 
-        Ids are texts, as SDKs show them: a uuid in its usual form, a number in decimals.
+        Ids are text, as SDKs show them: a uuid in its usual form, a number in decimal.
         """
         section = self.envelope.properties
         values = self._decode(section, _LISTS) if section else []
@@ -112,12 +115,12 @@ class MessageFields:
     def folded(self) -> dict[str, Value]:
         """Return the application properties by lower-case name.
 
-        Of names that differ in case only, the last one counts.
+        If names differ in case only, the last one is used.
         """
         return {name.lower(): value for name, value in self.application.items()}
 
     def _decode(self, section: bytes, forms: _Forms) -> list[Value]:
-        """Return the items of a section's list or map; one that is broken is not read twice."""
+        """Return the items of a section's list or map; a malformed section is decoded once only."""
         if forms in self._broken:
             raise self._broken[forms].with_traceback(None)
         try:
@@ -141,7 +144,7 @@ class MessageFields:
 
 
 class StoredFields(MessageFields):
-    """A message that is stored, with its number and the count of its failed deliveries."""
+    """A stored message, with its number and the count of its failed deliveries."""
 
     def __init__(
         self, envelope: Envelope, enqueued_ms: int, sequence: int, delivery_count: int
@@ -154,7 +157,7 @@ class StoredFields(MessageFields):
 
 
 class MessageDraft(MessageFields):
-    """A copy of a message that is being changed; what is set can be read at once."""
+    """A copy of a message that is being changed; changes can be read immediately."""
 
     def __init__(self, fields: MessageFields) -> None:
         super().__init__(fields.envelope, fields.enqueued_ms)
@@ -169,7 +172,7 @@ class MessageDraft(MessageFields):
         self._annotations: dict[str, bytes | None] = {}
 
     def set_field(self, field: Field, text: str | None) -> None:
-        """Set a field of the properties section. Raises `ValueError` for an id that is too long."""
+        """Set a field of the properties section. Raises `ValueError` if an id is too long."""
         limited = ID_FIELDS.get(field)
         if limited and text is not None and len(text) > MAX_ID_CHARS:
             raise ValueError(f"The {limited} is longer than {MAX_ID_CHARS} characters.")
@@ -178,7 +181,7 @@ class MessageDraft(MessageFields):
             self.set_partition_key(text)
 
     def set_ttl(self, ttl_ms: int | None) -> None:
-        """Set the time to live; the expiry of a message that has none is the sender's no more."""
+        """Set the time to live; without one, the sender's expiry is removed."""
         self.ttl_ms = ttl_ms
         if ttl_ms is None and self.system[Field.EXPIRY_TIME] is not None:
             self._fields[Field.EXPIRY_TIME] = self.system[Field.EXPIRY_TIME] = None
@@ -190,20 +193,20 @@ class MessageDraft(MessageFields):
         )
 
     def set_partition_key(self, key: str | None) -> None:
-        """Set the partition key. Raises `ValueError` when it is too long."""
+        """Set the partition key. Raises `ValueError` if it is too long."""
         if key is not None and len(key) > MAX_ID_CHARS:
             raise ValueError(f"The partition key is longer than {MAX_ID_CHARS} characters.")
         self.partition_key = key
         self._annotations[_PARTITION_KEY] = None if key is None else encode_value(key)
 
     def set_property(self, name: str, value: Value) -> None:
-        """Set an application property; one whose name differs in case only is the same one."""
+        """Set an application property; names are case-insensitive."""
         folded = name.lower()
         name = self._names.setdefault(folded, name)
         self.application[name] = self.folded[folded] = self._set[name] = value
 
     def remove_property(self, name: str) -> None:
-        """Remove an application property, in whatever case it is written; absent is fine."""
+        """Remove an application property if it exists; names are case-insensitive."""
         folded = name.lower()
         for known in [known for known in self.application if known.lower() == folded]:
             del self.application[known]
@@ -215,8 +218,8 @@ class MessageDraft(MessageFields):
     def build(self, spare_bytes: int = 0) -> Envelope:
         """Return the changed message; the properties may be `spare_bytes` over their limit.
 
-        Raises `ValueError` (`PropertiesTooLarge`) for what breaks a limit, `TypeError` for a value
-        that is no simple AMQP value, `DecodeError` for a broken section.
+        Raises `ValueError` (`PropertiesTooLarge`) if a limit is exceeded, `TypeError` for a value
+        that is not a simple AMQP value, `DecodeError` for a malformed section.
         """
         old = self.envelope
         envelope = Envelope(**{name: getattr(old, name) for name in Envelope.__slots__})
@@ -274,7 +277,7 @@ class MessageDraft(MessageFields):
 
 
 def _open(section: bytes, forms: _Forms) -> tuple[int, int]:
-    """Return how many items a section's list or map has and where they start."""
+    """Return the number of items of a section's list or map, and the start of the first."""
     pos = skip_value(section, 1, len(section))
     code = section[pos : pos + 1]
     if code and code[0] == forms[0] and pos + 3 <= len(section):
@@ -287,7 +290,7 @@ def _open(section: bytes, forms: _Forms) -> tuple[int, int]:
 
 
 def _decode_items(section: bytes, forms: _Forms) -> list[Value]:
-    """Decode the items of a section; what most of them are is read without a call for each."""
+    """Decode the items of a section; the usual types are decoded inline."""
     count, pos = _open(section, forms)
     if forms is _MAPS and count % 2:
         raise DecodeError("map with a key without a value")
@@ -326,7 +329,7 @@ def _split_items(section: bytes, forms: _Forms) -> list[bytes]:
 
 
 def _replace_fields(section: bytes, changes: dict[Field, str | Timestamp | None]) -> bytes:
-    """Return the properties section with some fields changed, the others as they were."""
+    """Return the properties section with some fields changed."""
     fields = _split_items(section, _LISTS)
     fields += [_NULL] * (max(changes) + 1 - len(fields))
     for field, value in changes.items():
@@ -335,7 +338,7 @@ def _replace_fields(section: bytes, changes: dict[Field, str | Timestamp | None]
 
 
 def _without(section: bytes, names: set[str]) -> bytes:
-    """Return the application properties without some; the others as they were."""
+    """Return the application properties without some of them."""
     items = _split_items(section, _MAPS)
     kept: list[bytes] = []
     for key, value in zip(items[::2], items[1::2], strict=True):
@@ -349,7 +352,7 @@ def _without(section: bytes, names: set[str]) -> bytes:
 def _replace_annotations(
     annotations: bytes, count: int, changes: dict[str, bytes | None]
 ) -> tuple[bytes, int]:
-    """Return encoded annotations and their number; a value of None removes."""
+    """Return encoded annotations and their number; a value of None removes an annotation."""
     kept: list[bytes] = []
     pos, end = 0, len(annotations)
     for _ in range(count):

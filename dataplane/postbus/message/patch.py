@@ -1,7 +1,7 @@
 """Changes of application properties (modified outcomes, dead-letter reasons) and their limits.
 
-The entity calls it when it settles and when it accepts, the edge for a message without an id.
-Nothing else of a message is ever changed.
+Called by the entity when it settles and accepts, and by the edge for a message without an id. Other
+parts of a message never change.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PropertiesTooLarge(ValueError):
 def merge_properties(
     section: bytes, changes: dict[str, object], limit_bytes: int = MAX_PROPERTIES_BYTES
 ) -> bytes:
-    """Return the section with `changes` set; what does not change is copied as bytes, in order.
+    """Return the section with `changes` set; unchanged properties are copied as bytes, in order.
 
     A changed property keeps its place, new ones follow at the end; b"" is a message without the
-    section. Raises `PropertiesTooLarge`, `DecodeError` for a broken section, and `TypeError` for
-    what is no simple AMQP value.
+    section. Raises `PropertiesTooLarge`, `DecodeError` for a malformed section, and `TypeError` for
+    a value that is not a simple AMQP value.
     """
     for value in changes.values():
         if isinstance(value, list | dict | Array | Described):
@@ -69,7 +69,7 @@ def merge_properties(
 
 
 def give_message_id(envelope: Envelope, message_id: bytes) -> None:
-    """Set the id of a message that came without one; its other fields are copied as bytes.
+    """Set the id of a message without one; its other fields are copied as bytes.
 
     `message_id` is an encoded value of less than 250 bytes.
     """
@@ -89,9 +89,9 @@ def give_message_id(envelope: Envelope, message_id: bytes) -> None:
 
 
 def check_properties(envelope: Envelope) -> str | None:
-    """Return what a message's properties violate, None when they are within the limits.
+    """Return an error if a message's properties exceed their limits, else None.
 
-    Looks inside only where the sizes make a violation possible.
+    Decodes them only if their sizes make a violation possible.
     """
     if len(envelope.properties) > MAX_ID_CHARS:
         message_id = envelope.message_id
@@ -130,13 +130,15 @@ def _is_long(key: bytes) -> bool:
 
 
 def _id_length(message_id: bytes) -> int:
-    """Return the characters of a string id, the octets of a binary one."""
+    """Return the number of characters of a string id, or of octets of a binary one."""
     data = message_id[2:] if message_id[0] in (0xA0, 0xA1) else message_id[5:]
     return len(data) if message_id[0] in (0xA0, 0xB0) else len(data.decode(errors="replace"))
 
 
 def _entries(section: bytes) -> list[tuple[str | None, bytes, int]]:
-    """Return name (None: not a string), encoded key and value, size of the value; of each entry."""
+    """Return for each entry: name (None: not a string), encoded key and value, size of the
+    value.
+    """
     if not section:
         return []
     pos = skip_value(section, 1, len(section))
@@ -163,7 +165,7 @@ def _entries(section: bytes) -> list[tuple[str | None, bytes, int]]:
 
 
 def with_properties(envelope: Envelope, section: bytes) -> Envelope:
-    """Copy an envelope with other application properties; its size follows."""
+    """Copy an envelope with other application properties and its new size."""
     fields = {name: getattr(envelope, name) for name in Envelope.__slots__}
     fields["application_properties"] = section
     fields["size_bytes"] += len(section) - len(envelope.application_properties)

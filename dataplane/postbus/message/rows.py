@@ -1,8 +1,8 @@
-"""The envelope as one column of a row: everything but application properties and body.
+"""The envelope as one column of a row, without application properties and body.
 
-The store packs on insert and unpacks on load; user strings stay bytes (they may hold NUL).
-Shape: format octet, flags octet, in format 2 the length and the bytes of the delivery annotations,
-then the fields the flags name, in their order, then the properties section. The message id is a
+The store packs on insert and unpacks on load; user strings stay bytes (they may hold NUL). Shape:
+format octet, flags octet, in format 2 the length and the bytes of the delivery annotations, then
+the fields whose flags are set, in their order, then the properties section. The message id is a
 field only if the section does not begin with it, so the row of a plain message is two octets and
 its properties.
 """
@@ -17,7 +17,7 @@ from postbus.message.envelope import LEAST_BYTES, Envelope
 
 FORMAT: Final = 1
 ANNOTATED_FORMAT: Final = 2
-"""The same behind the delivery annotations of the sender, which few messages have."""
+"""The same after the delivery annotations of the sender, which few messages have."""
 
 DURABLE: Final = 0x01
 PRIORITY: Final = 0x02
@@ -27,7 +27,7 @@ ANNOTATIONS: Final = 0x10
 KEYS: Final = 0x20
 MESSAGE_ID: Final = 0x40
 FORWARDED: Final = 0x80
-"""It came here from another entity: hop count, number there or 0, source of dead letters."""
+"""Forwarded from another entity: hop count, number there or 0, source of dead letters."""
 
 _I64: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
@@ -41,7 +41,7 @@ _NO_OTHER_KEYS: Final = b"\xff" * 4
 _SECTION: Final = b"\x00\x53\x73"
 _LIST8: Final = b"\x00\x53\x73\xc0"
 _ID_AT: Final = {0xC0: 6, 0xD0: 12}
-"""Where the first property lies, by the constructor of the section's list."""
+"""Position of the first property, by the constructor of the section's list."""
 
 
 class UnknownRowFormat(ValueError):
@@ -156,7 +156,7 @@ def unpack_envelope(
 
 
 def session_id_of(blob: bytes) -> bytes | None:
-    """Return only the session id of a column value. Raises `UnknownRowFormat`."""
+    """Return the session id in a column value. Raises `UnknownRowFormat`."""
     pos, flags = _fields_at(blob), blob[1]
     if not flags & KEYS:
         return None
@@ -167,7 +167,7 @@ def session_id_of(blob: bytes) -> bytes | None:
 
 
 def _fields_at(blob: bytes) -> int:
-    """Return where the first field begins. Raises `UnknownRowFormat`."""
+    """Return the position of the first field. Raises `UnknownRowFormat`."""
     if blob[0] == FORMAT:
         return 2
     if blob[0] == ANNOTATED_FORMAT:
@@ -188,7 +188,7 @@ def _key(blob: bytes, pos: int) -> tuple[bytes | None, int]:
 
 
 def _message_id_of(properties: bytes) -> bytes | None:
-    """Return the first property as encoded, None for none."""
+    """Return the encoded first property, or None."""
     if len(properties) < 7 or not properties.startswith(_SECTION):
         return None
     pos = _ID_AT.get(properties[3])

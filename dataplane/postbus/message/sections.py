@@ -1,9 +1,9 @@
 """Slices an encoded message into an `Envelope` in one pass, and a batch into its members.
 
-The edge calls it once for each message that arrives. Sections are cut out, never re-encoded; only
-what the broker acts on is read. The inside of values that are forwarded is not checked, but of
-bodies that are values: SDKs decode those before they hand a message out.
-Source: AMQP 1.0 part 3, 3.2; Service Bus's batch format (message-format 0x80013700).
+Called by the edge once for each message that arrives. Sections are cut out, never re-encoded; only
+fields that the broker acts on are decoded. Values that are forwarded are not checked, except bodies
+that are values: SDKs decode those before the application gets the message. Source: AMQP 1.0 part 3,
+3.2; Service Bus's batch format (message-format 0x80013700).
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from postbus.message.envelope import LEAST_BYTES, Envelope
 from postbus.message.value_check import MAX_VALUES, check_value
 
 BATCH_FORMAT: Final = 0x8001_3700
-"""message-format of a transfer whose data sections each hold one encoded message."""
+"""message-format of a transfer whose data sections each hold an encoded message."""
 
 MAX_MEMBERS: Final = 10_000
-"""Maximum messages of a batch in any protocol. Our choice: a member can be a few bytes, and all are
-one commit, which may not take seconds. Service Bus takes 4,500, in Premium some 15,000."""
+"""Maximum number of messages of a batch in any protocol. Our choice: a member can be a few bytes,
+and all are one commit, which must not take seconds. Service Bus accepts 4,500, in Premium some
+15,000."""
 
 MAX_UINT: Final = 0xFFFF_FFFF
 
 MAX_TTL_MS: Final = 922_337_203_685_477
-"""The longest TimeSpan in ms: a TTL beyond it is the same as this one ("never")."""
+"""The longest TimeSpan in ms: a longer TTL is stored as this one ("never")."""
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -48,21 +49,21 @@ BROKER_ANNOTATIONS: Final = frozenset(
         b"x-opt-deadletter-source",
     }
 )
-"""Annotations only the broker may set; a client's values are dropped."""
+"""Annotations that only the broker may set; a client's values are dropped."""
 
 _DURABLE_HEADER: Final = b"\x00\x53\x70\xc0\x02\x01\x41"
-"""A header that says durable and nothing else."""
+"""A header with durable and nothing else."""
 
 _U32: Final = struct.Struct(">I").unpack_from
 _I64: Final = struct.Struct(">q").unpack_from
 
 
 class MalformedMessage(DecodeError):
-    """The sections of a message are not what AMQP 1.0 allows."""
+    """The sections of a message violate AMQP 1.0."""
 
 
 class TooManyMembers(DecodeError):
-    """A batch has more messages than one commit takes."""
+    """A batch has more messages than a commit may have."""
 
 
 def slice_message(
@@ -70,13 +71,13 @@ def slice_message(
 ) -> Envelope:
     """Return the parts of an encoded message. Raises `DecodeError` (`MalformedMessage`).
 
-    `room`: how many values the bodies of a batch may still have, which is brought up to date.
-    `is_body_checked`: whether values in the body are looked through; who decodes them finds out.
+    `room`: remaining number of values in the bodies of a batch; it is updated. `is_body_checked`:
+    False if the caller decodes the body, and so checks its values, itself.
     """
     end = len(data)
     envelope = Envelope(max(LEAST_BYTES, end))
     pos = order = 0
-    if data.startswith(_DURABLE_HEADER):  # what most clients begin with
+    if data.startswith(_DURABLE_HEADER):  # the first section of most clients
         envelope.is_durable = True
         pos, order = len(_DURABLE_HEADER), HEADER
     try:
@@ -138,7 +139,7 @@ def slice_message(
 
 
 def explode_batch(data: bytes) -> list[Envelope]:
-    """Return the members of a batch. Raises `DecodeError`: `TooManyMembers`, also for none.
+    """Return the members of a batch. Raises `DecodeError`, also if it is empty; `TooManyMembers`.
 
     The batch's own sections only help a gateway to route it and are ignored.
     """
@@ -174,7 +175,7 @@ def explode_batch(data: bytes) -> list[Envelope]:
 
 
 def _section(data: bytes, pos: int, end: int) -> tuple[int, int]:
-    """Return the section's code and where its value starts."""
+    """Return the section's code and the start of its value."""
     if data[pos] != 0x00:
         raise MalformedMessage("section without a descriptor")
     if data[pos + 1] == 0x53:
@@ -202,7 +203,7 @@ SECTION_NAMES: Final = {
     "amqp:amqp-value:*": VALUE,
     "amqp:footer:map": FOOTER,
 }
-"""Name of a section, which may stand for its code, -> the code."""
+"""Symbolic descriptor of a section -> its code."""
 
 _FORM8: Final = {HEADER: 0xC0, 0x71: 0xC1, 0x72: 0xC1, PROPERTIES: 0xC0, 0x74: 0xC1}
 _FORM32: Final = {code: form + 0x10 for code, form in _FORM8.items()}
@@ -223,7 +224,7 @@ def _end_of_body(
     room: list[int] | None,
     is_body_checked: bool,
 ) -> int:
-    """Walk the body sections, which are of one kind, and the footer; return where they end.
+    """Walk the body sections, which are of one kind, and the footer; return their end.
 
     Delivery annotations may follow: azure-servicebus for Python writes them last.
     """
@@ -257,7 +258,7 @@ def _end_of_body(
 
 
 def _read_header(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
-    """Read durable, priority and ttl; null is the default of each."""
+    """Decode durable, priority and ttl; null means their defaults."""
     code = data[pos]
     if code == 0x41:
         envelope.is_durable = True
@@ -293,7 +294,7 @@ def _read_header(envelope: Envelope, data: bytes, pos: int, end: int, count: int
 
 
 def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
-    """Keep the client's entries as bytes, drop the broker's, read the ones it acts on."""
+    """Keep the client's entries as bytes, drop the broker's, decode those it acts on."""
     first = pos
     kept: list[bytes] = []
     is_unchanged = True
@@ -314,7 +315,7 @@ def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count
             elif key == b"x-opt-partition-key" or key == b"x-opt-via-partition-key":
                 at = value_at - pos
                 if entry[at] in _BINARIES:
-                    # azure-servicebus for Python sends a received key again as it decoded it.
+                    # azure-servicebus for Python sends received keys back as it decoded them.
                     entry = entry[:at] + bytes((entry[at] + 1,)) + entry[at + 1 :]
                     is_unchanged = False
                 text = _text(entry, at, len(entry))
@@ -332,7 +333,7 @@ def _read_annotations(envelope: Envelope, data: bytes, pos: int, end: int, count
 
 
 _BINARIES: Final = (0xA0, 0xB0)
-"""Constructors of binaries; that of the string with a size as long is the next one."""
+"""Constructors of binaries; each is followed by that of strings with the same size field."""
 
 
 def _read_delivery_annotations(
@@ -368,7 +369,7 @@ def _scheduled_ms(data: bytes, pos: int, end: int) -> int | None:
 
 
 def _text(data: bytes, pos: int, end: int) -> bytes | None:
-    """Return the UTF-8 of a string, None of null."""
+    """Return the UTF-8 of a string, None for null."""
     code = data[pos]
     if code == 0xA1:
         pos += 2
@@ -392,7 +393,7 @@ def _check_utf8(text: bytes) -> None:
 
 
 def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count: int) -> None:
-    """Read message-id, group-id and the expiry times; walk no further than they need."""
+    """Decode message-id, group-id and the expiry times; skip the fields after them."""
     if count == 0:
         if pos != end:
             raise MalformedMessage("properties are longer than their fields")
@@ -433,20 +434,20 @@ def _read_properties(envelope: Envelope, data: bytes, pos: int, end: int, count:
                     creation = _I64(data, pos + 1)[0]
             index += 1
         if expiry is not None and creation is not None and envelope.ttl_ms == MAX_UINT:
-            # SDKs cap header.ttl there and say the real life in the two times.
+            # SDKs cap header.ttl there; the difference of the two times is the real TTL.
             envelope.ttl_ms = min(max(expiry - creation, 0), MAX_TTL_MS)
     if after > end:
         raise MalformedMessage("properties are cut off")
 
 
 _NINE_NULLS: Final = b"\x40" * 9
-"""Properties from user-id to creation-time: of most messages with a session id, and of clients that
-write every field.
+"""Null properties from user-id to creation-time, as in most messages with a session id, and from
+clients that write every field.
 """
 
 
 def _read_unusual_id(envelope: Envelope, data: bytes, pos: int, end: int) -> int:
-    """Read a message-id that is no short string; return the position after it."""
+    """Decode a message-id that is not a short string; return the position after it."""
     if data[pos] not in (0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xB1):
         raise MalformedMessage("message-id is no ulong, uuid, binary or string")
     after = skip_value(data, pos, end)

@@ -1,7 +1,7 @@
-"""Check that every client can decode an encoded value, without building it.
+"""Check that clients can decode an encoded value, without building it.
 
-For bodies that are values, once, when they are sent: a receiver of one that is cut off inside would
-repeatedly get an error of its SDK instead of the message. Source: AMQP 1.0 part 1, 1.6.
+Bodies that are values are checked once, when they are sent: the receivers of a truncated one would
+repeatedly get an error of their SDK instead of the message. Source: AMQP 1.0 part 1, 1.6.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ _U32: Final = struct.Struct(">I").unpack_from
 
 
 def check_value(data: bytes, pos: int, end: int, room: int = MAX_VALUES) -> tuple[int, int]:
-    """Return the position after the value at `pos`, and how many more values there may be.
+    """Return the position after the value at `pos`, and the remaining number of values.
 
-    Raises `DecodeError` for what a decoder cannot read, and above `room` values.
+    Raises `DecodeError` for malformed values, and above `room` values.
     """
-    open_: list[
-        tuple[int, int, int]
-    ] = []  # what we are in: kind, items that are left, where it ends
+    open_: list[tuple[int, int, int]] = []  # enclosing compounds: kind, items left, end
     while True:
         room -= 1
         if room < 0:
@@ -79,7 +77,7 @@ def check_value(data: bytes, pos: int, end: int, room: int = MAX_VALUES) -> tupl
 
 
 def _close(open_: list[tuple[int, int, int]], pos: int) -> int:
-    """Count a value that ended, and whatever ends with it."""
+    """Count a value that ended, and the compounds that end with it."""
     while open_:
         kind, left, end = open_.pop()
         left -= 1
@@ -97,7 +95,7 @@ def _is_key(kind: int, left: int) -> bool:
 
 
 def _begin(data: bytes, pos: int, after: int, code: int) -> tuple[int, int]:
-    """Return where the items of a list or map begin, and their number."""
+    """Return the start of the items of a list or map, and their number."""
     is_short = code in (0xC0, 0xC1)
     start = pos + (3 if is_short else 9)
     if start > after:
@@ -109,9 +107,9 @@ def _begin(data: bytes, pos: int, after: int, code: int) -> tuple[int, int]:
 
 
 def _check_array(data: bytes, pos: int, after: int, room: int) -> int:
-    """Check an array by decoding it; return the room that is left.
+    """Check an array by decoding it; return the remaining number of values.
 
-    Numbers have a width and need no look. Of all others each may have items in turn.
+    Numbers have a fixed width and are skipped. Other items may have items in turn.
     """
     start = pos + (3 if data[pos] == 0xE0 else 9)
     if start >= after:
@@ -123,7 +121,7 @@ def _check_array(data: bytes, pos: int, after: int, room: int) -> int:
             raise DecodeError("array is longer than its items")
         return room
     room -= after - start
-    if data[start] not in _PAID:  # such items may take no octets, up to so many of them
+    if data[start] not in _PAID:  # maximum number of items that take no octets
         room -= MAX_WIDTHLESS_ITEMS
     if room < 0:
         raise DecodeError(f"the body has more than {MAX_VALUES} values: send it as data")
@@ -132,7 +130,7 @@ def _check_array(data: bytes, pos: int, after: int, room: int) -> int:
 
 
 _PAID: Final = frozenset({*_TEXTS, 0xA0, 0xB0, 0x56, 0x73})
-"""Constructors whose items have octets each: texts, binaries, booleans, characters."""
+"""Constructors whose items each take octets: texts, binaries, booleans, characters."""
 
 _WIDTHS: Final = {
     **dict.fromkeys((0x50, 0x51, 0x52, 0x53, 0x54, 0x55), 1),
@@ -141,7 +139,7 @@ _WIDTHS: Final = {
     **dict.fromkeys((0x80, 0x81, 0x82, 0x83, 0x84), 8),
     **dict.fromkeys((0x94, 0x98), 16),
 }
-"""Octets of numbers, timestamps and uuids: whatever they are, they can be decoded."""
+"""Octets of numbers, timestamps and uuids: any content can be decoded."""
 
 
 def _check_text(data: bytes, pos: int, after: int, code: int) -> None:
