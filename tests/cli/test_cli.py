@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -225,7 +226,9 @@ def test_ports_that_nobody_chose_give_way(folder: Path) -> None:
         running("dev", "--data", str(folder / "a"), "--port", "0"),
         running("dev", "--data", str(folder / "b"), "--port", "0"),
     ):
-        pass
+        first, second = (json.loads((folder / name / "bus.json").read_text()) for name in "ab")
+        assert None not in (first["metrics"], second["metrics"])
+        assert first["metrics"] != second["metrics"]
 
 
 @pytest.mark.slow

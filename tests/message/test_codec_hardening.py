@@ -77,10 +77,13 @@ def test_mutated_captures_decode_or_raise_decode_error(data: st.DataObject) -> N
     octets = bytearray(data.draw(st.sampled_from(list(all_captured().values()))))
     for _ in range(data.draw(st.integers(1, 4))):
         octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
-    pos = 0
+    mutated, pos = bytes(octets), 0
     try:
-        while pos < len(octets):
-            _, pos = decode_value(bytes(octets), pos)
+        while pos < len(mutated):
+            value, end = decode_value(mutated, pos)
+            assert end == skip_value(mutated, pos, len(mutated))
+            assert same(decode_value(encode_value(value))[0], value)
+            pos = end
     except DecodeError:
         pass
 

@@ -221,7 +221,7 @@ async def test_silent_clients_are_disconnected(
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(first)
     async with asyncio.timeout(10):
-        await reader.read()
+        assert await reader.read() == b""
     writer.close()
     await server.stop()
 

@@ -71,6 +71,8 @@ async def test_server_that_may_lose_messages_is_accepted_when_asked(
 ) -> None:
     store = Store(careless_server.dsn, unsafe=True)
     await store.open()
+    async with store.aside() as connection:
+        assert await connection.fetchval("show fsync") == "off"
     await store.close()
 
 

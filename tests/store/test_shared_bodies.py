@@ -301,8 +301,10 @@ async def test_publish_overlaps_a_commit_in_flight(store: Store, database: str) 
             return (await counts(look)).get("message") == 150
 
         await wait_until(is_second_done)
+        assert await counts(look) == {"message": 150, "body": 1, "shared": 1}
         await hold.end()
         await it.seen.wait_released(2)
+        assert await counts(look) == {"message": 151, "body": 1, "shared": 1}
 
 
 async def test_body_is_not_lost_when_the_first_of_two_commits_fails(

@@ -337,7 +337,10 @@ def test_every_text_makes_a_well_formed_answer(text: str) -> None:
     rule = RuleProperties(name="r", correlation_filter=CorrelationFilter(label=text, to="x"))
     subscription = described(SubscriptionProperties(), "t/Subscriptions/s")
     written = Feeds(PLACE, text).rule(subscription, RuleDescription(rule, 5))
-    read_document(written.encode())
+    _, description = description_of(read_document(written.encode()))
+    found = read_rule(description).correlation_filter
+    shown = re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "\ufffd", text)
+    assert (found.label or "", found.to) == (shown, "x")
 
 
 @pytest.mark.parametrize(
