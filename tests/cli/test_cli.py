@@ -106,7 +106,7 @@ def test_examples_are_valid_manifests() -> None:
 
 
 @pytest.mark.slow
-def test_check_warns_of_what_is_hardly_meant(tmp_path: Path) -> None:
+def test_check_warns_of_unlikely_values(tmp_path: Path) -> None:
     for path in EXAMPLES.glob("*.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
     with (tmp_path / "loop.yaml").open("w") as file:
@@ -144,7 +144,7 @@ def test_wrong_manifest_is_named_with_line_and_field(command: str, folder: Path)
 
 
 @pytest.mark.slow
-def test_settings_that_make_no_sense() -> None:
+def test_invalid_settings_are_refused() -> None:
     assert_fails(postbus("dev", POSTBUS_PORT="many"), 3, "POSTBUS_PORT: input should be a valid")
     assert_fails(postbus("serve"), 3, "POSTBUS_STORES is not set: set it to the URL of a Postgres")
     assert_fails(postbus("dev", "--port", "70000"), 3, "--port: input should be less")
@@ -152,21 +152,21 @@ def test_settings_that_make_no_sense() -> None:
 
 
 @pytest.mark.slow
-def test_a_key_that_everybody_knows_is_for_loopback(folder: Path) -> None:
+def test_the_public_emulator_key_is_for_loopback_only(folder: Path) -> None:
     example = str(ROOT / "examples" / "namespace.yaml")
     done = postbus("dev", example, "--data", str(folder / "bus"), "--host", "0.0.0.0", *FREE_PORTS)
     assert_fails(done, 3, "host is 0.0.0.0, but everybody knows the key .*openssl rand -base64 32")
 
 
 @pytest.mark.slow
-def test_data_directory_in_use(folder: Path) -> None:
+def test_data_directory_in_use_is_refused(folder: Path) -> None:
     with DataDirectory(folder / "bus"):
         done = postbus("dev", "--data", str(folder / "bus"), *FREE_PORTS)
     assert_fails(done, 5, f"is in use by process {os.getpid()}")
 
 
 @pytest.mark.slow
-def test_ports_are_told_when_they_are_open(folder: Path) -> None:
+def test_taken_port_is_not_reported_before_the_data_directory(folder: Path) -> None:
     with socket.socket() as taken, DataDirectory(folder / "bus"):
         with suppress(OSError):  # somebody else has it: as good
             taken.bind(("127.0.0.1", 9464))
@@ -177,7 +177,7 @@ def test_ports_are_told_when_they_are_open(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_keys(folder: Path) -> None:
+def test_damaged_keys_are_refused(folder: Path) -> None:
     (folder / "keys.json").write_text("{")
     done = postbus("dev", str(ROOT / "examples"), "--data", str(folder), *FREE_PORTS)
     assert_fails(done, 5, r"keys\.json cannot be read")
@@ -210,7 +210,7 @@ def test_ephemeral_bus_leaves_nothing(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--port", "--tls-port", "--http-port", "--metrics-port"])
-def test_port_in_use(option: str, folder: Path) -> None:
+def test_port_in_use_is_refused(option: str, folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -221,7 +221,7 @@ def test_port_in_use(option: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ports_that_nobody_chose_give_way(folder: Path) -> None:
+def test_default_ports_in_use_are_replaced(folder: Path) -> None:
     with (
         running("dev", "--data", str(folder / "a"), "--port", "0"),
         running("dev", "--data", str(folder / "b"), "--port", "0"),
@@ -232,7 +232,7 @@ def test_ports_that_nobody_chose_give_way(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_certificate_that_cannot_be_used(folder: Path) -> None:
+def test_unusable_certificate_is_refused(folder: Path) -> None:
     (folder / "server.pem").write_text("nothing")
     path = str(folder / "server.pem")
     variables = {"POSTBUS_TLS_CERTIFICATE_FILE": path, "POSTBUS_TLS_KEY_FILE": path}
@@ -258,18 +258,18 @@ def served(folder: Path, stores: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_address_that_is_none(folder: Path) -> None:
+def test_invalid_database_address_is_refused(folder: Path) -> None:
     assert_fails(served(folder, "db.example.org"), 3, "POSTBUS_STORES: .*postgresql://")
 
 
 @pytest.mark.slow
-def test_database_that_does_not_exist(folder: Path, postgres_server: EmbeddedPostgres) -> None:
+def test_missing_database_is_refused(folder: Path, postgres_server: EmbeddedPostgres) -> None:
     done = served(folder, postgres_server.dsn.replace("/postgres?", "/absent?"))
     assert_fails(done, 6, 'database "absent" does not exist')
 
 
 @pytest.mark.slow
-def test_postgres_without_rights(folder: Path, database: str) -> None:
+def test_postgres_without_rights_is_refused(folder: Path, database: str) -> None:
     execute(database, "drop role if exists weak", "create role weak login")
     done = served(folder, database.replace("//postbus@", "//weak@"))
     assert_fails(done, 6, "permission denied")
@@ -289,7 +289,9 @@ def guarded_server(folder: Path) -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.mark.slow
-def test_wrong_password_and_no_fsync(folder: Path, guarded_server: EmbeddedPostgres) -> None:
+def test_wrong_password_and_missing_fsync_are_refused(
+    folder: Path, guarded_server: EmbeddedPostgres
+) -> None:
     done = served(folder / "bus", guarded_server.dsn.replace("//postbus@", "//guest:hidden@"))
     assert_fails(done, 6, 'password authentication failed for user "guest"')
     assert "hidden" not in done.stderr + done.stdout
@@ -305,7 +307,7 @@ spec: {sku: {name: Premium, capacity: 1}}
 
 
 @pytest.mark.slow
-def test_another_sku_than_the_stores(folder: Path, database: str) -> None:
+def test_another_sku_than_the_stores_is_refused(folder: Path, database: str) -> None:
     arguments = ("serve", "--data", str(folder / "bus"), *FREE_PORTS)
     with running(*arguments, POSTBUS_STORES=database) as process:
         process.terminate()
@@ -316,7 +318,7 @@ def test_another_sku_than_the_stores(folder: Path, database: str) -> None:
 
 
 @pytest.mark.slow
-def test_newer_schema(folder: Path, database: str) -> None:
+def test_newer_schema_is_refused(folder: Path, database: str) -> None:
     with running("serve", "--data", str(folder), *FREE_PORTS, POSTBUS_STORES=database) as process:
         process.terminate()
         assert process.wait(LIMIT_S) == 0
@@ -325,7 +327,9 @@ def test_newer_schema(folder: Path, database: str) -> None:
 
 
 @pytest.mark.slow
-def test_postgres_that_may_lose_messages(folder: Path, database: str) -> None:
+def test_postgres_that_may_lose_messages_is_refused_unless_unsafe(
+    folder: Path, database: str
+) -> None:
     name = urlsplit(database).path[1:]
     execute(database, f"alter database {name} set synchronous_commit = off")
     assert_fails(served(folder, database), 6, "synchronous_commit=off.*--unsafe")

@@ -17,7 +17,7 @@ def user() -> Iterator[CommandLine]:
         yield user
 
 
-def test_audit_shows_what_commands_did(user: CommandLine) -> None:
+def test_audit_shows_changes_made_by_commands(user: CommandLine) -> None:
     user.ok("send", "queue.1", "hello")
     user.ok("purge", "queue.1", "--yes", "--where", "sys.Label IS NULL")
     user.ok("delete", "queue.1", "--yes", "--policy", "Retain")

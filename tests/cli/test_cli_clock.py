@@ -62,7 +62,7 @@ def test_durations_are_short_or_iso(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "5", "m", "5 m", "5x", "-5m", "P", "PT", "5m1h", "1.5h", "5M"]
 )
-def test_other_texts_are_no_durations(text: str) -> None:
+def test_invalid_durations_are_refused_by_the_command_line(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="use 90s, 5m, 2h, 7d"):
         read_duration(text)
 
@@ -137,7 +137,7 @@ def test_store_is_away_for_a_while_and_the_sdk_gets_over_it(dev_bus: DevBus) -> 
 
 
 @pytest.mark.slow
-def test_what_the_bus_refuses_is_told_with_its_words(dev_bus: DevBus) -> None:
+def test_refusals_of_the_bus_are_shown(dev_bus: DevBus) -> None:
     done = asked(dev_bus, "fault", "lose-locks", "nobody")
     assert_fails(done, 7, "postbus: there is no entity 'nobody'; check its name")
     done = asked(dev_bus, "fault", "store-outage", "1s", "--partition", "99")
@@ -153,7 +153,7 @@ def test_what_the_bus_refuses_is_told_with_its_words(dev_bus: DevBus) -> None:
 @pytest.mark.parametrize(
     "command", [("clock",), ("clock", "advance", "5m"), ("fault", "lose-locks", "orders")]
 )
-def test_no_bus_listens(command: tuple[str, ...]) -> None:
+def test_clock_commands_fail_without_a_bus(command: tuple[str, ...]) -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         done = run_here(*command, "--control-port", str(bound.getsockname()[1]))
@@ -171,7 +171,7 @@ class Admission(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_something_else_listens() -> None:
+def test_clock_commands_fail_when_another_server_answers() -> None:
     with HTTPServer(("127.0.0.1", 0), Admission) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         done = run_here("clock", "--control-port", str(server.server_port))
@@ -180,7 +180,7 @@ def test_something_else_listens() -> None:
 
 
 @pytest.mark.slow
-def test_usage() -> None:
+def test_invalid_clock_arguments_are_usage_errors() -> None:
     assert_fails(run_here("clock", "advance", "5x"), 2, "use 90s, 5m, 2h, 7d")
     assert_fails(run_here("clock", "advance"), 2, "Missing argument")
     assert_fails(run_here("clock", "--control-port", "70000"), 3, "--control-port: input should be")
@@ -207,7 +207,7 @@ def test_help_shows_examples_and_exit_codes(command: tuple[str, ...], example: s
 
 
 @pytest.mark.slow
-def test_control_port_in_use() -> None:
+def test_taken_control_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = postbus("dev", "--ephemeral", *FREE_PORTS, "--control-port", port)

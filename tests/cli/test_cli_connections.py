@@ -18,7 +18,7 @@ def here() -> Iterator[CommandLine]:
 
 
 @pytest.mark.slow
-def test_clients_are_told_with_rule_links_credit_and_locks(here: CommandLine) -> None:
+def test_connections_list_rules_links_credit_and_locks(here: CommandLine) -> None:
     assert here.ok("connections") == "no clients are connected\n"
     (text,) = re.findall(r"^Endpoint=.*", here.announced, re.MULTILINE)
     client = ServiceBusClient.from_connection_string(text)

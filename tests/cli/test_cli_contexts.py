@@ -46,7 +46,7 @@ def user(tmp_path: Path) -> CommandLine:
         ),
     ],
 )
-def test_connection_string_says_where_and_who(
+def test_connection_string_names_endpoint_and_rule(
     text: str, host: str, port: int, is_tls: bool
 ) -> None:
     found = read_connection_string(text)
@@ -67,7 +67,7 @@ def test_connection_string_says_where_and_who(
         "Endpoint=sb://h;Endpoint=sb://i;SharedAccessKeyName=n;SharedAccessKey=secret",
     ],
 )
-def test_what_is_no_connection_string_is_refused_without_repeating_it(text: str) -> None:
+def test_invalid_connection_string_is_refused_without_repeating_it(text: str) -> None:
     with pytest.raises(ContextError) as refused:
         read_connection_string(text)
     assert "secret" not in str(refused.value)
@@ -77,7 +77,7 @@ def test_what_is_no_connection_string_is_refused_without_repeating_it(text: str)
 
 
 @pytest.mark.slow
-def test_contexts_are_stored_for_their_owner_chosen_and_forgotten(user: CommandLine) -> None:
+def test_contexts_are_stored_privately_selected_and_deleted(user: CommandLine) -> None:
     string_file = user.folder / "prod.txt"
     string_file.write_text(SECRET_STRING)
     token_file = user.folder / "token"
@@ -110,7 +110,7 @@ def test_contexts_are_stored_for_their_owner_chosen_and_forgotten(user: CommandL
 
 
 @pytest.mark.slow
-def test_key_given_on_standard_input_is_stored_and_never_shown(user: CommandLine) -> None:
+def test_key_from_standard_input_is_stored_and_never_shown(user: CommandLine) -> None:
     said = user.ok(
         "context", "set", "prod", "--connection-string-file", "-", stdin=SECRET_STRING + "\n"
     )
@@ -144,7 +144,7 @@ def test_bad_input_is_refused(
 
 
 @pytest.mark.slow
-def test_connection_string_that_is_none_is_not_stored_and_not_repeated(user: CommandLine) -> None:
+def test_invalid_connection_string_is_neither_stored_nor_repeated(user: CommandLine) -> None:
     said = user.fails(
         "context", "set", "x", "--connection-string-file", "-",
         code=3, says="no connection string: Endpoint=", stdin="geheim",
@@ -205,7 +205,7 @@ def test_bus_of_this_folder_is_found_by_itself(here: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_named_context_goes_before_the_bus_of_this_folder(here: CommandLine) -> None:
+def test_named_context_precedes_the_bus_of_this_folder(here: CommandLine) -> None:
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))
         where = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -271,7 +271,7 @@ def test_completion_script_of_each_shell(user: CommandLine, shell: str) -> None:
 
 
 @pytest.mark.slow
-def test_help_loads_nothing_that_takes_long() -> None:
+def test_help_imports_no_slow_module() -> None:
     """Each of these takes from a tenth of a second to most of one."""
     heavy = {"aiohttp", "asyncpg", "lark", "pydantic", "uvloop", "yaml", "postbus.assembly.bus"}
     program = "import sys, postbus.cli; print(*sys.modules)"

@@ -75,7 +75,7 @@ def peeked(user: CommandLine, *arguments: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_messages_are_looked_at_without_being_touched(user: CommandLine) -> None:
+def test_peek_shows_messages_without_changing_them(user: CommandLine) -> None:
     send(user, "looked", 300)
     assert peeked(user, "looked") == [f"m{n}" for n in range(20)]
     assert peeked(user, "looked", "--count", "0") == [f"m{n}" for n in range(300)]
@@ -107,7 +107,7 @@ def test_filter_has_the_language_of_rules(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_peeked_can_be_sent(user: CommandLine) -> None:
+def test_peeked_messages_can_be_sent(user: CommandLine) -> None:
     kill(user, "table", 2)
     printed = user.ok("peek", "table", "--dead-letter", "-o", "json")
     told = json.loads(printed.splitlines()[0])
@@ -132,7 +132,7 @@ def die(user: CommandLine, queue: str, reason: str, *descriptions: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_summary_says_of_what_they_died_and_how_each_group_is_sent_again(
+def test_summary_shows_reasons_and_a_resend_command_for_each_group(
     user: CommandLine,
 ) -> None:
     die(user, "summed", "declined", "card 3 of ann's", "card 17 of ann's", "card 4 of ann's")
@@ -165,7 +165,7 @@ def test_a_summary_says_of_what_they_died_and_how_each_group_is_sent_again(
 
 
 @pytest.mark.slow
-def test_tables_say_how_many_there_are_and_how_to_go_on(user: CommandLine) -> None:
+def test_tables_show_the_total_and_the_command_for_the_next_page(user: CommandLine) -> None:
     kill(user, "paged", 25)
     told = user.run("dlq", "list", "paged").stderr
     assert told == ("20 shown of 25 messages; continue with: postbus dlq list paged --from 21\n")
@@ -176,7 +176,7 @@ def test_tables_say_how_many_there_are_and_how_to_go_on(user: CommandLine) -> No
 
 
 @pytest.mark.slow
-def test_messages_are_found_by_their_bodies_and_wrong_names_are_told(user: CommandLine) -> None:
+def test_messages_are_found_by_body_and_wrong_names_are_reported(user: CommandLine) -> None:
     told = user.run("dlq", "list", "paged", "--where", "body LIKE '%m7%' AND n > 3")
     assert told.stdout == "no messages\n"
     assert "no message has a property body" in told.stderr
@@ -197,7 +197,7 @@ def test_messages_are_found_by_their_bodies_and_wrong_names_are_told(user: Comma
 
 
 @pytest.mark.slow
-def test_purge_counts_asks_and_deletes_what_is_selected(user: CommandLine) -> None:
+def test_purge_counts_confirms_and_deletes_selected_messages(user: CommandLine) -> None:
     send(user, "purged", 300)
     said = user.ok("purge", "purged", "--where", "n < 100", "--dry-run")
     assert said == "100 messages of purged would be deleted\n"
@@ -214,7 +214,7 @@ def test_purge_counts_asks_and_deletes_what_is_selected(user: CommandLine) -> No
 
 
 @pytest.mark.slow
-def test_locked_message_is_not_purged_and_named(user: CommandLine) -> None:
+def test_purge_skips_and_names_a_locked_message(user: CommandLine) -> None:
     send(user, "locked", 2)
     holding = subprocess.Popen(
         [sys.executable, "-m", "postbus", "receive", "locked", "--peek-lock", "100"],
@@ -234,7 +234,7 @@ def test_locked_message_is_not_purged_and_named(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_dead_letters_are_listed_and_sent_again(user: CommandLine) -> None:
+def test_dead_letters_are_listed_and_resent(user: CommandLine) -> None:
     kill(user, "resent", 5)
     letters = user.ok("dlq", "list", "resent", "-o", "json").splitlines()
     told = json.loads(letters[0])
@@ -258,7 +258,7 @@ def test_dead_letters_are_listed_and_sent_again(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_dead_letter_is_mended(user: CommandLine) -> None:
+def test_dead_letter_is_edited_and_resent(user: CommandLine) -> None:
     kill(user, "edited", 2)
     user.ok(
         "dlq", "edit", "edited", "1", "--body", "fixed", "-p", "amount:int=7", "-p", "who=me",
@@ -300,7 +300,7 @@ def test_dead_letters_are_deleted(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_run_that_is_cut_short_goes_on_and_sends_each_once(user: CommandLine) -> None:
+def test_interrupted_resend_continues_and_sends_each_message_once(user: CommandLine) -> None:
     kill(user, "paced", 120)
     resending = subprocess.Popen(
         [sys.executable, "-m", "postbus", "dlq", "resend", "paced", "--all", "-y", "--rate", "40"],
@@ -352,7 +352,9 @@ def test_bad_input(user: CommandLine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("peek",), ("dlq", "list")], ids=lambda each: each[-1])
-def test_topics_lead_to_their_subscriptions(user: CommandLine, command: tuple[str, ...]) -> None:
+def test_commands_on_a_topic_name_its_subscriptions(
+    user: CommandLine, command: tuple[str, ...]
+) -> None:
     done = user.run(*command, "news")
     assert (done.returncode, done.stdout) == (0, "no messages\n")
     assert "news is a topic" in done.stderr

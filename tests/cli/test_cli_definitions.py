@@ -93,7 +93,7 @@ def test_apply_diff_and_export_agree(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_everything_is_made_again_of_an_export(user: CommandLine) -> None:
+def test_export_recreates_all_entities(user: CommandLine) -> None:
     user.ok("apply", *EXAMPLES)
     exported = user.ok("export")
     for kind in ("queues", "topics"):
@@ -121,7 +121,7 @@ def test_one_queue_is_applied_without_the_rest(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_manifests_come_by_standard_input(user: CommandLine) -> None:
+def test_manifests_are_read_from_standard_input(user: CommandLine) -> None:
     exported = user.ok("export")
     assert user.ok("apply", "-", stdin=exported).endswith(" unchanged\n")
     assert user.ok("diff", "-", stdin=exported) == ""
@@ -132,7 +132,7 @@ def test_manifests_come_by_standard_input(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_addresses_without_tls_and_with_it_are_told_apart(user: CommandLine) -> None:
+def test_wrong_scheme_of_the_control_api_is_reported(user: CommandLine) -> None:
     (control,) = re.findall(r"(?m)^control +http://(\S+)$", user.announced)
     user.ok("context", "set", "secure", "--control", f"https://{control}")
     user.fails("status", "--context", "secure", code=7, says="does not use TLS")
@@ -141,14 +141,14 @@ def test_addresses_without_tls_and_with_it_are_told_apart(user: CommandLine) -> 
 
 
 @pytest.mark.slow
-def test_lines_end_with_what_they_say(user: CommandLine) -> None:
+def test_printed_lines_have_no_trailing_spaces(user: CommandLine) -> None:
     told = user.announced + user.ok("get", "namespace") + user.ok("get", "queues")
     assert [line for line in told.splitlines() if line.endswith(" ")] == []
     assert re.search(r"(?m)^authorizationRules  .*RootManageSharedAccessKey \(", told)
 
 
 @pytest.mark.slow
-def test_mistakes_change_nothing(user: CommandLine) -> None:
+def test_invalid_manifests_change_nothing(user: CommandLine) -> None:
     before = user.ok("export")
     write(user, "bad.yaml", QUEUE % ("fine", ""), QUEUE % ("bad", ", lockDuration: PT1H"))
     user.fails("apply", "bad.yaml", code=4, says=r"bad\.yaml:\d+: spec\.lockDuration: must be")
@@ -167,7 +167,7 @@ def test_mistakes_change_nothing(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_key_that_a_running_bus_was_started_with_is_refused_after_all_else_is_done(
+def test_changed_start_key_is_refused_after_all_other_changes(
     user: CommandLine,
 ) -> None:
     rule = "{name: RootManageSharedAccessKey, rights: [Listen]}"
@@ -193,7 +193,7 @@ def test_imported_configuration_is_applied(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_what_there_is_is_listed_with_counts(user: CommandLine) -> None:
+def test_get_lists_entities_with_counts(user: CommandLine) -> None:
     user.ok("apply", *EXAMPLES)
     user.ok("send", "orders", "x", "--repeat", "3")
     user.lines("receive", "orders", "--to-dead-letter")
@@ -220,7 +220,7 @@ def test_what_there_is_is_listed_with_counts(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_bad_names_and_arguments(user: CommandLine) -> None:
+def test_invalid_names_and_arguments_are_refused(user: CommandLine) -> None:
     user.fails("describe", "nobody", code=7, says="there is no queue or topic nobody")
     user.fails("describe", "order-events/Subscriptions/nobody", code=7, says="nobody")
     user.fails("get", "subscriptions", code=2, says="subscriptions needs a topic")
@@ -233,7 +233,7 @@ def test_bad_names_and_arguments(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_status(user: CommandLine) -> None:
+def test_status_shows_the_bus_and_its_partitions(user: CommandLine) -> None:
     told = user.json("status")
     assert (told["namespace"], told["isReady"], told["troubles"]) == ("local-bus", True, [])
     assert "ready       yes" in user.ok("status")
@@ -243,7 +243,7 @@ def test_status(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_delete_asks_and_keeps_what_is_not_empty(user: CommandLine) -> None:
+def test_delete_requires_confirmation_and_can_keep_non_empty_entities(user: CommandLine) -> None:
     write(user, "q.yaml", QUEUE % ("goner", ""))
     user.ok("apply", "q.yaml")
     user.ok("send", "goner", "x")
@@ -257,7 +257,7 @@ def test_delete_asks_and_keeps_what_is_not_empty(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_question_on_a_terminal(user: CommandLine) -> None:
+def test_terminal_is_asked_for_confirmation(user: CommandLine) -> None:
     write(user, "q.yaml", QUEUE % ("asked", ""))
     user.ok("apply", "q.yaml")
     for answer, code in (("n", 1), ("y", 0)):

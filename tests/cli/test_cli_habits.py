@@ -45,7 +45,7 @@ def here() -> Iterator[CommandLine]:
 
 
 @pytest.mark.slow
-def test_kinds_and_names_as_of_other_tools(here: CommandLine) -> None:
+def test_kinds_and_names_of_other_tools_are_accepted(here: CommandLine) -> None:
     assert [each["name"] for each in here.json("get", "queue")] == ["queue.1"]
     assert [each["name"] for each in here.json("get", "queues", "QUEUE.1")] == ["queue.1"]
     assert [each["name"] for each in here.json("get", "subscription", "order-events")] == ["all"]
@@ -55,13 +55,13 @@ def test_kinds_and_names_as_of_other_tools(here: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_a_name_that_nothing_has_brings_the_nearest_one(here: CommandLine) -> None:
+def test_unknown_name_suggests_the_nearest_one(here: CommandLine) -> None:
     here.fails("describe", "order-event", code=7, says=r"did you mean order-events\?")
     here.fails("delete", "zzz", "--yes", code=7, says="subscriptions are topic/Subscriptions/name")
 
 
 @pytest.mark.slow
-def test_the_context_may_stand_before_the_command(here: CommandLine) -> None:
+def test_context_option_is_accepted_before_the_command(here: CommandLine) -> None:
     here.ok("context", "set", "away", "--control", "http://127.0.0.1:1")
     here.fails("--context", "away", "status", code=7, says="no bus answers at http://127.0.0.1:1")
     here.ok("--context", "away", "status", "--context", "default")
@@ -125,7 +125,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize(("row", "columns"), [(MESSAGE, COLUMNS), (DEAD, DEAD_COLUMNS)])
-def test_tables_fit_eighty_columns_and_bodies_go_first(
+def test_tables_fit_eighty_columns_and_shorten_bodies_first(
     monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], columns: dict[str, str]
 ) -> None:
     lines = shown(monkeypatch, [row, row], columns, Format.TABLE)
@@ -137,7 +137,7 @@ def test_tables_fit_eighty_columns_and_bodies_go_first(
     assert "body" in wide[0]
 
 
-async def test_watching_tells_rates_and_how_dead_letters_grow(
+async def test_watch_shows_rates_and_the_growth_of_dead_letters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {
@@ -197,7 +197,5 @@ def test_ages_have_their_greatest_unit(seconds: float, text: str) -> None:
     ("per_second", "text"),
     [(None, None), (0.0, "0"), (0.24, "0.2"), (99.94, "99.9"), (1_234.5, "1234")],
 )
-def test_rates_have_a_digit_where_it_says_something(
-    per_second: float | None, text: str | None
-) -> None:
+def test_small_rates_have_a_decimal_digit(per_second: float | None, text: str | None) -> None:
     assert rate(per_second) == text

@@ -64,7 +64,7 @@ def parse(words: list[str]) -> None:
     command.make_context(name, list(words))
 
 
-def test_waiting_for_another_is_either_shortened_or_refused() -> None:
+def test_take_over_and_no_wait_exclude_each_other() -> None:
     with pytest.raises(BadParameter, match="exclude each other"):
         program().main(["serve", "--take-over", "--no-wait"], standalone_mode=False)
 
@@ -106,5 +106,5 @@ def test_help_fits_80_columns_and_names_no_types_of_python(
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[name for name, _ in COMMANDS])
-def test_each_option_has_a_word_of_help(name: str, command: Any) -> None:
+def test_each_option_has_a_help_text(name: str, command: Any) -> None:
     assert [each.name for each in command.params if not each.help] == []

@@ -109,7 +109,7 @@ MALFORMED: dict[str, tuple[bytes, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_of_a_malformed_message_is_told_what_can_be_read_and_the_rest_as_it_came(name: str) -> None:
+def test_malformed_message_shows_readable_sections_and_raw_bytes_of_the_rest(name: str) -> None:
     payload, broken, readable = MALFORMED[name]
     told = decode_json_message(payload)
     sections = told.pop("malformedSections")
@@ -119,7 +119,7 @@ def test_of_a_malformed_message_is_told_what_can_be_read_and_the_rest_as_it_came
     assert base64.b64decode(sections[broken]) in payload
 
 
-def test_what_is_no_section_and_what_has_too_many_values_is_kept_as_it_came() -> None:
+def test_unknown_and_oversized_sections_are_shown_as_raw_bytes() -> None:
     for rest in (b"", b"\x00", b"\xa0\x05x", section(0x99, b"\x40"), section(0x75, b"\xb0\xff")):
         told = decode_json_message(properties(b"\x40") + rest)
         assert told["messageId"] == "m"
@@ -167,13 +167,13 @@ def test_no_message_breaks_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("number", [float("inf"), float("-inf")])
-def test_a_number_that_json_does_not_have_is_told_with_its_type(number: float) -> None:
+def test_numbers_outside_json_are_shown_with_their_type(number: float) -> None:
     payload = encode_value(Described(Ulong(0x77), number))
     shown = json.loads(as_json(decode_json_message(payload)), parse_constant=pytest.fail)
     assert read_value("bodyValue", shown["bodyValue"]) == number
 
 
-def test_json_and_yaml_hold_nothing_that_a_terminal_obeys() -> None:
+def test_json_and_yaml_contain_no_terminal_control_characters() -> None:
     value = {"plain": "é日本", HOSTILE: [HOSTILE, {"a": HOSTILE}], "long": f"{HOSTILE} " * 40}
     for text in (as_json(value), as_json(value, indent=2), as_yaml(value)):
         assert text.replace("\n", "").isprintable()
@@ -228,7 +228,7 @@ def test_malformed_messages_are_received_like_all_others(user: CommandLine, outc
 
 
 @pytest.mark.slow
-def test_nothing_that_a_client_says_reaches_a_terminal_raw(user: CommandLine) -> None:
+def test_control_characters_of_clients_never_reach_a_terminal(user: CommandLine) -> None:
     send_raw(user, "hostile", properties(NO_TEXT) + BODY)
     (peeked,) = user.ok("peek", "hostile", "-o", "json").splitlines()
     assert json.loads(peeked)["isMalformed"] is True

@@ -177,7 +177,7 @@ def test_everything_of_the_emulators_configuration_is_carried_over(tmp_path: Pat
     assert imported.remarks == ["UserConfig.Logging was ignored: use --log-level"]
 
 
-def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+def test_unknown_emulator_settings_are_reported(tmp_path: Path) -> None:
     imported = read_emulator_config(
         written(tmp_path, with_queue({"MaxSize": 1, "ForwardTo": None}))
     )
@@ -208,7 +208,7 @@ def test_configuration_with_a_mistake_is_refused(tmp_path: Path, config: Any, sa
         read_emulator_config(written(tmp_path, config))
 
 
-def test_file_that_is_none(tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_emulator_config(tmp_path / "absent")
     (tmp_path / "c").write_text("{")
@@ -360,9 +360,7 @@ def test_difference_is_unified_and_empty_for_the_same() -> None:
 
 
 @pytest.mark.parametrize("kept_ms", [None, 3 * DAY_MS])
-def test_how_long_deleted_entities_are_kept_survives_being_written(
-    tmp_path: Path, kept_ms: int | None
-) -> None:
+def test_soft_delete_retention_survives_being_written(tmp_path: Path, kept_ms: int | None) -> None:
     bus = BusDefinition("shop", NamespaceProperties(), (), (), deleted_retention_ms=kept_ms)
     path = tmp_path / "bus.yaml"
     path.write_text(yaml.safe_dump_all(manifests_of(bus), sort_keys=False))

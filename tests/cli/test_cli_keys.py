@@ -89,12 +89,12 @@ def endpoint(user: CommandLine) -> str:
 
 
 @pytest.mark.slow
-def test_a_key_that_a_secret_gives_is_changed_there(here: CommandLine) -> None:
+def test_key_from_a_secret_cannot_be_rotated_by_command(here: CommandLine) -> None:
     here.fails("keys", "rotate", "given", code=7, says="change it there, and send the bus SIGHUP")
 
 
 @pytest.mark.slow
-def test_an_ephemeral_bus_is_found_in_the_folder_it_was_started_in() -> None:
+def test_ephemeral_bus_is_found_in_its_start_folder() -> None:
     with folder_with_bus("--ephemeral") as user:
         assert user.ok("send", "queue.1", "hello") == "sent 1 message to queue.1\n"
         assert user.lines("receive", "queue.1")[0]["body"] == "hello"

@@ -66,7 +66,7 @@ def connection_string(user: CommandLine) -> str:
 
 
 @pytest.mark.slow
-def test_nothing_that_was_deleted_is_said_in_words(user: CommandLine) -> None:
+def test_empty_list_of_restorable_entities_is_reported(user: CommandLine) -> None:
     assert user.ok("get", "deleted") == "no restorable entities\n"
     assert user.json("get", "deleted") == []
 
@@ -109,7 +109,7 @@ def test_property_is_text_or_of_the_type_that_is_named(text: str, name: str, val
         "t:timestamp=1",
     ],
 )
-def test_property_that_is_none_is_refused(text: str) -> None:
+def test_invalid_property_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         read_property(text)
 
@@ -184,7 +184,7 @@ def test_message_with_a_mistake_is_refused(message: dict[str, Any], says: str) -
 
 
 @pytest.mark.slow
-def test_everything_that_is_said_arrives(user: CommandLine) -> None:
+def test_all_send_options_arrive(user: CommandLine) -> None:
     user.ok(
         "send", QUEUE, "hello", "--id", "1", "--subject", "placed", "--content-type", "text/plain",
         "--correlation-id", "c", "--reply-to", "r", "--ttl", "1h", "-p", "region=eu",
@@ -216,7 +216,7 @@ def test_everything_that_is_said_arrives(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_received_can_be_sent_again_from_a_file(user: CommandLine) -> None:
+def test_received_messages_can_be_resent_from_a_file(user: CommandLine) -> None:
     lines = [json.dumps({"body": f"m{n}", "applicationProperties": {"n": n}}) for n in range(3)]
     (user.folder / "m.jsonl").write_text("\n".join(lines) + "\n\n")
     assert user.ok("send", QUEUE, "--file", "m.jsonl") == f"sent 3 messages to {QUEUE}\n"
@@ -253,7 +253,7 @@ def test_many_are_sent_and_received_in_order(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_bus_is_too_busy_for_is_sent_again(user: CommandLine) -> None:
+def test_messages_refused_as_busy_are_retried(user: CommandLine) -> None:
     user.ok("fault", "store-outage", "2s")
     assert user.ok("send", QUEUE, "patient", "--repeat", "700") == f"sent 700 messages to {QUEUE}\n"
     assert len(user.lines("receive", QUEUE, "--count", "0", "--wait", "0.5")) == 700
@@ -261,7 +261,7 @@ def test_what_the_bus_is_too_busy_for_is_sent_again(user: CommandLine) -> None:
 
 @pytest.mark.slow
 @pytest.mark.behaviour("S84")
-def test_scheduled_message_waits(user: CommandLine) -> None:
+def test_scheduled_message_arrives_when_due(user: CommandLine) -> None:
     user.ok("send", QUEUE, "later", "--schedule", "1h")
     assert user.lines("receive", QUEUE, "--wait", "0.3") == []
     with (
@@ -278,7 +278,7 @@ def test_scheduled_message_waits(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_outcomes(user: CommandLine) -> None:
+def test_received_messages_are_settled_as_requested(user: CommandLine) -> None:
     user.ok("send", QUEUE, "one")
     (first,) = user.lines("receive", QUEUE, "--abandon")
     (held,) = user.lines("receive", QUEUE, "--peek-lock", "0.2")
@@ -296,14 +296,14 @@ def test_outcomes(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_who_waits_in_vain_is_told_so_at_a_terminal_and_in_a_pipe(user: CommandLine) -> None:
+def test_receive_without_messages_is_reported(user: CommandLine) -> None:
     done = user.run("receive", QUEUE, "--wait", "0.1")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "postbus: no message arrived within 0.1 s\n"
 
 
 @pytest.mark.slow
-def test_sessions(user: CommandLine) -> None:
+def test_messages_of_a_session_are_sent_and_received(user: CommandLine) -> None:
     for session in ("a", "b"):
         user.ok("send", "sessions", f"of {session}", "--session", session)
     assert user.lines("receive", "sessions", "--session", "b")[0]["body"] == "of b"
@@ -315,7 +315,7 @@ def test_sessions(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_conditions_are_told_as_they_are(user: CommandLine) -> None:
+def test_amqp_conditions_are_shown_unchanged(user: CommandLine) -> None:
     """`:link:` is no picture of a chain."""
     user.fails(
         "send", QUEUE, code=7, says=r"\(amqp:link:message-size-exceeded\)", stdin="x" * 300_000
@@ -323,7 +323,7 @@ def test_conditions_are_told_as_they_are(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_reader_that_goes_away_loses_nothing(user: CommandLine) -> None:
+def test_closed_pipe_loses_no_message(user: CommandLine) -> None:
     user.ok("send", QUEUE, "x", "--repeat", "20")
     receiving = subprocess.Popen(
         [sys.executable, "-m", "postbus", "receive", QUEUE, "--count", "0", "--wait", "2"],
@@ -354,7 +354,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("launcher", [[], [sys.executable, "-c", AS_BACKGROUND_JOB]])
-def test_interrupt_gives_back_what_is_held(
+def test_interrupt_releases_locked_messages(
     user: CommandLine, number: signal.Signals, launcher: list[str]
 ) -> None:
     user.ok("send", QUEUE, "held")
@@ -393,7 +393,7 @@ def test_bad_input(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_mistake_in_a_file_says_what_was_sent_before_it(user: CommandLine) -> None:
+def test_error_in_a_file_reports_the_messages_sent_before_it(user: CommandLine) -> None:
     lines = '{"body": "good"}\nbad\n{"body": "never"}\n'
     says = "standard input:2: invalid JSON.*--lines.*1 message was sent before that"
     user.fails("send", QUEUE, "--file", "-", stdin=lines, code=4, says=says)
@@ -402,7 +402,7 @@ def test_mistake_in_a_file_says_what_was_sent_before_it(user: CommandLine) -> No
 
 
 @pytest.mark.slow
-def test_what_was_stored_behind_a_refused_message_is_counted(user: CommandLine) -> None:
+def test_messages_stored_behind_a_refused_one_are_counted(user: CommandLine) -> None:
     lines = [
         json.dumps({"body": str(n), "sessionId": "s"} if n != 1 else {"body": "1"})
         for n in range(9)
@@ -415,13 +415,13 @@ def test_what_was_stored_behind_a_refused_message_is_counted(user: CommandLine) 
 
 
 @pytest.mark.slow
-def test_message_that_is_too_large(user: CommandLine) -> None:
+def test_too_large_message_is_refused_by_the_command(user: CommandLine) -> None:
     user.fails("send", QUEUE, stdin="x" * 300_000, code=7, says="size")
     assert user.lines("receive", QUEUE, "--wait", "0.3") == []
 
 
 @pytest.mark.slow
-def test_keys(user: CommandLine) -> None:
+def test_wrong_keys_and_missing_rights_are_reported(user: CommandLine) -> None:
     good = connection_string(user)
     bad = good.replace("SharedAccessKey=", "SharedAccessKey=geheim")
     variables = {"POSTBUS_CONNECTION_STRING": bad}
@@ -453,7 +453,7 @@ def test_signature_takes_the_place_of_a_key(user: CommandLine) -> None:
 
 
 @pytest.mark.slow
-def test_no_bus_answers(tmp_path: Path) -> None:
+def test_messaging_commands_fail_without_a_bus(tmp_path: Path) -> None:
     user = CommandLine(tmp_path)
     with socket.socket() as bound:  # and does not listen
         bound.bind(("127.0.0.1", 0))

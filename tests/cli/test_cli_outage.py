@@ -23,7 +23,7 @@ def here() -> Iterator[CommandLine]:
 
 
 @pytest.mark.slow
-def test_empty_is_one_and_an_outage_is_seven(here: CommandLine) -> None:
+def test_exit_code_is_one_for_empty_and_seven_for_an_outage(here: CommandLine) -> None:
     receive = ("receive", "queue.1", "--wait", "0.2")
     assert here.run(*receive).returncode == 1
     here.ok("fault", "store-outage", "4s")
@@ -53,14 +53,14 @@ def test_status_and_lists_name_the_store_that_is_away(here: CommandLine) -> None
         (0, [1], Policy.DELETE, " and an unknown number of messages, which are lost"),
     ],
 )
-def test_question_before_a_deletion_says_what_is_known_of_the_messages(
+def test_confirmation_of_a_deletion_shows_known_message_counts(
     count: int, unavailable: list[int], policy: Policy, expected: str
 ) -> None:
     runtime = {"messageCount": count, "unavailablePartitions": unavailable}
     assert messages_of(runtime, policy) == expected
 
 
-def test_an_outage_is_told_once_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_outage_is_logged_once_and_then_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     now = 1_000.0
     troubles = Troubles("db.example.org:5432", lambda: now)
     refused = StoreUnavailable("ConnectionRefusedError: [Errno 111]\nDETAIL: more")

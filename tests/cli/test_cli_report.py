@@ -76,7 +76,7 @@ def secrets_of(user: CommandLine) -> set[str]:
 
 
 @pytest.mark.slow
-def test_everything_is_in_it_and_no_secret(here: CommandLine) -> None:
+def test_report_is_complete_and_contains_no_secret(here: CommandLine) -> None:
     here.ok("send", "orders", "hello")
     secrets = secrets_of(here)
     assert (len(secrets) >= 6, CHOSEN in secrets) == (True, True)
@@ -123,7 +123,7 @@ def silent_bus(user: CommandLine) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_of_a_bus_that_does_not_answer_the_rest_is_written() -> None:
+def test_report_of_an_unresponsive_bus_has_the_remaining_files() -> None:
     with user_folder() as folder:
         user = CommandLine(folder)
         with silent_bus(user):
@@ -143,7 +143,7 @@ def test_of_a_bus_that_does_not_answer_the_rest_is_written() -> None:
     assert found["log.txt"].splitlines()[:: LOG_LINES - 1] == ["line 5", f"line {LOG_LINES + 4}"]
 
 
-def test_without_any_bus_a_log_comes_through_a_pipe(tmp_path: Path) -> None:
+def test_report_includes_a_piped_log_without_a_bus(tmp_path: Path) -> None:
     user = CommandLine(tmp_path)
     user.ok("report", "found.tar.gz", "--log", "-", stdin="one\ntwo\n", POSTBUS_CONTROL_PORT="1")
     found = contents((tmp_path / "found.tar.gz").read_bytes())
@@ -171,11 +171,11 @@ def test_without_any_bus_a_log_comes_through_a_pipe(tmp_path: Path) -> None:
         ("http://localhost:9464/metrics of orders", "http://localhost:9464/metrics of orders"),
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out(text: str, clean: str) -> None:
+def test_secrets_are_redacted_from_the_report(text: str, clean: str) -> None:
     assert Report(["token"]).without_secrets({"a": [text]}) == {"a": [clean]}
 
 
-def test_half_a_line_is_not_in_the_log(tmp_path: Path) -> None:
+def test_first_partial_line_is_left_out_of_the_log(tmp_path: Path) -> None:
     user = CommandLine(tmp_path)
     (tmp_path / "bus.log").write_bytes(b"SharedAccessKey=" + b"a" * LOG_BYTES + b"\nwhole\n")
     user.ok("report", "found.tar.gz", "--log", "bus.log", POSTBUS_CONTROL_PORT="1")

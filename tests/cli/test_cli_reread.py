@@ -90,7 +90,7 @@ def sends(user: CommandLine, key: str) -> bool:
 
 
 @pytest.mark.slow
-def test_manifests_and_secrets_are_read_again_and_nothing_ends(database: str) -> None:
+def test_reload_applies_manifests_and_secrets_without_disconnects(database: str) -> None:
     with user_folder() as folder:
         manifests, log = folder / "bus.yaml", folder / "log"
         manifests.write_text(bus_of("serve-bus", OLD) + QUEUE % ("orders", "PT30S"))
@@ -121,7 +121,7 @@ def test_manifests_and_secrets_are_read_again_and_nothing_ends(database: str) ->
 
 
 @pytest.mark.slow
-def test_what_the_namespace_is_is_read_again_unless_it_is_for_life(database: str) -> None:
+def test_reload_applies_namespace_changes_except_immutable_ones(database: str) -> None:
     with user_folder() as folder:
         manifests, log = folder / "bus.yaml", folder / "log"
         manifests.write_text(bus_of("serve-bus", OLD))
@@ -138,7 +138,7 @@ def test_what_the_namespace_is_is_read_again_unless_it_is_for_life(database: str
 
 
 @pytest.mark.slow
-def test_a_signal_during_the_start_ends_nothing(database: str) -> None:
+def test_reload_signal_during_the_start_is_harmless(database: str) -> None:
     with user_folder() as folder:
         (folder / "bus.yaml").write_text(bus_of("serve-bus", OLD))
         user = CommandLine(folder)
@@ -160,7 +160,7 @@ def test_a_signal_during_the_start_ends_nothing(database: str) -> None:
             process.stderr.close()
 
 
-async def test_a_failure_that_nobody_foresaw_ends_no_reading(
+async def test_unexpected_failure_does_not_stop_later_reloads(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read() -> BusDefinition:

@@ -41,7 +41,7 @@ def grants(made: str, path: str, in_s: float = 0) -> bool:
         ((), WORDS + ";EntityPath=orders", ("orders",), ("other",)),
     ],
 )
-def test_a_token_is_good_for_what_was_asked(
+def test_token_grants_the_requested_scope_only(
     arguments: tuple[str, ...], words: str, granted: tuple[str, ...], refused: tuple[str, ...]
 ) -> None:
     made = token(*arguments, words=words)
@@ -50,7 +50,7 @@ def test_a_token_is_good_for_what_was_asked(
     assert KEY not in made
 
 
-def test_a_token_ends() -> None:
+def test_token_expires() -> None:
     assert grants(token(), "orders", 3_500)
     assert not grants(token(), "orders", 3_700)
     assert grants(token("--expires", "5m"), "orders", 200)
